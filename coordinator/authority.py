@@ -1,14 +1,15 @@
-"""The authorities in the coordinator's folder: which one issues, which ones are trusted, and how one takes over from
-the other.
+"""Manages the authorities in the coordinator's folder: which one issues, which are trusted, and how one follows
+another.
 
-    rotate    the next authority is made, signed by the present one, and from then on issues; both are trusted
-    retire    the earlier ones are trusted no more, and their keys are removed from this machine
+    rotate    creates the next authority, signed by the current one; it issues from then on, and both are trusted
+    retire    ends the trust in the earlier ones, and removes their keys from this machine
 
-The server's own certificate is issued by the earliest authority that is trusted, so that members that were asleep know
-it as long as that is possible; after `retire` they follow the signatures (`tacit.authorities`). An earlier authority
-that has ended, or ends within the hour, counts as retired from then on: only the newest has to be valid. What is
-written last is always `authorities.json`: a crash before it leaves files that the next try writes over, one after it
-keys that nobody trusts and that the next `retire` removes.
+The earliest trusted authority issues the server's own certificate, so that members that were away know the issuer as
+long as possible. After `retire` they follow the signatures (`tacit.authorities`). An earlier authority that has ended,
+or ends within the hour, counts as retired; only the newest must be valid.
+
+`authorities.json` is always written last. A crash before it leaves files that the next try overwrites. A crash after it
+leaves keys that nobody trusts and that the next `retire` removes.
 """
 
 import contextlib
@@ -29,61 +30,67 @@ __all__ = ["Anchors", "AuthorityBook", "load_authorities", "read_authorities", "
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AuthorityBook:
-    """What a coordinator certifies with, and what it believes."""
+    """The authorities that a coordinator issues with, and those that it trusts."""
 
     authorities: Authorities
-    # The newest: certifies members and operators.
+    # The newest one, which certifies members and operators.
     issuing: Authority
-    # The earliest that is trusted and has not ended: certifies the server.
+    # The earliest one that is trusted and has not ended, which certifies the server.
     serving: Authority
 
     @classmethod
     def of(cls, authority: Authority) -> "AuthorityBook":
-        """Of a federation that has had this authority only."""
+        """Returns the book of a federation that has had only this authority."""
         return cls(Authorities.first(authority.certificate), authority, authority)
 
     @property
     def trust(self) -> Trust:
-        """Whose certificates the coordinator takes: from the newest authority to the one that certifies the server."""
+        """The authorities whose certificates count, from the newest one to the one that certifies the server."""
         known = self.authorities.trust
         return Trust(known.federation, known.roots[: known.roots.index(self.serving.certificate) + 1])
 
     def is_outlived(self, now: datetime) -> bool:
-        """Whether the authority that certifies the server has ended while a later one goes on: read the book anew."""
+        """Returns whether to read the book again, as the authority that certifies the server has ended."""
         return self.serving != self.issuing and ends_too_soon(self.serving.certificate, now)
 
     @property
     def document(self) -> bytes:
-        """What members are told: empty where there has been one authority only."""
+        """The list for members; empty if there has been only one authority."""
         return self.authorities.canonical() if self.authorities.number else b""
 
 
 class Anchors:
-    """The book that holds at this moment. One object for all services of a coordinator; replaced as a whole."""
+    """Holds the current book for all services of a coordinator. The book is replaced as a whole."""
 
     def __init__(self, book: AuthorityBook) -> None:
         self.book = book
 
     @property
     def trust(self) -> Trust:
-        """Whose certificates count now."""
+        """The authorities whose certificates count now."""
         return self.book.trust
 
     @property
     def history(self) -> Trust:
-        """Whose certificates ever counted: what the database still names of them may be exchanged for new ones."""
+        """The authorities whose certificates ever counted. Certificates on record from them can be renewed."""
         return self.book.authorities.history
 
 
 def load_authorities(folder: CoordinatorFolder, *, now: datetime, passphrase: bytes | None = None) -> AuthorityBook:
-    """Reads and checks what `coordinator init` and `coordinator authority` have written.
+    """Reads and checks the files that `coordinator init` and `coordinator authority` wrote.
+
+    Args:
+        folder: The coordinator's folder.
+        now: The current time.
+        passphrase: The passphrase of the keys, if they are encrypted.
 
     Raises:
-        AuthorityUnusable: a file is missing or does not belong, the newest has expired, or the passphrase is not right.
+        AuthorityUnusable: a file is missing or does not match, the newest authority has expired, or the passphrase is
+            wrong.
     """
     authorities = read_authorities(folder)
     last = len(authorities.roots)
-    # Of an earlier one that has ended not even the key has to be there.
+    # An earlier authority that has ended does not even need its key.
     first = next(
         (n for n in range(authorities.oldest + 1, last) if not ends_too_soon(_root(authorities, n), now)), last
     )
@@ -94,7 +101,7 @@ def load_authorities(folder: CoordinatorFolder, *, now: datetime, passphrase: by
     for number, authority in loaded.items():
         if authority.fingerprint != _fingerprint(authorities, number):
             raise AuthorityUnusable(
-                f"{folder.authority_of(number)[0]} is not the authority that {folder.authorities} names; put both back "
+                f"{folder.authority_of(number)[0]} is not the authority that {folder.authorities} names; restore both "
                 "from the same copy of the authority's folder"
             )
     return AuthorityBook(authorities, loaded[last], loaded[first])
@@ -108,19 +115,25 @@ def rotate(
     own: Authority | None = None,
     tell: Callable[[bytes, bytes], None] = lambda following, before: None,
 ) -> AuthorityBook:
-    """Makes the next authority, or takes an institution's own; from the return on it issues.
+    """Creates the next authority, or adopts an institution's own. It issues from then on.
 
-    tell: told the fingerprints of the next one and of the present one right before the change holds; where it raises,
-    nothing has changed.
+    Args:
+        folder: The coordinator's folder.
+        now: The current time.
+        passphrase: The passphrase of the keys, if they are encrypted.
+        own: The institution's authority; None creates one.
+        tell: Called with the fingerprints of the next and the current authority right before the change takes effect.
+            If it raises, nothing has changed.
 
     Raises:
-        AuthorityUnusable: what is there cannot be read, another change is not finished, or there are too many.
+        AuthorityUnusable: the files cannot be read, an earlier change is not finished, or there are too many
+            authorities.
     """
     book = load_authorities(folder, now=now, passphrase=passphrase)
     known = book.authorities
     if book.serving != book.issuing:
         raise AuthorityUnusable(
-            "an earlier authority is trusted still: end that change first with `coordinator authority retire`"
+            "an earlier authority is still trusted; finish that change first with `coordinator authority retire`"
         )
     number = len(known.roots) + 1
     if number > MAX_ROOTS:
@@ -128,12 +141,12 @@ def rotate(
     made = Authority(own.certificate, own.key, known.federation) if own is not None else None
     made = made or Authority.create(now=now, of=known.federation, number=number)
     if known.oldest + 1 < len(known.roots):
-        # They have ended: members hear with the same document that they are retired.
+        # Those authorities have ended. The same document tells members that they are retired.
         known = known.without(len(known.roots) - 1, key=book.issuing.key)
     try:
         following = known.succeeded_by(made.certificate, old=book.issuing.key, new=made.key)
     except ValueError as error:
-        raise AuthorityUnusable(f"this authority cannot follow the present one: {error}") from error
+        raise AuthorityUnusable(f"this authority cannot follow the current one: {error}") from error
     made.store(*folder.authority_of(number), passphrase=passphrase)
     tell(made.fingerprint, book.issuing.fingerprint)
     durable_file(folder.authorities, following.canonical())
@@ -148,19 +161,23 @@ def retire(
     passphrase: bytes | None = None,
     tell: Callable[[bytes, bytes], None] = lambda following, before: None,
 ) -> AuthorityBook:
-    """Ends the trust in every authority but the newest, and removes their keys. Doing it twice changes nothing.
+    """Ends the trust in every authority except the newest, and removes their keys. Repeating it changes nothing.
 
-    tell: as of `rotate`, with the fingerprints of the newest and of the one before it; not called where they are
-    retired already.
+    Args:
+        folder: The coordinator's folder.
+        now: The current time.
+        passphrase: The passphrase of the keys, if they are encrypted.
+        tell: As in `rotate`, but called with the fingerprints of the newest authority and the previous one, and not if
+            they are already retired.
 
     Raises:
-        AuthorityUnusable: what is there cannot be read, or there is only one.
+        AuthorityUnusable: the files cannot be read, or there is only one authority.
     """
     book = load_authorities(folder, now=now, passphrase=passphrase)
     known = book.authorities
     newest = len(known.roots)
     if newest == 1:
-        raise AuthorityUnusable("there is one authority only; make the next one with `coordinator authority rotate`")
+        raise AuthorityUnusable("there is only one authority; create the next one with `coordinator authority rotate`")
     if known.oldest < newest - 1:
         known = known.without(newest - 1, key=book.issuing.key)
         tell(book.issuing.fingerprint, _fingerprint(known, newest - 1))
@@ -170,23 +187,27 @@ def retire(
 
 
 def read_authorities(folder: CoordinatorFolder) -> Authorities:
-    """Which authorities there have been; no key is read. Raises: AuthorityUnusable."""
+    """Reads which authorities the federation has had, without reading a key.
+
+    Raises:
+        AuthorityUnusable: a file cannot be read.
+    """
     path = folder.authority_certificate
     try:
         first = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}; check path and permissions") from error
     except ValueError as error:
-        raise AuthorityUnusable(f"{path} holds no PEM certificate; put it back from a copy") from error
+        raise AuthorityUnusable(f"{path} holds no PEM certificate; restore it from a copy") from error
     if not folder.authorities.exists():
         return Authorities.first(first)
     try:
         data = folder.authorities.read_bytes()
         return Authorities.read(data, federation=federation_of(first), what=str(folder.authorities))
     except OSError as error:
-        raise AuthorityUnusable(f"{folder.authorities} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(f"{folder.authorities} cannot be read: {error.strerror}; check permissions") from error
     except AuthoritiesInvalid as error:
-        raise AuthorityUnusable(f"{error}; put the authority's folder back from a copy") from error
+        raise AuthorityUnusable(f"{error}; restore the authority's folder from a copy") from error
 
 
 def _root(authorities: Authorities, number: int) -> x509.Certificate:
@@ -204,7 +225,7 @@ def _remove_keys(folder: CoordinatorFolder, before: int) -> None:
 
 
 def written(folder: CoordinatorFolder) -> tuple[int, int]:
-    """Changes whenever the authorities do: when the document was written, and which file that is."""
+    """Returns a stamp that changes whenever the authorities do: the document's modification time and inode."""
     try:
         status = folder.authorities.stat()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Token buckets, one for each key, in bounded memory. Pure; the clock is handed in, in monotonic seconds.
+"""Token buckets, one for each key, in bounded memory. Pure; takes a clock in monotonic seconds.
 
-A bucket holds at most `burst` tokens and gains `rate` a second. Guarantee, while a key is remembered: in any t seconds
-it takes no more than burst + rate * t. `Buckets` remembers the `keys` that took last; a key that it forgets starts with
-a full bucket again, so that bound needs at most `keys` keys to be active at once.
+A bucket holds at most `burst` tokens and gains `rate` tokens a second. Guarantee, while a key is remembered: it takes
+at most burst + rate * t tokens in any t seconds. `Buckets` remembers the `keys` keys that took tokens most recently. A
+forgotten key starts again with a full bucket, so the guarantee assumes that at most `keys` keys are active at once.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ __all__ = ["Allowance", "Bucket", "Buckets"]
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a bucket holds at most, in tokens, and what it gains, in tokens a second."""
+    """The most tokens that a bucket holds, and the tokens that it gains a second."""
 
     burst: float
     rate: float
@@ -25,16 +25,21 @@ class Bucket:
     """One bucket."""
 
     left: float
-    # When it was last looked at, in seconds of the clock.
+    # When it was last updated, in seconds of the clock.
     at: float
 
     def seconds_short(self, allowance: Allowance, now: float, tokens: float = 1.0) -> float:
-        """Brings the bucket up to `now`.
+        """Updates the bucket to `now`.
+
+        Args:
+            allowance: The bucket's size and rate.
+            now: Monotonic seconds.
+            tokens: How many tokens are wanted.
 
         Returns:
-            Seconds until it holds that many tokens; 0 if it does.
+            Seconds until the bucket holds that many tokens; 0 if it does.
         """
-        # A clock that goes backwards adds nothing and takes nothing.
+        # A clock that goes backwards neither adds nor takes tokens.
         self.left = min(allowance.burst, self.left + max(0.0, now - self.at) * allowance.rate)
         self.at = max(self.at, now)
         # The sum of many small additions may miss a whole token by a rounding error.
@@ -42,14 +47,15 @@ class Bucket:
 
 
 class Buckets:
-    """A bucket for each key. Used from one event loop."""
+    """Keeps one bucket for each key. Used from one event loop."""
 
     def __init__(self, clock: Callable[[], float], allowance: Allowance, keys: int) -> None:
-        """
+        """Creates the buckets.
+
         Args:
-            clock: monotonic seconds.
-            allowance: of every key.
-            keys: how many keys are remembered at most.
+            clock: Returns monotonic seconds.
+            allowance: The allowance of each key.
+            keys: Maximum number of keys to remember.
         """
         self._clock = clock
         self._allowance = allowance
@@ -57,7 +63,7 @@ class Buckets:
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
 
     def seconds_short(self, key: Hashable, tokens: float = 1.0) -> float:
-        """Seconds until the key can take that many tokens, 0 if it can now. Takes nothing."""
+        """Returns the seconds until the key can take that many tokens, 0 if it can now. It takes nothing."""
         bucket = self._buckets.get(key)
         return 0.0 if bucket is None else bucket.seconds_short(self._allowance, self._clock(), self._most(tokens))
 
@@ -65,7 +71,7 @@ class Buckets:
         """Takes tokens if the key has them. More tokens than a full bucket holds cost a full bucket.
 
         Returns:
-            0 where they were taken; else nothing was taken, and the seconds to wait.
+            0 if it took the tokens. Otherwise it took nothing, and returns the seconds to wait.
         """
         now, tokens = self._clock(), self._most(tokens)
         bucket = self._buckets.get(key)
@@ -78,12 +84,12 @@ class Buckets:
         self._buckets[key] = bucket
         self._buckets.move_to_end(key)
         while len(self._buckets) > self._keys:
-            # The key that took nothing for longest.
+            # Forget the key that took tokens least recently.
             self._buckets.popitem(last=False)
         return 0.0
 
     def give_back(self, key: Hashable, tokens: float = 1.0) -> None:
-        """Tokens that were taken for nothing. A bucket never holds more than `burst`."""
+        """Returns tokens that were not needed. A bucket never holds more than `burst`."""
         bucket = self._buckets.get(key)
         if bucket is not None:
             bucket.left = min(self._allowance.burst, bucket.left + tokens)
@@ -92,5 +98,5 @@ class Buckets:
         return min(tokens, self._allowance.burst)
 
     def __len__(self) -> int:
-        """How many keys are remembered."""
+        """Returns the number of remembered keys."""
         return len(self._buckets)

@@ -1,7 +1,7 @@
-"""The coordinator's folder is closed: nobody else on the machine reads its keys or changes what it serves from.
+"""Checks that no other user of the machine can read the coordinator's keys or change the files that it serves from.
 
-Checked before a key is read and before a port is opened, folders before the files in them, by the rules of
-`toolkit.private_files`. Of the store only the outermost folder is looked at: what lies below is reached through it.
+The checks run before a key is read and before a port is opened, folders before their files, by the rules of
+`toolkit.private_files`. For the store they look only at the outermost folder, which leads to everything below.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ __all__ = ["check_folder", "check_storage", "database_file", "store_folder"]
 
 
 def check_folder(folder: CoordinatorFolder) -> None:
-    """What `coordinator init` made, but for the database and the store, which may lie elsewhere.
+    """Checks what `coordinator init` created, except for the database and the store, which may be elsewhere.
 
     Raises:
-        NotPrivate: somebody else may use a folder or a key, or change a certificate or the configuration.
-        OSError: something cannot be looked at.
+        NotPrivate: another user may use a folder or a key, or change a certificate or the configuration.
+        OSError: a file cannot be examined.
     """
     check_private(folder.path)
     check_unwritable(folder.config_toml)
@@ -28,13 +28,14 @@ def check_folder(folder: CoordinatorFolder) -> None:
 
 
 def check_storage(config: CoordinatorConfig) -> None:
-    """The database with its log, and the store, where they are files of this machine.
+    """Checks the database with its log, and the store, if they are files on this machine.
 
-    config: as `load_config` gives it, with URLs made absolute.
+    Args:
+        config: The configuration from `load_config`, with absolute URLs.
 
     Raises:
-        NotPrivate: somebody else may use them.
-        OSError: something cannot be looked at.
+        NotPrivate: another user may use them.
+        OSError: a file cannot be examined.
     """
     if (store := store_folder(config.store_url)) is not None:
         check_private(store)
@@ -44,14 +45,14 @@ def check_storage(config: CoordinatorConfig) -> None:
 
 
 def database_file(url: str) -> Path | None:
-    """The file of an SQLite database; None: there is none on this machine."""
+    """Returns the file of an SQLite database, or None if the database is not a file."""
     scheme, _, rest = url.partition(":///")
     rest = rest.partition("?")[0]
     return Path(rest) if scheme.startswith("sqlite") and rest and not rest.startswith(":memory:") else None
 
 
 def store_folder(url: str) -> Path | None:
-    """The folder of a store on this machine; None: it is elsewhere."""
+    """Returns the folder of a store on this machine, or None if the store is elsewhere."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return Path(url)

@@ -1,27 +1,27 @@
-"""What the coordinator is told, and where it keeps things.
+"""The coordinator's configuration and the layout of its folder.
 
-`coordinator init DIR` makes the folder, everything else reads it:
+`coordinator init DIR` creates the folder, and everything else reads it:
 
     DIR/                      0700
       coordinator.toml        `CoordinatorConfig`, written with comments, edited by the operator
       authority/root.pem      the federation's first authority; its SHA-256 names the federation
-      authority/root.key      0600; whoever has it can make members
+      authority/root.key      0600; anyone who has it can create members
       authority/root-2.pem    the next one, and its key, after `coordinator authority rotate`; and so on
-      authority/authorities.json    which there have been, each signed by the one before; not there before the second
-      server/cert.pem         the server's certificate and then the root: what a dialling member is shown
+      authority/authorities.json    all authorities so far, each signed by the previous one; absent before the second
+      server/cert.pem         the server's certificate, then its issuer: what the server shows to members
       server/key.pem          0600
       operator/               `OperatorConfig` and all that `coordinator job ...` needs; may be copied elsewhere
       tacit.db                unless `database_url` says otherwise
       database.json           which database this folder belongs to
       store/                  unless `store_url` says otherwise
-      spool/                  what is on its way in
+      spool/                  incoming masked vectors and corpora
 
-Everything is its owner's alone (`coordinator.closed`): folders 0700, files 0600; the two that are edited and read, the
-configuration and certificates, must only not be writable by others.
+Only the owner may use these files (`coordinator.closed`): folders have mode 0700 and files 0600. Others may read the
+configuration and the certificates, but must not be able to change them.
 
-Every key of coordinator.toml can be overridden by an environment variable, `TACIT_` and the key in capitals
-(`TACIT_DATABASE_URL`, `TACIT_LISTEN_HOST`, ...; lists with commas). `load_config` returns URLs made absolute:
-nothing depends on the folder a process was started in.
+An environment variable can override every key of coordinator.toml: `TACIT_` and the key in capitals
+(`TACIT_DATABASE_URL`, `TACIT_LISTEN_HOST`, ...; commas separate list items). `load_config` returns absolute URLs, so
+nothing depends on the folder in which a process was started.
 """
 
 import ipaddress
@@ -59,22 +59,21 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 class CoordinatorConfig(Document):
     """coordinator.toml. `load_config` also applies the environment and makes the two URLs absolute."""
 
-    # Host names and addresses that members dial. They stand in the server's certificate; the first one in
-    # tokens.
+    # Host names and addresses that members dial. The server's certificate has them all, join tokens the first.
     advertise: Annotated[tuple[_Host, ...], AtMost(64)] = Field(min_length=1)
 
     listen_host: _Host = Field(default="0.0.0.0", min_length=1)  # noqa: S104  members come from outside
     # Port 0 asks the system for any free port.
     enrolment_port: int = Field(default=7440, ge=0, le=65535)
     federation_port: int = Field(default=7441, ge=0, le=65535)
-    # Metrics speak HTTP without authentication: on loopback unless told otherwise.
+    # Metrics are plain HTTP without authentication, so they stay on loopback by default.
     metrics_host: _Host = Field(default="127.0.0.1", min_length=1)
     metrics_port: int = Field(default=7442, ge=0, le=65535)
 
-    # Connections to the enrolment port that may stand at once: of everybody, and of one IPv4 address or IPv6 /64.
+    # Maximum open connections to the enrolment port: in total, and from one IPv4 address or IPv6 /64.
     enrolment_connections: int = Field(default=512, ge=8, le=16384)
     enrolment_connections_per_address: int = Field(default=64, ge=1, le=16384)
-    # What one member may send: messages of its session, and calls.
+    # Limits for one member: messages of its session, and calls.
     member_messages_per_second: float = Field(default=100.0, ge=1, le=100_000)
     member_calls_per_second: float = Field(default=50.0, ge=1, le=100_000)
 
@@ -83,9 +82,9 @@ class CoordinatorConfig(Document):
 
     log_format: Literal["console", "json"] = "console"
 
-    # How long a join token can be used, unless `coordinator member invite` says otherwise.
+    # How long a join token is valid, unless `coordinator member invite` says otherwise.
     token_hours: float = Field(default=24.0, gt=0, le=24 * 30)
-    # How long a member's certificate is valid; members renew it by themselves when two thirds are over.
+    # How long a member's certificate is valid. Members renew it by themselves when two thirds of that are over.
     member_days: float = Field(default=14.0, ge=1 / 1440, le=397)
 
     @field_validator("advertise")
@@ -93,22 +92,22 @@ class CoordinatorConfig(Document):
     def _advertise(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         hosts = tuple(_host(name) for name in names)
         if len(set(hosts)) != len(hosts):
-            raise ValueError("a name stands twice")
+            raise ValueError("a name occurs twice")
         return hosts
 
     @property
     def enrolment_address(self) -> str:
-        """host:port that goes into join tokens."""
+        """The host:port that join tokens carry."""
         return join_address(self.advertise[0], self.enrolment_port)
 
     @property
     def federation_address(self) -> str:
-        """host:port of the federation, operator and health services."""
+        """The host:port of the federation, operator and health services."""
         return join_address(self.advertise[0], self.federation_port)
 
 
 class OperatorConfig(Document):
-    """operator.toml: which coordinator the operator's certificate beside it is for."""
+    """operator.toml: which coordinator the operator's certificate beside it belongs to."""
 
     # host:port of the federation port.
     address: str = Field(max_length=300)
@@ -123,8 +122,7 @@ class OperatorConfig(Document):
 
 
 def _host(name: str) -> str:
-    """One spelling for each name, so that lists can be compared with certificates. Ports have keys of their
-    own."""
+    """Returns the one spelling of a name, so that lists compare with certificates. Ports have their own keys."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -135,7 +133,7 @@ def _host(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OperatorIdentity:
-    """The operator's folder, read. PEM as bytes, ready for gRPC."""
+    """The content of an operator's folder, with PEM as bytes for gRPC."""
 
     config: OperatorConfig
     certificate_pem: bytes
@@ -145,7 +143,7 @@ class OperatorIdentity:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorFolder:
-    """The names of everything in DIR."""
+    """The paths of everything in DIR."""
 
     path: Path
 
@@ -162,19 +160,19 @@ class CoordinatorFolder:
         return self.path / "authority" / "root.key"
 
     def authority_of(self, number: int) -> tuple[Path, Path]:
-        """Certificate and key of the `number`th authority, from 1 on."""
+        """Returns the paths of certificate and key of an authority; the first has number 1."""
         name = "root" if number == 1 else f"root-{number}"
         folder = self.path / "authority"
         return folder / f"{name}.pem", folder / f"{name}.key"
 
     @property
     def authorities(self) -> Path:
-        """`tacit.authorities.Authorities`; not there where there has been one only."""
+        """The list of authorities (`tacit.authorities.Authorities`); absent if there has been only one."""
         return self.path / "authority" / "authorities.json"
 
     @property
     def server_certificate(self) -> Path:
-        """PEM: the server's certificate, then the authority that issued it."""
+        """The server's certificate and then the authority that issued it, PEM."""
         return self.path / "server" / "cert.pem"
 
     @property
@@ -191,7 +189,7 @@ class CoordinatorFolder:
 
     @property
     def database_mark(self) -> Path:
-        """Which database the coordinator of this folder serves from: see `coordinator.storage.mark`."""
+        """Names the database that this folder's coordinator serves from; see `coordinator.storage.mark`."""
         return self.path / "database.json"
 
     @property
@@ -200,25 +198,29 @@ class CoordinatorFolder:
 
     @property
     def spool(self) -> Path:
-        """Masked vectors and corpora on their way in."""
+        """Incoming masked vectors and corpora."""
         return self.path / "spool"
 
 
 def environment_name(key: str) -> str:
-    """The variable that overrides a key."""
+    """Returns the environment variable that overrides a key."""
     return f"TACIT_{key.upper()}"
 
 
 def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> CoordinatorConfig:
-    """Reads DIR/coordinator.toml, applies `TACIT_*` (of `os.environ` unless given), makes URLs absolute.
+    """Reads DIR/coordinator.toml, applies the `TACIT_*` variables, and makes the URLs absolute.
+
+    Args:
+        folder: The coordinator's folder.
+        environ: The environment. Default: `os.environ`.
 
     Raises:
-        DocumentInvalid: no such file, an unknown key, a value out of range; names the variable if it is to
-        blame.
+        DocumentInvalid: the file is missing, a key is unknown, or a value is out of range. The sentence names the
+            environment variable at fault, if one is.
     """
     path = CoordinatorFolder(folder).config_toml
     if not path.exists():
-        raise DocumentInvalid(f"{path} does not exist; make a coordinator with `coordinator init {folder}`")
+        raise DocumentInvalid(f"{path} does not exist; create a coordinator with `coordinator init {folder}`")
     config = CoordinatorConfig.from_toml(path)
     environ = os.environ if environ is None else environ
     changes: dict[str, object] = {}
@@ -241,7 +243,7 @@ def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> Coord
 
 
 def _absolute_database(url: str, folder: Path) -> str:
-    # SQLAlchemy: sqlite:///relative, sqlite:////absolute, sqlite:// in memory.
+    # SQLAlchemy's URLs: sqlite:///relative, sqlite:////absolute, sqlite:// for memory.
     scheme, separator, rest = url.partition(":///")
     if not separator or not scheme.startswith("sqlite") or not rest or rest.startswith(("/", ":memory:")):
         return url
@@ -250,7 +252,7 @@ def _absolute_database(url: str, folder: Path) -> str:
 
 def _absolute_store(url: str, folder: Path) -> str:
     if "://" not in url:
-        # Not `as_uri`: fsspec does not undo its percent signs.
+        # Do not use `as_uri`: fsspec does not decode its percent signs.
         return f"file://{folder.resolve() / url}"
     return url
 
@@ -259,7 +261,7 @@ def load_operator(folder: Path) -> OperatorIdentity:
     """Reads an operator's folder (DIR/operator, or a copy of it).
 
     Raises:
-        DocumentInvalid: a file is missing, cannot be used, or is open to others.
+        DocumentInvalid: a file is missing, cannot be used, or is open to other users.
     """
     try:
         check_keys(folder)
@@ -276,34 +278,33 @@ def load_operator(folder: Path) -> OperatorIdentity:
             parts[name] = (folder / name).read_bytes()
         except OSError as error:
             raise DocumentInvalid(
-                f"{folder / name} cannot be read ({error.strerror}); copy the whole operator folder of the coordinator"
+                f"{folder / name} cannot be read ({error.strerror}); copy the coordinator's whole operator folder"
             ) from error
     return OperatorIdentity(config, parts["cert.pem"], parts["key.pem"], parts["root.pem"])
 
 
 def operator_toml(config: OperatorConfig) -> str:
-    """The text of operator.toml."""
+    """Returns the text of operator.toml."""
     return (
-        "# Which coordinator this folder's certificate is for. The folder can be copied to another "
+        "# The coordinator that this folder's certificate belongs to. The folder can be copied to another "
         f"machine.\nschema = 1\n# host:port of the federation port.\naddress = {_toml(config.address)}\n# "
         f"SHA-256 of root.pem.\nfederation = {_toml(config.federation.hex())}\n"
     )
 
 
 _TEMPLATE = """\
-# The coordinator's configuration. Every key can be overridden by an environment variable: TACIT_ and the key
-# in capitals (TACIT_DATABASE_URL=postgresql+psycopg://...; lists with commas). Paths are relative to this
-# file's folder. A key that this software does not know is an error, so that a misspelt one is found when it
-# is written.
+# The coordinator's configuration. An environment variable can override every key: TACIT_ and the key in
+# capitals (TACIT_DATABASE_URL=postgresql+psycopg://...; commas separate list items). Paths are relative to
+# this file's folder. An unknown key is an error, so that misspelt keys are noticed.
 schema = 1
 
-# Names and addresses under which members reach this coordinator. The first one goes into join tokens; all
-# stand in the server's certificate, which `coordinator serve` renews when this list changes.
+# Names and addresses under which members reach this coordinator. Join tokens carry the first one. The server's
+# certificate has them all, and `coordinator serve` renews it when this list changes.
 advertise = {advertise}
 
 # Where to listen. Port 0 takes any free port.
 listen_host = {listen_host}
-# Joining with a token: TLS with the server's certificate. Members and future members must reach it.
+# Enrolment with a token: TLS with the server's certificate. Members and future members must reach it.
 enrolment_port = {enrolment_port}
 # Members, operators and health: mutual TLS. Members must reach it.
 federation_port = {federation_port}
@@ -311,15 +312,15 @@ federation_port = {federation_port}
 metrics_host = {metrics_host}
 metrics_port = {metrics_port}
 
-# Connections to the enrolment port that may stand at once: of everybody together, and of one address (IPv6: one /64).
-# Behind a load balancer everybody has its address: set the second to the first.
+# Maximum open connections to the enrolment port: in total, and from one address (IPv6: one /64). Behind a load
+# balancer everybody has its address, so set both to the same number.
 enrolment_connections = {enrolment_connections}
 enrolment_connections_per_address = {enrolment_connections_per_address}
-# What one member may send for long: messages of its session, and calls. Twenty seconds' worth may come at once.
+# Sustained limits for one member: messages of its session, and calls. It may send 20 seconds' worth at once.
 member_messages_per_second = {member_messages_per_second}
 member_calls_per_second = {member_calls_per_second}
 
-# Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL where one machine is not enough.
+# Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL if one machine is not enough.
 database_url = {database_url}
 # Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
 store_url = {store_url}
@@ -327,22 +328,21 @@ store_url = {store_url}
 # console for people, json for collectors.
 log_format = {log_format}
 
-# How long a join token can be used.
+# How many hours a join token is valid.
 token_hours = {token_hours}
-# How long a member's certificate is valid. Members renew it by themselves when two thirds are over; one that is off
-# for longer than the rest has to be invited again. Shorter is safer: it bounds how long other members can be shown one
-# that was revoked.
+# How many days a member's certificate is valid. Members renew it by themselves when two thirds of that are over. A
+# member that is off for longer than the rest must be invited again. Shorter is safer: this bounds how long a revoked
+# certificate can be shown to other members.
 member_days = {member_days}
 """
 
 
 def write_config(path: Path, config: CoordinatorConfig) -> None:
-    """Writes coordinator.toml with a comment over every key, and reads it back before it counts as
-    written."""
+    """Writes coordinator.toml with a comment over every key, after checking that it reads back as the same."""
     values = config.model_dump(mode="json", exclude={"schema_version"})
     text = _TEMPLATE.format(**{key: _toml(value) for key, value in values.items()})
     if CoordinatorConfig._from_content(toml_values(text.encode(), config.max_bytes, str(path)), str(path)) != config:
-        raise AssertionError("the template of coordinator.toml leaves a key out")
+        raise AssertionError("the template of coordinator.toml lacks a key")
     durable_file(path, text.encode())
 
 
@@ -354,4 +354,4 @@ def _toml(value: object) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, int | float):
         return str(value)
-    raise TypeError(f"no TOML for {type(value).__name__}")
+    raise TypeError(f"cannot write {type(value).__name__} as TOML")

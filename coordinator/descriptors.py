@@ -1,8 +1,8 @@
-"""Open files: the limit of this process, raised as far as it may be, and how it is divided.
+"""Raises this process's limit of open files, and divides them between its ports.
 
-Each connection takes one, and so does each masked vector that is on its way in. A process without a free one answers
-nobody, so what strangers can take is bounded, and below the limit something always stays free for what members need
-once they are connected: spools, the database, blobs.
+Each connection takes a file descriptor, and so does each incoming masked vector. A process without a free descriptor
+answers nobody. So what strangers can take is bounded, and some descriptors always stay free for what connected members
+need: spools, the database, blobs.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 __all__ = ["FILES_OF_A_MEMBER", "FILES_OF_ITS_OWN", "Division", "Limit", "divide", "raise_limit"]
 
-# Database, store, logs, ports, threads' pipes, the metrics' clients.
+# For the database, store, logs, ports, threads' pipes and metrics clients.
 FILES_OF_ITS_OWN = 128
-# A session's connection, another while it moves to a renewed certificate, and a spool.
+# For a session's connection, another one while it moves to a renewed certificate, and a spool.
 FILES_OF_A_MEMBER = 3
-# The relay: two for each connection, and what it holds besides or has accepted and not looked at yet.
+# The relay needs two for each connection, plus these for itself and for connections just accepted.
 _RELAY_OF_ITS_OWN = 64
-# More serves nobody, and some libraries walk through all of them.
+# A higher limit is useless, and some libraries walk through all descriptors.
 _MAX = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Files that a process may open: now, before it was raised, and at most."""
+    """How many files a process may open: now, before raising the limit, and at most."""
 
     soft: int
     before: int
@@ -32,7 +32,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Connections that each port takes, and what all of it needs."""
+    """Connections that each port accepts, and the open files that the configuration needs."""
 
     enrolment: int
     federation: int
@@ -40,7 +40,7 @@ class Division:
 
 
 def raise_limit() -> Limit:
-    """Raises the soft limit of open files to the hard one. Where that is refused, it stays as it was."""
+    """Raises the soft limit of open files to the hard one. If that is refused, the limit stays as it was."""
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MAX if hard == resource.RLIM_INFINITY else min(hard, _MAX)
     with contextlib.suppress(OSError, ValueError):
@@ -51,16 +51,16 @@ def raise_limit() -> Limit:
 
 
 def divide(limit: int, enrolment: int, members: int) -> Division:
-    """What a process that may open `limit` files gives to each port.
+    """Divides the open files of a process between its ports.
 
     Args:
-        limit: of open files.
-        enrolment: connections that the enrolment port is to take, as configured.
-        members: enrolled members.
+        limit: Maximum number of open files.
+        enrolment: Configured maximum of connections to the enrolment port.
+        members: Number of enrolled members.
 
     Returns:
-        Enrolment gets a quarter at most, and no more than the relay can hold under the same limit, two files each. Of
-        the rest members' connections get two thirds: the last third stays free for their vectors.
+        Enrolment gets at most a quarter, and at most what the relay can hold under the same limit with two files per
+        connection. Members' connections get two thirds of the rest; the last third stays free for their vectors.
     """
     taken = max(1, min(enrolment, limit // 4, (limit - _RELAY_OF_ITS_OWN) // 2))
     left = max(3, limit - FILES_OF_ITS_OWN - taken)

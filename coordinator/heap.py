@@ -1,8 +1,8 @@
-"""What glibc keeps of memory that was let go, kept small. On another C library nothing here does anything.
+"""Limits the freed memory that glibc keeps. On other C libraries these functions do nothing.
 
-A round moves hundreds of megabytes through buffers of some hundred kilobytes, and holds a few vectors. What glibc would
-sit on afterwards is several vectors more: heaps of threads, holes that vectors leave in the heap, and free pages below
-whatever was allocated last.
+A round moves hundreds of megabytes through buffers of some hundred kilobytes, and holds a few vectors. Afterwards glibc
+would keep several vectors' worth more: heaps of threads, holes that vectors leave in the heap, and free pages below the
+last allocation.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ _KEPT_BYTES, _MAPPED_BYTES = 8 * 1024 * 1024, 1024 * 1024
 
 
 def frugal() -> None:
-    """For the whole process, before its threads begin.
+    """Configures malloc for the whole process. Call it before threads start.
 
-    One heap for all threads. Vectors, and whatever else has a megabyte, are mapped on their own and so are gone when
-    they are freed; left to itself, glibc takes them from the heap once it has seen one freed. The heap's free end stays
-    while it is small: during a burst it comes and goes with every chunk, and each time its pages would be made anew.
+    All threads share one heap. Allocations of a megabyte or more, such as vectors, are mapped separately, so freeing
+    them returns their memory; by default glibc takes them from the heap once it has seen one freed. A small free end of
+    the heap is kept: during a burst it would otherwise be returned and allocated again with every chunk.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -33,6 +33,6 @@ def frugal() -> None:
 
 
 def give_back() -> None:
-    """Free pages of the heap go back to the system: a few milliseconds, worth it once a burst is over."""
+    """Returns the heap's free pages to the system. It takes a few milliseconds; call it once a burst is over."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

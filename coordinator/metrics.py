@@ -1,10 +1,10 @@
-"""What a Prometheus server sees of this coordinator: `INSTRUMENTS` declares all of it, `Metrics` fills it in.
+"""The coordinator's Prometheus metrics: `INSTRUMENTS` declares them all, and `Metrics` updates them.
 
-Every instance has a registry of its own, so that several coordinators live in one process. Labels are few and
-fixed: job, phase, outcome, reason (words of `tacit.reason`), status, direction, channel, kind. Members never appear in
-one; who dropped out is in the log and the journal. Reading metrics never waits for the rounds.
+Every instance has its own registry, so that one process can run several coordinators. Labels are few and fixed: job,
+phase, outcome, reason (words of `tacit.reason`), status, direction, channel, kind. No label names a member; the log and
+the journal say who dropped out. Reading metrics never waits for the rounds.
 
-Beside these, Prometheus' own `process_*` metrics (CPU, memory, open files) are answered.
+The server also answers with Prometheus' own `process_*` metrics (CPU, memory, open files).
 """
 
 import asyncio
@@ -68,8 +68,8 @@ INSTRUMENTS = (
     ),
     Instrument("rounds_planned", "gauge", "Number of versions after which the job is finished.", "rounds", ("job",)),
     Instrument("attempts", "counter", "Aggregations that ended.", "attempts", ("job", "outcome", "reason")),
-    Instrument("attempts_open", "gauge", "Aggregations under way.", "attempts", ("job",)),
-    Instrument("cohort_answered", "gauge", "Members that have answered in the present phase.", "members", ("job",)),
+    Instrument("attempts_open", "gauge", "Aggregations in progress.", "attempts", ("job",)),
+    Instrument("cohort_answered", "gauge", "Members that have answered in the current phase.", "members", ("job",)),
     Instrument("cohort_size", "histogram", "Members of an attempt at its start.", "members", ("job",), _MEMBERS),
     Instrument(
         "phase_duration_seconds",
@@ -276,7 +276,7 @@ INSTRUMENTS = (
 _REFUSED_TOKENS = ("token_unknown", "token_secret_wrong", "token_used", "token_expired")
 _LOSING_PHASES = ("advertise", "share", "mask", "confirm", "unmask")
 
-# Which phase of a round a session's message belongs to, by its field in the protocol; others are the session's own.
+# The phase to which a session's message belongs, by its field in the protocol. Other messages belong to the session.
 _PHASES = {
     "assignment": "training",
     "decline": "training",
@@ -305,7 +305,7 @@ class MetricsServer:
     _thread: threading.Thread
 
     def close(self) -> None:
-        """Stops answering and lets go of the port."""
+        """Stops answering and releases the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -315,21 +315,21 @@ class Metrics:
     """The instruments. Methods are cheap and may be called from any thread."""
 
     def __init__(self, software_version: str = "", clock: Callable[[], float] = time.time) -> None:
-        """clock: seconds since 1970."""
+        """Registers all instruments. `clock` returns seconds since 1970."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         make: dict[Kind, Callable[..., Any]] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
         self._of = Instruments(make, self.registry, PREFIX, INSTRUMENTS)
         self._clock = clock
-        # By job and member: the newest report, and who is at its limit. Only what members of this process's time said.
+        # The newest report by job and member, and the members at their limit. Only reports since this process started.
         self._epsilons: dict[str, dict[str, float]] = {}
         self._spent: dict[str, set[str]] = {}
-        # Members may still speak of a job that has just ended.
+        # Members may still report on a job that has just ended.
         self._over: set[str] = set()
         self._statuses: dict[str, str] = {}
         self._expires: tuple[float, ...] = ()
-        # A counter that appears with its first event never increased, as Prometheus sees it: those that alerts and
-        # panels look at are there from the start. Of other reasons the first one counts in sums alone (the rules).
+        # Prometheus sees no increase in a counter that appears with its first event. So counters that alerts and panels
+        # use exist from the start. For other reasons, the first event counts only in sums (see the alert rules).
         for outcome in ("granted", *_REFUSED_TOKENS):
             self._of.add("enrolments", 0, outcome=outcome)
         self._of.add("certificate_renewals", 0, outcome="granted")
@@ -345,66 +345,73 @@ class Metrics:
     # ---- rounds --------------------------------------------------------------------------------------------
 
     def round_opened(self, job: str, number: int, at: float | None = None) -> None:
-        """A round was opened, now or at `at`; or found open after a restart."""
+        """Records that a round was opened, now or at `at`, or was found open after a restart."""
         self._of.set("round", number, job=job)
         self._of.set("round_started_timestamp_seconds", self._clock() if at is None else at, job=job)
 
     def round_ended(self, job: str, outcome: Outcome, reason: str | None) -> None:
-        """A round ended. `reason` is a word of `tacit.reason`, empty for a published one."""
+        """Records the end of a round. `reason` is a word of `tacit.reason`, empty for a published one."""
         self._of.add("rounds", job=job, outcome=outcome, reason=_label(reason))
         self._of.set("round_started_timestamp_seconds", 0, job=job)
 
     def attempt_opened(self, job: str, cohort: int) -> None:
-        """An attempt was opened over so many members."""
+        """Records that an attempt was opened with a cohort of this size."""
         self._of.observe("cohort_size", cohort, job=job)
         self._of.set("attempts_open", 1, job=job)
 
     def attempt_ended(self, job: str, outcome: Outcome, reason: str | None) -> None:
-        """An attempt ended."""
+        """Records the end of an attempt."""
         self._of.add("attempts", job=job, outcome=outcome, reason=_label(reason))
         self._of.set("attempts_open", 0, job=job)
         self._of.set("cohort_answered", 0, job=job)
 
     def cohort_answered(self, job: str, count: int) -> None:
-        """So many of the cohort have answered in the present phase."""
+        """Sets how many of the cohort have answered in the current phase."""
         self._of.set("cohort_answered", count, job=job)
 
     def phase_ended(self, job: str, phase: str, seconds: float) -> None:
-        """A phase ended, well or not, after so long."""
+        """Records the end and duration of a phase, successful or not."""
         self._of.observe("phase_duration_seconds", seconds, job=job, phase=phase)
 
     def dropout(self, job: str, phase: str, reason: str) -> None:
-        """A member of an attempt's cohort is no longer part of it."""
+        """Counts a member that dropped out of an attempt."""
         self._of.add("dropouts", job=job, phase=phase, reason=reason)
 
     def member_left_out(self, job: str) -> None:
-        """A member has missed so many deadlines in a row that it is left out for a while."""
+        """Counts a member that is left out for a while because it missed too many deadlines in a row."""
         self._of.add("members_left_out", job=job)
 
     def groups(self, job: str, outcome: str, count: int) -> None:
-        """So many groups of an attempt were combined, lost, invalid or outliers."""
+        """Counts groups of an attempt that were combined, lost, invalid or outliers."""
         self._of.add("groups", count, job=job, outcome=outcome)
 
     def refusal(self, job: str, reason: str) -> None:
-        """A member would not go on with an attempt."""
+        """Counts an attempt that a member refused to continue."""
         self._of.add("refusals", job=job, reason=reason)
 
     def decline(self, job: str, reason: str) -> None:
-        """A member would not train for a job."""
+        """Counts an assignment that a member declined."""
         self._of.add("declines", job=job, reason=reason)
 
     def training_window_extended(self, job: str) -> None:
-        """Too few were ready in time; the window goes on."""
+        """Counts a training window that was extended because too few members were ready."""
         self._of.add("training_windows_extended", job=job)
 
     def aggregation_cpu(self, job: str, phase: str, seconds: float) -> None:
-        """CPU time that the coordinator spent in this phase."""
+        """Adds CPU time that the coordinator spent in this phase."""
         self._of.add("aggregation_cpu_seconds", seconds, job=job, phase=phase)
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def job_known(self, job: str, *, needed: int, planned: int, deadline: float) -> None:
-        """A job is here: the least members of a round, the versions it is to make, the longest a round may take."""
+        """Registers a job.
+
+        Args:
+            job: The job's name.
+            needed: Minimum number of members in a round.
+            planned: Number of versions that the job will make.
+            deadline: Maximum duration of a round, in seconds.
+        """
         self._of.set("members_needed", needed, job=job)
         self._of.set("rounds_planned", planned, job=job)
         self._of.set("round_deadline_seconds", deadline, job=job)
@@ -418,7 +425,7 @@ class Metrics:
                 self._of.add("dropouts", 0, job=job, phase=phase, reason=reason)
 
     def job_status(self, job: str, status: str) -> None:
-        """running, paused, finished or aborted. A job that is over has no round open."""
+        """Sets a job's status: running, paused, finished or aborted. A job that is over has no open round."""
         self._statuses[job] = status
         self._of.set("job_running", status == "running", job=job)
         counts = dict.fromkeys(("running", "paused", "finished", "aborted"), 0)
@@ -430,34 +437,35 @@ class Metrics:
             self.job_ended(job)
 
     def job_failed(self, job: str) -> None:
-        """A failure of ours: what was under way is gone, and the job waits for the operator."""
+        """Records a failure of this software: the current attempt is lost, and the job waits for the operator."""
         self._of.add("job_failures", job=job)
         self._of.set("attempts_open", 0, job=job)
         self._of.set("cohort_answered", 0, job=job)
         self.job_status(job, "paused")
 
     def version_published(self, job: str, number: int, at: float | None = None) -> None:
-        """A version is the newest one, since now or `at` (also said once after a restart)."""
+        """Sets the newest version, published now or at `at`. Called once after a restart, too."""
         self._of.set("model_version", number, job=job)
         self._of.set("version_published_timestamp_seconds", self._clock() if at is None else at, job=job)
 
     def training(self, job: str, *, loss: float, accuracy: float) -> None:
-        """The training metrics of the last sum."""
+        """Sets the training metrics of the last sum."""
         self._of.set("training_loss", loss, job=job)
         self._of.set("training_accuracy", accuracy, job=job)
 
     def evaluation(self, job: str, *, accuracy: float, loss: float) -> None:
-        """The newest evaluation from outside."""
+        """Sets the operator's newest evaluation."""
         self._of.set("evaluation_accuracy", accuracy, job=job)
         self._of.set("evaluation_loss", loss, job=job)
 
     def corpus(self, job: str, outcome: CorpusOutcome) -> None:
-        """A member gave a file of made-up text that counts, declined to, or gave one that does not."""
+        """Counts a corpus that a member released, declined to release, or released but was refused."""
         self._of.add("corpora", job=job, outcome=outcome)
 
     def job_ended(self, job: str) -> None:
-        """Nobody is ready for a job that is over. What members said of their privacy in it is forgotten; the figures of
-        its end stay, since that is what it cost.
+        """Clears the gauges of a job that is over, and forgets its members' privacy reports.
+
+        The last privacy figures stay, since they are what the job cost.
         """
         self._of.set("members_ready", 0, job=job)
         self._of.set("round_started_timestamp_seconds", 0, job=job)
@@ -465,10 +473,10 @@ class Metrics:
         self._epsilons.pop(job, None)
         self._spent.pop(job, None)
 
-    # ---- privacy, as members report it: what gates lies on their machines ---------------------------------
+    # ---- privacy, as members report it: the limits themselves are enforced on their machines ---------------
 
     def privacy_reported(self, job: str, member: str, epsilon: float) -> None:
-        """A member that is ready says what the job has cost its data so far."""
+        """Records the epsilon that a ready member reports: what the job has cost its data so far."""
         if job in self._over:
             return
         reports = self._epsilons.setdefault(job, {})
@@ -478,7 +486,7 @@ class Metrics:
         self._tell_reporting(job)
 
     def budget_left(self, job: str, member: str) -> None:
-        """A member is ready, whether it reports its epsilon or not: it is not at its limit."""
+        """Records that a member is ready, and so not at its limit, whether or not it reports its epsilon."""
         if job in self._over:
             return
         spent = self._spent.setdefault(job, set())
@@ -486,7 +494,7 @@ class Metrics:
         self._of.set("members_budget_spent", len(spent), job=job)
 
     def budget_exhausted(self, job: str, member: str) -> None:
-        """A member declines because its next release would pass its own limit."""
+        """Records that a member declined because its next release would exceed its own limit."""
         if job in self._over:
             return
         spent = self._spent.setdefault(job, set())
@@ -501,53 +509,53 @@ class Metrics:
     # ---- members and certificates --------------------------------------------------------------------------
 
     def members(self, counts: Mapping[str, int]) -> None:
-        """How many members there are of each status."""
+        """Sets the number of members for each status."""
         self._of.show("members", counts, "status")
 
     def members_connected(self, count: int) -> None:
-        """How many sessions are open."""
+        """Sets the number of open sessions."""
         self._of.set("members_connected", count)
 
     def members_ready(self, job: str, count: int) -> None:
-        """How many members hold an update for the job's present round."""
+        """Sets how many members hold an update for the job's current round."""
         self._of.set("members_ready", count, job=job)
 
     def session_ended(self, reason: str) -> None:
-        """A session ended: the goodbye's word, or `stream_ended`."""
+        """Counts a session that ended, by its Goodbye's word or `stream_ended`."""
         self._of.add("sessions", reason=reason)
 
     def enrolment(self, outcome: str) -> None:
-        """A request to enrol: `granted`, or the word of the reason why not."""
+        """Counts a request to enrol: `granted`, or the word of the reason why it was refused."""
         self._of.add("enrolments", outcome=outcome)
 
     def enrolment_connections(self, open_now: int, counts: Mapping[str, int]) -> None:
-        """Connections to the enrolment port that stand, and how many had each outcome since this was last told."""
+        """Sets the open connections to the enrolment port, and counts each outcome since the last call."""
         self._of.set("enrolment_connections_open", open_now)
         for outcome, count in counts.items():
             self._of.add("enrolment_connections", count, outcome=outcome)
 
     def member_limited(self, kind: Limited) -> None:
-        """A member sent too much: a call of its was refused, or its session was ended."""
+        """Counts a call that was refused, or a session that was ended, because the member sent too much."""
         self._of.add("members_limited", kind=kind)
 
     def renewal(self, outcome: str) -> None:
-        """A member's request for a new certificate: `granted`, or the word of the reason why not."""
+        """Counts a request for a new certificate: `granted`, or the word of the reason why it was refused."""
         self._of.add("certificate_renewals", outcome=outcome)
 
     def certificate_expires(self, kind: CertificateKind, at: float) -> None:
-        """When a certificate of the coordinator's own ends, seconds since 1970."""
+        """Sets when one of the coordinator's own certificates ends, in seconds since 1970."""
         self._of.set("certificate_expires_timestamp_seconds", at, kind=kind)
 
     def certificate_gone(self, kind: CertificateKind) -> None:
-        """There is no such certificate any more: nobody must be warned of its end."""
+        """Forgets a certificate that no longer exists, so that nobody is warned of its end."""
         self._of.forget("certificate_expires_timestamp_seconds", kind=kind)
 
     def member_certificates(self, expires: Sequence[float]) -> None:
-        """When the certificates of all enrolled members end, seconds since 1970."""
+        """Sets when the certificates of all enrolled members end, in seconds since 1970."""
         self._expires = tuple(expires)
 
     def _first_to_expire(self) -> float:
-        # Asked at the moment of reading: certificates end without anybody telling.
+        # Compute this when the metric is read, since nothing signals the end of a certificate.
         now = self._clock()
         return min((at for at in self._expires if at > now), default=0.0)
 
@@ -558,42 +566,48 @@ class Metrics:
     # ---- traffic -------------------------------------------------------------------------------------------
 
     def carried(self, direction: Direction, channel: Channel, size: int) -> None:
-        """Payload bytes that came in or went out."""
+        """Counts payload bytes that came in or went out."""
         self._of.add("bytes", size, direction=direction, channel=channel)
 
     def message(self, direction: Direction, kind: str | None, size: int) -> None:
-        """A session's message of so many bytes; kind: the name of its field in the protocol, None for an empty one."""
+        """Counts a session's message.
+
+        Args:
+            direction: "in" or "out".
+            kind: The name of the message's field in the protocol; None for an empty message.
+            size: Its size in bytes.
+        """
         self.carried(direction, "session", size)
         phase = _PHASES.get(kind or "", "session")
         self._of.add("session_messages", direction=direction, phase=phase)
         self._of.add("session_bytes", size, direction=direction, phase=phase)
 
     def spooled(self, size: int) -> None:
-        """So many bytes lie on the disk and wait to be added."""
+        """Sets how many bytes of masked vectors on the disk wait to be added."""
         self._of.set("spool_bytes", size)
 
     # ---- health --------------------------------------------------------------------------------------------
 
     def backup_made(self, at: float) -> None:
-        """When the newest backup that the journal tells of was made, seconds since 1970."""
+        """Sets when the newest backup in the journal was made, in seconds since 1970."""
         self._of.set("backup_timestamp_seconds", at)
 
     def database(self, seconds: float, failed: bool) -> None:
-        """A transaction took so long; `failed`: the database would not do it (not: what was asked was wrong)."""
+        """Records a transaction's duration. `failed` means that the database failed, not that the request was wrong."""
         self._of.observe("database_seconds", seconds)
         if failed:
             self._of.add("database_failures")
 
     def store_failed(self) -> None:
-        """A blob or a spool could not be written or read, a blob was damaged, or a sum could not be opened."""
+        """Counts a blob or spool that could not be written or read, a damaged blob, or a sum that did not open."""
         self._of.add("store_failures")
 
     def event_loop_lag(self, seconds: float) -> None:
-        """The event loop came back so late."""
+        """Records how late the event loop woke a task."""
         self._of.observe("event_loop_lag_seconds", seconds)
 
     def watch_disk(self, folder: Path) -> None:
-        """Tells how much room is left where the folder is, at each reading; nan where the disk does not say."""
+        """Reports the free space on the folder's disk at each reading; nan if the disk does not tell."""
 
         def free() -> float:
             try:
@@ -606,28 +620,26 @@ class Metrics:
     # ---- reading -------------------------------------------------------------------------------------------
 
     def value(self, name: str, **labels: str) -> float:
-        """One sample by its name without prefix (`rounds_total`), nan where there is none; for tests and
-        status.
-        """
+        """Returns one sample by its name without prefix (`rounds_total`), or nan; for tests and status."""
         found = self.registry.get_sample_value(PREFIX + name, labels)
         return math.nan if found is None else found
 
     def text(self) -> str:
-        """All of it in the Prometheus text format."""
+        """Returns all metrics in the Prometheus text format."""
         return generate_latest(self.registry).decode()
 
     def serve(self, host: str, port: int) -> MetricsServer:
-        """Answers HTTP at `host:port` (port 0: any free one) in a thread of its own.
+        """Answers HTTP at `host:port` in its own thread. Port 0 takes any free one.
 
         Raises:
-            OSError: the address is taken or not this machine's.
+            OSError: the address is taken, or not this machine's.
         """
         server, thread = start_http_server(port, host, self.registry)
         return MetricsServer(server.server_port, server, thread)
 
 
 async def watch_loop(metrics: Metrics, spooled: Callable[[], int], seconds: float = 1.0) -> None:
-    """Measures until cancelled, every so many seconds, how late the event loop is, and how much lies in the spool."""
+    """Measures the event loop's lag and the spool's size, every `seconds`, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         asked = loop.time()
@@ -638,10 +650,10 @@ async def watch_loop(metrics: Metrics, spooled: Callable[[], int], seconds: floa
 
 def _peak_memory() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Kibibytes, but on macOS bytes.
+    # Linux reports kibibytes, macOS bytes.
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _label(reason: str | None) -> str:
-    # What was published needs no reason.
+    # A published round or attempt has no reason.
     return "" if reason in (None, "unspecified") else str(reason)

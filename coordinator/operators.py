@@ -1,12 +1,12 @@
-"""An operator's folder: made by `coordinator init` and `coordinator operator issue`, on the coordinator's machine.
+"""Writes an operator's folder, for `coordinator init` and `coordinator operator issue` on the coordinator's machine.
 
-    operator.toml    which coordinator it is for
+    operator.toml    which coordinator the folder belongs to
     key.pem          0600
-    cert.pem         what the newest authority made of it
-    root.pem         the authorities that are trusted now: what the server's certificate is checked with
+    cert.pem         the certificate for this key, from the newest authority
+    root.pem         the currently trusted authorities, to check the server's certificate
 
-A certificate is written into the database before it is written into the folder: who comes with one that is not there is
-refused.
+A certificate is written to the database before it is written to the folder, as the coordinator refuses certificates
+that are not on record.
 """
 
 import hashlib
@@ -32,10 +32,11 @@ __all__ = ["Issued", "issue_operator"]
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What an operator's folder now holds."""
+    """The result of issuing an operator's folder."""
 
+    # The end of the new certificate.
     expires: datetime
-    # Whether the key that lay there was replaced.
+    # Whether an existing key was replaced.
     replaced: bool
 
 
@@ -49,13 +50,26 @@ def issue_operator(
     now: datetime,
     by: str = "",
 ) -> Issued:
-    """Makes, or makes anew, an operator's folder. A key that lies there stays if the certificate beside it is of this
-    key, on record, and not revoked: one that was cut off as stolen is never certified again. by: who does it, for the
-    journal.
+    """Creates or renews an operator's folder.
+
+    An existing key is kept if the certificate beside it has this key, is on record, and is not revoked. So a stolen
+    key that was revoked is never certified again.
+
+    Args:
+        folder: The operator's folder.
+        name: The operator's name.
+        config: The coordinator's configuration, which names the address.
+        book: The authorities; the newest one issues the certificate.
+        database: Keeps the record of operators' certificates.
+        now: The current time.
+        by: Who issues it, for the journal.
 
     Raises:
-        ValueError: no operator's name. LifetimeOutOfRange: the authority ends too soon. NotPrivate: the folder is
-            there, and open to others. OSError, StorageError.
+        ValueError: the name is not valid.
+        LifetimeOutOfRange: the authority ends too soon.
+        NotPrivate: the folder exists and is open to other users.
+        OSError: a file cannot be written.
+        StorageError: the database cannot be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_keys(folder)
@@ -84,12 +98,12 @@ def issue_operator(
 
 
 def _lying(folder: Path, database: Database) -> rsa.RSAPrivateKey | None:
-    """The folder's key, if it may be certified again."""
+    """Returns the folder's key if it may be certified again."""
     try:
         key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), password=None)
         certificate = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
     except (FileNotFoundError, ValueError, TypeError):
-        # Not there, cut short, or encrypted by somebody: nothing here can be used as it is.
+        # The files are missing, truncated, or encrypted by somebody, and cannot be used as they are.
         return None
     if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key():
         return None

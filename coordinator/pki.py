@@ -1,20 +1,18 @@
-"""The federation's authority: it turns a public key into an identity, and takes nothing else from whoever
-asks.
+"""The federation's authority: it certifies a public key for an identity, and takes nothing else from the request.
 
 Guarantees:
 
-- From a certificate request only the public key is used, after the request's own signature proved that the
-  asker has the private one. Names, extensions and lifetimes are the authority's. (An authority that copied a
-  subject alternative name would let any member call itself another one.)
-- Every certificate holds exactly one identity, `tacit://FEDERATION/ROLE/NAME`, is no authority itself, and
-  can be used for its role only: servers serve, members and operators dial. Its common name is never a host
-  name.
-- It is backdated five minutes for clocks that run behind, and never outlives the authority.
+- It uses only the public key of a certificate request, after the request's own signature has proved possession of the
+  private key. The authority decides names, extensions and lifetimes. (If it copied a subject alternative name, any
+  member could take another one's name.)
+- Every certificate holds exactly one identity, `tacit://FEDERATION/ROLE/NAME`, is not an authority, and works only for
+  its role: servers serve, members and operators dial. Its common name is never a host name.
+- Every certificate is backdated five minutes for clocks that run behind, and never outlives the authority.
 
-The authority is made here (RSA-3072, self-signed) or is an institution's own, also one below its root. The SHA-256
-of the first one's certificate is the federation's name, whoever issues later (`coordinator.authority`). Nothing above
-an authority is trusted. Its key is stored as PKCS#8, encrypted where a passphrase is given. Revocation works by
-short lives and by the coordinator's list.
+The authority is created here (RSA-3072, self-signed) or is an institution's own, possibly one below its root. The
+SHA-256 of the first authority's certificate names the federation, whichever authority issues later
+(`coordinator.authority`). Nothing above an authority is trusted. Its key is stored as PKCS#8, encrypted if a passphrase
+is given. Revocation works through short lifetimes and the coordinator's list.
 """
 
 import ipaddress
@@ -67,25 +65,25 @@ PASSPHRASE_FILE = "TACIT_AUTHORITY_PASSPHRASE_FILE"  # noqa: S105  its name
 
 BACKDATE = timedelta(minutes=5)
 AUTHORITY_LIFETIME = timedelta(days=3650)
-# An authority that ends sooner issues nothing more.
+# An authority with less time left issues nothing more.
 _MIN_LEFT = timedelta(hours=1)
 
 
 class AuthorityUnusable(ValueError):
-    """A certificate and key that cannot be a federation's authority; the sentence says why and what to do."""
+    """A certificate and its key cannot be a federation's authority. The sentence says why and what to do."""
 
 
 class LifetimeOutOfRange(ValueError):
-    """A lifetime outside a role's bounds, or an authority too near its own end."""
+    """A lifetime is outside its role's bounds, or the authority is too near its own end."""
 
 
 class RequestUnsuitable(ValueError):
-    """A certificate request that cannot be certified; travels as REASON_KEY_UNSUITABLE."""
+    """A certificate request cannot be certified. The caller gets REASON_KEY_UNSUITABLE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How long certificates of a role are valid: the bounds, and what is taken if nobody says."""
+    """How long certificates of a role are valid: the bounds and the default."""
 
     minimum: timedelta
     default: timedelta
@@ -93,33 +91,33 @@ class Lifetime:
 
 
 LIFETIMES: dict[Role, Lifetime] = {
-    # Members renew by themselves: short, so that a stolen key and a revoked peer are good for days, and long enough for
-    # a machine that is off over a holiday.
+    # Members renew by themselves. The lifetime is so short that a stolen key or a revoked peer works only for days, and
+    # long enough for a machine that is off over a holiday.
     Role.MEMBER: Lifetime(timedelta(minutes=1), timedelta(days=14), timedelta(days=397)),
-    # An operator's is made by hand, so it lives longer; it can be cut off at once.
+    # An operator's certificate is issued by hand, so it lives longer; it can be revoked at once.
     Role.OPERATOR: Lifetime(timedelta(hours=1), timedelta(days=365), timedelta(days=730)),
-    # `coordinator serve` renews it by itself when a third of it is left.
+    # `coordinator serve` renews it by itself when a third of the lifetime is left.
     Role.SERVER: Lifetime(timedelta(hours=1), timedelta(days=397), timedelta(days=397)),
 }
 
 
 def ends_too_soon(authority: x509.Certificate, now: datetime) -> bool:
-    """Whether an authority has ended, or ends too soon to issue anything more."""
+    """Returns whether an authority has ended, or ends too soon to issue anything more."""
     return authority.not_valid_after_utc - now < _MIN_LEFT
 
 
 def pem(*certificates: x509.Certificate) -> bytes:
-    """Certificates one after the other, PEM."""
+    """Returns certificates as PEM, one after the other."""
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Authority:
-    """The authority's certificate and key. Whoever holds it can make members; it never prints its key."""
+    """The authority's certificate and key. Anyone who holds it can create members. Its repr never shows the key."""
 
     certificate: x509.Certificate
     key: rsa.RSAPrivateKey
-    # The federation's name, where this is not its first authority.
+    # The federation's name, if this is not its first authority.
     of: bytes | None = None
 
     def __repr__(self) -> str:
@@ -139,9 +137,16 @@ class Authority:
     def create(
         cls, *, now: datetime, key: rsa.RSAPrivateKey | None = None, of: bytes | None = None, number: int = 1
     ) -> "Authority":
-        """A new self-signed authority, valid ten years; the `number`th of the federation `of`."""
+        """Creates a self-signed authority, valid for ten years.
+
+        Args:
+            now: The current time.
+            key: The key to use. Default: a new one.
+            of: The federation's name, if this is not its first authority.
+            number: The authority's number in the federation, from 1 on.
+        """
         key = key or new_key()
-        # A name of its own for each: who looks for an issuer by name finds the right one.
+        # Each authority has its own name, so that looking up an issuer by name finds the right one.
         common = "Tacit federation authority" + (f" {number}" if number > 1 else "")
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -153,7 +158,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(_whole(now - BACKDATE))
             .not_valid_after(_whole(now + AUTHORITY_LIFETIME))
-            # It signs end certificates and nothing below it signs anything.
+            # It signs only end certificates, which sign nothing themselves.
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(authority=True), critical=True)
             .add_extension(identifier, critical=False)
@@ -171,22 +176,29 @@ class Authority:
         passphrase: bytes | None = None,
         of: bytes | None = None,
     ) -> "Authority":
-        """Reads an authority from two PEM files: the coordinator's own, or one an institution brings.
+        """Reads an authority from two PEM files: the coordinator's own, or an institution's.
 
-        The first certificate of the file is the authority's; where others follow, each must have issued the one before
-        it. They are checked, and not used: nothing above the authority is trusted. passphrase: of the key's file. of:
-        the federation's name, where this is not its first authority.
+        The first certificate in the file is the authority's. If others follow, each must have issued the previous one.
+        They are checked but not used: nothing above the authority is trusted.
+
+        Args:
+            certificate_path: The certificate file.
+            key_path: The key file.
+            now: The current time, at which the certificate must be valid.
+            passphrase: The passphrase of the key file, if it is encrypted.
+            of: The federation's name, if this is not its first authority.
 
         Raises:
-            AuthorityUnusable: a file that cannot be read, a key that is open to others, no authority's certificate,
-                an expired one, an unfit key
-                (`tacit.identity.fit_key`), a certificate and a key that do not belong together, a passphrase that
-                is missing or wrong.
+            AuthorityUnusable: a file cannot be read, the key is open to other users or unfit
+                (`tacit.identity.fit_key`), the certificate is not an authority's or has expired, certificate and key do
+                not match, or the passphrase is missing or wrong.
         """
         try:
             certificates = x509.load_pem_x509_certificates(certificate_path.read_bytes())
         except OSError as error:
-            raise AuthorityUnusable(f"{certificate_path} cannot be read: {error.strerror}") from error
+            raise AuthorityUnusable(
+                f"{certificate_path} cannot be read: {error.strerror}; check path and permissions"
+            ) from error
         except ValueError as error:
             raise AuthorityUnusable(
                 f"{certificate_path} holds no PEM certificate; "
@@ -195,12 +207,12 @@ class Authority:
         for below, above in itertools.pairwise(certificates):
             try:
                 if below == above:
-                    raise ValueError("it stands there twice")
+                    raise ValueError("it occurs twice")
                 below.verify_directly_issued_by(above)
             except (InvalidSignature, ValueError, TypeError) as error:
                 raise AuthorityUnusable(
-                    f"{certificate_path} holds {len(certificates)} certificates that are no chain; give the one that "
-                    "will sign members first, and after it, if you like, each one's issuer"
+                    f"{certificate_path} holds {len(certificates)} certificates that are not a chain; put the one that "
+                    "will sign members first, optionally followed by each one's issuer"
                 ) from error
         authority = cls(certificates[0], _load_key(key_path, passphrase), of)
         authority._check(certificate_path, key_path, now)
@@ -214,8 +226,8 @@ class Authority:
             constraints = x509.BasicConstraints(ca=False, path_length=None)
         if not constraints.ca:
             raise AuthorityUnusable(
-                f"{certificate_path} is not an authority's certificate (CA:TRUE is missing); "
-                "ask your certificate department for a subordinate CA, not for a server certificate"
+                f"{certificate_path} is not an authority's certificate (it lacks CA:TRUE); "
+                "ask your certificate department for a subordinate CA, not a server certificate"
             )
         try:
             usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
@@ -232,33 +244,33 @@ class Authority:
             pass
         else:
             raise AuthorityUnusable(
-                f"{certificate_path} carries name constraints, under which tacit:// identities cannot be "
-                "issued; ask your certificate department for a subordinate CA without them"
+                f"{certificate_path} has name constraints, which do not allow tacit:// identities; "
+                "ask your certificate department for a subordinate CA without them"
             )
         try:
             public = fit_key(certificate.public_key())
         except KeyUnfit as error:
             raise AuthorityUnusable(
-                f"{certificate_path}: the key {error}; bring an authority with {SUITABLE_KEY}"
+                f"{certificate_path}: the key {error}; use an authority with {SUITABLE_KEY}"
             ) from error
         if public != self.key.public_key():
             raise AuthorityUnusable(
-                f"{key_path} is not the key of {certificate_path}; give the two files that were made together"
+                f"{key_path} is not the key of {certificate_path}; use the two files that belong together"
             )
         if now < certificate.not_valid_before_utc:
             raise AuthorityUnusable(
-                f"{certificate_path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC "
-                f"and this machine's clock says {now:%Y-%m-%d %H:%M}; set the clock, or wait"
+                f"{certificate_path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
+                f"but this machine's clock says {now:%Y-%m-%d %H:%M}; set the clock, or wait"
             )
         if now >= certificate.not_valid_after_utc:
             raise AuthorityUnusable(
                 f"{certificate_path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
-                "without an authority nobody can be certified: make a new federation with `coordinator init`, and next "
-                "time replace the authority before its end with `coordinator authority rotate`"
+                "create a new federation with `coordinator init`, and next time replace the authority before its end "
+                "with `coordinator authority rotate`"
             )
 
     def store(self, certificate_path: Path, key_path: Path, *, passphrase: bytes | None = None) -> None:
-        """Writes both as PEM, the key 0600 and encrypted under the passphrase if there is one."""
+        """Writes certificate and key as PEM, the key with mode 0600 and encrypted if there is a passphrase."""
         durable_file(key_path, key_pem(self.key, passphrase))
         durable_file(certificate_path, pem(self.certificate))
 
@@ -274,26 +286,30 @@ class Authority:
     ) -> x509.Certificate:
         """Certifies one key for one identity.
 
-        `lifetime` counts from `now`; without it the role's default holds. `host_names` are the DNS names and
-        IP addresses of a server, and of nobody else.
+        Args:
+            public_key: The key to certify.
+            role: The identity's role.
+            name: The identity's name.
+            lifetime: How long the certificate is valid from `now` on. Default: the role's default.
+            host_names: DNS names and IP addresses; required for a server, and only for a server.
+            now: The current time.
 
         Raises:
-            ValueError: a name that is none, host names for a party that does not serve or none for one that
-            does.
+            ValueError: the name is not valid, or host names are given for another role or missing for a server.
             KeyUnfit: see `tacit.identity.fit_key`.
-            LifetimeOutOfRange: outside the role's bounds, or beyond the authority's end.
+            LifetimeOutOfRange: the lifetime is outside the role's bounds, or the authority ends too soon.
         """
         if not name_is_valid(name):
-            raise ValueError(f"{name!r} is no name: 1 to 63 of a-z, 0-9, dot, dash and underscore")
+            raise ValueError(f"{name!r} is not a valid name; use 1 to 63 of a-z, 0-9, dot, dash and underscore")
         if bool(host_names) is not (role is Role.SERVER):
-            raise ValueError("host names belong in a server's certificate, and only there")
+            raise ValueError("a server's certificate needs host names, and no other may have them")
         fit_key(public_key)
         end = self._end(role, lifetime, now)
         identity = Identity(self.federation, role, name)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
         names += [_host(host) for host in host_names]
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if role is Role.SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
-        # With a space in it the common name can never be taken for a host name, whatever a member is called.
+        # The space keeps the common name from ever passing for a host name, whatever the member's name.
         common_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"tacit {role} {name}"[:64])])
         return (
             x509.CertificateBuilder()
@@ -317,7 +333,7 @@ class Authority:
         lifetime = bounds.default if lifetime is None else lifetime
         if not bounds.minimum <= lifetime <= bounds.maximum:
             raise LifetimeOutOfRange(
-                f"a certificate for the role {role} lives between {_span(bounds.minimum)} and "
+                f"a certificate for the role {role} must be valid for {_span(bounds.minimum)} to "
                 f"{_span(bounds.maximum)}, not {_span(lifetime)}"
             )
         if ends_too_soon(self.certificate, now):
@@ -328,7 +344,7 @@ class Authority:
         return min(_whole(now + lifetime), self.certificate.not_valid_after_utc)
 
     def _authority_key_identifier(self) -> x509.AuthorityKeyIdentifier:
-        # The issuer's own identifier, which an institution's authority may have computed another way.
+        # Use the issuer's own identifier, as an institution's authority may compute it differently.
         try:
             own = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         except x509.ExtensionNotFound:
@@ -337,10 +353,11 @@ class Authority:
 
 
 def certify_request(der: bytes) -> rsa.RSAPublicKey:
-    """The public key of a PKCS#10 request, once the request proved possession. Nothing else of it is used.
+    """Returns the public key of a certificate request (PKCS#10, DER) that proves possession. Nothing else is used.
 
     Raises:
-        RequestUnsuitable: no request, a signature that does not match, or an unfit key (`tacit.identity.fit_key`).
+        RequestUnsuitable: it is not a request, its signature does not match, or its key is unfit
+            (`tacit.identity.fit_key`).
     """
     try:
         request = x509.load_der_x509_csr(der)
@@ -348,25 +365,27 @@ def certify_request(der: bytes) -> rsa.RSAPublicKey:
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
         raise RequestUnsuitable("the certificate request cannot be read; enrol with the newest software") from error
     try:
-        # First, so that an unfit key costs no exponentiation.
+        # Check this before the signature, so that an unfit key costs no exponentiation.
         fit = fit_key(key)
     except KeyUnfit as error:
-        raise RequestUnsuitable(f"the key to certify {error}; make a key that is {SUITABLE_KEY}") from error
+        raise RequestUnsuitable(f"the key to certify {error}; create a key that is {SUITABLE_KEY}") from error
     try:
         signed = request.is_signature_valid
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
-        raise RequestUnsuitable("the certificate request is signed in a way that is not supported") from error
+        raise RequestUnsuitable("the signature of the certificate request has an unsupported form") from error
     if not signed:
-        raise RequestUnsuitable("the certificate request is not signed by the key it asks to certify")
+        raise RequestUnsuitable("the certificate request is not signed with the key that it asks to certify")
     return fit
 
 
 def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -> bytes | None:
-    """What the authority's key is encrypted under: the first line of `file`, else of the file that
-    TACIT_AUTHORITY_PASSPHRASE_FILE names, else TACIT_AUTHORITY_PASSPHRASE; None: nothing.
+    """Returns the passphrase of the authority's key, or None if there is none.
+
+    It is the first line of `file`, else of the file that TACIT_AUTHORITY_PASSPHRASE_FILE names, else
+    TACIT_AUTHORITY_PASSPHRASE.
 
     Raises:
-        AuthorityUnusable: the file cannot be read, is empty, or is open to others.
+        AuthorityUnusable: the file cannot be read, is empty, or is open to other users.
     """
     named = environ.get(PASSPHRASE_FILE)
     path = file or (Path(named) if named else None)
@@ -378,9 +397,11 @@ def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -
     except NotPrivate as error:
         raise AuthorityUnusable(str(error)) from error
     except OSError as error:
-        raise AuthorityUnusable(f"the passphrase in {path} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(
+            f"the passphrase in {path} cannot be read: {error.strerror}; check path and permissions"
+        ) from error
     if not lines or not lines[0]:
-        raise AuthorityUnusable(f"{path} is empty; its first line is the passphrase of the authority's key")
+        raise AuthorityUnusable(f"{path} is empty; its first line must be the passphrase of the authority's key")
     return lines[0]
 
 
@@ -391,28 +412,28 @@ def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
     except NotPrivate as error:
         raise AuthorityUnusable(str(error)) from error
     except OSError as error:
-        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
-    # PKCS#8, and the older form of OpenSSL.
+        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}; check path and permissions") from error
+    # This covers PKCS#8 and OpenSSL's older format.
     encrypted = b"ENCRYPTED" in data
     if encrypted and passphrase is None:
         raise AuthorityUnusable(
-            f"{path} is encrypted; give its passphrase in {PASSPHRASE}, or in a file that {PASSPHRASE_FILE} names"
+            f"{path} is encrypted; set its passphrase in {PASSPHRASE}, or in a file that {PASSPHRASE_FILE} names"
         )
     try:
-        # A key that is not encrypted is taken with a passphrase at hand, too.
+        # An unencrypted key is accepted even if a passphrase is set.
         key = serialization.load_pem_private_key(data, password=passphrase if encrypted else None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         if encrypted:
-            raise AuthorityUnusable(f"the passphrase given is not that of {path}; give the right one") from error
-        raise AuthorityUnusable(f"{path} holds no PEM private key") from error
+            raise AuthorityUnusable(f"the passphrase does not open {path}; set the right one") from error
+        raise AuthorityUnusable(f"{path} holds no PEM private key; restore it from a copy") from error
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise AuthorityUnusable(f"{path} is not an RSA key; bring {SUITABLE_KEY}")
+        raise AuthorityUnusable(f"{path} is not an RSA key; use {SUITABLE_KEY}")
     return key
 
 
 def _usage(*, authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        # TLS 1.3 and the protocol's own signatures; no key is ever transported.
+        # For TLS 1.3 and the protocol's own signatures; no key is ever transported.
         digital_signature=not authority,
         key_cert_sign=authority,
         crl_sign=authority,
@@ -433,7 +454,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _whole(moment: datetime) -> datetime:
-    # Certificates count whole seconds of UTC.
+    # Certificates store whole seconds in UTC.
     return moment.astimezone(UTC).replace(microsecond=0)
 
 

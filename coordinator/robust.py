@@ -1,25 +1,28 @@
-"""The means of several groups made into one: mean, coordinate-wise median, trimmed mean, rejection of outliers.
+"""Combines the means of several groups into one: mean, coordinate-wise median, trimmed mean, rejection of outliers.
 
-What a rule withstands, with g groups opened of which f hold a member that sends what it likes, and f < g / 2
-(trimmed-mean: f <= trim): every coordinate of the median and of the trimmed mean lies between the smallest and the
-largest value that a good group has there, however far away the f lie. After rejection the result is no further from
-that median than the furthest good group is. The plain mean withstands nothing: one group moves it at will. A bad
-member moves its own group's mean at will in any case; that is why f counts groups and not members. Shifts that stay
-within the spread of the good groups pass: no rule tells them from data.
+Robustness, if f of g opened groups hold a member that sends what it likes, and f < g / 2 (trimmed-mean: f <= trim):
 
-Rejection, in words: a group goes when its mean is longer than twice the middle length of all, or lies further than
-twice the middle distance from the coordinate-wise median; the middle of g sorted numbers is the one at place g // 2,
-from 0. At least one group is within both, since more than half are within each. Who stays and lies further away than
-the middle distance is drawn in to it (decision 33): more than half of the groups are good, so that the middle distance
-is none beyond the furthest good one's. (Mean and deviation checks on prompts are the further work of Zhao et al. 2023,
-FedPrompt; here they are made on groups, since secure aggregation shows no member's. Drawing in is the centred clipping
-of Karimireddy, He and Jaggi 2021.)
+- Every coordinate of the median and of the trimmed mean is between the smallest and the largest value of the good
+  groups there, however far away the f groups are.
+- After rejection, the result is no further from that median than the furthest good group.
+- The plain mean is not robust: one group moves it at will.
 
-Groups count alike under every rule but `mean`, whatever their size. An invalid sum (`coordinator.rounds.publish`) makes
-its group one of the f.
+A bad member can always move its own group's mean at will, so f counts groups and not members. Shifts within the spread
+of the good groups pass: no rule can tell them from data.
 
-Everything works on blocks of some coordinates of all groups, so that memory stays at a few blocks, and is pure but for
-the noise, which comes from the source that is handed in and from nothing else.
+Rejection drops a group if its mean is longer than twice the median length, or further than twice the median distance
+from the coordinate-wise median. The median of g sorted numbers here is the one at index g // 2, from 0. At least one
+group is within both bounds, since more than half are within each. A kept group that is further away than the median
+distance is clipped to it (decision 33). More than half of the groups are good, so the median distance is at most that
+of the furthest good group. (Zhao et al. 2023, FedPrompt, name checks of mean and standard deviation on prompts as
+further work. Here the checks are on groups, since secure aggregation reveals no member's update. The clipping is the
+centred clipping of Karimireddy, He and Jaggi 2021.)
+
+Under every rule except `mean`, groups have equal weight, whatever their size. A group with an invalid sum
+(`coordinator.rounds.publish`) is one of the f.
+
+All functions work on blocks of coordinates over all groups, so they need the memory of a few blocks. They are pure
+except for the noise, which comes only from the random source passed in.
 """
 
 import math
@@ -34,7 +37,7 @@ from tacit.job import Aggregation
 
 __all__ = ["add_gaussian", "combine", "shares"]
 
-# Of the middle length, and of the middle distance from the median.
+# Multiple of the median length, and of the median distance, beyond which a group is rejected.
 _FURTHEST = 2.0
 _UNIT = 2.0**-53
 
@@ -42,13 +45,19 @@ _Rows = NDArray[np.float64]
 
 
 def combine(rows: _Rows, numbers: Aggregation, kept: Sequence[float] = ()) -> NDArray[np.float64]:
-    """The groups' means (g, k) as one, (k,), by the job's rule; float64. Under `mean` a caller that weighs groups has
-    done so already.
+    """Combines the groups' means by the job's rule.
 
-    kept: for reject-outliers what `shares` says of these groups.
+    Args:
+        rows: The groups' means, shape (g, k), float64. Under `mean`, a caller that weights groups has already done so.
+        numbers: The job's rule and its parameters.
+        kept: For reject-outliers, the result of `shares` for these groups.
+
+    Returns:
+        The combined mean, shape (k,), float64.
 
     Raises:
-        ValueError: fewer groups than the rule needs to outvote one, or none; or not a share for each.
+        ValueError: there are fewer groups than the rule needs to outvote one, or none, or `kept` does not have one
+            share for each group.
     """
     groups = rows.shape[0]
     match numbers.combine:
@@ -60,7 +69,9 @@ def combine(rows: _Rows, numbers: Aggregation, kept: Sequence[float] = ()) -> ND
             return np.asarray(np.sort(rows, axis=0)[numbers.trimmed : groups - numbers.trimmed].mean(axis=0))
         case "reject-outliers":
             if len(kept) != groups or not any(kept):
-                raise ValueError(f"{len(kept)} shares for {groups} groups: one is needed for each, and some above 0")
+                raise ValueError(
+                    f"{len(kept)} shares for {groups} groups; each group needs one, and one must be above 0"
+                )
             middle = np.median(rows, axis=0)
             stay = np.array(kept) > 0
             weights = np.array(kept)[stay] / np.count_nonzero(stay)
@@ -71,52 +82,66 @@ def combine(rows: _Rows, numbers: Aggregation, kept: Sequence[float] = ()) -> ND
 
 
 def shares(blocks: Iterable[_Rows], *, invalid: int = 0) -> tuple[float, ...]:
-    """What reject-outliers leaves of each group's way from the coordinate-wise median: 0 of one that it throws away, 1
-    of one that lies no further than the middle one, and of others what makes them lie so far. From all their
-    coordinates, block by block: each (g, k), k as it comes.
+    """Computes how much of each group's difference from the coordinate-wise median reject-outliers keeps.
 
-    invalid: groups opened besides those, to a sum that cannot be. They are bad and away already, and count towards the
-    three that the rule needs: without them f - invalid of g - invalid are bad, which is less than half as before.
+    Args:
+        blocks: All coordinates of the groups' means, block by block. Each block has shape (g, k), with any k.
+        invalid: Number of further groups that opened to an impossible sum. They are bad and already removed, but count
+            towards the three groups that the rule needs. Without them, f - invalid of g - invalid groups are bad, which
+            is still less than half.
+
+    Returns:
+        One share for each group: 0 if it is rejected, 1 if it is no further from the median than the median distance,
+        and otherwise the factor that clips it to that distance.
 
     Raises:
-        ValueError: fewer than 3 groups opened, half of them invalid, or no block.
+        ValueError: fewer than 3 groups opened, half or more of them are invalid, or there is no block.
     """
     lengths: _Rows | None = None
     distances: _Rows | None = None
     for rows in blocks:
         _check_enough(rows.shape[0] + invalid, 3)
         if 2 * invalid >= rows.shape[0] + invalid:
-            raise ValueError(f"{invalid} invalid groups beside {rows.shape[0]}: the good ones are no majority")
+            raise ValueError(f"{invalid} invalid groups and {rows.shape[0]} valid ones: the good ones are no majority")
         length = np.einsum("ij,ij->i", rows, rows)
         away = rows - np.median(rows, axis=0)
         distance = np.einsum("ij,ij->i", away, away)
         lengths = length if lengths is None else lengths + length
         distances = distance if distances is None else distances + distance
     if lengths is None or distances is None:
-        raise ValueError("there is no block, so nothing to tell groups apart by")
+        raise ValueError("there is no block to compare the groups by")
     far = np.sqrt(distances)
     stay = _near(np.sqrt(lengths)) & _near(far)
-    # Who lies no further than the middle one may lie nowhere else than the median.
+    # Only groups beyond the median distance are clipped. A group within it may be at distance 0.
     clipped = np.divide(_middle(far), far, out=np.ones_like(far), where=far > _middle(far))
     return tuple(float(each) for each in np.where(stay, clipped, 0.0))
 
 
 def add_gaussian(values: NDArray[np.float64], std: float, random: RandomSource) -> None:
-    """Adds an independent N(0, deviation^2) to every value, in place (Box and Muller 1958), from 53 bits each of a
-    fresh AES-256-CTR stream. It blurs what is published; it is no mechanism that a ledger counts, since whoever adds it
-    knows the sum without it, and its last bits are a float's.
+    """Adds independent Gaussian noise N(0, std^2) to every value, in place.
+
+    Each draw uses 53 bits of a fresh AES-256-CTR stream. The noise blurs what is published. It is not a mechanism that
+    a ledger counts, since the party that adds it knows the sum without it, and its last bits are those of a float.
+
+    Args:
+        values: The values to change, float64.
+        std: The standard deviation, 0 or more.
+        random: The random source.
 
     Raises:
-        ValueError: a deviation that is negative or not finite.
+        ValueError: the standard deviation is negative or not finite.
+
+    Source:
+        Box and Muller 1958.
     """
     if not math.isfinite(std) or std < 0:
-        raise ValueError(f"a deviation is a number from 0, got {std!r}")
+        raise ValueError(f"a standard deviation must be finite and at least 0, got {std!r}")
     if not std or not values.size:
         return
     pairs = -(-values.size // 2)
     scratch = StreamScratch(16 * pairs)
     words = KeyStream(random.bytes(32), scratch).read(16 * pairs, scratch).view(np.uint64) >> np.uint64(11)
-    # In (0, 1], so that its logarithm is finite.
+    # The uniform number is in (0, 1], so its logarithm is finite.
     radius = np.sqrt(-2 * np.log((words[:pairs].astype(np.float64) + 1) * _UNIT)) * std
     angle = words[pairs:].astype(np.float64) * (_UNIT * 2 * math.pi)
     values[:pairs] += radius * np.cos(angle)
@@ -134,4 +159,4 @@ def _middle(numbers: _Rows) -> float:
 
 def _check_enough(groups: int, least: int) -> None:
     if groups < least:
-        raise ValueError(f"{groups} groups are left, and the rule needs {least}: with fewer, one of them decides alone")
+        raise ValueError(f"{groups} groups are left, but the rule needs {least}: with fewer, one group decides alone")

@@ -1,7 +1,7 @@
-"""The running coordinator: every job's driver, every member's session, and the way between them.
+"""The running coordinator: every job's driver, every member's session, and the messages between them.
 
-Implements `Live` for the operator's service. Start-up order: what a crash left open is closed in the database, then
-each job is loaded and its driver started; members come back by themselves and are told where things stand.
+It implements `Live` for the operator's service. At a start it first closes in the database what a crash left open, then
+loads each job and starts its driver. Members reconnect by themselves and learn the current state.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ log = structlog.get_logger("coordinator")
 
 
 class Runtime:
-    """Owns the drivers. Used from one event loop."""
+    """Owns the jobs' drivers and the members' sessions. Used from one event loop."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class Runtime:
         self.uploads = UploadDesk(spool, metrics.store_failed)
         self.sessions = Sessions(self._session_opened, self._session_closed)
         self.drivers: dict[str, JobDriver] = {}
-        # Digests that members may fetch: job documents, what they name, and published versions.
+        # Digests that members may fetch: job documents, the blobs that they name, and published versions.
         self.fetchable: set[bytes] = set()
-        # Told when somebody was cut off.
+        # Called when a member was revoked.
         self.membership_changed: Callable[[], None] = lambda: None
-        # Calls of members that are under way beside their sessions.
+        # Members' calls in progress, besides their sessions.
         self.calls = Calls()
         self._verification = verification = Verification(root)
         self._federation = verification.trust.federation
         self.corpora = Corpora(database, store, metrics, self._federation, None if spool is None else spool / "corpora")
         self._verify, self._key_of = verification.verify, verification.key_of
-        # Of members whose advertisement was accepted: what a roster by digest stands for.
+        # Looks up certificates of members whose advertisement was accepted, to which a digest roster refers.
         self.certificate_of = verification.certificate_of
         self._changed = asyncio.Event()
 
@@ -80,11 +80,11 @@ class Runtime:
             log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
         self.corpora.start()
         for stored in await self.database.run(records.load_jobs):
-            # In a thread: reading a document takes longer than the loop may wait.
+            # Read the document in a thread, as it takes longer than the event loop may block.
             await self._start_job(stored, await asyncio.to_thread(self._document, stored))
 
     async def stop(self) -> None:
-        """Ends every driver. What is under way is lost, as in a crash; the next start says so."""
+        """Ends every driver. Attempts in progress are lost, as in a crash, and the next start logs that."""
         await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
         await self.corpora.stop()
 
@@ -109,7 +109,7 @@ class Runtime:
             changed=self._note_change,
             published=self.fetchable.add,
         )
-        # Gauges would be empty until the next version otherwise.
+        # Otherwise these gauges would be empty until the next version.
         times = await self.database.run(lambda session: job_times(session, stored.name))
         self.metrics.version_published(stored.name, stored.version_number, times.published)
         if times.round_opened is not None:
@@ -170,7 +170,7 @@ class Runtime:
         if driver is None:
             raise OperatorRefused(
                 Reason.REASON_UNSPECIFIED,
-                f"there is no job named {name}; `coordinator job list` shows those there are",
+                f"there is no job named {name}; list the jobs with `coordinator job list`",
                 missing=True,
             )
         status = driver.state.status
@@ -180,21 +180,21 @@ class Runtime:
             "abort": (JobStatus.RUNNING, JobStatus.PAUSED),
         }
         if status not in allowed[change]:
-            raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}")
+            raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}, so there is nothing to {change}")
         events: dict[JobChange, ev.Event] = {"pause": ev.Pause(), "resume": ev.Resume(), "abort": ev.Abort()}
         await driver.carry_out(events[change])
 
     def live_job(self, name: str) -> LiveJob | None:
-        """The present moment of a job."""
+        """Returns a job's current state."""
         driver = self.drivers.get(name)
         return replace(driver.live(), waiting=waiting(driver.state)) if driver is not None else None
 
     def connected(self) -> Mapping[str, str]:
-        """Members with a session and their software version."""
+        """Returns the members with a session, and their software versions."""
         return {name: session.software_version for name, session in self.sessions.connected.items()}
 
     def declined(self) -> Mapping[str, Mapping[str, str]]:
-        """Member to job to the sentence with which it declined."""
+        """Returns, by member and job, the sentence with which the member declined."""
         found: dict[str, dict[str, str]] = {}
         for name, driver in self.drivers.items():
             for member, detail in driver.declined().items():
@@ -202,33 +202,33 @@ class Runtime:
         return found
 
     async def disconnect(self, member: str) -> None:
-        """Ends the session of a revoked member, its uploads and downloads, and its part in what is under way."""
+        """Ends a revoked member's session, its uploads and downloads, and its part in attempts in progress."""
         reason = Reason.REASON_CLIENT_CERTIFICATE_REVOKED
         self.sessions.end(member, reason)
         self.calls.end(member, reason)
         self.membership_changed()
         refusal = AttemptRefusal(reason, sentence(reason))
         for driver in self.drivers.values():
-            # Nobody waits for its answer any more: as if it had left by itself.
+            # Stop waiting for its answer, as if the member had refused to continue.
             if isinstance(driver.state.phase, Aggregating) and member in driver.state.phase.cohort:
                 driver.post(ev.Answered(member, AttemptMessage(driver.state.phase.attempt, refusal)))
 
     def trust(self, trust: Trust) -> None:
-        """The federation's authorities have changed: whose certificates count from now on."""
+        """Changes the authorities whose certificates count from now on."""
         self._verification.trust = trust
 
     async def changed(self) -> None:
-        """Returns after the next change."""
+        """Waits for the next change."""
         await self._changed.wait()
 
     def _note_change(self) -> None:
-        # Whoever waits now is woken; whoever waits from now on waits for the next change.
+        # Wake everybody who waits now. Later waiters wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class _Outbox:
-    """The drivers' way to members."""
+    """Sends the drivers' messages to members."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions

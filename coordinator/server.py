@@ -1,8 +1,8 @@
-"""`coordinator serve`: everything put together, started and stopped in order.
+"""`coordinator serve`: assembles the coordinator, and starts and stops its parts in order.
 
-Start: configuration, certificate, database (migrated), store, jobs, then the ports. Stop (SIGTERM, SIGINT): health says
-NOT_SERVING, members are told goodbye, calls get a few seconds to end, then database and store are let go. Nothing that
-was announced needs a clean stop to survive: kill -9 costs the attempt that was under way, and no more.
+Start: configuration, certificate, database (migrated), store, jobs, then the ports. Stop (SIGTERM, SIGINT): the health
+check answers NOT_SERVING, members get a Goodbye, calls get a few seconds to end, then the database and the store are
+closed. Nothing that was announced depends on a clean stop: kill -9 costs only the attempts in progress.
 """
 
 import asyncio
@@ -73,12 +73,12 @@ _SERVICES = (
 
 
 class CannotServe(RuntimeError):
-    """The sentence says what stands in the way."""
+    """The coordinator cannot serve. The sentence says why."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A started coordinator: its bound ports and the parts a test looks at."""
+    """A started coordinator: its bound ports, and the parts that tests inspect."""
 
     runtime: Runtime
     metrics: Metrics
@@ -90,12 +90,21 @@ class Serving:
 async def start(
     folder: CoordinatorFolder, config: CoordinatorConfig, stack: AsyncExitStack, *, new_database: bool = False
 ) -> Serving:
-    """Starts everything; `stack` stops it, in reverse order. new_database: take the database that is there for the
-    folder's own, whatever the folder had before.
+    """Starts everything.
+
+    Args:
+        folder: The coordinator's folder.
+        config: The configuration from `load_config`.
+        stack: Stops everything, in reverse order.
+        new_database: Whether to accept the configured database as the folder's own, whatever it used before.
 
     Raises:
-        CannotServe: a port is taken. NotPrivate: the folder, a key or the database is open to others.
-        RelayFailed, StorageError, PkiInvalid: what they say.
+        CannotServe: a port is taken.
+        NotPrivate: the folder, a key or the database is open to other users.
+        RelayFailed: the relay did not start.
+        StorageError: the database or the store cannot be used.
+        AuthorityUnusable: the authority's files cannot be used.
+        LifetimeOutOfRange: the authority ends too soon to certify the server.
     """
     check_folder(folder)
     check_storage(config)
@@ -121,7 +130,7 @@ async def start(
     relay = await _relay(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
     stack.push_async_callback(relay.stop)
     federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
-    # Port 0 was any free port: from here on the configuration says which.
+    # Port 0 took any free port, so put the bound ports into the configuration.
     config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
     upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
     runtime.membership_changed = upkeep.members_changed
@@ -175,7 +184,7 @@ async def start(
     stack.callback(asyncio.create_task(upkeep.run()).cancel)
     for service in _SERVICES:
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-    # First to be undone: whoever asks is told at once, and members hear goodbye while their streams still stand.
+    # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
 
@@ -186,7 +195,7 @@ def _member_limit(config: CoordinatorConfig) -> MemberLimit:
 
 
 async def _divided(config: CoordinatorConfig, database: Database) -> descriptors.Division:
-    """How this process's open files are divided, which is logged; a limit that is too low is said with what to do."""
+    """Divides this process's open files and logs the result, with advice if the limit is too low."""
     limit = descriptors.raise_limit()
     members = await database.run(
         lambda s: sum(each.status is not records.MemberStatus.REVOKED for each in records.members(s))
@@ -200,7 +209,7 @@ async def _divided(config: CoordinatorConfig, database: Database) -> descriptors
         federation_connections=files.federation,
     )
     if limit.soft < files.needed:
-        advice = f"set LimitNOFILE={files.needed} in the unit, or `ulimit -Hn {files.needed}` before the start"
+        advice = f"set LimitNOFILE={files.needed} in the unit, or run `ulimit -Hn {files.needed}` before the start"
         log.warning("open_files_low", limit=limit.soft, needed=files.needed, members=members, advice=advice)
     return files
 
@@ -212,7 +221,11 @@ async def _relay(
     credentials: grpc.ServerCredentials,
     metrics: Metrics,
 ) -> Supervisor:
-    """The enrolment port, bound; `server` listens behind it, on a Unix socket. Raises: CannotServe."""
+    """Binds the enrolment port, and lets `server` listen behind it on a Unix socket.
+
+    Raises:
+        CannotServe: the port or the socket cannot be bound.
+    """
     host, port = config.listen_host, config.enrolment_port
     try:
         listening = await listen(host, port)
@@ -225,7 +238,7 @@ async def _relay(
     except (OSError, RuntimeError) as error:
         for each in listening:
             each.close()
-        raise CannotServe(f"enrolment cannot listen behind its port: {error}") from error
+        raise CannotServe(f"the enrolment service cannot listen behind its port: {error}") from error
     per_network = min(connections, config.enrolment_connections_per_address)
     tell = metrics.enrolment_connections
     return Supervisor(listening, folder, backend, total=connections, per_network=per_network, tell=tell)
@@ -234,7 +247,11 @@ async def _relay(
 async def _own_database(
     folder: CoordinatorFolder, config: CoordinatorConfig, metrics: Metrics, stack: AsyncExitStack, new: bool
 ) -> Database:
-    """The folder's database, open; from here on it is the folder's. Raises: StorageError."""
+    """Opens the folder's database, and marks it as the folder's own.
+
+    Raises:
+        StorageError: it cannot be opened, or the folder's mark names another database or a newer state.
+    """
     if not new:
         mark.check(folder.database_mark, config.database_url)
     database = open_database(config.database_url, observe=metrics.database, sole=True)
@@ -246,17 +263,17 @@ async def _own_database(
 
 
 async def _refuse_tls_12(config: CoordinatorConfig) -> None:
-    """gRPC has no switch for it, so what the environment was told is looked at from outside, before anyone comes.
+    """Checks from outside, before anyone connects, that the ports refuse TLS 1.2, as gRPC has no switch for that.
 
     Raises:
-        CannotServe: a port takes TLS 1.2.
+        CannotServe: a port accepts TLS 1.2.
     """
     host = "127.0.0.1" if config.listen_host in ("0.0.0.0", "::") else config.listen_host  # noqa: S104
     for port in (config.enrolment_port, config.federation_port):
         if await asyncio.to_thread(speaks_tls_12, host, port):
             raise CannotServe(
-                f"port {port} would take TLS 1.2 connections: GRPC_SSL_CIPHER_SUITES is set to something else in this "
-                "environment, or this gRPC works in another way than the ones tested; unset it, or pin gRPC"
+                f"port {port} would accept TLS 1.2: this environment sets GRPC_SSL_CIPHER_SUITES, or this gRPC behaves "
+                "differently from the tested ones; unset the variable, or pin gRPC"
             )
 
 
@@ -275,7 +292,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
 
 def _cannot_bind(host: str, port: int) -> CannotServe:
     return CannotServe(
-        f"port {port} on {host} cannot be used: another program listens there, or this user may not; "
+        f"port {port} on {host} cannot be used: another program listens there, or this user may not listen; "
         "end that program, or set other ports in coordinator.toml"
     )
 
@@ -287,7 +304,12 @@ def _reflect(server: grpc.aio.Server, *modules: Any) -> None:
 
 
 async def serve(path: Path, *, new_database: bool = False) -> None:
-    """Serves until SIGTERM or SIGINT. new_database: see `start`."""
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        path: The coordinator's folder.
+        new_database: See `start`.
+    """
     heap.frugal()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,9 +1,8 @@
-"""What a serving coordinator looks at now and then: its own certificate, its authorities, who was cut off elsewhere,
-and the figures about certificates.
+"""Periodic checks of a serving coordinator: its certificate, its authorities, revoked operators, certificate metrics.
 
-`coordinator authority` and `coordinator operator` work on the folder and the database, beside the server; what they
-changed holds here a few seconds later. When the authorities change, members are told first and the next authority
-issues second: who is connected knows it before it can meet a certificate that it issued.
+`coordinator authority` and `coordinator operator` work on the folder and the database beside the server, and their
+changes take effect here a few seconds later. When the authorities change, the coordinator first tells members, and only
+then lets the next authority issue. So connected members know that authority before they meet its first certificate.
 """
 
 import asyncio
@@ -30,14 +29,14 @@ __all__ = ["Upkeep"]
 
 log = structlog.get_logger("coordinator")
 
-# Seconds between two looks at the folder and the list of operators.
+# Seconds between two checks of the folder and of the list of operators.
 _LOOK = 2.0
-# Looks between two reads of all members, unless something about them has changed; between two of the certificate.
+# Checks between two reads of all members (fewer if a member changed), and between two checks of the certificate.
 _FIGURES_EVERY, _CERTIFICATE_EVERY = 30, 1800
 
 
 class Upkeep:
-    """Started once, in the coordinator's event loop."""
+    """Runs the periodic checks. Started once, in the coordinator's event loop."""
 
     def __init__(
         self,
@@ -56,22 +55,22 @@ class Upkeep:
         self._passphrase = passphrase
         self._seen = written(folder)
         self._members_changed = True
-        # Of the journal: the newest entry that was looked at.
+        # The newest journal entry that was read.
         self._entry: int | None = None
 
     def members_changed(self, _: object = None) -> None:
-        """A certificate was issued or withdrawn: the figures are read anew at the next look."""
+        """Lets the next check read all members again, as a certificate was issued or withdrawn."""
         self._members_changed = True
 
     async def run(self) -> None:
-        """Until cancelled. What fails is logged and tried again."""
+        """Runs until cancelled. A failing check is logged and repeated."""
         looks, said = 0, ""
         while True:
             try:
                 await self.look(certificate=looks % _CERTIFICATE_EVERY == 0, figures=looks % _FIGURES_EVERY == 0)
                 said = ""
             except (OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError) as error:
-                # Once, though it is tried again every few seconds.
+                # Log a failure once, although it repeats every few seconds.
                 if str(error) != said:
                     log.error("upkeep_failed", error=str(error))
                 said = str(error)
@@ -79,7 +78,15 @@ class Upkeep:
             await asyncio.sleep(_LOOK)
 
     async def look(self, *, certificate: bool = True, figures: bool = True) -> None:
-        """One look. Raises: OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError."""
+        """Runs one check.
+
+        Args:
+            certificate: Whether to check the server's certificate.
+            figures: Whether to read all members.
+
+        Raises:
+            OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError: a check failed.
+        """
         if (now := written(self._folder)) != self._seen or self._anchors.book.is_outlived(datetime.now(UTC)):
             await self._change()
             self._seen = now
@@ -90,16 +97,17 @@ class Upkeep:
         if figures or self._members_changed:
             self._members_changed = False
             await self._figures()
-        # Last: a folder that cannot be written must keep nothing else from being looked at.
+        # Do this last, so that a folder that cannot be written prevents no other check.
         await self._journal()
 
     async def _change(self) -> None:
         present = datetime.now(UTC)
         book = await asyncio.to_thread(load_authorities, self._folder, now=present, passphrase=self._passphrase)
-        # First: who is told that an authority is retired must not meet a server that it certified. Who does not know
-        # the next one yet asks for the list, and finds it in the one that was told before.
+        # Do this first: a member that learns of a retired authority must not meet a server that it certified. A member
+        # that does not know the next authority yet asks for the list, and the previous list already has it.
         await asyncio.to_thread(refresh_server_certificate, self._folder, self._config, book.serving, present)
-        # Nothing waits between these: whoever opens a session meanwhile is told by what it finds here.
+        # There is no await between these lines: each session is either open now and told, or opens later and gets the
+        # new list.
         self._runtime.trust(book.trust)
         self._runtime.sessions.tell(AuthoritiesChanged(book.document))
         self._anchors.book = book
@@ -130,7 +138,7 @@ class Upkeep:
             self._metrics.certificate_gone("next_authority")
 
     async def _journal(self) -> None:
-        """What commands beside the server wrote goes to its log, and the folder's mark follows the journal."""
+        """Logs what commands beside the server wrote to the journal, and updates the folder's mark."""
         before, database = self._entry, self._runtime.database
 
         def read(s: records.Session) -> tuple[records.Head, int | None, bool]:
@@ -161,5 +169,5 @@ class Upkeep:
 
 
 def _end(path: Path) -> float:
-    """Of the first certificate in a file, seconds since 1970."""
+    """Returns when the first certificate in a file ends, in seconds since 1970."""
     return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()

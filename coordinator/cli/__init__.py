@@ -1,8 +1,9 @@
 """The operator's command line: `coordinator ...`.
 
-Commands are thin and import what they need when they run, so that help and completion answer at once. All of
-them but `init`, `serve`, `backup` and `restore` speak to a running coordinator over mutual TLS and work from any
-machine that has the operator's folder. Every command takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
+Commands are thin and import what they need when they run, so that help and completion answer at once. Most of them
+speak to a running coordinator over mutual TLS and work from any machine that has the operator's folder. `init`,
+`serve`, `health`, `backup`, `restore`, `operator` and `authority` work on the coordinator's own machine. Every command
+takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
 """
 
 from coordinator.cli import audit, authority, job, member, operator
@@ -28,28 +29,28 @@ def _version() -> str:
 app = program(
     "coordinator",
     _version,
-    help="Run a federation: make it, serve it, invite members, train models with them.\n\n"
+    help="Run a federation: create it, serve it, invite members, train models with them.\n\n"
     "First time: `coordinator init`, then `coordinator serve`.",
     epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
     "Every command takes --json; TACIT_OPERATOR names the operator's folder.",
 )
 
-# Where a command's first sentence is too long for the list, a shorter one stands here: a list cuts, and says "...".
-app.command(short_help="Make a federation: keys, configuration, database.")(init)
+# The command list truncates long first sentences, so commands that have one get a shorter sentence here.
+app.command(short_help="Create a federation: keys, configuration, database.")(init)
 app.command()(serve)
 app.command(short_help="Show jobs and members, once or with --watch.")(status)
-app.command(short_help="Ask the coordinator on this machine if it serves.")(health)
+app.command(short_help="Check that the coordinator on this machine serves.")(health)
 app.add_typer(member.app, name="member", help="Invite, list and revoke members.")
 app.add_typer(operator.app, name="operator", help="Issue, list and revoke operators' certificates.")
-app.add_typer(authority.app, name="authority", help="Look at, replace and retire the federation's authority.")
-app.add_typer(job.app, name="job", help="Make, start, look at and steer training jobs.")
-app.command(short_help="Measure a version on data of your own.")(evaluate)
+app.add_typer(authority.app, name="authority", help="Show, replace and retire the federation's authority.")
+app.add_typer(job.app, name="job", help="Create, start, inspect and steer training jobs.")
+app.command(short_help="Measure a version on your own data.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
-app.command(short_help="Make texts up from a version of an rvae job.")(sample)
-app.command(short_help="Train a classifier on texts that members made up.")(finetune)
+app.command(short_help="Sample synthetic texts from a version of an rvae job.")(sample)
+app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)
 app.add_typer(audit.app, name="audit", help="Show the journal, and verify that nothing in it was changed.")
-app.command(short_help="Back up database and blobs, also while serving.")(backup)
-app.command(short_help="Put a backup into an empty database.")(restore)
+app.command(short_help="Back up database and blobs, even while serving.")(backup)
+app.command(short_help="Restore a backup into an empty database.")(restore)
 
 
 def main() -> None:

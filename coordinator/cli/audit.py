@@ -1,7 +1,7 @@
-"""`coordinator audit ...`: the journal, looked at and verified.
+"""`coordinator audit ...`: shows and verifies the journal.
 
-Verified is what was read, here: the chain is computed again from the entries, whoever sent them. They come from the
-running coordinator, or without it from a backup or from the database itself.
+This machine recomputes the chain from the entries that it read, so verification trusts no sender. The entries come from
+the running coordinator or, without it, from a backup or from the database itself.
 """
 
 import json
@@ -22,14 +22,14 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-# A long journal takes its time.
+# Reading a long journal takes minutes.
 JOURNAL_SECONDS = 600.0
 
 Backup = Annotated[
     Path | None,
     typer.Option(
         "--backup",
-        help="Read the newest snapshot of this backup instead of a running coordinator.",
+        help="Read the newest snapshot in this backup instead of asking a running coordinator.",
         show_default=False,
     ),
 ]
@@ -37,8 +37,8 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         "--database",
-        help="Read this database instead of a running coordinator: sqlite:////folder/tacit.db, or a PostgreSQL URL "
-        "(its password is better kept in ~/.pgpass).",
+        help="Read this database instead of asking a running coordinator: sqlite:////folder/tacit.db, or a PostgreSQL "
+        "URL (keep its password in ~/.pgpass).",
         show_default=False,
     ),
 ]
@@ -47,16 +47,16 @@ DatabaseUrl = Annotated[
 @app.command()
 def show(
     subject: Annotated[
-        str | None, typer.Option(help="Only entries of this member, job or operator.", show_default=False)
+        str | None, typer.Option(help="Show only entries about this member, job or operator.", show_default=False)
     ] = None,
-    after: Annotated[int, typer.Option(min=0, help="Begin after the entry with this number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Start after the entry with this number.")] = 0,
     backup: Backup = None,
     database: DatabaseUrl = None,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Show who did what, when. Entries are shown as they are stored: `verify` says whether they hold."""
+    """Show who did what, and when. Entries appear as stored; run `coordinator audit verify` to check them."""
     shown = 0
 
     def take(entry: "JournalEntry") -> None:
@@ -78,8 +78,8 @@ def verify(
         list[str] | None,
         typer.Option(
             metavar="HASH[:NUMBER]",
-            help="A head kept elsewhere (this command prints it, and the coordinator's log has it as journal_head): it "
-            "must still be in the journal. May be given several times.",
+            help="A head that you kept elsewhere; it must still be in the journal. This command prints heads, and the "
+            "coordinator logs them as journal_head. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -89,10 +89,10 @@ def verify(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Check that the entries are an unbroken chain from the first one on; print its head, to keep elsewhere.
+    """Check that the entries form an unbroken chain from the first one, and print its head to keep elsewhere.
 
-    The chain alone does not show a tail that was cut off, or a journal made anew by who owns the database. A head
-    shows both, if it was kept where they cannot write: give it with --head.
+    The chain alone does not reveal that the tail was cut off, or that the owner of the database rewrote the whole
+    journal. A head reveals both, if you kept it where they cannot write: pass it with --head.
     """
     from coordinator.storage import chain
 
@@ -102,25 +102,25 @@ def verify(
         _read(verifier.take, backup, database, operator, folder)
         verdict = verifier.verdict()
     except chain.ChainBroken as error:
-        fail(f"the journal does not hold: {error}", ExitCode.FAILED)
+        fail(f"the journal is not intact: {error}", ExitCode.FAILED)
     if as_json:
         found = {kept.hex(): number for kept, number in verdict.found.items()}
         print_json(
             {"entries": verdict.entries, "head": verdict.head.hex(), "head_entry": verdict.head_id, "found": found}
         )
         return
-    typer.echo(f"The chain is unbroken: {verdict.entries} entries, from the first one on.")
+    typer.echo(f"The chain is unbroken: {verdict.entries} entries, from the first one.")
     for kept, number in sorted(verdict.found.items(), key=lambda item: item[1]):
         typer.echo(
-            f"  the head {kept.hex()} is that of entry {number}: nothing up to it was changed, removed or put in"
+            f"  the head {kept.hex()} belongs to entry {number}: nothing up to it was changed, removed or inserted"
         )
     newest = max(verdict.found.values(), default=0)
     if newest < verdict.head_id:
         typer.echo(
-            f"  entries after {newest} that were cut off or made anew would not show: "
-            "only a head kept elsewhere tells (--head)"
+            f"  this does not reveal whether entries after {newest} were cut off or rewritten: "
+            "check with a head kept elsewhere (--head)"
         )
-    typer.echo(f"Head, to keep elsewhere: {KeptHead(verdict.head, verdict.head_id)}")
+    typer.echo(f"Keep this head elsewhere: {KeptHead(verdict.head, verdict.head_id)}")
 
 
 def _head(text: str) -> KeptHead:
@@ -140,9 +140,13 @@ def _read(
     after: int = 0,
     subject: str | None = None,
 ) -> None:
-    """Hands every entry to `take`, from wherever the journal is. Raises: CommandFailed, and what `take` raises."""
+    """Passes every entry to `take`, from whichever source the options name.
+
+    Raises:
+        CommandFailed: the source cannot be read. What `take` raises passes through.
+    """
     if backup is not None and database is not None:
-        fail("--backup and --database name two journals; give one of them", ExitCode.USAGE)
+        fail("--backup and --database name two journals; pass one of them", ExitCode.USAGE)
     if backup is None and database is None:
         run(_from_coordinator(operator_folder(operator, folder), take, after, subject))
         return
@@ -185,7 +189,10 @@ def _fields(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        fail("the coordinator sent an entry whose fields are no JSON object; it runs other software", ExitCode.FAILED)
+        fail(
+            "the coordinator sent an entry whose fields are not a JSON object; install its version of this software",
+            ExitCode.FAILED,
+        )
     return fields
 
 
@@ -208,7 +215,7 @@ def _line(entry: "JournalEntry") -> str:
 
 
 def _told(fields: Any) -> str:
-    """Fields for people; digests by their first digits, as `--json` has all of them."""
+    """Formats fields for people. Digests are shortened; `--json` prints them in full."""
     parts = []
     for name, value in sorted(fields.items()):
         if value in (None, "", []):

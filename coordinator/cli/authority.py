@@ -1,5 +1,7 @@
-"""`coordinator authority ...`: who certifies, and how another authority takes over. On the coordinator's own machine:
-the commands work on its folder, also while it serves; the server takes a change up within seconds.
+"""`coordinator authority ...`: shows who certifies, and lets another authority take over.
+
+The commands run on the coordinator's own machine and work on its folder, even while it serves. The server applies a
+change within seconds.
 """
 
 from pathlib import Path
@@ -29,7 +31,7 @@ def rotate(
     *,
     authority_cert: Annotated[
         Path | None,
-        typer.Option(help="Your institution's next CA certificate (PEM) in place of a new one.", show_default=False),
+        typer.Option(help="Use your institution's next CA certificate (PEM), not a new one.", show_default=False),
     ] = None,
     authority_key: Annotated[
         Path | None, typer.Option(help="The key of --authority-cert (PEM).", show_default=False)
@@ -37,15 +39,15 @@ def rotate(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Make the next authority, signed by the present one: from now on it certifies, and both are trusted."""
+    """Create the next authority, signed by the current one. It certifies from now on; both are trusted."""
     from datetime import UTC, datetime
 
     from coordinator import authority
     from coordinator.pki import Authority
 
     if (authority_cert is None) is not (authority_key is None):
-        fail("--authority-cert and --authority-key belong together; give both or neither", ExitCode.USAGE)
-    confirm("Make the next authority? Members follow by themselves and renew their certificates.", yes)
+        fail("--authority-cert and --authority-key belong together; pass both or neither", ExitCode.USAGE)
+    confirm("Create the next authority? Members follow automatically and renew their certificates.", yes)
     now = datetime.now(UTC)
     with on_machine(folder, keys=True) as machine:
         own = None
@@ -58,7 +60,7 @@ def rotate(
 
         book = authority.rotate(machine.folder, now=now, passphrase=machine.passphrase, own=own, tell=tell)
         _operator(machine, book, now)
-    _say(book, as_json, "It certifies from now on; the one before it is trusted until `coordinator authority retire`.")
+    _say(book, as_json, "It certifies from now on. The previous one is trusted until `coordinator authority retire`.")
 
 
 @app.command()
@@ -66,12 +68,12 @@ def retire(
     folder: CoordinatorDir = Path("federation"),
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while certificates of the earlier authority are in use.")
+        bool, typer.Option("--force", help="Retire it even if certificates of the earlier authority are in use.")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """End the trust in the earlier authority, and remove its key from this machine."""
+    """End trust in the earlier authority, and remove its key from this machine."""
     from datetime import UTC, datetime
 
     from coordinator import authority
@@ -82,29 +84,30 @@ def retire(
         if (late_members or late_operators) and not force:
             parts = []
             if late_members:
-                parts.append(f"members {', '.join(late_members)}: they renew when they are connected")
+                parts.append(f"members {', '.join(late_members)} renew theirs when they connect")
             if late_operators:
                 parts.append(
-                    f"operators {', '.join(late_operators)}: `coordinator operator issue NAME --out FOLDER`, or revoke"
+                    f"for operators {', '.join(late_operators)} run `coordinator operator issue NAME --out FOLDER` or "
+                    "revoke them"
                 )
             fail(
-                "certificates of the earlier authority are in use. " + "; ".join(parts) + ". Wait, or retire it with "
-                "--force: such members renew when they come back, and take part again from then on",
+                "certificates of the earlier authority are in use: " + "; ".join(parts) + ". Wait, or pass --force: "
+                "these members then renew when they reconnect, and take part again from then on",
                 ExitCode.REFUSED,
             )
-        confirm("Retire the earlier authority? Its key is removed; remove it from backups, too.", yes)
+        confirm("Retire the earlier authority? This removes its key here; remove it from backups, too.", yes)
 
         def tell(following: bytes, before: bytes) -> None:
             _note(machine, now, "authority_retired", before, following=following.hex(), force=force)
 
         book = authority.retire(machine.folder, now=now, passphrase=machine.passphrase, tell=tell)
         _operator(machine, book, now)
-    _say(book, as_json, "The earlier one is trusted no more, and its key is gone from this machine.")
+    _say(book, as_json, "The earlier one is no longer trusted, and its key is gone from this machine.")
 
 
 @app.command()
 def status(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
-    """Show the authorities, and who still has a certificate of an earlier one."""
+    """Show the authorities, and who still uses a certificate from an earlier one."""
     from datetime import UTC, datetime
 
     from coordinator.authority import read_authorities
@@ -139,8 +142,8 @@ def status(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -
     shown = [[str(number), print_[:16], state, until, str(left)] for number, print_, state, until, left in rows]
     typer.echo(table(["AUTHORITY", "FINGERPRINT", "STATE", "VALID UNTIL", "DAYS LEFT"], shown))
     if len(known.roots) > 1:
-        typer.echo(f"Members with a certificate of an earlier one: {', '.join(members) or 'none'}")
-        typer.echo(f"Operators with a certificate of an earlier one: {', '.join(operators) or 'none'}")
+        typer.echo(f"Members with a certificate from an earlier one: {', '.join(members) or 'none'}")
+        typer.echo(f"Operators with a certificate from an earlier one: {', '.join(operators) or 'none'}")
 
 
 def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tuple[list[str], list[str]]:
@@ -166,7 +169,7 @@ def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tu
         for item in machine.database.run_now(records.operators)
         if item.revoked_ms is None and item.expires_ms > now_ms and item.issuer != known.newest
     }
-    # One that has a newer certificate beside the earlier one is not late.
+    # An operator that also has a newer certificate is not late.
     moved = {
         item.name
         for item in machine.database.run_now(records.operators)
@@ -176,7 +179,7 @@ def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tu
 
 
 def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
-    """The operator's folder in DIR, if it is there, goes on: a certificate of the newest authority, and its roots."""
+    """Gives the operator's folder in DIR, if there is one, a certificate from the newest authority and its roots."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -191,7 +194,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
     except (OSError, ValueError):
         return
     if machine.database.run_now(lambda s: records.revoked_among(s, [present.fingerprint(hashes.SHA256())])):
-        # Cut off: a new authority is no reason to let it in again.
+        # This operator is revoked, and a new authority must not let it in again.
         return
     if issued_by(present, book.issuing.certificate):
         durable_file(folder / "root.pem", book.trust.pem)
@@ -201,7 +204,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
 
 
 def _note(machine: Machine, now: "datetime", kind: str, fingerprint: bytes, **fields: "Value") -> None:
-    """Into the journal, right before a change of authorities holds. fingerprint: of the authority that it is about."""
+    """Writes to the journal right before a change of authorities takes effect. `fingerprint` names the authority."""
     from coordinator.storage import records
 
     now_ms, by = int(now.timestamp() * 1000), os_user()
@@ -227,5 +230,5 @@ def _say(book: "AuthorityBook", as_json: bool, what: str) -> None:
         f"{newest.not_valid_after_utc:%Y-%m-%d}."
     )
     typer.echo(what)
-    typer.echo("Back up the folder `authority/` now. Copies of the operator's folder elsewhere are made anew with")
+    typer.echo("Back up the folder `authority/` now. If copies of the operator's folder are elsewhere, renew them with")
     typer.echo("`coordinator operator issue NAME --out FOLDER`.")

@@ -1,4 +1,7 @@
-"""`coordinator backup` and `coordinator restore`: on the coordinator's own machine, beside it or in its place."""
+"""`coordinator backup` and `coordinator restore`, on the coordinator's own machine.
+
+A backup can run beside the coordinator; a restore needs it stopped.
+"""
 
 import sys
 from pathlib import Path
@@ -18,7 +21,7 @@ __all__ = ["backup", "restore"]
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The backup's folder.", show_default=False)]
 CoordinatorDir = Annotated[
-    Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
+    Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` created.")
 ]
 
 _KEY_FOLDERS = ("authority", "server", "operator")
@@ -33,22 +36,22 @@ def backup(
         bool,
         typer.Option(
             "--with-keys",
-            help="Also copy coordinator.toml and the keys of authority, server and operator: whoever has such a backup "
-            "can make members. Without them only the rows and blobs are kept.",
+            help="Also copy coordinator.toml and the keys of authority, server and operator. Anyone who has such a "
+            "backup can create members. Without this option, only rows and blobs are kept.",
         ),
     ] = False,
-    keep: Annotated[int, typer.Option(min=1, help="How many backups stay in FOLDER, this one included.")] = 7,
+    keep: Annotated[int, typer.Option(min=1, help="How many backups to keep in FOLDER, including this one.")] = 7,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Go on where the store lost a blob; the backup says which.")
+        bool, typer.Option("--allow-missing", help="Go on if the store lost a blob. The backup lists lost blobs.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Make none: read every backup in FOLDER and check its digests.")
+        bool, typer.Option("--verify", help="Make no backup; read every backup in FOLDER and check its digests.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Back up the database and every blob it names, also while the coordinator serves.
+    """Back up the database and every blob it names, even while the coordinator serves.
 
-    A later backup into the same folder writes only what is new. It can be restored to SQLite and to PostgreSQL.
+    Later backups into the same folder write only what is new. A backup can be restored to SQLite and to PostgreSQL.
     """
     from coordinator.storage.errors import StorageError
 
@@ -105,7 +108,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
         allow_missing=allow_missing,
     )
     if made.not_removed:
-        sys.stderr.write(f"older backups stay where they are: {made.not_removed}\n")
+        sys.stderr.write(f"older backups were not removed: {made.not_removed}\n")
     manifest = made.snapshot.manifest
     if as_json:
         print_json(
@@ -122,17 +125,15 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
         )
         return
     typer.echo(f"{made.snapshot.path}: {_content(made.snapshot)}")
-    typer.echo(f"  blobs: {made.blobs_written} written, {made.blobs_kept} there already")
+    typer.echo(f"  blobs: {made.blobs_written} written, {made.blobs_kept} already there")
     for digest in manifest.missing:
-        typer.echo(f"  NOT in it, because the store has lost it: {digest.hex()}")
+        typer.echo(f"  MISSING, because the store lost it: {digest.hex()}")
     if manifest.keys:
         typer.echo(
-            "  with the federation's keys: whoever has this folder can make members; guard it like the authority"
+            "  with the federation's keys: anyone who has this folder can create members; guard it like the authority"
         )
     else:
-        typer.echo(
-            "  without keys: keep copies of authority/, operator/ and coordinator.toml elsewhere (or --with-keys)"
-        )
+        typer.echo("  without keys: copy authority/, operator/ and coordinator.toml elsewhere (or pass --with-keys)")
 
 
 def _content(of: "Snapshot") -> str:
@@ -150,29 +151,28 @@ def restore(
     *,
     name: Annotated[
         str | None,
-        typer.Option("--snapshot", help="Which backup of FOLDER; default: the newest.", show_default=False),
+        typer.Option("--snapshot", help="Which backup in FOLDER. Default: the newest.", show_default=False),
     ] = None,
     revoke: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MEMBER",
-            help="Whom to revoke at once: who was revoked after the backup is enrolled in it. May be given several "
-            "times.",
+            help="Revoke this member at once. Members revoked after the backup are still enrolled in it. Repeatable.",
             show_default=False,
         ),
     ] = None,
     new_database: Annotated[
         bool,
         typer.Option(
-            "--new-database", help="Restore into another database than the one that the folder's coordinator served."
+            "--new-database", help="Restore into a different database from the one that this folder's coordinator used."
         ),
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Put a backup back: blobs into the store, rows into an empty database. The coordinator must not be running.
+    """Restore a backup: blobs into the store, rows into an empty database. Stop the coordinator first.
 
-    Nothing is written before the whole backup was read and found good.
+    It reads and checks the whole backup before it writes anything.
     """
     from coordinator.storage.backup import newest
     from coordinator.storage.errors import DatabaseInUse, StorageError
@@ -215,13 +215,13 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     federation = _federation(names.authority_certificate)
     if federation != found.manifest.federation:
         fail(
-            f"this backup is of the federation {found.manifest.federation.hex()[:16]}, and {coordinator} is "
-            f"{federation.hex()[:16]}: its members would not be let in; restore into a folder with that authority",
+            f"this backup belongs to federation {found.manifest.federation.hex()[:16]}, but {coordinator} to "
+            f"{federation.hex()[:16]}, which would refuse its members; restore into a folder with that authority",
             ExitCode.REFUSED,
         )
     database = open_database(config.database_url, sole=True)
     try:
-        # Before gigabytes are copied.
+        # Check before copying gigabytes.
         check_empty(database)
         blobs = restore_blobs(found, open_blobs(config.store_url))
         done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=_user())
@@ -240,26 +240,31 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
             }
         )
         return
-    typer.echo(f"Restored {found.path.name}: {done.rows} rows, {blobs} blobs, {keys} files of keys.")
+    typer.echo(f"Restored {found.path.name}: {done.rows} rows, {blobs} blobs, {keys} key files.")
     for job, number in done.jobs:
-        typer.echo(f"  job {job} is at version {number} and paused; rounds and attempts go on a million higher")
-    typer.echo("Before you serve: revoke again whoever was revoked since (--revoke, or `coordinator member revoke`),")
-    typer.echo("and invite again whoever enrolled since. Open invitations were withdrawn.")
+        typer.echo(f"  job {job} is paused at version {number}; its rounds and attempts continue a million higher")
+    typer.echo("Before you serve, revoke again every member that was revoked since the backup (--revoke, or")
+    typer.echo(
+        "`coordinator member revoke`), and invite again those that enrolled since. Open invitations are withdrawn."
+    )
     typer.echo(f"  coordinator serve --dir {coordinator}")
     if done.jobs:
-        typer.echo("  coordinator job resume NAME     once `coordinator member list` shows everybody connected")
+        typer.echo("  coordinator job resume NAME     once `coordinator member list` shows all members connected")
 
 
 def _put_keys(found: "Snapshot", coordinator: Path) -> int:
-    """The coordinator's folder, where there is none; the configuration comes last: half a folder is then no folder."""
+    """Restores the coordinator's folder if there is none, and returns the number of files.
+
+    It writes the configuration last, so an interrupted restore leaves nothing that passes for a folder.
+    """
     from coordinator.storage.target import write_secret
 
     if (coordinator / _CONFIG).exists():
         return 0
     if not found.manifest.keys:
         fail(
-            f"{coordinator} is no coordinator's folder and this backup holds no keys; put authority/ and {_CONFIG} "
-            "there from your own copy first, or restore a backup that was made with --with-keys",
+            f"{coordinator} is not a coordinator's folder, and this backup has no keys; copy your authority/ and "
+            f"{_CONFIG} there first, or restore a backup made with --with-keys",
             ExitCode.USAGE,
         )
     try:
@@ -272,7 +277,7 @@ def _put_keys(found: "Snapshot", coordinator: Path) -> int:
 
 
 def _keys(coordinator: Path) -> dict[str, Path]:
-    """Files that make a coordinator's folder, by their path below it."""
+    """The files that make up a coordinator's folder, by their path below it."""
     found = [coordinator / _CONFIG]
     for name in _KEY_FOLDERS:
         found += sorted(path for path in (coordinator / name).rglob("*") if path.is_file())
@@ -290,7 +295,11 @@ def _config(coordinator: Path) -> "CoordinatorConfig":
 
 
 def _closed(coordinator: Path, config: "CoordinatorConfig") -> None:
-    """Raises: CommandFailed: others may use what is read or written."""
+    """Checks that no other user has access to what is read or written.
+
+    Raises:
+        CommandFailed: another user has access.
+    """
     from coordinator.closed import check_folder, check_storage
     from coordinator.config import CoordinatorFolder
     from toolkit.private_files import NotPrivate
@@ -303,7 +312,7 @@ def _closed(coordinator: Path, config: "CoordinatorConfig") -> None:
 
 
 def _federation(root: Path) -> bytes:
-    """The name of the federation: SHA-256 of its first authority."""
+    """Returns the name of the federation: the SHA-256 of its first authority."""
     from cryptography import x509
 
     from tacit.identity import federation_of
@@ -315,7 +324,10 @@ def _federation(root: Path) -> bytes:
 
 
 def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> None:
-    """Before the backup, so that it is in it. One of a database that takes nothing any more is made all the same."""
+    """Writes the backup to the journal first, so that the backup contains the entry.
+
+    A database that can no longer be written is still backed up.
+    """
     from coordinator.storage import records, snapshot
     from coordinator.storage.database import open_database, scripts
     from coordinator.storage.errors import BackupRefused, DatabaseUnusable
@@ -325,8 +337,8 @@ def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> 
     newest = scripts()[1].get_current_head()
     if revision != newest:
         raise BackupRefused(
-            f"the database is at {revision}, and this software at {newest}: back it up with the software that serves "
-            "it, or start this coordinator on it once"
+            f"the database is at revision {revision}, this software at {newest}; back it up with the software that "
+            "serves it, or start this coordinator on it once"
         )
     by = _user()
     try:
@@ -336,11 +348,11 @@ def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> 
         finally:
             database.close()
     except DatabaseUnusable as error:
-        sys.stderr.write(f"the journal could not be told of this backup: {error.sentence}\n")
+        sys.stderr.write(f"the journal has no entry of this backup: {error.sentence}\n")
 
 
 def _user() -> str:
-    """Who runs this command, as the machine knows them."""
+    """Returns the operating system's user who runs this command."""
     import getpass
 
     try:

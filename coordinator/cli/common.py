@@ -1,7 +1,6 @@
-"""What the operator's commands share: finding the operator's folder, the connection, its failures as
-sentences.
+"""Shared by the operator's commands: the operator's folder, the connection, and sentences for its failures.
 
-Nothing heavy is imported before a command runs.
+It imports nothing heavy before a command runs.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ Operator = Annotated[
     typer.Option(
         "--operator",
         envvar="TACIT_OPERATOR",
-        help="The operator's folder, as `coordinator init` made it. Default: DIR/operator, else ./operator.",
+        help="The operator's folder, which `coordinator init` creates. Default: DIR/operator, else ./operator.",
         show_default=False,
     ),
 ]
@@ -56,31 +55,38 @@ Dir = Annotated[
     typer.Option("--dir", envvar="TACIT_DIR", help="The coordinator's folder, on its own machine.", show_default=False),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON, one object a line.")
+    bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON, one object per line.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
-# Characters of one cell: what a member declines, of every job.
+# Characters in one cell. The longest cell lists every job that a member declines, with its reason.
 _MAX_CELL = 10_000
-# Of one short call; transfers and Watch have their own patience.
+# Deadline of a short call; transfers and Watch have their own.
 CALL_SECONDS = 30.0
 
 
-# `coordinator init` makes ./federation unless told otherwise.
+# `coordinator init` creates ./federation by default.
 _LYING_HERE = (Path("operator"), Path("federation") / "operator")
 
 
 def operator_folder(operator: Path | None, folder: Path | None) -> Path:
-    """Where the operator's certificate lies. Raises: CommandFailed."""
+    """Finds the folder with the operator's certificate.
+
+    Raises:
+        CommandFailed: no such folder was found.
+    """
     found = operator_at_hand(operator, folder)
     return _checked(_LYING_HERE[0]) if found is None else found
 
 
 def operator_at_hand(operator: Path | None, folder: Path | None) -> Path | None:
-    """The same for what can do without: None where none was named and none lies here.
+    """Finds the operator's folder for a command that can do without one.
+
+    Returns:
+        The folder, or None if none was named and none is here.
 
     Raises:
-        CommandFailed: one was named that is none.
+        CommandFailed: the named folder is not an operator's folder.
     """
     if operator is not None:
         return _checked(operator)
@@ -92,8 +98,8 @@ def operator_at_hand(operator: Path | None, folder: Path | None) -> Path | None:
 def _checked(found: Path) -> Path:
     if not (found / "operator.toml").exists():
         fail(
-            f"{found} is not an operator's folder; name it with --operator (or TACIT_OPERATOR), or the "
-            "coordinator's own folder with --dir (or TACIT_DIR)",
+            f"{found} is not an operator's folder; name one with --operator (or TACIT_OPERATOR), or name the "
+            "coordinator's folder with --dir (or TACIT_DIR)",
             ExitCode.NOT_FOUND,
         )
     return found
@@ -101,9 +107,9 @@ def _checked(found: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
-    """The operator's service, over mutual TLS; failed calls inside become CommandFailed."""
+    """Opens the operator's service over mutual TLS; failed calls inside become CommandFailed."""
     async with operator_channel(folder) as channel:
-        # Not before the channel is there: see `operator_channel`.
+        # Import this only once the channel is open: see `operator_channel`.
         from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
         yield OperatorServiceStub(channel)
@@ -111,8 +117,9 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
 
 @contextlib.asynccontextmanager
 async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
-    """The connection below `operator_stub`, for what is not the operator's service alone. gRPC is imported here first,
-    after TLS 1.2 was switched off in it.
+    """Opens the connection below `operator_stub`, for commands that also call other services.
+
+    gRPC is imported here first, after TLS 1.2 was disabled in it.
     """
     from coordinator.config import load_operator
     from tacit.documents import DocumentInvalid
@@ -124,7 +131,7 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
         fail(str(error), ExitCode.USAGE)
     if "grpc" not in sys.modules:
         tls_13_only()
-        # Its own words about a failed handshake are for developers; `explain` has those for people.
+        # gRPC's messages about failed handshakes are for developers; `explain` writes those for people.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     import grpc
@@ -134,7 +141,7 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
     credentials = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
     options = [
         ("grpc.use_local_subchannel_pool", 1),
-        # A long job's rounds come in one message.
+        # All rounds of a long job arrive in one message.
         ("grpc.max_receive_message_length", -1),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -148,13 +155,13 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
 
 
 async def fetch_authorities(channel: "grpc.aio.Channel", folder: Path) -> "Authorities":
-    """All authorities that the federation of an operator's folder has had.
+    """Fetches all authorities that the federation of an operator's folder has had.
 
-    The folder holds those that were trusted when it was made. The whole list is the coordinator's to tell, and nothing
-    is taken on its word: the list proves itself to whoever knows the federation's name, which stands in the folder.
+    The folder holds only the authorities that were trusted when it was created. The coordinator sends the whole list
+    and is not trusted on its word: the list verifies against the federation's name, which is in the folder.
 
     Raises:
-        CommandFailed: what the coordinator tells proves nothing.
+        CommandFailed: the coordinator's list does not verify.
     """
     from cryptography import x509
 
@@ -166,21 +173,21 @@ async def fetch_authorities(channel: "grpc.aio.Channel", folder: Path) -> "Autho
 
     identity = load_operator(folder)
     federation = identity.config.federation
-    # Public, and answered to whoever has a certificate, so that members can ask that were asleep.
+    # The list is public. Every certificate holder may fetch it, so that members that were away can catch up.
     request = federation_pb2.FetchAuthoritiesRequest()
     told = (await FederationServiceStub(channel).FetchAuthorities(request, timeout=CALL_SECONDS)).authorities
     try:
         if told:
             return Authorities.read(told, federation=federation, what="the coordinator's list of authorities")
-        # There has been one only.
+        # No list: the federation has only had its first authority.
         for root in x509.load_pem_x509_certificates(identity.root_pem):
             if federation_of(root) == federation:
                 return Authorities.first(root)
     except (AuthoritiesInvalid, ValueError) as error:
-        fail(f"{error}; look at the coordinator's folder authority/", ExitCode.FAILED)
+        fail(f"{error}; check the coordinator's folder authority/", ExitCode.FAILED)
     fail(
-        f"the coordinator tells of no authority but the federation's first, which {folder / 'root.pem'} does not hold; "
-        "look at the coordinator's folder authority/, and take an operator's folder that it made",
+        f"the coordinator names only the federation's first authority, which {folder / 'root.pem'} does not contain; "
+        "check the coordinator's folder authority/, and use an operator's folder that this coordinator issued",
         ExitCode.FAILED,
     )
 
@@ -198,11 +205,17 @@ def _explained(address: str, certificate_pem: bytes) -> Iterator[None]:
     except BlobNotThere as error:
         raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
     except BlobDamaged as error:
-        raise CommandFailed(f"{error}; try again, and if it stays so look at the store", ExitCode.FAILED) from error
+        raise CommandFailed(f"{error}; try again, and if it happens again check the store", ExitCode.FAILED) from error
 
 
 def explain(error: "grpc.aio.AioRpcError", address: str, certificate_pem: bytes) -> CommandFailed:
-    """A failed call as what happened and what to do."""
+    """Turns a failed call into what happened and what to do.
+
+    Args:
+        error: The failed call.
+        address: The coordinator's address, `host:port`.
+        certificate_pem: The operator's certificate; it may have expired.
+    """
     import grpc
 
     from tacit.status import reason_of
@@ -217,34 +230,34 @@ def explain(error: "grpc.aio.AioRpcError", address: str, certificate_pem: bytes)
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
-        # What gRPC now and then says of a connection that broke under it.
+        # gRPC sometimes reports a broken connection this way.
         grpc.StatusCode.INTERNAL,
     )
     if reason is None and code in lost:
         return CommandFailed(_unreachable(detail, address, certificate_pem), ExitCode.UNREACHABLE)
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS):
-        return CommandFailed(f"the coordinator failed: {detail}; its log says more", ExitCode.FAILED)
+        return CommandFailed(f"the coordinator failed: {detail}; read its log", ExitCode.FAILED)
     if code is grpc.StatusCode.UNAVAILABLE:
         return CommandFailed(detail, ExitCode.UNREACHABLE)
     return CommandFailed(detail, ExitCode.REFUSED)
 
 
-# In this order: the first text that occurs in what gRPC says decides.
+# The first of these texts that occurs in gRPC's message decides, so the order matters.
 _TRANSPORT: tuple[tuple[str, str], ...] = (
     (
         "certificate_verify_failed",
-        "what answers at {address} was not certified by this operator folder's federation; take the operator "
-        "folder of that coordinator, or put its address into operator.toml",
+        "the server at {address} has no certificate from this operator folder's federation; use that "
+        "coordinator's operator folder, or correct the address in operator.toml",
     ),
     (
         "hostname verification",
         "the coordinator's certificate does not name {address}; add that name to `advertise` in "
-        "coordinator.toml and restart it, or change the address in operator.toml",
+        "coordinator.toml and restart the coordinator, or change the address in operator.toml",
     ),
     (
         "is not in peer certificate",
         "the coordinator's certificate does not name {address}; add that name to `advertise` in "
-        "coordinator.toml and restart it, or change the address in operator.toml",
+        "coordinator.toml and restart the coordinator, or change the address in operator.toml",
     ),
     (
         "connection refused",
@@ -253,14 +266,14 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ),
     (
         "wrong_version_number",
-        "what answers at {address} does not speak TLS; check the port in operator.toml (7441 unless changed)",
+        "the server at {address} does not speak TLS; check the port in operator.toml (default 7441)",
     ),
     ("dns", "the name in {address} cannot be resolved; check it in operator.toml"),
     ("address lookup", "the name in {address} cannot be resolved; check it in operator.toml"),
     (
         "socket closed",
-        "the coordinator at {address} closed the connection on seeing this operator's certificate: it is of "
-        "another federation, or the clocks are apart; take the operator folder of that coordinator",
+        "the coordinator at {address} closed the connection when it saw this operator's certificate, which belongs "
+        "to another federation, or the clocks differ; use that coordinator's operator folder, or set the clocks",
     ),
 )
 
@@ -273,20 +286,18 @@ def _unreachable(detail: str, address: str, certificate_pem: bytes) -> str:
     expires = x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc
     if datetime.now(UTC) > expires:
         return (
-            f"this operator's certificate expired on {expires:%Y-%m-%d %H:%M} UTC; have a new one made on "
-            "the coordinator's machine"
+            f"this operator's certificate expired on {expires:%Y-%m-%d %H:%M} UTC; renew it on the coordinator's "
+            "machine with `coordinator operator issue NAME --out FOLDER`"
         )
     lower = detail.lower()
     for text, sentence in _TRANSPORT:
         if text in lower:
             return sentence.format(address=address)
-    return (
-        f"the coordinator at {address} does not answer ({detail}); check that it runs and that no firewall is between"
-    )
+    return f"the coordinator at {address} does not answer ({detail}); check that it runs and that no firewall blocks it"
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Carries out a command's work; Ctrl-C ends it with its own exit code."""
+    """Runs a command's work. Ctrl-C ends it with the exit code `INTERRUPTED`."""
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
@@ -294,17 +305,21 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Asks before what cannot be undone; without a terminal `--yes` is needed. Raises: CommandFailed."""
+    """Asks for confirmation before a change that cannot be undone.
+
+    Raises:
+        CommandFailed: the answer is no, or there is no terminal and `--yes` is missing.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        fail(f"{question} Say so with --yes.", ExitCode.USAGE)
+        fail(f"{question} Confirm with --yes.", ExitCode.USAGE)
     if not typer.confirm(question):
         fail("nothing was changed", ExitCode.REFUSED)
 
 
 def table(headers: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as they must be, for people and for pipes alike. Cells may hold what another machine said."""
+    """Formats rows in columns as wide as their content. Cells may hold text from another machine; it is cleaned."""
     rows = [[clean(cell, _MAX_CELL) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in [headers, *rows]) for at in range(len(headers))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [headers, *rows]]
@@ -313,7 +328,7 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
 
 @contextlib.contextmanager
 def progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error where that is a terminal; elsewhere nothing."""
+    """Shows a progress bar on standard error if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _arrived, _total: None
         return

@@ -1,16 +1,16 @@
-"""`coordinator job corpora`: the made-up text that members gave to a job, and where each file comes from.
+"""`coordinator job corpora`: shows and fetches the synthetic text that members released for a job, with its provenance.
 
-Nothing is believed that can be checked: a file has the digest that its member signed, the statement is of this job and
-member, the signature is by the key of that member's certificate, and an authority of the federation issued that. So who
-can write the coordinator's database makes no statement; who has an authority's key can. The folder appears whole, under
-its name, or not at all; what was fetched before a connection broke is not fetched again.
+The command verifies everything that can be verified: a file has the digest that its member signed, the statement is
+about this job and member, the key of that member's certificate signed it, and an authority of the federation issued the
+certificate. So write access to the coordinator's database is not enough to forge a statement; an authority's key is.
+The folder appears complete, under its name, or not at all. A fetch that broke off continues where it stopped.
 
     FOLDER/
-      MEMBER.jsonl             the file, as the member read it before giving it
-      MEMBER.statement.json    what the member says of it, canonical
-      MEMBER.statement.sig     its signature over that, and MEMBER.certificate.pem the certificate of the key
+      MEMBER.jsonl             the file, as the member's owner read it before releasing it
+      MEMBER.statement.json    the member's statement about it, canonical
+      MEMBER.statement.sig     the signature over the statement; MEMBER.certificate.pem has the key's certificate
       authorities.json         the federation's authorities, one of which issued each certificate; it proves itself
-      provenance.json          all of it in one place, with who declined and who is still awaited
+      provenance.json          all of this in one place, with who declined and who has yet to answer
 """
 
 import os
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 __all__ = ["Listed", "corpora", "download_corpora", "fetch_corpora"]
 
 NO_GUARANTEE = "no differential privacy guarantee"
-_PROMISES = {"differentially-private": "as the member's ledger has it", "none": NO_GUARANTEE}
+_PROMISES = {"differentially-private": "differentially private, by the member's ledger", "none": NO_GUARANTEE}
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A member that took part, and its answer: the statement of its file, verified, if it gave one."""
+    """A member that took part, and its answer: the verified statement about its file, if it released one."""
 
     member: str
     answer: str  # given, declined or awaited.
@@ -62,7 +62,7 @@ class Listed:
     certificate: bytes
 
     def json(self) -> dict[str, Any]:
-        """For people's programs, and for provenance.json."""
+        """Returns the entry for `--json` and for provenance.json."""
         said = self.statement
         return {
             "member": self.member,
@@ -94,13 +94,13 @@ class _List:
 def corpora(
     name: Annotated[str, typer.Argument(help="The job's name.")],
     out: Annotated[
-        Path | None, typer.Option(help="The folder to make, with every file that was given.", show_default=False)
+        Path | None, typer.Option(help="The folder to create, with every released file.", show_default=False)
     ] = None,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Show which members gave made-up text to a job, and with --out fetch it."""
+    """Show which members released synthetic text for a job; --out also fetches it."""
     where = operator_folder(operator, folder)
     listed = run(download_corpora(where, name, out, quiet=as_json))
     if as_json:
@@ -110,11 +110,17 @@ def corpora(
 
 
 async def download_corpora(where: Path, job: str, out: Path | None, *, quiet: bool) -> _List:
-    """Who gave what to the job; with `out` that folder is made, too. where: the operator's folder.
+    """Lists the members' answers for a job, and fetches the files into `out` if given.
+
+    Args:
+        where: The operator's folder.
+        job: The job's name.
+        out: The folder to create, or None to list only.
+        quiet: Whether to hide the progress bar.
 
     Raises:
-        CommandFailed: no such job, one that orders nothing of its members, a file that is not what its member signed,
-            or a folder that is there already.
+        CommandFailed: there is no such job, it orders nothing from its members, a file is not what its member signed,
+            or `out` exists already.
     """
     if out is not None:
         _check_new(out)
@@ -130,7 +136,7 @@ async def download_corpora(where: Path, job: str, out: Path | None, *, quiet: bo
 
 def _check_new(out: Path) -> None:
     if out.exists():
-        fail(f"{out} exists; name a new folder, so that nothing of before is taken for a member's", ExitCode.USAGE)
+        fail(f"{out} exists; name a new folder, so that no old file passes for a member's", ExitCode.USAGE)
 
 
 async def _list(stub: "OperatorServiceStub", authorities: "Authorities", job: str) -> _List:
@@ -153,7 +159,7 @@ async def _list(stub: "OperatorServiceStub", authorities: "Authorities", job: st
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     members = tuple(_listed(answer, document, digest, authorities) for answer in answers)
     if len({each.member for each in members}) != len(members):
-        fail("the coordinator names a member twice; look at its database", ExitCode.FAILED)
+        fail("the coordinator names a member twice; check its database", ExitCode.FAILED)
     return _List(status, digest, document, members, authorities)
 
 
@@ -162,9 +168,9 @@ def _listed(
 ) -> Listed:
     from tacit.identity import name_is_valid
 
-    # It becomes a file's name.
+    # The member's name becomes a file name.
     if not name_is_valid(answer.member):
-        fail(f"the coordinator names a member {answer.member!r}, which no member can be called", ExitCode.FAILED)
+        fail(f"the coordinator sent {answer.member!r}, which is not a valid member name", ExitCode.FAILED)
     if not answer.digest:
         said = "declined" if answer.declined else "awaited"
         return Listed(answer.member, said, answer.at_ms, 0, None, b"", b"")
@@ -196,13 +202,13 @@ def _verified(
         )
     except (CorpusInvalid, CertificateInvalid) as error:
         fail(
-            f"what {answer.member} is said to have given does not hold: {error}; look at the coordinator's database",
+            f"the corpus attributed to {answer.member} does not verify: {error}; check the coordinator's database",
             ExitCode.FAILED,
         )
 
 
 async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, out: Path, *, quiet: bool) -> None:
-    """Makes the folder `out`, which is not there yet.
+    """Creates the folder `out`, which must not exist.
 
     Raises:
         CommandFailed: a file is not what its member signed, or the folder cannot be written.
@@ -224,10 +230,10 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
                         stub.FetchBlob, each.statement.corpus, file, limit=each.statement.bytes, progress=progress
                     )
                 except BlobNotThere:
-                    # A member that takes its file back is not waited for by those who are fetching it.
+                    # A member may withdraw its file while it is being fetched.
                     fail(
-                        f"{each.member}'s file is not there: its member may have taken it back since it was listed; "
-                        f"run this again ({partial} has what was fetched)",
+                        f"{each.member}'s file is gone; the member may have withdrawn it just now. Run this again: "
+                        f"{partial} keeps what was fetched",
                         ExitCode.NOT_FOUND,
                     )
             for name, content in files_beside(each.statement, each.signature, each.certificate).items():
@@ -236,7 +242,7 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
             wanted.add(file.name)
         (partial / AUTHORITIES).write_bytes(listed.authorities.canonical())
         (partial / "provenance.json").write_bytes(_provenance_bytes(job, listed))
-        # What an earlier try fetched of a member that has declined since.
+        # Remove what an earlier run fetched from a member that has declined since.
         for path in partial.iterdir():
             if path.name not in wanted:
                 path.unlink()
@@ -266,7 +272,7 @@ def _provenance_bytes(job: str, listed: _List) -> bytes:
 
 
 def _promise(given: "Sequence[CorpusStatement]") -> str | None:
-    """Of all the files together: the weakest of theirs; None where there is none."""
+    """Returns the weakest promise among the files, which is the promise of all together; None without files."""
     if not given:
         return None
     return "none" if any(each.promise == "none" for each in given) else "differentially-private"
@@ -276,7 +282,7 @@ def _show(name: str, listed: _List, out: Path | None) -> None:
     from coordinator.cli.shown import moment
 
     if listed.status != "finished":
-        typer.echo(f"Job {name} is {listed.status}: members are asked once it is finished.")
+        typer.echo(f"Job {name} is {listed.status}. The coordinator asks its members once it is finished.")
     if not listed.members:
         typer.echo("No member has taken part yet.")
         return
@@ -298,7 +304,7 @@ def _show(name: str, listed: _List, out: Path | None) -> None:
     if _promise(given) == "none":
         typer.echo(f"\nAll together: {NO_GUARANTEE}.")
     if out is not None:
-        typer.echo(f"\nWrote {out}: {sum(each.rows for each in given)} rows of {len(given)} members.")
+        typer.echo(f"\nWrote {out}: {sum(each.rows for each in given)} rows from {len(given)} members.")
 
 
 def _fingerprint(certificate: bytes) -> str:

@@ -1,7 +1,7 @@
-"""`coordinator finetune`: a classifier of the datacenter, trained on the texts that members made up and gave.
+"""`coordinator finetune`: trains a classifier on the synthetic texts that members released.
 
-The server has no part in it: this command reads the corpora, trains on this machine with the code of `export`, and
-measures what it wrote. It needs the export extra.
+The server takes no part: this command reads the corpora, trains on this machine with the code of `export`, and measures
+the model that it wrote. It needs the export extra.
 """
 
 import tempfile
@@ -29,13 +29,13 @@ __all__ = ["finetune"]
 
 
 def finetune(
-    job: Annotated[str, typer.Argument(help="The job whose members gave made-up texts.")],
+    job: Annotated[str, typer.Argument(help="The job whose members released synthetic texts.")],
     test: Annotated[Path, typer.Option(help="Labelled examples to measure on: .jsonl, .csv or .tsv, plain or .gz.")],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    out: Annotated[Path, typer.Option(help="The folder to create.")],
     corpora: Annotated[
         Path | None,
         typer.Option(
-            help="The folder that `coordinator job corpora` wrote. Default: they are fetched from the coordinator.",
+            help="The folder that `coordinator job corpora` wrote. Default: fetch from the coordinator.",
             show_default=False,
         ),
     ] = None,
@@ -43,42 +43,46 @@ def finetune(
         bool,
         typer.Option(
             "--unverified",
-            help="Take files of --corpora, too, that have no member's statement, or not all that proves it.",
+            help="Also accept files in --corpora that lack a member's statement, or part of its proof.",
         ),
     ] = False,
     model: Annotated[
         Literal["bilstm", "transformer"],
-        typer.Option(help="A BiLSTM over words, or a pretrained encoder under two linear layers."),
+        typer.Option(help="A BiLSTM over words, or a pretrained encoder with two linear layers on top."),
     ] = "bilstm",
     base: Annotated[
         str | None,
-        typer.Option(help="The transformer's encoder: a folder, or owner/name on the hub.", show_default=False),
+        typer.Option(help="The transformer's encoder: a folder, or OWNER/NAME on the hub.", show_default=False),
     ] = None,
     vectors: Annotated[
         Path | None,
-        typer.Option(help="Word vectors that the BiLSTM starts from, in GloVe's text form.", show_default=False),
+        typer.Option(help="Word vectors that the BiLSTM starts from, in GloVe's text format.", show_default=False),
     ] = None,
     words: Annotated[
         Path | None,
         typer.Option(
-            help="A public list of words that have a place beside the corpora's if --vectors has them. Default: the "
-            "job's, unless --corpora is given.",
+            help="A public word list. Its words that --vectors covers join the words of the corpora. Default: the "
+            "job's words, unless --corpora is given.",
             show_default=False,
         ),
     ] = None,
     embedding: Annotated[int, typer.Option(min=1, max=4096, help="Width of the BiLSTM's word vectors.")] = 100,
-    hidden: Annotated[int, typer.Option(min=1, max=4096, help="Width of each of its directions.")] = 128,
-    max_tokens: Annotated[int, typer.Option(min=3, max=4096, help="Longer texts are cut.")] = 64,
-    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Epochs at most.")] = 20,
+    hidden: Annotated[int, typer.Option(min=1, max=4096, help="Width of each direction of the BiLSTM.")] = 128,
+    max_tokens: Annotated[
+        int, typer.Option(min=3, max=4096, help="Longest text, in tokens; longer ones are cut.")
+    ] = 64,
+    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of epochs.")] = 20,
     patience: Annotated[
-        int, typer.Option(min=1, max=1000, help="Stop after so many epochs without a lower validation loss.")
+        int, typer.Option(min=1, max=1000, help="Stop after this many epochs without a lower validation loss.")
     ] = 3,
-    batch: Annotated[int, typer.Option(min=1, max=65536, help="Texts of a step.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Texts per step.")] = 32,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Adam's. Default: 0.002 of a BiLSTM, 0.00005 of a transformer.", show_default=False),
+        typer.Option(
+            help="Adam's learning rate. Default: 0.002 for bilstm, 0.00005 for transformer.", show_default=False
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and validation split.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and validation split.")] = 0,
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
     text: Annotated[str, typer.Option(help="The column of --test that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column of --test that holds the label.")] = "label",
@@ -86,14 +90,14 @@ def finetune(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Train a classifier on the corpora that members gave for a job, measure it, and write it as ONNX."""
+    """Train a classifier on the corpora that members released for a job, measure it, and write it as ONNX."""
     tools = _tools()
     known = None
     if corpora is not None:
         known = _known_federation(operator_at_hand(operator, folder))
         given = _from_folder(tools, job, corpora, words, unverified, known)
     elif unverified:
-        fail("--unverified is about files in a folder; name it with --corpora", ExitCode.USAGE)
+        fail("--unverified applies to files in a folder; name the folder with --corpora", ExitCode.USAGE)
     else:
         where = operator_folder(operator, folder)
         given = _from_coordinator(tools, job, where, words, spoken=vectors is not None, quiet=as_json)
@@ -129,7 +133,7 @@ def finetune(
         )
     except ImportError as error:
         fail(
-            f"making an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
+            f"writing an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
             ExitCode.USAGE,
         )
     except (ValueError, OSError) as error:
@@ -144,7 +148,7 @@ def finetune(
 
 @dataclass(frozen=True)
 class _Tools:
-    """The functions of `export`, once it is certain that they are there."""
+    """The functions of `export`, imported once they are needed."""
 
     finetune: Any
     settings: Any
@@ -159,7 +163,7 @@ class _Tools:
 
 def _tools() -> _Tools:
     try:
-        # It brings torch, without which nothing of what follows is of use.
+        # This imports torch, which everything below needs.
         import export.finetune.training  # noqa: F401
         from export.finetune.corpora import federation_of_corpora, promise_of, read_corpora
         from export.finetune.run import Given, Settings, promise_in_words
@@ -167,7 +171,7 @@ def _tools() -> _Tools:
         from export.finetune.words import read_words, words_of_tokenizer
     except ImportError as error:
         fail(
-            f"training a classifier needs the libraries of models ({error.name or error} is missing); "
+            f"training a classifier needs the model libraries ({error.name or error} is missing); "
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
@@ -196,7 +200,11 @@ def _settings(tools: _Tools, **values: object) -> Any:
 
 
 def _known_federation(where: Path | None) -> bytes | None:
-    """The operator's own federation, where its folder is at hand. Raises: CommandFailed."""
+    """Returns the operator's own federation, or None without an operator's folder.
+
+    Raises:
+        CommandFailed: the folder cannot be read.
+    """
     from coordinator.config import load_operator
     from tacit.documents import DocumentInvalid
 
@@ -207,12 +215,12 @@ def _known_federation(where: Path | None) -> bytes | None:
 
 
 def _say_federation(found: bytes | None, *, err: bool) -> None:
-    """Of corpora in a folder: whose word their statements are, where nothing here says whose it should be."""
+    """Prints which federation the corpora in a folder prove themselves for, for the user to compare."""
     if found is not None:
         typer.echo(
-            f"The folder proves whose these texts are, for the federation {found.hex()}; whoever wrote the folder may "
-            "have made one up. No operator's folder is at hand here: compare this with what `coordinator authority "
-            "status` prints, or name the operator's folder with --operator.",
+            f"The folder proves whose these texts are only for federation {found.hex()}, which the folder's author may "
+            "have invented. Compare it with what `coordinator authority status` prints, or name your operator's folder "
+            "with --operator.",
             err=err,
         )
 
@@ -220,8 +228,9 @@ def _say_federation(found: bytes | None, *, err: bool) -> None:
 def _from_folder(
     tools: _Tools, job: str, corpora: Path, words: Path | None, unverified: bool, federation: bytes | None
 ) -> Any:
-    """What is trained on, from what `coordinator job corpora` or `coordinator sample` wrote. federation: that it has to
-    be of, where it is known.
+    """Reads the training texts from a folder that `coordinator job corpora` or `coordinator sample` wrote.
+
+    The corpora must belong to `federation`, if that is known.
     """
     try:
         found = tools.read_corpora(corpora, job, unverified=unverified, federation=federation)
@@ -231,8 +240,9 @@ def _from_folder(
 
 
 def _from_coordinator(tools: _Tools, job: str, where: Path, words: Path | None, *, spoken: bool, quiet: bool) -> Any:
-    """What is trained on, from the coordinator: its corpora, and of the job its labels. spoken: and its words, unless
-    there is a list of the operator's own.
+    """Fetches the training texts from the coordinator: the corpora, and the job's labels.
+
+    With `spoken` it also fetches the job's words, unless the operator brings a list.
     """
     from coordinator.cli.corpora import download_corpora
 
@@ -258,15 +268,19 @@ def _from_coordinator(tools: _Tools, job: str, where: Path, words: Path | None, 
 
 
 def _check_given(job: str, listed: Any) -> None:
-    """Raises: CommandFailed: nobody gave anything; it says why."""
+    """Checks that at least one member released a corpus.
+
+    Raises:
+        CommandFailed: none did; the sentence says why.
+    """
     answers = Counter(each.answer for each in listed.members)
     if answers["given"]:
         return
     if listed.status != "finished":
-        fail(f"job {job} is {listed.status}, and members are asked for texts once it is finished", ExitCode.REFUSED)
+        fail(f"job {job} is {listed.status}; members release texts only once it is finished", ExitCode.REFUSED)
     fail(
-        f"no member has given a corpus for job {job}, so that there is nothing to train on: of those that took part "
-        f"{answers['declined']} declined and {answers['awaited']} have not answered yet",
+        f"no member has released a corpus for job {job}, so there is nothing to train on: "
+        f"{answers['declined']} of its members declined, and {answers['awaited']} have yet to answer",
         ExitCode.REFUSED,
     )
 
@@ -277,14 +291,14 @@ def _opening(tools: _Tools, given: Any) -> str:
     said = tools.promise_in_words(tools.promise_of(given.corpora))
     whose = f" ({', '.join(without)})" if without and len(without) < len(given.corpora) else ""
     found = len(given.corpora)
-    return f"{rows:,} made-up texts in {found} {'corpus' if found == 1 else 'corpora'}: {said}{whose}."
+    return f"{rows:,} synthetic texts in {found} {'corpus' if found == 1 else 'corpora'}: {said}{whose}."
 
 
 def _epoch_line(found: Any) -> str:
     line = f"epoch {found.number}: loss {found.loss:.4f}"
     if found.validation_loss is None:
         return line
-    return f"{line}, on validation texts {found.validation_loss:.4f} and {100 * found.validation_accuracy:.1f} % right"
+    return f"{line}, validation loss {found.validation_loss:.4f}, accuracy {100 * found.validation_accuracy:.1f} %"
 
 
 def _show(tools: _Tools, provenance: Any, out: Path) -> None:
@@ -301,10 +315,11 @@ def _show(tools: _Tools, provenance: Any, out: Path) -> None:
     typer.echo(
         f"Trained {run.epochs} epochs on {run.rows:,} texts and kept epoch {run.kept}.\n"
         f"Test, {scores.rows:,} rows: accuracy {100 * scores.accuracy:.2f} % (standard error "
-        f"{100 * scores.standard_error:.2f}), macro F1 {scores.macro_f1:.3f}; always {scores.majority_label!r}: "
-        f"{100 * scores.majority:.2f} %.\n\n" + table(["LABEL", "ROWS", "PRECISION", "RECALL", "F1"], rows)
+        f"{100 * scores.standard_error:.2f}), macro F1 {scores.macro_f1:.3f}; always answering "
+        f"{scores.majority_label!r}: {100 * scores.majority:.2f} %.\n\n"
+        + table(["LABEL", "ROWS", "PRECISION", "RECALL", "F1"], rows)
     )
     typer.echo(
-        f"\nWrote {out} ({provenance.version.hex()[:16]}): {tools.promise_in_words(provenance.promise)}. Whose texts "
-        f"are in it stands in {out / 'provenance.json'}."
+        f"\nWrote {out} ({provenance.version.hex()[:16]}): {tools.promise_in_words(provenance.promise)}. "
+        f"{out / 'provenance.json'} lists whose texts are in it."
     )

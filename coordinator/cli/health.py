@@ -1,4 +1,4 @@
-"""`coordinator health`: does the coordinator of this folder serve? For a container's health check or a supervisor."""
+"""`coordinator health`: tells a container's health check or a supervisor whether this folder's coordinator serves."""
 
 import os
 from pathlib import Path
@@ -14,14 +14,14 @@ __all__ = ["health"]
 
 def health(
     dir: Annotated[
-        Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
+        Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` created.")
     ] = Path("federation"),
-    timeout: Annotated[float, typer.Option(help="Seconds.", min=0.1)] = 5.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 5.0,
     as_json: Json = False,
 ) -> None:
-    """Ask the coordinator on this machine whether it serves. Ends with 0 if so, with 3 if nobody answers.
+    """Check that the coordinator on this machine serves. Exits with 0 if it does, with 3 if it does not answer.
 
-    It needs no operator's certificate and no name that resolves: it looks at the enrolment port on this machine.
+    It asks on the enrolment port of this machine, so it needs no operator's certificate and no DNS name.
     """
     from toolkit.tls import tls_13_only
 
@@ -33,7 +33,7 @@ def health(
 
     try:
         config = load_config(dir)
-        # What this folder's own server shows is trusted: its chain may be of the present or of the next authority.
+        # Trust the chain that this folder's server shows; the current or the next authority may have issued it.
         chain = CoordinatorFolder(dir).server_certificate.read_bytes()
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE)
@@ -43,12 +43,15 @@ def health(
             ExitCode.NOT_FOUND,
         )
     if config.enrolment_port == 0:
-        fail("enrolment_port is 0, any free port, in coordinator.toml: nobody knows where to ask", ExitCode.USAGE)
+        fail(
+            "enrolment_port is 0 (any free port) in coordinator.toml, so its port is unknown; set a fixed one",
+            ExitCode.USAGE,
+        )
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.listen_host, config.listen_host)  # noqa: S104
     where = f"[{host}]:{config.enrolment_port}" if ":" in host else f"{host}:{config.enrolment_port}"
     status = run(_ask(where, chain, config.advertise[0], timeout))
     if status != "SERVING":
-        fail(f"the coordinator at {where} answers {status}", ExitCode.FAILED)
+        fail(f"the coordinator at {where} answers {status}; its log says why", ExitCode.FAILED)
     if as_json:
         print_json({"address": where, "status": status})
     else:
@@ -61,9 +64,9 @@ async def _ask(where: str, chain: bytes, name: str, seconds: float) -> str:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     options = [
-        # The certificate names what members dial; here it is this machine that is dialled.
+        # The certificate has the names that members dial; here the address is this machine's.
         ("grpc.ssl_target_name_override", name),
-        # Never through a proxy to oneself.
+        # Never reach this machine through a proxy.
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
     ]
@@ -71,5 +74,8 @@ async def _ask(where: str, chain: bytes, name: str, seconds: float) -> str:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=seconds)
         except grpc.aio.AioRpcError as error:
-            fail(f"nobody serves at {where} ({error.code().name.lower()}); its log says why", ExitCode.UNREACHABLE)
+            fail(
+                f"no coordinator serves at {where} ({error.code().name.lower()}); its log says why",
+                ExitCode.UNREACHABLE,
+            )
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

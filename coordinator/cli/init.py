@@ -1,4 +1,4 @@
-"""`coordinator init`: a new federation, ready to serve."""
+"""`coordinator init`: creates a new federation, ready to serve."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,15 +18,15 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="Where everything is kept. Must not exist, or be empty.", envvar="TACIT_DIR"
+            metavar="DIR", help="The coordinator's new folder. Must not exist, or be empty.", envvar="TACIT_DIR"
         ),
     ] = Path("federation"),
     *,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name or address that members dial; may be given several times, the first goes into join "
-            "tokens. Without it only this machine can join.",
+            help="A name or address that members dial. Repeatable; join tokens carry the first. Without it, only "
+            "members on this machine can join.",
             show_default=False,
         ),
     ] = None,
@@ -37,15 +37,15 @@ def init(
     database_url: Annotated[
         str | None,
         typer.Option(
-            help="Written into coordinator.toml: a PostgreSQL URL without a password (that stands in ~/.pgpass), so "
-            "that every command on this machine finds the same database. Default: SQLite in DIR.",
+            help="A PostgreSQL URL without its password, which belongs in ~/.pgpass. It goes into coordinator.toml, so "
+            "every command on this machine finds the same database. Default: SQLite in DIR.",
             show_default=False,
         ),
     ] = None,
     operator: Annotated[str, typer.Option(help="The first operator's name.")] = "operator",
     authority_cert: Annotated[
         Path | None,
-        typer.Option(help="Your institution's own CA certificate (PEM) in place of a new one.", show_default=False),
+        typer.Option(help="Use your institution's own CA certificate (PEM), not a new one.", show_default=False),
     ] = None,
     authority_key: Annotated[
         Path | None, typer.Option(help="The key of --authority-cert (PEM).", show_default=False)
@@ -53,8 +53,9 @@ def init(
     authority_passphrase_file: Annotated[
         Path | None,
         typer.Option(
-            help="A file whose first line the authority's key is encrypted under, here as in --authority-key. Else "
-            "TACIT_AUTHORITY_PASSPHRASE_FILE or TACIT_AUTHORITY_PASSPHRASE; without any it is not encrypted.",
+            help="A file whose first line is the passphrase of the authority's key, here and in --authority-key. "
+            "Otherwise TACIT_AUTHORITY_PASSPHRASE_FILE or TACIT_AUTHORITY_PASSPHRASE. Without any, the key is not "
+            "encrypted.",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +63,7 @@ def init(
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
-    """Make a federation: authority, server and operator certificates, configuration, database."""
+    """Create a federation: authority, server and operator certificates, configuration, database."""
     import os
 
     from pydantic import ValidationError
@@ -73,9 +74,11 @@ def init(
     from tacit.identity import name_is_valid
 
     if (authority_cert is None) is not (authority_key is None):
-        fail("--authority-cert and --authority-key belong together; give both or neither", ExitCode.USAGE)
+        fail("--authority-cert and --authority-key belong together; pass both or neither", ExitCode.USAGE)
     if not name_is_valid(operator):
-        fail(f"{operator!r} is no operator's name: 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
+        fail(
+            f"{operator!r} is not a valid operator name; use 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE
+        )
     try:
         database = CoordinatorConfig.model_fields["database_url"].default
         config = CoordinatorConfig(
@@ -101,10 +104,10 @@ def init(
             }
         )
         return
-    typer.echo(f"Made the federation {federation.hex()} in {folder}:")
+    typer.echo(f"Created the federation {federation.hex()} in {folder}:")
     typer.echo("  coordinator.toml   every setting, with comments")
-    typer.echo("  authority/         the root certificate and its key: back it up, show the key to nobody")
-    typer.echo("  server/            the coordinator's own certificate; renewed when it serves")
+    typer.echo("  authority/         the root certificate and its key: back it up, and show the key to nobody")
+    typer.echo("  server/            the coordinator's own certificate, which `coordinator serve` renews")
     typer.echo("  operator/          your certificate; copy this folder to the machine you work on")
     effective = load_config(folder)
     if effective.database_url == load_config(folder, {}).database_url == f"sqlite:///{folder.resolve() / 'tacit.db'}":
@@ -113,7 +116,7 @@ def init(
         typer.echo("  store/             weights")
         typer.echo(f"Jobs, members and rounds are in {place(effective.database_url)}.")
     if os.environ.get("TACIT_DATABASE_URL"):
-        typer.echo("That is from TACIT_DATABASE_URL: set it for the server, and for every command on this machine.")
+        typer.echo("TACIT_DATABASE_URL names it: set it for the server, too, and for every command on this machine.")
     if not host:
         typer.echo("Members on other machines cannot join yet: add names to `advertise` in coordinator.toml.")
     typer.echo("Next:")
@@ -122,16 +125,20 @@ def init(
 
 
 def _without_password(url: str) -> str:
-    """The URL, if it can be shown and written down. Raises: CommandFailed."""
+    """Returns the URL if it holds no password, so that it can be shown and stored.
+
+    Raises:
+        CommandFailed: it is not a database URL, or it holds a password.
+    """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        fail("--database-url is no database URL; write postgresql+psycopg://user@host/name", ExitCode.USAGE)
+        fail("--database-url is not a database URL; write postgresql+psycopg://USER@HOST/NAME", ExitCode.USAGE)
     if parsed.password is not None or any("password" in key for key in parsed.query):
-        fail("--database-url holds a password; leave it out, and keep it in ~/.pgpass (PGPASSFILE)", ExitCode.USAGE)
+        fail("--database-url holds a password; put it in ~/.pgpass (PGPASSFILE) instead", ExitCode.USAGE)
     return url
 
 
@@ -142,7 +149,7 @@ def _make(
     own: tuple[Path, Path] | None,
     passphrase_file: Path | None,
 ) -> bytes:
-    """Everything in the folder, or nothing: what a failure leaves half made is taken away again."""
+    """Fills the folder completely or, after a failure, removes everything again. Returns the federation's name."""
     import shutil
 
     from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
@@ -156,7 +163,7 @@ def _make(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
-        fail(f"{folder} cannot be made: {error.strerror}; choose another folder", ExitCode.USAGE)
+        fail(f"{folder} cannot be created: {error.strerror}; choose another folder", ExitCode.USAGE)
     try:
         return _fill(folder, config, operator, own, passphrase_file)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""`coordinator job ...`: from a job file to a model in training, and what can be seen and done on the way."""
+"""`coordinator job ...`: turns a job file into a model in training, and shows and steers the job."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-# Checking and starting a large job reads all its weights.
+# Deadline for `CreateJob`: checking and starting a large job reads all its weights.
 CREATE_SECONDS = 600.0
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
@@ -44,11 +44,11 @@ Name = Annotated[str, typer.Argument(help="The job's name.")]
 def bundle(
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     out: Annotated[
-        Path | None, typer.Option(help="The folder to make. Default: NAME.bundle.", show_default=False)
+        Path | None, typer.Option(help="The folder to create. Default: NAME.bundle.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
+    """Create a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
 
@@ -65,12 +65,12 @@ def bundle(
         )
     except ImportError as error:
         fail(
-            f"making a bundle needs the libraries of models ({error.name or error} is missing); "
-            f"{install_with('coordinator', 'export')}, or make the bundle on a machine that has them",
+            f"creating a bundle needs the model libraries ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}, or create the bundle on a machine that has them",
             ExitCode.USAGE,
         )
     except (ValueError, OSError) as error:
-        fail(f"{file} cannot be made into a bundle: {error}", ExitCode.USAGE)
+        fail(f"no bundle was made from {file}: {error}", ExitCode.USAGE)
     if as_json:
         print_json(
             {
@@ -81,18 +81,18 @@ def bundle(
             }
         )
         return
-    typer.echo(f"Made {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
+    typer.echo(f"Created {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 
 @app.command()
 def create(
-    bundle: Annotated[Path, typer.Option("--bundle", help="The folder that `coordinator job bundle` made.")],
+    bundle: Annotated[Path, typer.Option("--bundle", help="The folder that `coordinator job bundle` created.")],
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Upload a bundle and start its job. A broken upload goes on where it stopped."""
+    """Upload a bundle and start its job. An interrupted upload continues where it stopped."""
     document, parts = _read_bundle(bundle)
     where = operator_folder(operator, folder)
 
@@ -110,7 +110,7 @@ def create(
             )
             return answer
 
-    _show(run(work()), as_json, f"Job {document.name} is running; look at it with `coordinator status --watch`.")
+    _show(run(work()), as_json, f"Job {document.name} is running; follow it with `coordinator status --watch`.")
 
 
 @app.command("list")
@@ -138,7 +138,7 @@ def list_jobs(operator: Operator = None, folder: Dir = None, as_json: Json = Fal
 @app.command()
 def show(
     name: Name,
-    rounds: Annotated[int, typer.Option(min=1, help="How many of the newest rounds.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="How many of the newest rounds to show.")] = 20,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -175,21 +175,21 @@ def show(
 
 @app.command()
 def pause(name: Name, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
-    """Stop a job's rounds; an aggregation in flight is abandoned. `resume` goes on."""
+    """Pause a job. Its current attempt is abandoned; `coordinator job resume` continues the job."""
     _change(name, "PAUSE", operator_folder(operator, folder), as_json, f"Job {name} is paused.")
 
 
 @app.command()
 def resume(name: Name, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
-    """Go on with a paused job."""
+    """Continue a paused job."""
     _change(name, "RESUME", operator_folder(operator, folder), as_json, f"Job {name} is running.")
 
 
 @app.command()
 def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
-    """End a job for ever. Its versions stay and can be exported."""
+    """End a job permanently. Its versions stay and can be exported."""
     where = operator_folder(operator, folder)
-    confirm(f"Abort {name}? It cannot be resumed; its versions stay.", yes)
+    confirm(f"Abort {name}? You cannot resume it afterwards; its versions stay.", yes)
     _change(name, "ABORT", where, as_json, f"Job {name} is aborted.")
 
 
@@ -197,7 +197,7 @@ app.command()(corpora)
 
 
 async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":
-    """What the job's document says; None where the coordinator has lost it, or it is of newer software."""
+    """Reads the server optimiser from the job document; None if the document is lost or from newer software."""
     import grpc.aio
 
     from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
@@ -209,7 +209,7 @@ async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "Server
         await fetch_blob(stub.FetchBlob, document, data)
         return JobDocument.from_json(bytes(data)).server
     except (BlobNotThere, BlobDamaged, DocumentInvalid, grpc.aio.AioRpcError):
-        # All else about the job is shown; what is wrong with its document other commands say.
+        # The rest of the job is still worth showing; other commands report a broken document.
         return None
 
 
@@ -235,28 +235,32 @@ def _show(job: "operator_pb2.Job", as_json: bool, done: str) -> None:
 
 
 def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes | Path]]]":
-    """The document, and what it names by digest: bytes, or the file of what is too large for memory.
+    """Reads a bundle.
+
+    Returns:
+        The document, and each file that it names by digest: its bytes, or its path if it is too large for memory.
 
     Raises:
-        CommandFailed: no bundle, or one whose parts do not belong together.
+        CommandFailed: the folder is not a bundle, or its parts do not belong together.
     """
     from tacit.bundle import BACKBONE_FILE, BundleInvalid, read_bundle
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
 
     if not folder.is_dir():
-        fail(f"{folder} is not a folder; make a bundle with `coordinator job bundle`", ExitCode.NOT_FOUND)
+        fail(f"{folder} is not a folder; create a bundle with `coordinator job bundle`", ExitCode.NOT_FOUND)
     try:
         bundle = read_bundle(folder, "job", unread=(BACKBONE_FILE,))
         document = JobDocument.from_json(bundle.files["job.json"], what=str(folder / "job.json"))
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE)
     except DocumentInvalid as error:
-        fail(f"{error}; make the bundle again with `coordinator job bundle`", ExitCode.USAGE)
+        fail(f"{error}; create the bundle again with `coordinator job bundle`", ExitCode.USAGE)
     for name, digest in document.files.items():
         if name not in bundle.index.files or bundle.index.files[name].sha256 != digest:
             fail(
-                f"{folder / 'job.json'} names another {name}; make the bundle again with `coordinator job bundle`",
+                f"{folder / 'job.json'} names a different {name}; create the bundle again with "
+                "`coordinator job bundle`",
                 ExitCode.USAGE,
             )
     return document, [(name, bundle.files.get(name, folder / name)) for name in document.files]

@@ -1,4 +1,4 @@
-"""What commands share that work on the coordinator's own folder and database, beside the server or without it."""
+"""Shared by the commands that work on the coordinator's own folder and database, with or without a running server."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ CoordinatorDir = Annotated[
 
 @dataclass(frozen=True)
 class Machine:
-    """The coordinator's folder, opened."""
+    """The coordinator's opened folder and database."""
 
     folder: "CoordinatorFolder"
     config: "CoordinatorConfig"
@@ -34,15 +34,20 @@ class Machine:
 
     @property
     def book(self) -> "AuthorityBook":
-        """The authorities with their keys, where they were asked for."""
+        """The authorities with their keys, if `on_machine` was called with `keys`."""
         if self._book is None:
-            raise RuntimeError("the authorities' keys were not asked for")
+            raise RuntimeError("open the machine with keys=True to use the authorities' keys")
         return self._book
 
 
 def as_owner(path: Path) -> None:
-    """Refuses to go on as another user than the folder's: files of that user's, written with mode 0600, would keep the
-    server from its own folder. A folder that is not there is for others to name. Raises: CommandFailed.
+    """Refuses to run as a user other than the folder's owner.
+
+    Files that another user writes with mode 0600 would lock the server out of its own folder. A missing folder passes;
+    others report it.
+
+    Raises:
+        CommandFailed: another user owns the folder.
     """
     import os
     import shlex
@@ -59,14 +64,20 @@ def as_owner(path: Path) -> None:
     name = user_name(owner)
     line = shlex.join(["sudo", "-u", name, *sys.argv])
     fail(
-        f"{path} belongs to the user {name}, who could not read what another user writes there: {line}", ExitCode.USAGE
+        f"{path} belongs to user {name}, who cannot read files that another user writes there; run `{line}`",
+        ExitCode.USAGE,
     )
 
 
 @contextlib.contextmanager
 def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
-    """Opens configuration and database, and with `keys` the authorities; only as the folder's owner, only while it is
-    closed to others, and only the database that the coordinator serves from. Raises: CommandFailed.
+    """Opens the configuration and the database, and with `keys` the authorities.
+
+    It opens them only as the folder's owner, only if the folder is closed to others, and only the database that the
+    coordinator serves from.
+
+    Raises:
+        CommandFailed: one of these does not hold, or something cannot be read.
     """
     import os
     from datetime import UTC, datetime
@@ -98,4 +109,7 @@ def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
     except StorageError as error:
         fail(str(error), ExitCode.FAILED)
     except OSError as error:
-        fail(f"{error.filename or path} cannot be read or written: {error.strerror}", ExitCode.FAILED)
+        fail(
+            f"{error.filename or path} cannot be read or written: {error.strerror}; check permissions and free space",
+            ExitCode.FAILED,
+        )

@@ -1,4 +1,4 @@
-"""`coordinator member ...`: who takes part."""
+"""`coordinator member ...`: invites, lists and revokes members."""
 
 import re
 import sys
@@ -31,25 +31,29 @@ _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def seconds(text: str) -> int:
-    """`90m`, `24h` or `7d` in seconds. Raises: CommandFailed."""
+    """Converts `90m`, `24h` or `7d` to seconds.
+
+    Raises:
+        CommandFailed: the text has another form.
+    """
     match = re.fullmatch(r"([0-9]{1,6})([mhd])", text.strip())
     if match is None:
-        fail(f"{text!r} is not a time; write for example 90m, 24h or 7d", ExitCode.USAGE)
+        fail(f"{text!r} is not a duration; write for example 90m, 24h or 7d", ExitCode.USAGE)
     return int(match[1]) * _UNITS[match[2]]
 
 
 @app.command()
 def invite(
-    name: Annotated[str, typer.Argument(help="What the member will be called: a-z, 0-9, dot, dash, underscore.")],
+    name: Annotated[str, typer.Argument(help="The member's name: a-z, 0-9, dot, dash, underscore.")],
     valid: Annotated[
         str,
-        typer.Option(help="How long the token can be used: 90m, 24h, 7d. Default: as configured.", show_default=False),
+        typer.Option(help="How long the token is valid: 90m, 24h, 7d. Default: as configured.", show_default=False),
     ] = "",
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Make a join token for a new member. It works once; hand it over on a way you trust."""
+    """Make a join token for a new member. It works once; send it over a channel you trust."""
     lifetime = seconds(valid) if valid else 0
     where = operator_folder(operator, folder)
 
@@ -67,17 +71,17 @@ def invite(
         return
     from coordinator.cli.shown import moment
 
-    # The token alone on standard output, so that it can be piped.
+    # Standard output holds only the token, so that it can be piped.
     typer.echo(answer.token)
     sys.stderr.write(
-        f"{name} runs `edge_client enrol TOKEN` with it, once, until {moment(answer.expires_ms)} UTC. "
-        "Whoever has the token can join as this member: hand it over on a way you trust.\n"
+        f"{name} runs `edge_client enrol TOKEN` once, until {moment(answer.expires_ms)} UTC. "
+        "Anyone who has the token can join as this member: send it over a channel you trust.\n"
     )
 
 
 @app.command("list")
 def list_members(operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
-    """Show who was invited, enrolled or revoked, and who is connected."""
+    """Show which members are invited, enrolled or revoked, and which are connected."""
     where = operator_folder(operator, folder)
 
     async def work() -> "operator_pb2.ListMembersResponse":
@@ -95,16 +99,16 @@ def list_members(operator: Operator = None, folder: Dir = None, as_json: Json = 
     if as_json:
         print_json({"members": [member_json(member) for member in members]})
     elif not members:
-        typer.echo("Nobody was invited yet: `coordinator member invite NAME` makes a join token.")
+        typer.echo("No members yet: `coordinator member invite NAME` makes a join token.")
     else:
         typer.echo(members_table(list(members)))
 
 
 @app.command()
 def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
-    """End a membership at once, or take an invitation back."""
+    """End a membership at once, or withdraw an invitation."""
     where = operator_folder(operator, folder)
-    confirm(f"Revoke {name}? It is cut off at once and needs a new invitation to come back.", yes)
+    confirm(f"Revoke {name}? It is cut off at once, and needs a new invitation to return.", yes)
 
     async def work() -> "operator_pb2.Member":
         from tacit.v1 import operator_pb2
@@ -125,7 +129,7 @@ def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir =
 
 
 def days_left(expires_ms: int, now_ms: int) -> str:
-    """Of a certificate, in whole days; in hours where there are fewer than two."""
+    """Formats a certificate's remaining time in whole days, or in hours below two days."""
     if not expires_ms:
         return "-"
     hours = (expires_ms - now_ms) / 3_600_000
@@ -135,7 +139,7 @@ def days_left(expires_ms: int, now_ms: int) -> str:
 
 
 def members_table(members: "list[operator_pb2.Member]") -> str:
-    """Members for people."""
+    """Formats members as a table."""
     import time
 
     from coordinator.cli.shown import moment

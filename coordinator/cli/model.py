@@ -1,8 +1,7 @@
-"""`coordinator evaluate` and `coordinator export`: a job's versions, measured and made runnable from outside.
+"""`coordinator evaluate` and `coordinator export`: measure a job's versions, and make them runnable elsewhere.
 
-The server never runs a model. These commands fetch a version by digest, turn it into ONNX with the code of
-`export` on this machine, and measure that: what is measured is what would be shipped. They need the edge
-extra.
+The server never runs a model. These commands fetch a version by digest, convert it to ONNX on this machine with the
+code of `export`, and measure the ONNX model, which is what an export would ship. They need the export extra.
 """
 
 import asyncio
@@ -38,19 +37,19 @@ if TYPE_CHECKING:
 __all__ = ["Material", "Version", "evaluate", "export", "fetch_material"]
 
 RECONNECT_SECONDS = 2.0
-# Texts on which an evaluation's export is compared with the model it came from.
+# Number of texts on which an evaluation compares its export with the trained model.
 PARITY_SAMPLES = 16
 
 Job = Annotated[str, typer.Argument(help="The job's name.")]
 Version = Annotated[
     int | None,
-    typer.Option("--version", min=0, help="Which version. Default: the newest.", show_default=False),
+    typer.Option("--version", min=0, help="The version's number. Default: the newest.", show_default=False),
 ]
 
 
 @dataclass(frozen=True)
 class Material:
-    """A version with all that is needed to run it."""
+    """A version and everything needed to run it."""
 
     document: "JobDocument"
     manifest: "Manifest"
@@ -58,7 +57,7 @@ class Material:
     weights: bytes
     number: int
     digest: bytes
-    # The canonical file of a prompted job, for as long as the command runs.
+    # A prompted job's backbone in its canonical file; it exists while the command runs.
     backbone: Path | None = None
 
 
@@ -70,20 +69,22 @@ def evaluate(
     text_b: Annotated[
         str | None,
         typer.Option(
-            help="The column of --data that holds a pair's second text, where the job reads pairs. Default: text_b, if "
-            "there is one.",
+            help="The column of --data that holds a pair's second text, if the job reads pairs. Default: text_b, if "
+            "that column exists.",
             show_default=False,
         ),
     ] = None,
     version: Version = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with every new version until the job ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Also measure every new version until the job ends.")
+    ] = False,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a version on data of your own; the result is stored with it and shown as a metric."""
+    """Measure a version on your own data. The coordinator stores the result and exports it as a metric."""
     if follow and version is not None:
-        fail("--follow measures every version from the newest on; leave out --version", ExitCode.USAGE)
+        fail("--follow measures the newest version and all later ones; leave out --version", ExitCode.USAGE)
     tools = _tools()
     where = operator_folder(operator, folder)
     try:
@@ -97,13 +98,13 @@ def evaluate(
 
 def export(
     job: Job,
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    out: Annotated[Path, typer.Option(help="The folder to create.")],
     version: Version = None,
     samples: Annotated[
         Path | None,
         typer.Option(
             help="Texts on which the export is compared with the trained model: .jsonl, .csv or .tsv. "
-            "Default: made up from the vocabulary.",
+            "Default: random words of the vocabulary.",
             show_default=False,
         ),
     ] = None,
@@ -111,8 +112,8 @@ def export(
     text_b: Annotated[
         str | None,
         typer.Option(
-            help="The column of --samples that holds a pair's second text, where the job reads pairs. Default: text_b, "
-            "if there is one.",
+            help="The column of --samples that holds a pair's second text, if the job reads pairs. Default: text_b, "
+            "if that column exists.",
             show_default=False,
         ),
     ] = None,
@@ -120,8 +121,8 @@ def export(
         bool,
         typer.Option(
             "--split",
-            help="Of a prompted job: the prompt alone, beside its backbone, which all prompts on it share. The "
-            "backbone is written beside --out unless it is there.",
+            help="For a prompted job: export only the prompt. Its backbone, which other prompts can share, is written "
+            "beside --out unless it is already there.",
         ),
     ] = False,
     operator: Operator = None,
@@ -133,7 +134,7 @@ def export(
 
     tools = _tools()
     try:
-        # Before gigabytes are fetched; writing looks again.
+        # Check before fetching gigabytes; writing checks again.
         check_place(out, "prompt" if split else "model")
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE)
@@ -151,7 +152,7 @@ def export(
 
         material = run(work())
         report = _export(tools, material, out, given, split=split)
-    # The folder of a backbone that others may share, and whether it was there already.
+    # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
         more = {} if shared is None else {"backbone": str(shared.folder), "backbone_written": shared.written}
@@ -174,17 +175,17 @@ def export(
         typer.echo(
             f"It is a prompt of {sum(report.files.values()) / 1e3:,.0f} kB on the backbone {shared.folder}, "
             f"{sum(shared.files.values()) / 1e6:,.1f} MB, "
-            f"{'written just now' if shared.written else 'which was there'}; keep them beside each other."
+            f"{'written just now' if shared.written else 'already there'}; keep both folders side by side."
         )
 
 
 class _Evaluation:
-    """One file of examples, measured against one version after another."""
+    """Measures versions, one after another, on one file of examples."""
 
     def __init__(
         self, tools: "_Tools", job: str, data: Path, examples: Sequence[Any], scratch: Path, as_json: bool
     ) -> None:
-        """scratch: an empty folder for what is fetched once for all versions, and for what is made of each."""
+        """`scratch` is an empty folder for files fetched once for all versions, and for each version's export."""
         import hashlib
 
         self._tools = tools
@@ -200,7 +201,7 @@ class _Evaluation:
             await self._measure(stub, version)
 
     async def follow(self, where: Path) -> None:
-        """From the newest version on, each once; a coordinator that restarts is waited for."""
+        """Measures the newest version and every later one, once each. It waits for a coordinator that restarts."""
         following: int | None = None
         while True:
             try:
@@ -225,7 +226,7 @@ class _Evaluation:
             job = next((job for job in status.jobs if job.name == self._job), None)
             if job is None:
                 fail(
-                    f"there is no job named {self._job}; `coordinator job list` shows those there are",
+                    f"there is no job named {self._job}; list the jobs with `coordinator job list`",
                     ExitCode.NOT_FOUND,
                 )
             yield job
@@ -250,7 +251,7 @@ class _Evaluation:
             from coordinator.cli.shown import evaluation_json
 
             shown = evaluation_json(evaluation)
-            # When it was stored is the coordinator's to say.
+            # Only the coordinator knows when it stored the result.
             del shown["at_ms"]
             print_json({"job": self._job, **shown})
         else:
@@ -271,7 +272,7 @@ class _Evaluation:
 
 @dataclass(frozen=True)
 class _Tools:
-    """The functions of `export`, once it is certain that they are there."""
+    """The functions of `export`, imported once they are needed."""
 
     export_model: Any
     evaluate_bundle: Any
@@ -287,7 +288,7 @@ def _tools() -> _Tools:
         from export.prompted_bundle import read_backbone
     except ImportError as error:
         fail(
-            f"this command runs the model and needs the libraries for that ({error.name or error} is missing); "
+            f"this command runs the model and needs its libraries ({error.name or error} is missing); "
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
@@ -295,11 +296,11 @@ def _tools() -> _Tools:
 
 
 def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], *, split: bool = False) -> Any:
-    """given: examples to compare on; none: texts are made up."""
+    """Exports a version, and compares it with the trained model on `given`, or on random words without examples."""
     from tacit.model import PromptedModel
     from tacit.prompt import reads_pairs
 
-    # Any other job's model is whole by itself.
+    # Only the model of a prompted job has a backbone to split off or to pass on.
     more: dict[str, Any] = {"split": True} if split else {}
     pairs = reads_pairs(material.document.model)
     try:
@@ -309,7 +310,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
     if not samples:
         samples = synthetic_texts(material.tokenizer)
         if pairs:
-            # Long ones with short ones, and with each other.
+            # Shift the list by one, so that pairs mix long and short texts.
             samples = list(zip(samples, [*samples[1:], samples[0]], strict=True))
     try:
         if material.backbone is not None and isinstance(material.document.model, PromptedModel):
@@ -325,7 +326,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
         )
     except ImportError as error:
         fail(
-            f"making an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
+            f"writing an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
             ExitCode.USAGE,
         )
     except (ValueError, RuntimeError, OSError) as error:
@@ -333,9 +334,9 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
 
 
 def synthetic_texts(tokenizer: bytes) -> list[str]:
-    """Texts of many lengths out of the public vocabulary, for a comparison where nobody gave real ones."""
+    """Draws texts of many lengths from the public vocabulary, to compare models without real texts."""
     vocabulary = json.loads(tokenizer)["model"]["vocab"]
-    # Of unigrams the entries are pairs, with their scores.
+    # In a unigram tokenizer, each entry is a pair of a token and its score.
     entries = vocabulary if isinstance(vocabulary, dict) else [entry[0].lstrip("\u2581") for entry in vocabulary]
     words = [word for word in entries if word.isalpha()] or ["text"]
     choose = random.Random(0)
@@ -345,7 +346,19 @@ def synthetic_texts(tokenizer: bytes) -> list[str]:
 async def fetch_material(
     stub: "OperatorServiceStub", job: str, version: int | None, scratch: Path, *, quiet: bool
 ) -> Material:
-    """A version and all it needs, each part verified by its digest. scratch: where a backbone goes, or lies already."""
+    """Fetches a version and everything it needs, and verifies each part by its digest.
+
+    Args:
+        stub: The operator's service.
+        job: The job's name.
+        version: The version's number, or None for the newest.
+        scratch: The folder for a backbone, which may already be there.
+        quiet: Whether to hide progress bars.
+
+    Raises:
+        CommandFailed: there is no such version, its documents cannot be read, or the job shares only a part of its
+            model.
+    """
     from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
@@ -375,8 +388,8 @@ async def fetch_material(
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     if not document.complete or document.tokenizer is None:
         fail(
-            f"job {job} shares a part of its model only ({document.method.name}): the rest stays with its members, so "
-            "that nothing here runs alone; a member makes its own model with `edge_client export`",
+            f"job {job} shares only a part of its model ({document.method.name}), and its members keep the rest, so it "
+            "cannot run here; a member exports its own model with `edge_client export`",
             ExitCode.REFUSED,
         )
     backbone = None

@@ -1,5 +1,6 @@
-"""`coordinator operator ...`: who may steer the coordinator. On its own machine: the commands work on its folder and
-database, also while it serves.
+"""`coordinator operator ...`: issues, lists and revokes the certificates of operators, who may steer the coordinator.
+
+The commands run on the coordinator's own machine and work on its folder and database, even while it serves.
 """
 
 from pathlib import Path
@@ -19,25 +20,25 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command()
 def issue(
-    name: Annotated[str, typer.Argument(help="What the operator is called: a-z, 0-9, dot, dash, underscore.")],
+    name: Annotated[str, typer.Argument(help="The operator's name: a-z, 0-9, dot, dash, underscore.")],
     out: Annotated[
         Path,
         typer.Option(
-            help="The operator's folder to write. A key that lies there stays, unless it was revoked.",
+            help="The operator's folder to write. A key already in it is kept unless it was revoked.",
             show_default=False,
         ),
     ],
     folder: CoordinatorDir = Path("federation"),
     as_json: Json = False,
 ) -> None:
-    """Write an operator's folder: a new operator, a renewed certificate, or one after a revocation."""
+    """Write an operator's folder: for a new operator, a renewal, or a new start after a revocation."""
     from datetime import UTC, datetime
 
     from coordinator.operators import issue_operator
     from tacit.identity import name_is_valid
 
     if not name_is_valid(name):
-        fail(f"{name!r} is no operator's name: 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
+        fail(f"{name!r} is not a valid operator name; use 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
     with on_machine(folder, keys=True) as machine:
         issued = issue_operator(
             out, name, machine.config, machine.book, machine.database, now=datetime.now(UTC), by=os_user()
@@ -46,15 +47,15 @@ def issue(
         made = {"operator": name, "folder": str(out), "expires": issued.expires.isoformat()}
         print_json({**made, "key_replaced": issued.replaced})
         return
-    typer.echo(f"{out} is the folder of the operator {name}, valid until {issued.expires:%Y-%m-%d %H:%M} UTC.")
+    typer.echo(f"{out} is the folder of operator {name}, valid until {issued.expires:%Y-%m-%d %H:%M} UTC.")
     if issued.replaced:
-        typer.echo("Its key is new: the one that lay there was revoked, or no certificate on record vouches for it.")
-    typer.echo("Whoever has it can invite, revoke and steer jobs: hand it over on a way you trust.")
+        typer.echo("It has a new key: the previous one was revoked, or no certificate on record vouches for it.")
+    typer.echo("Anyone who has it can invite and revoke members and steer jobs: send it over a channel you trust.")
 
 
 @app.command("list")
 def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
-    """Show every operator's certificate that was issued here, or seen."""
+    """Show all operators' certificates that are on record."""
     from datetime import UTC, datetime
 
     from coordinator.cli.shown import moment
@@ -85,7 +86,7 @@ def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = 
             }
         )
     elif not found:
-        typer.echo("No operator's certificate is known: `coordinator operator issue NAME --out FOLDER` makes one.")
+        typer.echo("No operator certificates yet: `coordinator operator issue NAME --out FOLDER` makes one.")
     else:
         rows = [[item.name, item.fingerprint.hex()[:16], status(item), moment(item.expires_ms)] for item in found]
         typer.echo(table(["OPERATOR", "CERTIFICATE", "STATUS", "VALID UNTIL"], rows))
@@ -93,13 +94,13 @@ def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = 
 
 @app.command()
 def revoke(name: str, yes: Yes = False, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
-    """Cut an operator off: every certificate of this name, at once."""
+    """Revoke every certificate of an operator at once."""
     from datetime import UTC, datetime
 
     from coordinator.storage import records
     from coordinator.storage.errors import NotFound
 
-    confirm(f"Revoke every certificate of the operator {name}?", yes)
+    confirm(f"Revoke every certificate of operator {name}?", yes)
     with on_machine(folder) as machine:
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
         try:
@@ -109,5 +110,5 @@ def revoke(name: str, yes: Yes = False, folder: CoordinatorDir = Path("federatio
     if as_json:
         print_json({"operator": name, "revoked": count})
     else:
-        typer.echo(f"{name} is cut off ({count} certificates). Calls that are under way end within seconds.")
-        typer.echo(f"`coordinator operator issue {name} --out FOLDER` gives the name another, with a new key.")
+        typer.echo(f"{name} is revoked ({count} certificates). Its calls in progress end within seconds.")
+        typer.echo(f"`coordinator operator issue {name} --out FOLDER` issues a new certificate with a new key.")

@@ -1,4 +1,4 @@
-"""`coordinator sample`: made-up text from a published version, for jobs whose corpus is the operator's to make."""
+"""`coordinator sample`: samples synthetic text from a published version, for jobs whose corpus the operator makes."""
 
 import tempfile
 from pathlib import Path
@@ -23,23 +23,25 @@ def sample(
     out: Annotated[Path, typer.Option(help="The folder for operator.jsonl and its statement.")],
     texts: Annotated[
         int | None,
-        typer.Option(min=1, max=100_000, help="How many. Default: the job's `corpus.texts`.", show_default=False),
+        typer.Option(
+            min=1, max=100_000, help="How many texts to sample. Default: the job's `corpus.texts`.", show_default=False
+        ),
     ] = None,
     version: Version = None,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Make texts up from a version of an rvae job. Next: `coordinator finetune JOB --corpora OUT`.
+    """Sample synthetic texts from a version of an rvae job. Next: `coordinator finetune JOB --corpora OUT`.
 
-    Under a privacy mechanism any number of texts costs the members nothing more. What is said of them is signed with
-    the operator's key.
+    If the job has a privacy mechanism, any number of texts costs the members nothing more. The operator's key signs the
+    statement about them.
     """
     try:
         from export.synthetic import synthesise
     except ImportError as error:
         fail(
-            f"making texts up runs the model and needs the libraries for that ({error.name or error} is missing); "
+            f"sampling texts runs the model and needs its libraries ({error.name or error} is missing); "
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
@@ -58,7 +60,10 @@ def sample(
 
         material, authorities = run(work())
     if material.number < 1:
-        fail(f"job {job} has no round behind it: its version 0 knows public text only; wait for one", ExitCode.REFUSED)
+        fail(
+            f"job {job} has no finished round, and its version 0 knows only public text; wait for a round",
+            ExitCode.REFUSED,
+        )
     order = material.document.corpus or CorpusOrder(
         source="operator", guidance=1 if len(material.document.labels) <= MAX_GUIDED_LABELS else 0
     )
@@ -76,11 +81,11 @@ def sample(
             round=material.number,
         )
     except (ValueError, OSError) as error:
-        fail(f"version {material.number} of job {job} gives no text: {error}", ExitCode.FAILED)
+        fail(f"version {material.number} of job {job} cannot be sampled: {error}", ExitCode.FAILED)
     try:
         _sign(made.statement, out, where, authorities)
     except (ValueError, OSError) as error:
-        fail(f"what is said of {made.path} cannot be signed with the key in {where}: {error}", ExitCode.FAILED)
+        fail(f"the statement about {made.path} cannot be signed with the key in {where}: {error}", ExitCode.FAILED)
     said = made.statement
     if as_json:
         print_json(
@@ -94,19 +99,26 @@ def sample(
         )
         return
     promise = (
-        "differentially private as the members' ledgers have it"
+        "differentially private, by the members' ledgers"
         if said.promise == "differentially-private"
         else "no differential privacy guarantee"
     )
-    typer.echo(f"Wrote {said.rows} texts of version {material.number} to {made.path}: {promise}.")
+    typer.echo(f"Wrote {said.rows} texts from version {material.number} to {made.path}: {promise}.")
     typer.echo(f"Next: coordinator finetune {job} --corpora {out} --test FILE --out FOLDER")
 
 
 def _sign(statement: "CorpusStatement", out: Path, where: Path, authorities: "Authorities") -> None:
-    """Lays beside the file what a member's has, too. where: the operator's folder, whose key signs.
+    """Signs the statement, and writes statement, signature and proof beside the file as for a member's corpus.
+
+    Args:
+        statement: The statement about the file.
+        out: The folder of the file.
+        where: The operator's folder, whose key signs.
+        authorities: The federation's authorities.
 
     Raises:
-        ValueError: a key that is no operator's. OSError: the folder cannot be written.
+        ValueError: the key is not an operator's.
+        OSError: the folder cannot be written.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -120,7 +132,7 @@ def _sign(statement: "CorpusStatement", out: Path, where: Path, authorities: "Au
     identity = load_operator(where)
     key = serialization.load_pem_private_key(identity.key_pem, password=None)
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise ValueError(f"{where / 'key.pem'} is not an RSA key, as the coordinator makes them")
+        raise ValueError(f"{where / 'key.pem'} is not an RSA key; the coordinator issues only RSA keys")
     certificate = x509.load_pem_x509_certificate(identity.certificate_pem).public_bytes(serialization.Encoding.DER)
     signature = sign(key, signed_bytes(statement))
     verify_statement(statement, signature, certificate, authorities)

@@ -1,4 +1,4 @@
-"""`coordinator serve`."""
+"""`coordinator serve`: runs the coordinator."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,32 +10,32 @@ __all__ = ["serve"]
 
 def serve(
     dir: Annotated[
-        Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
+        Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` created.")
     ] = Path("federation"),
     log_format: Annotated[
-        Literal["console", "json"] | None, typer.Option(help="console or json; default: what coordinator.toml says.")
+        Literal["console", "json"] | None, typer.Option(help="Log format. Default: from coordinator.toml.")
     ] = None,
     new_database: Annotated[
         bool,
         typer.Option(
             "--new-database",
-            help="Serve from the database that is there, though the folder had another one or a newer state of it: "
-            "members and jobs that are not in it are unknown from then on. Once; not for a unit file.",
+            help="Accept the configured database although this folder last served from another one, or from a newer "
+            "state of it. Members and jobs that it lacks are unknown from then on. Use it once, never in a unit file.",
         ),
     ] = False,
 ) -> None:
     """Run the coordinator until SIGTERM.
 
-    Started again after a crash it goes on with its jobs, and members come back by themselves.
+    After a crash, start it again: it continues its jobs, and members reconnect by themselves.
     """
     from toolkit.tls import tls_13_only
 
-    # Before gRPC is imported anywhere.
+    # This must run before anything imports gRPC.
     tls_13_only()
 
     import os
 
-    # gRPC's own lines say of every port scan that a handshake failed; what matters of them is in our log.
+    # gRPC logs a failed handshake for every port scan; our own log has the failures that matter.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     import asyncio

@@ -1,4 +1,4 @@
-"""What the operator's service says, as JSON and as words for people. Digests are hexadecimal."""
+"""Formats the operator's service's answers as JSON and as words for people. Digests are hexadecimal."""
 
 import math
 from datetime import UTC, datetime
@@ -24,22 +24,26 @@ __all__ = [
 
 
 def job_status(job: operator_pb2.Job) -> str:
-    """running, paused, finished or aborted."""
+    """Returns running, paused, finished or aborted."""
     return operator_pb2.JobStatus.Name(job.status).removeprefix("JOB_STATUS_").lower()
 
 
 def why(reason: Reason) -> str:
-    """The sentence of a reason, empty for none."""
+    """Returns a reason's sentence, or an empty text without a reason."""
     return "" if not reason else sentence(from_word(word(reason)))
 
 
 def moment(ms: int) -> str:
-    """UTC, to the minute; a dash for never."""
+    """Formats a time in UTC, to the minute; 0 is a dash.
+
+    Args:
+        ms: Milliseconds since the epoch.
+    """
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}" if ms else "-"
 
 
 def percent(value: float) -> str:
-    """An accuracy."""
+    """Formats an accuracy between 0 and 1."""
     return "-" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
@@ -53,7 +57,7 @@ def _reason(value: Reason) -> str | None:
 
 
 def evaluation_json(item: operator_pb2.Evaluation) -> dict[str, Any]:
-    """One evaluation."""
+    """Returns an evaluation as JSON."""
     return {
         "version_number": item.version_number,
         "version": item.version.hex(),
@@ -70,7 +74,7 @@ def _training_json(item: operator_pb2.TrainingMetrics) -> dict[str, Any]:
 
 
 def job_json(job: operator_pb2.Job) -> dict[str, Any]:
-    """A job as it stands."""
+    """Returns a job's current state as JSON."""
     return {
         "name": job.name,
         "status": job_status(job),
@@ -94,7 +98,7 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
 
 
 def optimiser_json(server: ServerOptimiser) -> dict[str, Any]:
-    """A job's server optimiser with its numbers, also those that follow from others."""
+    """Returns a job's server optimiser with its numbers, including the derived ones."""
     numbers = {key: getattr(server, key) for key in type(server).model_fields if key != "optimiser"}
     if not isinstance(server, FedAvgServer | FedAvgMServer):
         numbers["initial_accumulator"] = server.first_accumulator
@@ -102,7 +106,7 @@ def optimiser_json(server: ServerOptimiser) -> dict[str, Any]:
 
 
 def member_json(member: operator_pb2.Member) -> dict[str, Any]:
-    """A member."""
+    """Returns a member as JSON."""
     return {
         "name": member.name,
         "status": member.status,
@@ -114,7 +118,7 @@ def member_json(member: operator_pb2.Member) -> dict[str, Any]:
 
 
 def status_json(status: operator_pb2.StatusResponse) -> dict[str, Any]:
-    """The whole federation."""
+    """Returns the whole federation as JSON."""
     return {
         "federation": status.federation,
         "software_version": status.software_version,
@@ -150,7 +154,7 @@ def _attempt_json(item: operator_pb2.Attempt) -> dict[str, Any]:
 
 
 def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
-    """A job with its rounds and versions."""
+    """Returns a job with its rounds and versions as JSON."""
     return {
         **job_json(detail.job),
         "rounds": [

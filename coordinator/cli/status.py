@@ -1,4 +1,4 @@
-"""`coordinator status`: the federation at a glance, once or for as long as one looks."""
+"""`coordinator status`: shows the federation at a glance, once or continuously."""
 
 import asyncio
 import sys
@@ -29,12 +29,12 @@ RECONNECT_SECONDS = 2.0
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing every change.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep running, and show every change.")] = False,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Show jobs with their round, phase, version and accuracy, and the members."""
+    """Show the members, and the jobs with their round, phase, version and accuracy."""
     where = operator_folder(operator, folder)
     if not watch:
         answer = run(_once(where))
@@ -54,7 +54,7 @@ async def _once(where: Path) -> "operator_pb2.StatusResponse":
 
 
 async def _follow(where: Path, show: "Callable[[operator_pb2.StatusResponse], None]") -> None:
-    """Shows every status; a coordinator that restarts is waited for, one that never answered is not."""
+    """Shows every status. It waits for a coordinator that restarts, but not for one that never answered."""
     from tacit.v1 import operator_pb2
 
     seen = False
@@ -89,7 +89,7 @@ def _print(answer: "operator_pb2.StatusResponse", as_json: bool, *, blank: bool 
 
 
 def text_of(answer: "operator_pb2.StatusResponse") -> str:
-    """The status for people."""
+    """Formats the status for people."""
     from coordinator.cli.member import members_table
     from coordinator.cli.shown import moment
 
@@ -111,7 +111,7 @@ def text_of(answer: "operator_pb2.StatusResponse") -> str:
 
 
 def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
-    """Jobs for people."""
+    """Formats jobs as a table."""
     from coordinator.cli.shown import job_status, percent, why
 
     rows = []

@@ -1,10 +1,10 @@
-"""Who runs a command on the coordinator's machine, for the journal."""
+"""Names the person who runs a command on the coordinator's machine, for the journal."""
 
 __all__ = ["os_user"]
 
 
 def os_user() -> str:
-    """The operating system's user, as the machine knows them; "unknown" where it does not."""
+    """Returns the name of the operating system's user, or "unknown" if the machine has none."""
     import getpass
 
     try:

@@ -1,4 +1,4 @@
-"""`python -m coordinator.relay SETTINGS`: started by `coordinator serve`, by nobody else."""
+"""`python -m coordinator.relay SETTINGS`, which only `coordinator serve` starts."""
 
 from coordinator.relay.process import main
 

@@ -1,15 +1,15 @@
-"""Which connections of strangers stay, and whose turn it is to be passed on. Pure; the clock is handed in.
+"""Decides which connections of strangers may stay, and which is forwarded next. Pure; takes a clock.
 
 A network is an IPv4 address or an IPv6 /64.
 
-`Hall` guarantees: at most `total` connections stand, at most `per_network` of one network. In a full hall a newcomer
-takes the place of the oldest connection of the network that holds most, if that network still holds more than the
-newcomer's own afterwards. So a network with none gets one in as long as fewer than `total` networks hold any, and a
-network loses a connection only to one that holds fewer.
+`Hall` guarantees: at most `total` connections are open, at most `per_network` from one network. In a full hall a new
+connection replaces the oldest connection of the network with the most, if that network then still holds at least as
+many as the new connection's network. So a network without a connection gets one as long as fewer than `total` networks
+hold any, and a network loses a connection only to one that holds fewer.
 
-`Turnstile` guarantees: at most burst + rate * t are passed on in t seconds, because each costs the enrolment server a
-TLS handshake; networks take turns, so whoever is the only one of its network waits for at most one of each other
-network.
+`Turnstile` guarantees: at most burst + rate * t connections are forwarded in t seconds, as each costs the enrolment
+server a TLS handshake. Networks take turns, so the only connection of a network waits for at most one connection of
+each other network.
 """
 
 import math
@@ -28,23 +28,23 @@ _Visitor = TypeVar("_Visitor", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Generic[_Visitor]):
-    """A connection may stay; `displaced` must go, and counts no more."""
+    """A connection may stay. `displaced` must end, and no longer counts."""
 
     displaced: _Visitor | None = None
 
 
 class Hall(Generic[_Visitor]):
-    """The connections that stand."""
+    """The open connections."""
 
     def __init__(self, total: int, per_network: int) -> None:
         self._total = total
         self._per_network = per_network
-        # By network, the oldest first.
+        # Connections by network, the oldest first.
         self._held: dict[str, OrderedDict[_Visitor, None]] = {}
         self._count = 0
 
     def admit(self, network: str, visitor: _Visitor) -> Admitted[_Visitor] | Refusal:
-        """Takes a connection in, or says which bound it would pass."""
+        """Admits a connection, or returns the bound that it would exceed."""
         own = len(self._held.get(network, ()))
         if own >= self._per_network:
             return "network_full"
@@ -60,7 +60,7 @@ class Hall(Generic[_Visitor]):
         return Admitted(displaced)
 
     def leave(self, network: str, visitor: _Visitor) -> None:
-        """A connection is gone. May be said twice."""
+        """Removes a connection that ended. Removing it twice is harmless."""
         held = self._held.get(network)
         if held is None or visitor not in held:
             return
@@ -71,19 +71,24 @@ class Hall(Generic[_Visitor]):
 
     @property
     def networks(self) -> int:
-        """How many networks hold a connection."""
+        """The number of networks that hold a connection."""
         return len(self._held)
 
     def __len__(self) -> int:
-        """How many connections stand."""
+        """Returns the number of open connections."""
         return self._count
 
 
 class Turnstile(Generic[_Visitor]):
-    """Who waits to be passed on."""
+    """The connections that wait to be forwarded."""
 
     def __init__(self, clock: Callable[[], float], allowance: Allowance) -> None:
-        """clock: monotonic seconds."""
+        """Creates an empty queue.
+
+        Args:
+            clock: Returns monotonic seconds.
+            allowance: How many connections may be forwarded at once, and how many a second.
+        """
         self._clock = clock
         self._allowance = allowance
         self._bucket = Bucket(allowance.burst, clock())
@@ -91,11 +96,11 @@ class Turnstile(Generic[_Visitor]):
         self._waiting: OrderedDict[str, OrderedDict[_Visitor, None]] = OrderedDict()
 
     def join(self, network: str, visitor: _Visitor) -> None:
-        """A connection waits from now on."""
+        """Adds a waiting connection."""
         self._waiting.setdefault(network, OrderedDict())[visitor] = None
 
     def leave(self, network: str, visitor: _Visitor) -> None:
-        """A connection waits no more. May be said twice."""
+        """Removes a waiting connection. Removing it twice is harmless."""
         waiting = self._waiting.get(network)
         if waiting is not None and visitor in waiting:
             del waiting[visitor]
@@ -103,7 +108,12 @@ class Turnstile(Generic[_Visitor]):
                 del self._waiting[network]
 
     def next(self) -> tuple[_Visitor | None, float]:
-        """The connection whose turn it is, and 0; else None, and the seconds until a turn (inf: nobody waits)."""
+        """Takes the connection whose turn it is.
+
+        Returns:
+            The connection and 0. If it is nobody's turn, None and the seconds until the next one, or infinity if no
+            connection waits.
+        """
         if not self._waiting:
             return None, math.inf
         short = self._bucket.seconds_short(self._allowance, self._clock())

@@ -1,8 +1,8 @@
-"""A stranger's address: what it is counted as, and as the name of the socket that the relay dials from.
+"""Carries a stranger's address in the name of the relay's socket, and maps addresses to networks.
 
-A Unix socket has no address of a stranger in it, but the enrolment server sees the name that the dialling end was bound
-to. So the relay binds each connection to a name that says whom it is for. Only the relay's own user can write the
-folder of these sockets, so nobody else chooses such a name.
+A Unix socket carries no stranger's address, but the enrolment server sees the name to which the dialling end is bound.
+So the relay binds each connection to a name that contains the stranger's address. Only the relay's own user can write
+to the folder of these sockets, so nobody else can choose such a name.
 """
 
 import ipaddress
@@ -11,23 +11,23 @@ import urllib.parse
 
 __all__ = ["network_of", "peer_of", "socket_name"]
 
-# NUMBER@HOST:PORT; the number keeps two connections apart.
+# NUMBER@HOST:PORT; the number makes the name of each connection unique.
 _NAME = re.compile(r"\d+@(\[[0-9a-f:.]+\]|[0-9.]+):(\d{1,5})")
-# An institution has one IPv6 network, and may take its addresses one after the other.
+# Prefix length of an institution's IPv6 network, within which it may use one address after another.
 _IPV6_NETWORK = 64
 
 
 def socket_name(number: int, host: str, port: int) -> str:
-    """The file name of the relay's end of connection `number`."""
+    """Returns the file name of the relay's end of connection `number`, for a stranger at `host` and `port`."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        # IPv4, on a port that takes both.
+        # This is an IPv4 address on a dual-stack port.
         address = address.ipv4_mapped
     return f"{number}@[{address}]:{port}" if address.version == 6 else f"{number}@{address}:{port}"
 
 
 def peer_of(peer: str) -> str:
-    """The stranger behind a gRPC peer, as gRPC writes peers; any other peer than the relay's as it is."""
+    """Returns the stranger behind a gRPC peer, in gRPC's notation. Peers other than the relay's stay unchanged."""
     scheme, _, path = peer.partition(":")
     found = _NAME.fullmatch(urllib.parse.unquote(path).rpartition("/")[2]) if scheme == "unix" else None
     if found is None:
@@ -37,7 +37,11 @@ def peer_of(peer: str) -> str:
 
 
 def network_of(host: str) -> str:
-    """What a host is counted as: its IPv4 address, or its IPv6 network (/64). Raises: ValueError: no IP address."""
+    """Returns what a host counts as: its IPv4 address, or its IPv6 network (/64).
+
+    Raises:
+        ValueError: the host is not an IP address.
+    """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         mapped = address.ipv4_mapped

@@ -1,11 +1,15 @@
-"""The relay itself, a process of its own: `python -m coordinator.relay`. It needs the standard library alone.
+"""The relay's own process, `python -m coordinator.relay`. Beyond this project it needs only the standard library.
 
-A connection, in order: it is refused before a byte of it is read where `Hall` is full; it sends one whole TLS record of
-a handshake within `HELLO_SECONDS`, or ends; it waits for its turn; only then is the enrolment server dialled. It ends
-after `LIFE_SECONDS`, or after `MAX_BYTES` from the stranger.
+The life of a connection:
 
-It tells its parent on standard output, a JSON object a line, what it counted, and ends when its standard input does:
-the parent holds the other end, so it ends with a parent that was killed, too.
+1. If `Hall` is full, it is refused before a byte of it is read.
+2. It must send one complete TLS handshake record within `HELLO_SECONDS`.
+3. It waits for its turn.
+4. Only then the relay dials the enrolment server.
+5. It ends after `LIFE_SECONDS`, or after `MAX_BYTES` from the stranger.
+
+The relay writes its counts to standard output, one JSON object per line, for its parent. It ends when its standard
+input does. The parent holds the other end, so the relay also ends if its parent is killed.
 """
 
 import asyncio
@@ -31,26 +35,26 @@ from coordinator.relay.names import network_of, socket_name
 __all__ = ["BACKLOG", "HELLO_SECONDS", "LIFE_SECONDS", "MAX_BYTES", "Settings", "main"]
 
 HELLO_SECONDS = 10.0
-# gRPC ends a visit after two minutes and half a minute of grace.
+# gRPC ends such a connection after two minutes and half a minute of grace.
 LIFE_SECONDS = 150.0
-# A request to enrol has a few kilobytes.
+# From one stranger. A request to enrol has a few kilobytes.
 MAX_BYTES = 1024 * 1024
 BACKLOG = 1024
 
 _ACCEPTED_AT_ONCE = 64
 _BUFFER = 16 * 1024
 _TELL_SECONDS = 1.0
-# RFC 8446, 5.1: a record of a handshake, of any version that a ClientHello is sent under, of at most 2^14 bytes.
+# RFC 8446, 5.1: a handshake record of any version under which a ClientHello is sent, of at most 2^14 bytes.
 _HANDSHAKE, _MAJOR, _MAX_RECORD = 0x16, 0x03, 2**14
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the parent hands down."""
+    """The relay's settings, which its parent passes as an argument."""
 
-    listening: tuple[int, ...]  # file descriptors
-    folder: str  # of the sockets; removed at the end
-    backend: str  # the enrolment server's socket
+    listening: tuple[int, ...]  # File descriptors of the enrolment port.
+    folder: str  # The folder of the Unix sockets; removed at the end.
+    backend: str  # The enrolment server's socket.
     total: int
     per_network: int
     burst: float
@@ -59,18 +63,18 @@ class Settings:
     life_seconds: float = LIFE_SECONDS
 
     def to_json(self) -> str:
-        """As an argument."""
+        """Encodes the settings as a command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """What `to_json` wrote."""
+        """Decodes what `to_json` wrote."""
         found = json.loads(text)
         return cls(**{**found, "listening": tuple(found["listening"])})
 
 
 class _Unwanted(Exception):
-    """A connection ends, counted as this."""
+    """A connection must end, with this outcome."""
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +101,7 @@ class _Relay:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, files: int) -> None:
-        """Until standard input ends."""
+        """Relays until standard input ends. `files` is the limit of open files, for the parent's log."""
         ended = asyncio.Event()
 
         def hear() -> None:
@@ -123,7 +127,8 @@ class _Relay:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError:
-                # No descriptor is free, which the parent's numbers exclude. The ready socket must not spin meanwhile.
+                # No file descriptor is free, which the parent's limits should exclude. Pause, so that the ready socket
+                # does not spin meanwhile.
                 self._counts["no_files"] += 1
                 self._loop.remove_reader(listening)
                 self._loop.call_later(0.1, self._loop.add_reader, listening, self._accept, listening)
@@ -156,7 +161,7 @@ class _Relay:
         except TimeoutError:
             self._counts["too_long"] += 1
         except OSError:
-            # Gone, on one of the two sides.
+            # One of the two sides is gone.
             pass
         finally:
             self._turnstile.leave(visit.network, visit)
@@ -164,7 +169,7 @@ class _Relay:
             _slam(connection)
 
     async def _first_record(self, connection: socket.socket) -> bytes:
-        """The first TLS record, whole: what the enrolment server is then not kept waiting for."""
+        """Reads the complete first TLS record, so that the enrolment server never waits for it."""
         read = b""
         try:
             async with asyncio.timeout(self._settings.hello_seconds):
@@ -211,7 +216,7 @@ class _Relay:
             try:
                 server.connect(self._settings.backend)
             finally:
-                # The server's end keeps the name.
+                # The server's end still knows the name.
                 name.unlink()
         except BaseException:
             server.close()
@@ -230,14 +235,14 @@ class _Relay:
 
     @staticmethod
     def _tell(told: Mapping[str, object]) -> bool:
-        """Whether the parent's pipe took the line, whole: it is shorter than a pipe writes at once."""
+        """Writes a line to the parent's pipe. Returns whether it was written; a line this short is never split."""
         with contextlib.suppress(OSError):
             return os.write(1, json.dumps(told).encode() + b"\n") > 0
         return False
 
 
 async def _copy_both_ways(stranger: socket.socket, server: socket.socket, first: bytes) -> None:
-    """Until the server ends the connection, or either side breaks it."""
+    """Copies until the server ends the connection, or either side breaks it."""
     loop = asyncio.get_running_loop()
 
     async def inwards() -> None:
@@ -268,16 +273,16 @@ async def _copy_both_ways(stranger: socket.socket, server: socket.socket, first:
 
 
 def _slam(connection: socket.socket) -> None:
-    """Ends a connection without a trace: nothing of it stays in the kernel."""
+    """Resets a connection, so that nothing of it stays in the kernel."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 def main() -> None:
-    """The process."""
+    """Runs the relay."""
     settings = Settings.from_json(sys.argv[1])
-    # A terminal and a supervisor send these to the parent as well, which then says when it is over.
+    # A terminal or a supervisor sends these signals to the parent, too, which then ends the relay.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     files = raise_limit().soft

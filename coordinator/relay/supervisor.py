@@ -1,8 +1,8 @@
-"""The parent's side of the relay: binds the port, starts the process, starts it again when it dies, and ends it.
+"""The parent's side of the relay: binds the port, starts the process, restarts it when it dies, and ends it.
 
-The port stays bound while the relay is started again: strangers then wait a moment, and nobody else can take it. The
-relay gets the listening sockets, the folder of Unix sockets and numbers, and of the environment what Python needs to
-start: no passphrase, no database's address.
+The port stays bound while the relay restarts, so strangers wait a moment and no other program can take it. The relay
+gets the listening sockets, the folder of Unix sockets and its limits, and from the environment only what Python needs
+to start: no passphrase and no database address.
 """
 
 import asyncio
@@ -28,12 +28,13 @@ __all__ = ["RelayFailed", "Supervisor", "listen", "socket_folder"]
 
 log = structlog.get_logger("coordinator.relay")
 
-# TLS handshakes that enrolment pays for: each costs 3 ms of a core, so a flood takes 15 per cent of one.
+# TLS handshakes that enrolment performs, at once and per second. Each costs 3 ms of a core, so a flood takes 15 per
+# cent of one core.
 BURST, RATE = 100.0, 50.0
 
 _START_SECONDS, _STOP_SECONDS = 30.0, 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# A relay whose parent was killed lets go of the port this soon.
+# Seconds within which a relay whose parent was killed releases the port.
 _PORT_SECONDS = 2.0
 _LOG_SECONDS = 60.0
 _ENVIRONMENT = (
@@ -46,7 +47,7 @@ _ENVIRONMENT = (
     "LC_ALL",
     "TZ",
 )
-# sockaddr_un has room for 104 bytes on some systems; the longest name of a stranger has 60.
+# sockaddr_un has room for 104 bytes on some systems, and the longest socket name has 60.
 _MAX_PATH = 104 - 60
 _REFUSALS = ("network_full", "all_full", "displaced", "not_tls", "hello_late", "too_long", "too_much", "no_files")
 
@@ -56,11 +57,11 @@ class RelayFailed(RuntimeError):
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on all addresses of a host, which share one port; every IPv4 and IPv6 address for a wildcard.
+    """Opens listening sockets on all addresses of a host, with the same port.
 
     Args:
-        host: a name or an address; `0.0.0.0` and `::` mean all, of both families.
-        port: 0 takes any free one.
+        host: A name or an address. `0.0.0.0` and `::` mean every IPv4 and IPv6 address.
+        port: The port; 0 takes any free one.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -72,7 +73,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= end:
                 raise
-            # The relay of a coordinator that was killed a moment ago may not have noticed yet.
+            # If a coordinator was killed a moment ago, its relay may not have noticed yet.
             await asyncio.sleep(0.1)
 
 
@@ -99,7 +100,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 
 
 def socket_folder() -> Path:
-    """A new folder for Unix sockets that no other user can enter, with a path short enough for their names.
+    """Creates a folder for Unix sockets that no other user can enter, with a path short enough for their names.
 
     Raises:
         OSError: no temporary folder can be written, or its path is too long.
@@ -111,12 +112,12 @@ def socket_folder() -> Path:
                 return folder
             folder.rmdir()
     raise OSError(
-        errno.ENAMETOOLONG, "no temporary folder for sockets: make /tmp writable, or set TMPDIR to a short path"
+        errno.ENAMETOOLONG, "no temporary folder for sockets; make /tmp writable, or set TMPDIR to a short path"
     )
 
 
 class Supervisor:
-    """One relay. Used from one event loop."""
+    """Runs one relay. Used from one event loop."""
 
     def __init__(
         self,
@@ -129,15 +130,16 @@ class Supervisor:
         tell: Callable[[int, Mapping[str, int]], None],
         **more: float,
     ) -> None:
-        """
+        """Prepares a relay; `start` starts it.
+
         Args:
-            listening: sockets of the enrolment port; closed by `stop`.
-            folder: of Unix sockets; removed by `stop`.
-            backend: the enrolment server's socket, in that folder.
-            total: connections in all.
-            per_network: connections of one network.
-            tell: called with the connections that stand and what was counted since, by outcome.
-            more: other fields of `Settings`.
+            listening: The sockets of the enrolment port; `stop` closes them.
+            folder: The folder of Unix sockets; `stop` removes it.
+            backend: The enrolment server's socket, in that folder.
+            total: Maximum number of connections.
+            per_network: Maximum number of connections from one network.
+            tell: Called with the number of open connections, and the outcomes counted since the last call.
+            more: Other fields of `Settings`.
         """
         self._listening = listening
         self._folder = folder
@@ -156,14 +158,18 @@ class Supervisor:
         return int(self._listening[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Returns once the relay accepts. Raises: RelayFailed."""
+        """Starts the relay, and returns once it accepts connections.
+
+        Raises:
+            RelayFailed: it did not start.
+        """
         await self._spawn()
         self._watching = asyncio.create_task(self._watch())
 
     async def _spawn(self) -> None:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         try:
-            # -P: nothing is imported from the folder that the coordinator was started in.
+            # -P prevents imports from the folder in which the coordinator was started.
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "coordinator.relay", self._settings.to_json()),
                 stdin=asyncio.subprocess.PIPE,
@@ -177,7 +183,7 @@ class Supervisor:
             files = json.loads(first)["ready"]
         except (OSError, TimeoutError, ValueError, KeyError) as error:
             await self._end()
-            raise RelayFailed(f"the process before enrolment did not start ({type(error).__name__})") from error
+            raise RelayFailed(f"the relay before the enrolment port did not start ({type(error).__name__})") from error
         settings = self._settings
         bounds = {"connections": settings.total, "per_network": settings.per_network}
         log.info("relay_started", process=process.pid, open_files=files, **bounds)
@@ -210,14 +216,14 @@ class Supervisor:
         counts: dict[str, int] = told["counts"]
         self._tell(told["open"], counts)
         self._refused.update({name: count for name, count in counts.items() if name in _REFUSALS})
-        # One line a minute, whatever comes.
+        # Log at most one line a minute.
         if self._refused and time.monotonic() - self._logged >= _LOG_SECONDS:
             self._logged = time.monotonic()
             log.warning("enrolment_flooded", open=told["open"], networks=told["networks"], **self._refused)
             self._refused.clear()
 
     async def stop(self) -> None:
-        """Ends the relay and lets go of the port."""
+        """Ends the relay and releases the port."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

@@ -1,1 +1,1 @@
-"""What the coordinator answers on the wire: one module for one service, and who may call it."""
+"""The coordinator's gRPC services, one module each, and the rules about who may call them."""

@@ -1,6 +1,6 @@
-"""Who is calling: each call is checked against the caller's certificate and the list of enrolled members.
+"""Checks each member's call against the caller's certificate and the list of enrolled members.
 
-A call ends when its member is cut off, and a member that calls too often is refused before anything costs.
+A call ends when its member is revoked. A member that calls too often is refused before the call costs anything.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ __all__ = ["Callers"]
 
 log = structlog.get_logger("coordinator.federation")
 
-# Calls of one member that may be under way: a connection carries 64, and a member has one or two.
+# Maximum concurrent calls of one member: a connection carries 64, and a member has one or two connections.
 _CALLS_AT_ONCE = 128
-# A call that comes too often is answered this late, in seconds, so that asking again at once gains nothing.
+# Seconds before a too frequent call is refused, so that repeating it at once gains nothing.
 _REFUSED_AFTER = 1.0
 
 
@@ -57,14 +57,14 @@ class Callers:
 
     @contextlib.asynccontextmanager
     async def member(self, context: Context) -> AsyncIterator[str]:
-        """The enrolled member that is calling; ends the call otherwise, and when the member is cut off."""
+        """Yields the name of the calling member. Ends the call if it is not enrolled, or once it is revoked."""
         member = (await self.certificate(context)).identity.name
         async with self.under_way(member, context):
             yield member
 
     @contextlib.asynccontextmanager
     async def under_way(self, member: str, context: Context) -> AsyncIterator[None]:
-        """Counts a member's call, and ends it when the member is cut off."""
+        """Counts a member's call, and ends it when the member is revoked."""
         if self._running.calls.count(member) >= _CALLS_AT_ONCE:
             await self.refuse_often(context, member, 1.0)
         with self._running.calls.of(member) as call:
@@ -73,19 +73,20 @@ class Callers:
             except asyncio.CancelledError:
                 if call.reason is None:
                     raise
-                # Ended from here: said in a way that the member understands.
+                # The coordinator ended the call, so tell the member why.
                 call.task.uncancel()
                 await abort_with(context, call.reason, call.detail)
 
     async def certificate(self, context: Context, *, retired: bool = False) -> Certificate:
-        """The caller's certificate; ends the call of a caller that is not an enrolled member.
+        """Returns the caller's certificate. Ends the call of a caller that is not an enrolled member.
 
         Args:
-            retired: also takes a certificate of an authority that was retired.
+            context: The call.
+            retired: Whether to accept a certificate from a retired authority, too.
         """
         now = datetime.now(UTC)
-        # Looked at before the certificate is verified, which is most of what a refused call would cost. The handshake
-        # has shown that the name is an authority's word; tokens are taken only from who is verified.
+        # Check the limit before verifying the certificate, which is most of the cost of a refused call. The handshake
+        # has proved that an authority vouches for the name; only verified callers spend tokens of the bucket.
         claimed = b"".join(context.auth_context().get("peer_uri") or ()).decode(errors="replace").rpartition("/")[2]
         if seconds := self._limit.call_short(claimed):
             stamp(context, now)
@@ -96,7 +97,7 @@ class Callers:
             await self.refuse_often(context, name, seconds)
         now_ms = int(now.timestamp() * 1000)
         begins_ms, expires_ms = (int(moment.timestamp() * 1000) for moment in (found.begins, found.expires))
-        # Whoever has a retired authority's key makes certificates of any date: those are never taken for unknown ones.
+        # The holder of a retired authority's key can make certificates with any date, so never adopt one of those.
         adopting = is_trusted(found, self._root)
         async with come_again(context, member=name):
             served = await self._running.database.run(
@@ -114,21 +115,29 @@ class Callers:
             async with come_again(context, member=name):
                 known = await self._running.database.run(lambda session: records.member(session, name))
             if known is None:
-                detail = f"this coordinator knows no member {name}, though its authority certified one: the operator "
-                detail += "may have lost or replaced its database, or restored one from before; ask, then enrol again "
-                detail += "with a new join token, or start this member again once the database is back"
+                detail = f"this coordinator has no member {name}, although its authority certified one. Ask the "
+                detail += (
+                    "operator whether the database was lost, replaced or restored from a backup; then enrol again "
+                )
+                detail += "with a new join token, or restart this member once the database is back"
                 await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
             await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
         if not served.admits(fingerprint, now_ms):
-            detail = f"{name} has a newer certificate than this one: renewed, or enrolled again, since; use that one, "
-            detail += "or, if that was not this machine, tell the operator"
+            detail = f"{name} has a newer certificate than this one: it renewed or enrolled again since. Use that one; "
+            detail += "if another machine did this, tell the operator"
             await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
         if fingerprint == served.current:
             self._lives.used(name, fingerprint, found)
         return found
 
     async def refuse_often(self, context: Context, member: str, seconds: float) -> NoReturn:
-        """Ends a call of a member that sends too much."""
+        """Refuses a call of a member that calls too often.
+
+        Args:
+            context: The call.
+            member: The member's name.
+            seconds: How long the member should wait.
+        """
         self._metrics.member_limited("calls")
         log.warning("member_limited", member=member, what="calls")
         await asyncio.sleep(min(seconds, _REFUSED_AFTER))

@@ -1,7 +1,7 @@
-"""Calls that are under way, by whom, so that they can be ended when the caller is cut off.
+"""Keeps each caller's calls in progress, so that they can be ended when the caller is revoked.
 
-gRPC looks at a certificate when a connection begins, and the services when a call does; a stream may go on for hours
-after that. Used from one event loop.
+gRPC checks a certificate when a connection opens, and the services check it when a call begins. A stream may continue
+for hours after that. Used from one event loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ __all__ = ["Call", "Calls"]
 
 @dataclass(eq=False)
 class Call:
-    """One call. `reason` is set once it was ended from here: its cancellation is then no mishap."""
+    """One call. `reason` is set once the coordinator ended the call, which makes its cancellation intended."""
 
     task: "asyncio.Task[object]"
     reason: Reason | None = None
@@ -24,23 +24,23 @@ class Call:
 
 
 class Calls:
-    """All that are under way. A caller is named by its name, or by the fingerprint of its certificate."""
+    """All calls in progress. A caller is identified by its name, or by the fingerprint of its certificate."""
 
     def __init__(self) -> None:
         self._calls: dict[str | bytes, list[Call]] = {}
 
     @property
     def callers(self) -> Collection[str | bytes]:
-        """Whoever has a call under way."""
+        """The callers that have a call in progress."""
         return tuple(self._calls)
 
     def count(self, caller: str | bytes) -> int:
-        """How many calls of a caller are under way."""
+        """Returns how many calls a caller has in progress."""
         return len(self._calls.get(caller, ()))
 
     @contextmanager
     def of(self, caller: str | bytes) -> Iterator[Call]:
-        """While a call is under way. To be entered in the call's own task."""
+        """Registers a call for the duration of the block. Enter it in the call's own task."""
         call = self._open(caller)
         try:
             yield call
@@ -48,17 +48,17 @@ class Calls:
             self._close(caller, call)
 
     def watch(self, caller: str | bytes) -> None:
-        """The same until the present task ends, for a call that is not written as one block."""
+        """Registers a call until the current task ends, for a call that is not one block of code."""
         call = self._open(caller)
         call.task.add_done_callback(lambda _: self._close(caller, call))
 
     def mine(self) -> Call | None:
-        """The call that the present task is."""
+        """Returns the call that the current task serves, if any."""
         task = asyncio.current_task()
         return next((call for calls in self._calls.values() for call in calls if call.task is task), None)
 
     def end(self, caller: str | bytes, reason: Reason, detail: str = "") -> int:
-        """Cancels every call of a caller; says how many there were."""
+        """Cancels every call of a caller, and returns their number."""
         calls = list(self._calls.get(caller, ()))
         for call in calls:
             call.reason, call.detail = reason, detail
@@ -68,7 +68,7 @@ class Calls:
     def _open(self, caller: str | bytes) -> Call:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a call is watched from its own task")
+            raise RuntimeError("register a call from its own task")
         call = Call(task)
         self._calls.setdefault(caller, []).append(call)
         return call

@@ -1,20 +1,23 @@
-"""Members' files of made-up text on their way in: partial files on the disk, then a verdict, then a blob and its row.
+"""Receives members' corpora: partial files on the disk, then a verdict, then a blob and its database row.
 
 Guarantees:
 
-- Nothing is taken but of a member that took part in a finished job whose document orders it, and no byte more than the
-  order allows. A statement that does not hold is refused before the first byte.
-- What has arrived stays, also over a restart, and an upload goes on behind it. A member has one upload under way, the
-  newest, and one partial file a job: a file with another digest takes its place. It is open only while it is written.
-- A file counts once it is a blob, and then its row is written: what anybody was told is there after a crash. Neither is
-  written of a file that breaks a rule (`coordinator.corpus_rules`), or whose row would not be taken; such a file is
-  deleted, and has to be sent anew.
-- A file that counts no longer is deleted, once no other answer names it: after the answer that took its place, and at a
-  start. Its row stays, and so does what the member signed.
-- Nobody is refused for what the disk did: bytes that may have been sent rightly and are not those announced (a partial
-  file is not synced, so power may fail behind it) are deleted, and asked for again from the first.
+- The coordinator accepts a file only from a member of a finished job that orders one, and at most as many bytes as the
+  order allows. It refuses an invalid statement before the first byte. The member must have taken part in a sum that
+  became a version of the job.
+- Bytes that arrived are kept, even over a restart, and an upload continues after them. A member has one upload in
+  progress, the newest, and one partial file per job. A file with another digest replaces it. The partial file is open
+  only while it is written.
+- A file becomes a blob first, and counts once its row is written after that. So a file that the coordinator
+  acknowledged is there after a crash. A file that breaks a rule (`coordinator.corpus_rules`), or whose row would be
+  rejected, becomes neither; it is deleted, and the member must send it again.
+- A file that no longer counts is deleted once no other answer names it: after the answer that replaces it, and at a
+  start. Its row stays, and so does the signed statement.
+- No member is refused for a fault of the disk. A partial file is not synced, so a power failure may damage it. Bytes
+  that differ from the announced ones although the member may have sent them correctly are deleted, and requested again
+  from the first byte.
 
-Who is calling, and under which certificate, is the service's to know.
+The service checks who is calling, and under which certificate.
 """
 
 import asyncio
@@ -46,20 +49,20 @@ __all__ = ["MAX_CHUNK", "Corpora", "CorpusProgress", "Offer"]
 
 log = structlog.get_logger("coordinator.corpora")
 
-# Of one message of an upload, as of a masked vector.
+# Bytes in one message of an upload, as for a masked vector.
 MAX_CHUNK = 384 * 1024
 _PIECE = 1024 * 1024
-# A member whose chunk the disk did not take comes again at once: it is answered this late, in seconds.
+# Seconds before the answer when the disk did not take a chunk, as the member retries at once.
 _FULL_PAUSE = 1.0
-# A chunk is waited for so long, in seconds: on a line of 30 kbit/s it is just there.
+# Seconds to wait for a chunk. A 30 kbit/s link delivers one just in time.
 _CHUNK_SECONDS = 120.0
-# Partial files that nobody went on with for so long are deleted at the next start.
+# Partial files untouched for this long are deleted at the next start.
 _STALE_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusProgress:
-    """How far a member's file is; `complete` once it counts. A reason says why it does not go on."""
+    """How much of a member's file has arrived; `complete` once it counts. A reason says why it does not continue."""
 
     received: int = 0
     complete: bool = False
@@ -69,7 +72,7 @@ class CorpusProgress:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A file that a member wants to give: its SHA-256, bytes, and what the member says of it, signed."""
+    """A file that a member offers: its SHA-256, its size in bytes, and the member's signed statement about it."""
 
     job: str
     digest: bytes
@@ -80,17 +83,17 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A finished job that takes made-up text: nothing of it changes any more."""
+    """A finished job that orders synthetic text. Nothing in it changes any more."""
 
     job: JobDocument
-    # Its digest.
+    # The digest of the job document.
     document: bytes
     order: CorpusOrder
     took_part: frozenset[str]
 
 
 class _Refused(Exception):
-    """Nothing (more) is taken: the receipt says why."""
+    """The coordinator accepts no (further) bytes; the receipt says why."""
 
     def __init__(self, reason: Reason, detail: str, received: int = 0) -> None:
         super().__init__(detail)
@@ -98,14 +101,14 @@ class _Refused(Exception):
 
 
 class _NotAsSent(Exception):
-    """What lies on the disk is not what was announced, and the member may have sent that."""
+    """The bytes on the disk are not the announced ones, although the member may have sent those."""
 
 
 class Corpora:
-    """All members' files. Used from one event loop.
+    """Receives all members' files. Used from one event loop.
 
-    DatabaseUnusable and StoreUnusable come through where the database, or the disk or store, cannot say what was asked;
-    what has arrived stays.
+    Its methods raise DatabaseUnusable or StoreUnusable if the database, or the disk or store, cannot answer. Bytes that
+    arrived are kept.
     """
 
     def __init__(
@@ -117,50 +120,60 @@ class Corpora:
         folder: Path | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """federation: 32 bytes. folder: where partial files lie; none: a folder that is forgotten with the process."""
+        """Deletes stale partial files.
+
+        Args:
+            database: Keeps members' answers.
+            store: Keeps files that count.
+            metrics: Where answers are counted.
+            federation: The federation's name, 32 bytes.
+            folder: The folder for partial files. None: a temporary folder that lasts as long as the process.
+            now_ms: The clock, in milliseconds since the epoch.
+        """
         self._database = database
         self._store = store
         self._metrics = metrics
         self._federation = federation
         self._now_ms = now_ms
         if folder is None:
-            # Lives as long as this does.
+            # The attribute keeps the folder alive.
             self._scratch = tempfile.TemporaryDirectory(prefix="tacit-corpora-")
             folder = Path(self._scratch.name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(folder)
         self._folder = folder
         self._known: dict[str, _Ordered] = {}
-        # The newest upload of each member: an older one that still trickles in is cut off by it.
+        # The number of each member's newest upload, which ends an older one that still trickles in.
         self._writers: dict[str, int] = {}
-        # How long the newest upload of each member still waits for its next chunk, where it does.
+        # The timeout of each member's newest upload while it waits for its next chunk.
         self._waiting: dict[str, asyncio.Timeout] = {}
-        # Held while a member's partial file is chosen, and while a whole one is judged.
+        # Guards the choice of a member's partial file and the checks of a complete one.
         self._locks: dict[str, asyncio.Lock] = {}
-        # By job and member: the digest of the file that was refused last, and why. An answer that ends an upload early
-        # may be lost to whoever is still sending; it is here for whoever asks how far the file is.
+        # By job and member: the digest of the last refused file, and why. An answer that ends an upload early may be
+        # lost while the member is still sending, so it is kept for when the member asks how much has arrived.
         self._refusals: dict[tuple[str, str], tuple[bytes, CorpusProgress]] = {}
-        # Held between finding that a blob is there and writing its row, and while those that no row names are deleted.
+        # Held from finding a blob until its row is written, and while blobs that no row names are deleted.
         self._naming = asyncio.Lock()
-        # Digests of files that may count no longer, until they are found to, or deleted.
+        # Digests of files that may no longer count, until they turn out to count or are deleted.
         self._leaving: set[bytes] = set()
-        # Held while a job is read: everybody asks at about the same moment, when it is finished.
+        # Held while a job is read, as all members ask at about the same moment, when the job finishes.
         self._reading = asyncio.Lock()
-        # Jobs whose document this software cannot read: told of once in a log.
+        # Jobs whose document this software cannot read; each is logged once.
         self._unreadable: set[str] = set()
-        # Files that are judged or deleted whether or not anybody waits for it.
+        # Verdicts and deletions, which run to their end even if no caller waits for them.
         self._judging: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
-        """Returns once no file is being judged, or deleted."""
+        """Waits for all verdicts and deletions in progress."""
         while self._judging:
             await asyncio.wait(self._judging)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
     async def wanted(self, job: str, member: str) -> CorpusProgress:
-        """Whether the job takes a file of this member; complete, with its size, where one counts already. A refusal is
-        forgotten: whoever asks this begins anew.
+        """Returns whether the job wants a file from this member: complete, with its size, if one counts already.
+
+        A member that asks this starts over, so its last refusal is forgotten.
         """
         self._refusals.pop((job, member), None)
         try:
@@ -174,7 +187,7 @@ class Corpora:
         return CorpusProgress(before.size, True)
 
     async def arrived(self, job: str, member: str, digest: bytes, size: int) -> CorpusProgress:
-        """How much of this file has arrived, or why it was refused."""
+        """Returns how much of this file has arrived, or why it was refused."""
         try:
             with self._disk(job):
                 ordered = await self._ordered(job, member)
@@ -190,11 +203,11 @@ class Corpora:
             return refusal.receipt
 
     async def decline(self, job: str, member: str) -> CorpusProgress:
-        """The member gives none away, or none any more: its own decision."""
+        """Records that the member declines, or withdraws its file; this is its own decision."""
         try:
             with self._disk(job):
                 await self._ordered(job, member)
-                # What is taken back is deleted, also where nobody waits for the answer any more.
+                # Delete a withdrawn file even if the caller no longer waits for the answer.
                 task = asyncio.create_task(self._decline(job, member))
                 self._track(task)
                 return await asyncio.shield(task)
@@ -203,7 +216,7 @@ class Corpora:
 
     async def _decline(self, job: str, member: str) -> CorpusProgress:
         async with self._lock(member):
-            # First: what a member does not give away does not stay for a week because the disk failed once.
+            # Do this first, so that a file that the member does not release never stays because the disk failed once.
             self._forget_partials(job, member)
             now_ms = self._now_ms()
             before = await self._database.run(lambda s: records.corpus_of(s, job, member))
@@ -218,7 +231,7 @@ class Corpora:
         return CorpusProgress()
 
     def start(self) -> None:
-        """Begins to delete what counted no longer when the process before this one ended."""
+        """Starts to delete files that no longer counted when the previous process ended."""
         self._track(asyncio.create_task(self._sweep_uncounted()))
 
     async def _sweep_uncounted(self) -> None:
@@ -230,8 +243,10 @@ class Corpora:
         await self._delete(*found)
 
     async def _release(self, digest: bytes | None) -> None:
-        """Deletes a file that counted until now, unless it counts elsewhere. Goes on to its end if the caller does not:
-        nobody may find the file and name it while it is being deleted.
+        """Deletes a file that counted until now, unless it counts elsewhere.
+
+        The deletion runs to its end even if the caller is cancelled, so that nobody finds the file and names it while
+        it is being deleted.
         """
         if digest is not None:
             task = asyncio.create_task(self._delete(digest))
@@ -239,9 +254,11 @@ class Corpora:
             await asyncio.shield(task)
 
     async def _delete(self, *digests: bytes) -> None:
-        """Deletes these and those that could not be deleted before. What fails is logged, and tried again with the next
-        one and at the next start. Only for files that kept every rule: no blob of another kind is lines of labelled
-        texts, so that none of those can be meant.
+        """Deletes these files and those that could not be deleted before.
+
+        A failure is logged, and tried again with the next deletion and at the next start. Call this only for files that
+        kept every rule: these are lines of labelled texts, which no blob of another kind is, so no other blob can be
+        deleted.
         """
         self._leaving.update(digests)
         for digest in sorted(self._leaving):
@@ -265,7 +282,14 @@ class Corpora:
     async def take(
         self, offer: Offer, certificate: Certificate, offset: int, chunks: AsyncIterator[bytes]
     ) -> CorpusProgress:
-        """Takes (the rest of) a file; returns when it counts, is refused, or the stream has ended early."""
+        """Receives a file, or the rest of it. Returns once it counts, is refused, or the stream ended early.
+
+        Args:
+            offer: The file that the member announced.
+            certificate: The member's verified certificate.
+            offset: The byte at which the chunks start.
+            chunks: The file's bytes from there on.
+        """
         member = certificate.identity.name
         writer = self._writers[member] = self._writers.get(member, 0) + 1
         self._cut_off(member)
@@ -284,27 +308,31 @@ class Corpora:
                     self._forget_partials(offer.job, member, but=partial)
             received, carried = await self._append(partial, offer, member, writer, offset, chunks)
             if received < offer.size:
-                detail = f"{received} of {offer.size} bytes have arrived; go on from there"
+                detail = f"{received} of {offer.size} bytes have arrived; continue from there"
                 return CorpusProgress(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
         except _Refused as refusal:
             return self._told(offer, member, refusal.receipt)
-        # It is whole, and what becomes of it no longer hangs on this call.
+        # The file is complete, and its verdict no longer depends on this call.
         task = asyncio.create_task(self._verdict(partial, carried, offer, ordered, statement, certificate))
         self._track(task)
         receipt = await asyncio.shield(task)
         if receipt.reason == Reason.REASON_UPLOAD_INCOMPLETE and receipt.received == offer.size:
-            # Whole, and not kept.
+            # The file was complete but could not be kept, so the member will retry at once.
             await asyncio.sleep(_FULL_PAUSE)
         return receipt
 
     def _cut_off(self, member: str) -> None:
-        """The upload of this member that waits for a chunk waits no longer."""
+        """Ends the wait of the member's upload that is waiting for a chunk."""
         waiting = self._waiting.pop(member, None)
         if waiting is not None and not waiting.expired():
             waiting.reschedule(asyncio.get_running_loop().time())
 
     async def _answerable(self, job: str, member: str) -> None:
-        """Raises: _Refused: a row of this member would not be taken, so that no blob may be written for one."""
+        """Checks that the database would accept this member's row, so that no blob is written without one.
+
+        Raises:
+            _Refused: it would not.
+        """
         try:
             await self._database.run(lambda s: records.check_answer(s, job, member))
         except OutOfOrder as error:
@@ -328,15 +356,20 @@ class Corpora:
             raise _Refused(Reason.REASON_CORPUS_INVALID, str(error)) from error
         version, number = statement.version, statement.round
         if not await self._database.run(lambda s: records.trained_from(s, offer.job, version, number)):
-            detail = "the statement names a round that the job never had, or a version that is none of its before that"
+            detail = (
+                "the statement names a round that the job never had, or a version that is not one before that round"
+            )
             raise _Refused(Reason.REASON_CORPUS_INVALID, detail)
         return statement
 
     async def _append(
         self, partial: Path, offer: Offer, member: str, writer: int, offset: int, chunks: AsyncIterator[bytes]
     ) -> tuple[int, bytes | None]:
-        """Adds what comes to the partial file. Returns its bytes and, where this call carries it from the first byte
-        on, their SHA-256 as they came.
+        """Appends the chunks to the partial file.
+
+        Returns:
+            The size of the partial file in bytes. If this call carried it from the first byte on, also the SHA-256 of
+            the bytes as they arrived.
         """
         received, hashed = offset, hashlib.sha256() if offset == 0 else None
         try:
@@ -346,7 +379,7 @@ class Corpora:
                 _goes_on(partial, received)
                 if received + len(chunk) > offer.size:
                     self._forget_partials(offer.job, member)
-                    detail = f"more came than the {offer.size} bytes that were announced; send the file again"
+                    detail = f"more than the announced {offer.size} bytes arrived; send the file again"
                     raise _Refused(Reason.REASON_CORPUS_INVALID, detail)
                 _add(partial, received, chunk)
                 received += len(chunk)
@@ -359,7 +392,11 @@ class Corpora:
         return received, None if hashed is None else hashed.digest()
 
     async def _next(self, chunks: AsyncIterator[bytes], member: str, writer: int, received: int) -> bytes | None:
-        """The next chunk; None: there are no more. Raises: _Refused: it does not come, or to a newer upload."""
+        """Returns the next chunk, or None after the last one.
+
+        Raises:
+            _Refused: none arrived in time, or a newer upload began.
+        """
         chunk, waiting, detail = None, asyncio.timeout(_CHUNK_SECONDS), ""
         try:
             async with waiting:
@@ -367,12 +404,12 @@ class Corpora:
                     self._waiting[member] = waiting
                     chunk = await anext(chunks, None)
         except TimeoutError:
-            detail = f"nothing came for {_CHUNK_SECONDS:.0f} seconds; go on from byte {received}"
+            detail = f"nothing arrived for {_CHUNK_SECONDS:.0f} seconds; continue from byte {received}"
         finally:
             if self._waiting.get(member) is waiting:
                 del self._waiting[member]
         if self._writers[member] != writer:
-            detail = "another upload of this member has begun since"
+            detail = "this member began a newer upload"
         if detail:
             raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, detail, received)
         return chunk
@@ -384,7 +421,7 @@ class Corpora:
     def _judged(self, task: "asyncio.Task[Any]") -> None:
         self._judging.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its caller may be gone; whoever comes again finds the file here, whole.
+            # The caller may be gone. A member that returns finds its complete file here.
             log.error("storage_failed", detail=str(error))
 
     async def _verdict(
@@ -415,39 +452,46 @@ class Corpora:
         statement: CorpusStatement,
         certificate: Certificate,
     ) -> CorpusProgress:
-        """What becomes of a file that is whole. Under the member's lock. Raises: _Refused. OSError, StoreUnusable."""
+        """Checks a complete file and keeps it if it is valid. The caller holds the member's lock.
+
+        Raises:
+            _Refused: the file breaks a rule, or its row was rejected.
+            OSError: the disk failed.
+            StoreUnusable: the store failed.
+        """
         member, job = certificate.identity.name, offer.job
         present = await self._arrived(job, member, offer.digest)
         if present.complete:
             return present
         if present.received < offer.size:
-            # Another file, or a refusal, has taken its place meanwhile.
-            raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, "it is no longer here; send it again", present.received)
+            # Meanwhile another file replaced it, or it was refused.
+            raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, "the file is gone; send it again", present.received)
         stored = False
         try:
-            # None is written that no row would name.
+            # Write no blob that no row would name.
             await self._answerable(job, member)
             before = await self._database.run(lambda s: records.corpus_of(s, job, member))
             await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
             stored = True
             async with self._naming:
-                # It may have been there already, for an answer that has been replaced since, and be deleted by now.
+                # The blob may have existed already for an answer that was replaced since, and be deleted by now.
                 if not await asyncio.to_thread(self._store.has, offer.digest):
                     await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
                 await self._keep(offer, statement, certificate)
         except _Refused:
             self._forget_partials(job, member)
             if stored:
-                # It is a blob that no row names. What broke a rule was never one, and may have the name of another.
+                # Now no row names this blob. A file that broke a rule never became a blob, and its digest may be that
+                # of another kind of blob.
                 await self._release(offer.digest)
             raise
         except _NotAsSent as error:
             self._forget_partials(job, member)
-            # Not counted as a failure of the disk: a member that sends wrong bytes in two calls would make it one.
+            # Do not count this as a disk failure, which a member could fake by sending wrong bytes in two calls.
             log.error("corpus_failing", job=job, member=member, error=str(error))
             raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, str(error)) from error
         with contextlib.suppress(OSError):
-            # It counts; what cannot be deleted now is deleted at a start.
+            # The file counts. A partial file that cannot be deleted now is deleted at a start.
             self._forget_partials(job, member)
         self._metrics.corpus(job, "received")
         log.info("corpus_received", job=job, member=member, rows=statement.rows, bytes=offer.size)
@@ -455,7 +499,11 @@ class Corpora:
         return CorpusProgress(offer.size, True)
 
     async def _keep(self, offer: Offer, statement: CorpusStatement, certificate: Certificate) -> None:
-        """The row of a file that is a blob. Raises: _Refused: revoked since, for one."""
+        """Writes the row of a file that is now a blob.
+
+        Raises:
+            _Refused: the database rejects the row, for example because the member was revoked meanwhile.
+        """
         offered = records.CorpusOffered(
             digest=offer.digest,
             size=offer.size,
@@ -472,26 +520,27 @@ class Corpora:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
 
     def _failing(self, job: str, member: str, error: Exception, received: int) -> CorpusProgress:
-        """What the member hears where the disk or the store fails: it goes on from there until there is room."""
+        """Returns the answer for a disk or store failure; the member then retries from there until there is room."""
         self._metrics.store_failed()
         log.error("corpus_failing", job=job, member=member, error=str(error))
-        detail = "the coordinator cannot keep it now; its own log says why"
+        detail = "the coordinator cannot store the file now, and its log says why; this member retries"
         return CorpusProgress(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
 
     @contextlib.contextmanager
     def _disk(self, job: str) -> Iterator[None]:
-        """A disk or store that fails inside says nothing about the member's file: StoreUnusable, so that the call ends
-        and is made again.
+        """Turns a disk or store failure inside into StoreUnusable, so that the call ends and the member retries.
+
+        Such a failure says nothing about the member's file.
         """
         try:
             yield
         except (OSError, StoreUnusable, BlobMissing, BlobCorrupt) as error:
             self._metrics.store_failed()
-            raise StoreUnusable(f"made-up text of {job}: {error}") from error
+            raise StoreUnusable(f"corpora of job {job}: {error}") from error
 
     def _told(self, offer: Offer, member: str, receipt: CorpusProgress) -> CorpusProgress:
         if receipt.reason == Reason.REASON_CORPUS_INVALID:
-            # The name on the wire is a job by now, so that labels have a bound.
+            # By now `offer.job` is known to be a job, so the number of metric labels is bounded.
             self._metrics.corpus(offer.job, "refused")
             if len(offer.digest) == 32:
                 self._refusals[offer.job, member] = (offer.digest, receipt)
@@ -503,13 +552,18 @@ class Corpora:
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     async def _ordered(self, job: str, member: str) -> _Ordered:
-        """The job, if it takes a file of this member now. Raises: _Refused. StoreUnusable, BlobMissing, BlobCorrupt."""
+        """Returns the job if it wants a file from this member now.
+
+        Raises:
+            _Refused: it does not.
+            StoreUnusable, BlobMissing, BlobCorrupt: its document cannot be read.
+        """
         async with self._reading:
             known = self._known.get(job)
             if known is None:
                 known = self._known[job] = await self._read(job)
         if member not in known.took_part:
-            detail = f"{member} took part in no sum that became a version of {job}: what its model learnt is not wanted"
+            detail = f"{member} took part in no sum that became a version of {job}, so the job wants no text from it"
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail)
         return known
 
@@ -521,7 +575,7 @@ class Corpora:
         except NotFound as error:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
         if standing.status is not JobStatus.FINISHED:
-            detail = f"job {job} is {standing.status}: made-up text is taken once it is finished"
+            detail = f"job {job} is {standing.status}; the coordinator accepts synthetic text once it is finished"
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail)
         data = await asyncio.to_thread(self._store.get, standing.document)
         try:
@@ -530,11 +584,11 @@ class Corpora:
             if job not in self._unreadable:
                 self._unreadable.add(job)
                 log.error("corpus_failing", job=job, error=str(error))
-            detail = f"the coordinator cannot read what job {job} orders; its own log says why"
+            detail = f"the coordinator cannot read the document of job {job}; its log says why"
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail) from error
         order = ordered_of_members(document)
         if order is None:
-            raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, f"job {job} orders no made-up text of its members")
+            raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, f"job {job} orders no synthetic text from its members")
         took_part = await self._database.run(lambda s: records.took_part(s, job))
         return _Ordered(document, standing.document, order, took_part)
 
@@ -548,7 +602,7 @@ class Corpora:
         return self._locks.setdefault(member, asyncio.Lock())
 
     def _partial(self, job: str, member: str, digest: bytes) -> Path:
-        # Both are names that begin with a letter or a digit and have no slash.
+        # Both names begin with a letter or digit and contain no slash, so the path stays in the folder.
         return self._folder / job / member / digest.hex()
 
     def _forget_partials(self, job: str, member: str, but: Path | None = None) -> None:
@@ -562,7 +616,7 @@ class Corpora:
 def _check(order: CorpusOrder, digest: bytes, size: int) -> None:
     try:
         if len(digest) != 32:
-            raise CorpusInvalid(f"a file is named by its SHA-256, 32 bytes, and not by {len(digest)}")
+            raise CorpusInvalid(f"a file's name is its SHA-256 of 32 bytes, but this one has {len(digest)}")
         check_size(order, size)
     except CorpusInvalid as error:
         raise _Refused(Reason.REASON_CORPUS_INVALID, str(error)) from error
@@ -576,14 +630,21 @@ def _store(
     ordered: _Ordered,
     statement: CorpusStatement,
 ) -> None:
-    """Makes the partial file a blob, if it is what it should be. It is read once: what was checked is what is stored.
+    """Turns the partial file into a blob if it is valid. It reads the file once, so it stores what it checked.
 
-    carried: SHA-256 of what came, where one call carried all of it. A member that sent the wrong bytes is told what is
-    wrong with them; else its file is judged only by the bytes that it announced.
+    Args:
+        store: Where the blob goes.
+        partial: The complete partial file.
+        carried: SHA-256 of the bytes that arrived, if one call carried all of them. A member that sent wrong bytes then
+            learns what is wrong with them. Otherwise the file is judged only if its bytes are the announced ones.
+        offer: The file that the member announced.
+        ordered: The job that orders it.
+        statement: The member's verified statement about it.
 
     Raises:
-        _Refused: it is not. _NotAsSent: what is here is something else. OSError, StoreUnusable: it cannot be read, or
-        not be written.
+        _Refused: the file breaks a rule.
+        _NotAsSent: the bytes here are not the announced ones, although the member may have sent those.
+        OSError, StoreUnusable: the file cannot be read, or the blob not be written.
     """
     rows, size = RowsCheck(ordered.job.labels, ordered.order.texts), 0
     try:
@@ -593,13 +654,13 @@ def _store(
                 rows.take(piece)
                 writer.write(piece)
             if size != offer.size or rows.digest != offer.digest:
-                raise CorpusInvalid("what arrived does not have the digest that was announced; send the file again")
+                raise CorpusInvalid("the bytes that arrived do not have the announced digest; send the file again")
             rows.finish(statement)
             writer.finish()
     except CorpusInvalid as error:
         sent_wrong = carried is not None and carried != offer.digest
         if not sent_wrong and _digest_of(partial) != offer.digest:
-            raise _NotAsSent("what lies here is not what was announced; send it again from its first byte") from error
+            raise _NotAsSent("the stored bytes are not the announced ones; send the file again from byte 0") from error
         raise _Refused(Reason.REASON_CORPUS_INVALID, str(error)) from error
 
 
@@ -616,19 +677,25 @@ def _bytes_in(partial: Path) -> int:
 
 
 def _goes_on(partial: Path, offset: int) -> None:
-    """Raises: _Refused: the next byte is another one; a no, or another file, may have come in between."""
+    """Checks that the partial file ends at `offset`; the member may have declined or sent another file in between.
+
+    Raises:
+        _Refused: it does not.
+    """
     present = _bytes_in(partial)
     if offset != present:
-        raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, f"the upload goes on at byte {present}, not {offset}", present)
+        raise _Refused(
+            Reason.REASON_UPLOAD_INCOMPLETE, f"the upload continues at byte {present}, not {offset}", present
+        )
 
 
 def _add(partial: Path, present: int, chunk: bytes) -> None:
-    """Opened for each chunk: uploads that wait hold no file. Either all of it is added, or nothing (OSError)."""
+    """Appends the whole chunk, or raises OSError and appends nothing. Waiting uploads keep no file open."""
     with partial.open("ab", buffering=0) as file:
         try:
             rest = chunk
             while rest:
-                # An unbuffered file may take less than it is given.
+                # An unbuffered file may write less than it is given.
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(present)

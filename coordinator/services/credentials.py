@@ -1,12 +1,12 @@
-"""Who may connect to the coordinator's ports, and who is calling.
+"""Decides who may connect to the coordinator's ports, and identifies callers.
 
-Two ports, because gRPC cannot ask for a client's certificate optionally: the enrolment port shows the
-server's certificate and asks for none; the federation port requires one that an authority of the federation
-signed, also one that is retired. TLS decides only that; `peer` reads the identity and checks the role, the federation,
-whether the authority is trusted still, and the validity at this moment (a session outlives its handshake). Whether the
-party was revoked is the caller's to ask of the database.
+There are two ports because gRPC cannot ask for a client certificate optionally. The enrolment port shows the server's
+certificate and asks for none. The federation port requires a certificate from an authority of the federation, including
+retired ones. TLS decides only that. `peer` then reads the identity and checks the role, the federation, whether the
+authority is still trusted, and whether the certificate is valid now (a session outlives its handshake). The caller of
+`peer` asks the database whether the party was revoked.
 
-`tls_13_only` comes before the first import of gRPC, which is why gRPC is imported inside the functions here.
+`tls_13_only` must run before the first import of gRPC, so the functions here import gRPC themselves.
 """
 
 from __future__ import annotations
@@ -43,33 +43,39 @@ __all__ = [
     "tls_13_only",
 ]
 
-# The name in the server's identity; which machine it is stands beside it as host names.
+# The name in the server's identity. The certificate has the machine's host names beside it.
 SERVER_NAME = "coordinator"
-# A third of the life is left: time enough to see that a renewal failed.
+# Renew when a third of the lifetime is left, which leaves time to notice that a renewal failed.
 _RENEW_AT = 1 / 3
-# How long a connection to the public port lasts, and its calls after that. gRPC varies it by a tenth.
+# Milliseconds that a connection to the public port lasts, and that its calls may take after that. gRPC varies the
+# first by a tenth.
 _VISIT_MS, _GRACE_MS = 120_000, 30_000
 
 
 def load_root(folder: CoordinatorFolder) -> x509.Certificate:
-    """The federation's first root certificate: its name."""
+    """Returns the federation's first root certificate, whose digest names the federation."""
     return x509.load_pem_x509_certificate(folder.authority_certificate.read_bytes())
 
 
 def enrolment_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
-    """TLS with the server's certificate; the chain that is shown ends with the authority that issued it."""
+    """Returns TLS credentials with the server's certificate; the chain ends with the authority that issued it."""
     return _credentials(folder, mutual=False)
 
 
 def federation_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
-    """Mutual TLS: who has no certificate of an authority of this federation does not get past the handshake. A retired
-    authority is one of them: who was asleep gets so far as to be told."""
+    """Returns mutual TLS credentials: a client without a certificate from this federation fails the handshake.
+
+    Certificates from retired authorities pass the handshake, so that a member that was away learns what to do.
+    """
     return _credentials(folder, mutual=True)
 
 
 def _credentials(folder: CoordinatorFolder, *, mutual: bool) -> grpc.ServerCredentials:
-    """Looks at every handshake whether `refresh_server_certificate` or `coordinator authority` has been at work: what
-    they wrote holds without a restart, and sessions that stand are left alone."""
+    """Returns credentials that pick up new files at each handshake.
+
+    `refresh_server_certificate` and `coordinator authority` therefore take effect without a restart. Open sessions are
+    not affected.
+    """
     import grpc
 
     def read() -> grpc.ServerCertificateConfiguration:
@@ -78,7 +84,7 @@ def _credentials(folder: CoordinatorFolder, *, mutual: bool) -> grpc.ServerCrede
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
     def stamps() -> tuple[int, ...]:
-        # The certificate is written after its key: once it is new, both are.
+        # The certificate is written after its key, so a new certificate means that both are new.
         return (folder.server_certificate.stat().st_mtime_ns, *written(folder))
 
     shown = stamps()
@@ -91,47 +97,46 @@ def _credentials(folder: CoordinatorFolder, *, mutual: bool) -> grpc.ServerCrede
                 return None
             configuration = read()
         except (OSError, ValueError):
-            # Being replaced at this moment: the next handshake looks again.
+            # The files are being replaced; the next handshake checks again.
             return None
         shown = seen
         return configuration
 
-    # None means "as before" to gRPC, which its stubs do not know.
+    # None tells gRPC to keep the configuration, which its type stubs do not know.
     fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", newer)
     return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=mutual)
 
 
 def server_options(*, public: bool = False, connections: int | None = None) -> list[tuple[str, int]]:
-    """What servers of both ports are opened with; the counterpart of the member's channel options.
+    """Returns the gRPC options for the servers of both ports; the counterpart of the member's channel options.
 
-    connections: how many may stand at once, whoever they are from; the next one is closed before its handshake, so that
-    the process keeps files for what those that stand need. None: as many as come.
-
-    public: anybody may connect, without a certificate. Whoever comes has come for an answer or two: a connection that
-    stays, or a stream that watches, would be held for somebody nobody knows.
+    Args:
+        public: Whether anybody may connect, without a certificate. Such connections end after two minutes: a stranger
+            comes for an answer or two, and must not hold a connection or a stream.
+        connections: Maximum number of connections, from anywhere. A further one is closed before its handshake, so the
+            process keeps file descriptors for the open ones. None: no maximum.
     """
     options = [
         ("grpc.max_receive_message_length", MAX_FROM_MEMBER),
         ("grpc.max_send_message_length", MAX_FROM_COORDINATOR),
-        # Members ping every 30 s while they wait; by default a server hangs up on more than one in five
-        # minutes.
+        # Members ping every 30 s while they wait. By default a server hangs up at more than one ping in five minutes.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
-        # A member that vanished is noticed although it sends nothing.
+        # Notice a member that vanished silently.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # gRPC reads ahead of us by as much as it believes the line to carry: with fifty uploads at once that is most of
-        # the coordinator's memory. A small window bounds what waits; for a message that is being read, gRPC opens it
-        # as far as that message needs, so a long line moves one message a round trip.
+        # gRPC reads ahead by as much as it believes the line to carry, which for fifty concurrent uploads is most of
+        # the coordinator's memory. A small window bounds what waits. For a message that is being read, gRPC opens the
+        # window as far as that message needs, so a long line moves one message per round trip.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 64 * 1024),
-        # A connection keeps the buffer that it would read into next, as large as the best read so far: after a round of
-        # uploads that is hundreds of kilobytes a member, for good. (`tcp_max_read_chunk_size` ought to bound it and
-        # does not: grpc/grpc issue 42194.)
+        # A connection keeps its next read buffer, as large as the largest read so far. After a round of uploads that is
+        # hundreds of kilobytes per member, permanently. (`tcp_max_read_chunk_size` should bound it but does not:
+        # grpc/grpc issue 42194.)
         ("grpc.experimental.tcp_max_read_buffer_size", 64 * 1024),
         # Two coordinators on one port would share its connections at random.
         ("grpc.so_reuseport", 0),
-        # One connection must not hold what many would: a member has a session, an upload and a few downloads.
+        # Bound what one connection holds: a member needs a session, an upload and a few downloads.
         ("grpc.max_concurrent_streams", 64),
         ("grpc.server_handshake_timeout_ms", 20_000),
     ]
@@ -151,11 +156,18 @@ async def peer(
     *,
     retired: bool = False,
 ) -> Certificate:
-    """Who is calling. Ends the call with a reason unless the certificate is valid now and holds (one of)
-    `role`. With `retired` one that a retired authority issued is taken, too: whoever asks so must know it by its
-    fingerprint.
+    """Returns the caller's certificate, or ends the call with a reason.
 
-    It also stamps the answer with the server's time, by which a member looks at its clock.
+    It also stamps the answer with the server's time, so that members can check their clocks.
+
+    Args:
+        context: The call.
+        role: The role, or one of the roles, that the certificate must have.
+        federation: The federation's name, 32 bytes.
+        root: The authority or authorities whose certificates are accepted.
+        now: The current time, at which the certificate must be valid.
+        retired: Whether to accept a certificate from a retired authority, too. The caller of this function must then
+            know the certificate by its fingerprint.
     """
     from tacit.reason import Reason
     from tacit.status import abort_with, stamp
@@ -167,15 +179,15 @@ async def peer(
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_MISSING)
     try:
         certificate = x509.load_pem_x509_certificate(shown[0])
-        # The role it claims, and no more than a claim until the next line has verified the certificate.
+        # The role is only a claim until `verify_certificate` below has verified the certificate.
         claimed = Identity.of(certificate).role
         der = certificate.public_bytes(serialization.Encoding.DER)
         roots = root.history.roots if isinstance(root, Anchors) else (root,)
         found = verify_certificate(der, roots, federation=federation, role=claimed, now=now)
     except CertificateOutOfDate as error:
-        # Not final: this clock may have jumped, and the handshake took the certificate.
-        detail = f"{error} by the coordinator's clock, which says {now:%Y-%m-%d %H:%M} UTC; "
-        detail += "if it is over, enrol again with a new join token; if not, one of the two clocks is wrong"
+        # This is not final: the coordinator's clock may have jumped, as the handshake accepted the certificate.
+        detail = f"{error} by the coordinator's clock, which says {now:%Y-%m-%d %H:%M} UTC; if it has expired, enrol "
+        detail += "again with a new join token; otherwise set this clock or the coordinator's"
         await abort_with(context, Reason.REASON_CLOCK_SKEW, detail)
     except ValueError as error:
         await abort_with(
@@ -194,25 +206,29 @@ async def peer(
     return found
 
 
-_OF_RETIRED = "this certificate was issued by an authority that is retired; "
+_OF_RETIRED = "a retired authority issued this certificate; "
 _RETIRED: dict[Role, str] = {
     Role.MEMBER: _OF_RETIRED + "renew it with `edge_client renew`",
-    Role.OPERATOR: _OF_RETIRED + "whoever runs the coordinator issues another with `coordinator operator issue`",
-    Role.SERVER: _OF_RETIRED + "a server's is for serving only",
+    Role.OPERATOR: _OF_RETIRED + "get a new one with `coordinator operator issue` on the coordinator's machine",
+    Role.SERVER: _OF_RETIRED + "and a server's certificate is only for serving",
 }
 
 
 def is_trusted(certificate: Certificate, root: x509.Certificate | Anchors) -> bool:
-    """Whether an authority that counts now issued it, and not one that is retired."""
+    """Returns whether a currently trusted authority, not a retired one, issued the certificate."""
     return not isinstance(root, Anchors) or any(federation_of(each) == certificate.issuer for each in root.trust.roots)
 
 
 def refresh_server_certificate(
     folder: CoordinatorFolder, config: CoordinatorConfig, authority: Authority, now: datetime
 ) -> bool:
-    """Makes the server's key and certificate if they are missing, near their end, or name other hosts than
-    the configuration; says whether it did. Called by `coordinator init`, before every start, and
-    now and then while serving: open ports show the new one at their next handshake.
+    """Makes a new server key and certificate if they are missing, near their end, or name other hosts than configured.
+
+    `coordinator init` calls it, and the server calls it before every start and periodically while serving. Open ports
+    show the new certificate at their next handshake.
+
+    Returns:
+        Whether it made a new certificate.
     """
     if _server_certificate_is_good(folder, config, authority, now):
         return False
@@ -243,7 +259,7 @@ def _server_certificate_is_good(
         return False
     hosts = {str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)}
     life: timedelta = leaf.not_valid_after_utc - leaf.not_valid_before_utc
-    # A crash between writing the key and the certificate leaves a pair that does not match.
+    # After a crash between writing the key and the certificate, the two do not match.
     return (
         key.public_key() == verified.key
         and chain[-1] == authority.certificate

@@ -1,4 +1,4 @@
-"""Messages as protobuf: what a whole cohort is sent is written once."""
+"""Encodes messages as protobuf, and a message to a whole cohort only once."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ from tacit.v1 import federation_pb2 as pb
 
 __all__ = ["SharedEncoder"]
 
-# What all of a cohort are sent alike; and how many of these are kept, of all jobs.
+# Payloads that a whole cohort receives alike, and how many encoded ones are kept across all jobs.
 _TO_ALL = (
     secure_agg.Roster,
     secure_agg.DigestRoster,
@@ -21,17 +21,18 @@ _SHARED_AT_ONCE = 8
 
 
 class SharedEncoder:
-    """Messages as protobuf. One payload that goes to many members is turned into it once: a roster of a thousand costs
-    the event loop milliseconds. Used from one event loop.
+    """Encodes messages as protobuf, and a payload that goes to many members only once.
+
+    A roster of a thousand members costs the event loop milliseconds. Used from one event loop.
     """
 
     def __init__(self) -> None:
-        # By the payload itself, not by what it equals: comparing two rosters costs as much as writing one. The payload
-        # is kept beside, so that no other object can come to stand at its place.
+        # Keyed by the payload's identity, since comparing two rosters costs as much as encoding one. The entry also
+        # holds the payload, so that no other object can get its id.
         self._last: OrderedDict[int, tuple[CoordinatorPayload, AttemptId, pb.CoordinatorMessage]] = OrderedDict()
 
     def encode(self, message: FromCoordinator) -> pb.CoordinatorMessage:
-        """As it travels. The result is shared: nobody changes it."""
+        """Returns the message as protobuf. The result is shared and must not be changed."""
         if not isinstance(message, AttemptMessage):
             return wire.to_member(message)
         known = self._last.get(id(message.payload))

@@ -1,10 +1,15 @@
-"""Enrolment: a join token and a key become a member's certificate.
+"""Enrolment turns a join token and a key into a member's certificate.
 
-In this order: whoever tries too often waits (`coordinator.services.rate_limit`), and nothing is worked out for it; the
-certificate request must hold a suitable key and prove possession of it (so that a request that cannot be certified does
-not spend the token); the token desk decides, atomically, once and for one key; the authority issues, with the name from
-the token and nothing from the request but the key; the desk records; only then is the certificate handed out. A
-coordinator that stops anywhere in between is asked again by the same key and goes on.
+The steps, in this order:
+
+1. A caller that tries too often waits (`coordinator.services.rate_limit`), before anything is computed for it.
+2. The certificate request must hold a suitable key and prove possession of it. So a request that cannot be certified
+   does not redeem the token.
+3. The token desk redeems the token atomically, once and for one key.
+4. The authority issues the certificate, with the name from the token and only the key from the request.
+5. The desk records the certificate, and only then the coordinator hands it out.
+
+If the coordinator stops in between, the member repeats its request with the same key and enrolment continues.
 """
 
 import math
@@ -40,14 +45,14 @@ _DER = serialization.Encoding.DER
 
 
 def key_fingerprint(key: rsa.RSAPublicKey) -> bytes:
-    """What a token is bound to: SHA-256 of the key's SubjectPublicKeyInfo, 32 bytes."""
+    """Returns the fingerprint that a token is bound to: SHA-256 of the key's SubjectPublicKeyInfo, 32 bytes."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(key.public_bytes(_DER, serialization.PublicFormat.SubjectPublicKeyInfo))
     return digest.finalize()
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
-    """tacit.v1.EnrolmentService."""
+    """Serves `tacit.v1.EnrolmentService`."""
 
     def __init__(
         self,
@@ -60,14 +65,22 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         count: Callable[[str], None] = lambda outcome: None,
         limit: EnrolmentLimit | None = None,
     ) -> None:
-        """`federation_address` is asked at each enrolment, as ports are known only once they are bound;
-        `clock` returns the timezone-aware present."""
+        """Creates the service.
+
+        Args:
+            authority: The authority that issues certificates.
+            desk: Redeems tokens and records certificates.
+            federation_address: Called at each enrolment, as ports are known only once they are bound.
+            member_lifetime: How long a member's certificate is valid.
+            clock: Returns the current time, with its time zone.
+            count: Called once per request with "granted" or the reason's word.
+            limit: How often strangers may try. Default: the limits of `EnrolmentLimit`.
+        """
         self._anchors = authority if isinstance(authority, Anchors) else Anchors(AuthorityBook.of(authority))
         self._desk = desk
         self._federation_address = federation_address
         self._member_lifetime = member_lifetime
         self._clock = clock
-        # Told "granted" or the reason's word, once a request.
         self._count = count
         self._limit = EnrolmentLimit(time.monotonic) if limit is None else limit
 
@@ -76,11 +89,10 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         request: enrolment_pb2.EnrolRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> enrolment_pb2.EnrolResponse:
-        """Spends a token. Refusals carry their reason (tacit.status); every answer carries the server's
-        time."""
+        """Redeems a token. Refusals carry their reason (`tacit.status`), and every answer carries the server's time."""
         now = self._clock()
         stamp(context, now)
-        # Before the signature of the request is looked at, and before the database is asked.
+        # Take the permit before checking the request's signature and before asking the database.
         permit = self._limit.take(peer_of(context.peer()))
         if permit.refused_for is not None:
             await self._refuse_often(context, permit.refused_for)
@@ -118,7 +130,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def FetchAuthorities(  # noqa: N802
         self, request: federation_pb2.FetchAuthoritiesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> federation_pb2.FetchAuthoritiesResponse:
-        """For whoever asks: it is public, and proves itself."""
+        """Returns the federation's authorities to anyone: the list is public and proves itself."""
         return federation_pb2.FetchAuthoritiesResponse(authorities=self._anchors.book.document)
 
     async def _certify(
@@ -133,7 +145,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             authority = self._anchors.book.issuing
             certificate = authority.issue(key, Role.MEMBER, member, self._member_lifetime, now=now)
         except LifetimeOutOfRange as error:
-            # The operator's to repair; the token stays bound to this key and can be used again afterwards.
+            # The operator must repair this. The token stays bound to this key and can be redeemed afterwards.
             await self._refuse(context, request.token_id, Reason.REASON_INTERNAL, str(error))
         try:
             return await self._desk.record(
@@ -150,10 +162,10 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def _refuse_often(self, context: grpc.aio.ServicerContext[Any, Any], seconds: float) -> NoReturn:
         reason = Reason.REASON_ENROLMENT_TOO_FREQUENT
         self._count(word(reason))
-        # One line a try would let a flood fill the disk: the metric counts, and this is for who looks closely.
+        # A warning for each try would let a flood fill the disk. The metric counts them; this line is for debugging.
         _log.debug("enrolment_refused", reason=word(reason), peer=peer_of(context.peer()))
         wait = math.ceil(seconds)
-        sentence = f"too many requests to enrol came from this network; wait {wait} s and repeat the same command"
+        sentence = f"this network sent too many requests to enrol; wait {wait} s and repeat the same command"
         await abort_with(context, reason, sentence)
 
     async def _refuse(

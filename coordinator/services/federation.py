@@ -1,4 +1,4 @@
-"""FederationService: what members speak. Thin: it checks who is calling, and hands on.
+"""FederationService, which members call: it checks the caller and passes the call on.
 
 `callers` checks every call anew, `member_session` serves sessions, and `transfers` moves blobs, vectors and corpora.
 """
@@ -28,17 +28,17 @@ from tacit.v1 import federation_pb2_grpc
 
 __all__ = ["FederationServicer"]
 
-# A member that opens a stream says at once what it is for.
+# Seconds to wait for a stream's first message, which says what the stream is for.
 _FIRST_SECONDS = 30.0
-# Between two chunks of a vector: a chunk of 384 KiB over a line of 32 kbit/s takes 100.
+# Seconds to wait for the next chunk of a vector. A chunk of 384 KiB takes 100 s over a 32 kbit/s link.
 _CHUNK_SECONDS = 120.0
-# Chunks at once, out (of blobs) and in (of masked vectors), and the seconds after which a slow one lets the next begin.
+# Concurrent chunks out (of blobs) and in (of masked vectors), and the seconds after which a slow one yields its turn.
 _CHUNKS_OUT, _PATIENCE_OUT = 4, 0.05
 _CHUNKS_IN, _PATIENCE_IN = 8, 0.02
 
 
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
-    """Members' service over a running coordinator."""
+    """Serves members from a running coordinator."""
 
     def __init__(
         self,
@@ -52,12 +52,17 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         first_seconds: float = _FIRST_SECONDS,
         chunk_seconds: float = _CHUNK_SECONDS,
     ) -> None:
-        """
+        """Creates the service.
+
         Args:
-            renewals: None where nobody can certify.
-            limit: how much a member may send.
-            first_seconds: how long a stream's first message may take.
-            chunk_seconds: how long each further chunk of a masked vector may take.
+            running: The running coordinator.
+            metrics: Where calls and bytes are counted.
+            federation: The federation's name, 32 bytes.
+            root: The authority or authorities whose certificates are accepted.
+            renewals: Renews certificates; None if this process has no authority's key.
+            limit: How much one member may send.
+            first_seconds: Seconds to wait for a stream's first message.
+            chunk_seconds: Seconds to wait for each further chunk of a masked vector.
         """
         self._running = running
         self._renewals = renewals
@@ -80,9 +85,9 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def Renew(  # noqa: N802
         self, request: pb.RenewRequest, context: Context
     ) -> pb.RenewResponse:
-        """The caller's next certificate. Also for one whose authority was retired while it was away."""
+        """Returns the caller's next certificate, even if its authority was retired while the member was away."""
         if self._renewals is None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody certifies here")
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator issues no certificates")
         caller = await self._callers.certificate(context, retired=True)
         try:
             async with come_again(context, member=caller.identity.name):
@@ -94,10 +99,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def FetchAuthorities(  # noqa: N802
         self, request: pb.FetchAuthoritiesRequest, context: Context
     ) -> pb.FetchAuthoritiesResponse:
-        """For whoever got past the handshake: it is public, and proves itself."""
+        """Returns the federation's authorities to anyone past the handshake: the list is public and proves itself."""
         uri = b"".join(context.auth_context().get("peer_uri") or ()).decode(errors="replace")
-        # By the whole identity, which is never a member's name: whoever shows a retired authority's certificate takes
-        # nothing from the member that it names.
+        # Count by the whole identity URI, which is never a member's name. So a caller with a certificate from a retired
+        # authority uses up nothing of the member that the certificate names.
         if seconds := self._limit.call(uri):
             await self._callers.refuse_often(context, uri, seconds)
         return pb.FetchAuthoritiesResponse(authorities=self._renewals.document if self._renewals is not None else b"")
@@ -105,13 +110,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def Session(  # noqa: N802  gRPC's name
         self, _: AsyncIterator[pb.MemberMessage], context: Context
     ) -> None:
-        """One member's stream."""
+        """Serves one member's session."""
         await self._sessions.serve(context)
 
     async def OpenJobs(  # noqa: N802
         self, request: pb.OpenJobsRequest, context: Context
     ) -> pb.OpenJobsResponse:
-        """Jobs that are running, or all."""
+        """Returns the running jobs, or all."""
         async with self._callers.member(context):
             states = [driver.state for driver in self._running.drivers.values()]
             return pb.OpenJobsResponse(
@@ -133,42 +138,42 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def FetchBlob(  # noqa: N802
         self, request: pb.FetchBlobRequest, context: Context
     ) -> None:
-        """A blob of a job, from an offset on."""
+        """Sends a blob of a job, starting at an offset."""
         async with self._callers.member(context):
             await self._transfers.blob(request, context)
 
     async def FetchCertificates(  # noqa: N802
         self, request: pb.FetchCertificatesRequest, context: Context
     ) -> None:
-        """Certificates of members whose advertisement was accepted, by digest."""
+        """Sends certificates, by digest, of members whose advertisement was accepted."""
         async with self._callers.member(context):
             await self._transfers.certificates(request, context)
 
     async def MaskedUploadStatus(  # noqa: N802
         self, request: pb.AttemptRef, context: Context
     ) -> pb.MaskedUploadReceipt:
-        """How far this member's vector is."""
+        """Returns how much of this member's masked vector has arrived."""
         async with self._callers.member(context) as member:
             return await self._transfers.vector_status(member, request, context)
 
     async def UploadMasked(  # noqa: N802
         self, _: AsyncIterator[pb.MaskedUpload], context: Context
     ) -> pb.MaskedUploadReceipt:
-        """(The rest of) this member's vector."""
+        """Receives this member's masked vector, or the rest of it."""
         async with self._callers.member(context) as member:
             return await self._transfers.vector(member, context)
 
     async def CorpusStatus(  # noqa: N802
         self, request: pb.CorpusRef, context: Context
     ) -> pb.CorpusReceipt:
-        """Whether this member's file is wanted, how far it is, or that there will be none."""
+        """Returns whether this member's corpus is wanted and how much has arrived, or records that it declines."""
         async with self._callers.member(context) as member, come_again(context, member=member):
             return await self._transfers.corpus_status(member, request)
 
     async def UploadCorpus(  # noqa: N802
         self, _: AsyncIterator[pb.CorpusUpload], context: Context
     ) -> pb.CorpusReceipt:
-        """(The rest of) this member's file."""
+        """Receives this member's corpus, or the rest of it."""
         certificate = await self._callers.certificate(context)
         member = certificate.identity.name
         async with self._callers.under_way(member, context), come_again(context, member=member):

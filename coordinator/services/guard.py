@@ -1,7 +1,7 @@
-"""Requests of tacit.v1 as the services get them: with clean text, and with no identifier that is none.
+"""Admits a tacit.v1 request only with clean text and valid identifiers, before its service sees it.
 
-Left to `tacit.wire`: the messages of a session, which it admits as it decodes them. Bytes that are no protobuf are
-gRPC's own to report. A refusal is told to the caller and not logged: one line a try would let a stranger fill the disk.
+`tacit.wire` admits the messages of a session as it decodes them, and gRPC reports bytes that are not protobuf. The
+caller learns of a refusal, but the log does not: one line for each try would let a stranger fill the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """The same method over admitted requests."""
+        """Returns the method's handler, which now sees only admitted requests."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or not is_guarded(method):
@@ -41,7 +41,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
 
 def _over_admitted(handler: Any) -> Any:
-    """A handler whose requests are admitted, and which says so of one that is not."""
+    """Wraps a handler so that it sees only admitted requests and refuses the others."""
     parse = handler.request_deserializer
 
     def parse_admitted(data: bytes) -> Any:
@@ -56,7 +56,7 @@ def _over_admitted(handler: Any) -> Any:
         take = handler.stream_unary
 
         async def over_stream(requests: Any, context: Context) -> Any:
-            # A request that is refused raises where the servicer reads it.
+            # A refused request raises where the servicer reads it.
             try:
                 return await take(requests, context)
             except TextInvalid as error:
@@ -65,7 +65,7 @@ def _over_admitted(handler: Any) -> Any:
         return handler._replace(request_deserializer=parse_admitted, stream_unary=over_stream)
     name = "unary_unary" if handler.unary_unary is not None else "unary_stream"
     behaviour = getattr(handler, name)
-    # gRPC tells the two apart by what they are: servicers yield their answers, or write them by hand.
+    # Servicers either yield their answers or write them themselves, and gRPC inspects the function to tell which.
     if inspect.isasyncgenfunction(behaviour):
 
         async def yielding(request: Any, context: Context) -> AsyncIterator[Any]:

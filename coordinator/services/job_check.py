@@ -1,9 +1,9 @@
-"""Whether a job can be run from what is stored: looked at once, when it is created.
+"""Checks once, when a job is created, that it can run from the stored blobs.
 
-A job that passes has a document this software understands, a manifest of exactly the announced number of
-values, starting weights that fit it and are finite, a tokenizer, a prompted model's backbone of a size that members
-take, and an encoding whose sums cannot wrap for the largest cohort. What is in a backbone no coordinator looks at: that
-is members' to check, and `coordinator job bundle`'s.
+A job that passes has a document that this software understands, a manifest with exactly the announced number of values,
+finite starting weights that fit it, a tokenizer, a prompted model's backbone of a size that members accept, and an
+encoding whose sums cannot wrap for the largest cohort. The coordinator never looks into a backbone: members and
+`coordinator job bundle` check its content.
 """
 
 from typing import TypeVar
@@ -25,40 +25,40 @@ _Kind = TypeVar("_Kind", JobDocument, Manifest)
 
 
 def check_job(store: BlobStore, digest: bytes) -> JobDocument:
-    """The job document of this digest, once everything it names was found to be there and to fit.
+    """Returns the job document with this digest, after checking that everything it names is stored and fits.
 
-    Reads all the blobs but a backbone, weights included: for a thread, not for the event loop.
+    It reads all blobs except a backbone, including the weights, so run it in a thread and not in the event loop.
 
     Raises:
-        OperatorRefused: with the sentence that says what is wrong.
+        OperatorRefused: the job cannot run; the sentence says why.
     """
     try:
         document = _read(JobDocument, store, digest, "the job document")
         manifest = _read(Manifest, store, document.manifest, "the manifest")
         if document.digest() != digest:
             raise DocumentInvalid(
-                "the job document is not in its canonical form; make it with `coordinator job bundle`"
+                "the job document is not in its canonical form; create it with `coordinator job bundle`"
             )
         if manifest.values != document.values:
             raise DocumentInvalid(
-                f"the job document announces {document.values} values and its manifest holds {manifest.values}"
-                "; make the bundle again"
+                f"the job document announces {document.values} values, but its manifest has {manifest.values}"
+                "; create the bundle again"
             )
         _check_rvae(document, manifest)
         _check_weights(store, manifest, document.weights, "the starting weights")
         if document.tokenizer is not None and not _size(store, document.tokenizer, "the tokenizer"):
-            raise DocumentInvalid("the tokenizer is empty; make the bundle again")
+            raise DocumentInvalid("the tokenizer is empty; create the bundle again")
         if isinstance(document.model, PromptedModel) and document.model.backbone is not None:
             size = _size(store, document.model.backbone, "the backbone")
             if not 0 < size <= MAX_BACKBONE_BYTES:
                 raise DocumentInvalid(
-                    f"the backbone has {size} bytes where members take 1 to {MAX_BACKBONE_BYTES}; take a smaller base"
+                    f"the backbone has {size} bytes, but members accept 1 to {MAX_BACKBONE_BYTES}; use a smaller base"
                 )
         if (private := document.private) is not None:
             what = "the private parameters' manifest"
             kept = _read(Manifest, store, private.manifest, what)
             if kept.values != private.values:
-                raise DocumentInvalid(f"{what} holds {kept.values} values, not {private.values}; make the bundle again")
+                raise DocumentInvalid(f"{what} has {kept.values} values, not {private.values}; create the bundle again")
             _check_weights(store, kept, private.weights, "the private parameters' start")
         layout_of(document, document.rounds.target_members)
     except StorageError as error:
@@ -69,22 +69,22 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
 
 
 def _check_rvae(job: JobDocument, manifest: Manifest) -> None:
-    """That an autoencoder's bundle has the parameters that this release trains: members would all refuse another."""
+    """Checks that an rvae bundle has the parameters that this release trains; every member would refuse others."""
     if not isinstance(job.model, RvaeModel):
         return
     rows = next((each.shape[0] for each in manifest.tensors if each.name == "embedding.weight"), 0)
     wanted = job.model.values(rows - 1 - len(job.labels), len(job.labels))
     if rows and wanted != manifest.values:
         raise DocumentInvalid(
-            f"the bundle has {manifest.values} values where an rvae of these sizes has {wanted}: another release made "
-            "it; make the bundle again"
+            f"the bundle has {manifest.values} values, but an rvae of these sizes has {wanted}: another release made "
+            "it; create the bundle again"
         )
 
 
 def _check_weights(store: BlobStore, manifest: Manifest, digest: bytes, what: str) -> None:
     if (size := _size(store, digest, what)) != manifest.bytes:
         raise DocumentInvalid(
-            f"{what} have {size} bytes where the manifest needs {manifest.bytes}; make the bundle again"
+            f"{what} have {size} bytes, but the manifest needs {manifest.bytes}; create the bundle again"
         )
     manifest.decode(store.get(digest))
 
@@ -94,12 +94,12 @@ def _size(store: BlobStore, digest: bytes, what: str) -> int:
         return store.size(digest)
     except BlobMissing as error:
         raise DocumentInvalid(
-            f"{what} ({digest.hex()}) was not uploaded; `coordinator job create --bundle` uploads a whole bundle"
+            f"{what} ({digest.hex()}) was not uploaded; upload the whole bundle with `coordinator job create --bundle`"
         ) from error
 
 
 def _read(kind: type[_Kind], store: BlobStore, digest: bytes, what: str) -> _Kind:
-    """A document, of which nothing is read if it is too long."""
+    """Reads a document, unless it is too long."""
     if (size := _size(store, digest, what)) > kind.max_bytes:
-        raise DocumentInvalid(f"{what} has {size} bytes, more than {kind.max_bytes}; this is some other file")
+        raise DocumentInvalid(f"{what} has {size} bytes, more than {kind.max_bytes}; this is a different file")
     return kind.from_json(store.get(digest), what=what)

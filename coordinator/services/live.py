@@ -1,9 +1,7 @@
-"""What the operator's service asks of the rounds that are running: reading them, and the acts that change
-them.
+"""The interface through which the operator's service reads and changes running rounds.
 
-The driver of the rounds implements `Live`; the operator's service and its tests depend on nothing else of it.
-An act that cannot be done raises `OperatorRefused`, which carries the reason for the machine and the sentence
-for a person.
+The driver of the rounds implements `Live`, and the operator's service and its tests depend on nothing else of it. An
+impossible change raises `OperatorRefused`, with a reason for machines and a sentence for people.
 """
 
 from collections.abc import Mapping
@@ -19,10 +17,12 @@ JobChange = Literal["pause", "resume", "abort"]
 
 
 class OperatorRefused(Exception):
-    """An act of the operator that cannot be done.
+    """A request of the operator that cannot be carried out.
 
-    `reason` is REASON_UNSPECIFIED where none of the contract's fits; `missing` says that what was named does not
-    exist.
+    Attributes:
+        reason: The reason, or REASON_UNSPECIFIED if none of the contract's reasons fits.
+        sentence: What happened and what to do.
+        missing: Whether the named thing does not exist.
     """
 
     def __init__(self, reason: Reason, sentence: str, *, missing: bool = False) -> None:
@@ -33,10 +33,14 @@ class OperatorRefused(Exception):
 
 
 class Live(Protocol):
-    """The rounds that are running, as the operator sees and moves them."""
+    """The running rounds, as the operator sees and steers them."""
 
     async def create_job(self, document: bytes, job: JobDocument) -> None:
-        """Creates and starts a job. `document`: its document's digest; document and blobs are stored and checked.
+        """Creates and starts a job whose document and blobs are stored and checked.
+
+        Args:
+            document: The digest of the job document.
+            job: The job document.
 
         Raises:
             OperatorRefused: a job of that name exists.
@@ -44,23 +48,23 @@ class Live(Protocol):
         ...
 
     async def change_job(self, name: str, change: JobChange) -> None:
-        """Pauses, resumes or aborts; returns once it is stored.
+        """Pauses, resumes or aborts a job, and returns once the change is stored.
 
         Raises:
-            OperatorRefused: no such job, or a change that does not fit its status.
+            OperatorRefused: there is no such job, or its status does not allow the change.
         """
         ...
 
     def live_job(self, name: str) -> LiveJob | None:
-        """The present moment of a job, None where this process does not drive it."""
+        """Returns a job's current state, or None if this process does not drive it."""
         ...
 
     def connected(self) -> Mapping[str, str]:
-        """Members with an open session, and the software version each said it runs."""
+        """Returns the members with an open session, and the software version that each reported."""
         ...
 
     def declined(self) -> Mapping[str, Mapping[str, str]]:
-        """Member to job to the sentence with which it declined that job."""
+        """Returns, by member and job, the sentence with which the member declined the job."""
         ...
 
     async def disconnect(self, member: str) -> None:
@@ -68,5 +72,5 @@ class Live(Protocol):
         ...
 
     async def changed(self) -> None:
-        """Returns after the next change of anything that is shown."""
+        """Waits for the next change of anything that the operator sees."""
         ...

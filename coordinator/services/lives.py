@@ -1,4 +1,4 @@
-"""How long sessions stand: as long as the certificate that the member came with, or renewed to with the same key."""
+"""Ends each session when its certificate expires: the one it was opened with, or a renewal with the same key."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,7 @@ __all__ = ["Lives"]
 
 @dataclass
 class _Life:
-    """A session, the certificate that it stands under, and the timer that ends it."""
+    """A session, the certificate that keeps it open, and the timer that ends it."""
 
     session: MemberSession
     certificate: Certificate
@@ -25,25 +25,28 @@ class _Life:
 
 
 class Lives:
-    """The lives of all sessions. Used from one event loop."""
+    """Tracks the lifetimes of all sessions. Used from one event loop."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self._lives: dict[str, _Life] = {}
 
     def used(self, member: str, fingerprint: bytes, certificate: Certificate) -> None:
-        """A member's newest certificate is in its hands: what stands under the one before it goes on, or does not."""
+        """Notes that a member uses its newest certificate.
+
+        A session opened under the previous certificate continues if the key is the same, and ends otherwise.
+        """
         life = self._lives.get(member)
         if life is None or life.fingerprint == fingerprint:
             return
         if life.public == certificate.public:
             self.begin(life.session, certificate)
         else:
-            detail = "the member has taken another key; it goes on with a session under that one"
+            detail = "this member has a new key; it continues with a session under that key"
             self._running.sessions.end(member, Reason.REASON_DISCONNECTED, detail)
 
     def begin(self, session: MemberSession, certificate: Certificate) -> None:
-        """The session stands as long as this certificate is valid."""
+        """Keeps the session open until this certificate expires."""
         if (before := self._lives.pop(session.member, None)) is not None:
             before.timer.cancel()
         left = (certificate.expires - datetime.now(UTC)).total_seconds()
@@ -52,7 +55,7 @@ class Lives:
         self._lives[session.member] = _Life(session, certificate, fingerprint, certificate.public, timer)
 
     def end(self, session: MemberSession) -> None:
-        """The session is over."""
+        """Forgets a session that has ended."""
         life = self._lives.get(session.member)
         if life is not None and life.session is session:
             life.timer.cancel()
@@ -63,12 +66,10 @@ class Lives:
             return
         life = self._lives.get(session.member)
         if life is not None and life.certificate.expires > datetime.now(UTC):
-            # The clock has been set back since this was reckoned.
+            # The clock was set back after the timer was computed.
             self.begin(session, life.certificate)
             return
-        detail = (
-            "by the coordinator's clock the member's certificate has expired; if that is so, enrol again with a new "
-        )
-        detail += "join token; if not, one of the two clocks is wrong"
-        # Not final: the member looks at its own clock.
+        detail = "by the coordinator's clock, this member's certificate has expired; if it has, enrol again with a new "
+        detail += "join token; otherwise set this clock or the coordinator's"
+        # This is not final: the member checks its own clock.
         self._running.sessions.end(session.member, Reason.REASON_CLOCK_SKEW, detail)

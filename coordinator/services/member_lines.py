@@ -1,8 +1,8 @@
-"""Log lines about members, bounded: one member must not fill the disk, nor hide what is said of others.
+"""Limits log lines about members, so that no member can fill the disk or drown the lines about others.
 
-A structlog processor. Lines that name a member have a bucket for each event and member: the first ones of a kind pass,
-then one every two seconds; the next that passes says in `suppressed` how many did not. Lines of another kind, or of
-another member, are not touched by it.
+A structlog processor. Lines that name a member have one bucket for each event and member: the first ones pass, then one
+every two seconds. The next line that passes says in `suppressed` how many did not. Lines with another event or member
+have their own bucket.
 """
 
 import threading
@@ -23,13 +23,17 @@ class MemberLines:
     """The processor. May be called from several threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: monotonic seconds."""
+        """Creates the processor. `clock` returns monotonic seconds."""
         self._buckets = Buckets(clock, _ALLOWANCE, _KEYS)
         self._suppressed: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
 
     def __call__(self, _logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Raises: structlog.DropEvent: this line is left out."""
+        """Passes a line on, with `suppressed` if lines before it were dropped.
+
+        Raises:
+            structlog.DropEvent: this line is dropped.
+        """
         member = event.get("member")
         if not isinstance(member, str):
             return event

@@ -1,6 +1,6 @@
-"""A member's session: Hello and Welcome, then messages both ways until one side ends it.
+"""Serves members' sessions: Hello and Welcome, then messages both ways until one side ends the session.
 
-What arrives malformed ends the session with a sentence; it never reaches a job.
+A malformed message ends the session with a sentence, and never reaches a job.
 """
 
 import asyncio
@@ -52,21 +52,21 @@ __all__ = ["MemberSessions"]
 log = structlog.get_logger("coordinator.federation")
 
 _MESSAGES_AHEAD = 16
-# A message of a session that takes a turn like a chunk does: a roster of a thousand has half a megabyte.
+# Messages above this many bytes take turns like chunks. A roster of a thousand members has half a megabyte.
 _LARGE = 64 * 1024
 
 
 @dataclass
 class _Ledger:
-    """The ledger that a session's Hello named."""
+    """The privacy ledger that a session's Hello named."""
 
-    id: bytes | None  # 16 bytes; None where it named none.
-    before: int  # Highest sequence heard before this session; 0: none.
-    heard: int | None  # Highest that is on the disk by now; None where this ledger is not remembered.
+    id: bytes | None  # 16 bytes; None if Hello named none.
+    before: int  # Highest sequence number reported before this session; 0 if none was.
+    heard: int | None  # Highest sequence number on the disk now; None if this ledger is not remembered.
 
 
 class MemberSessions:
-    """Serves the stream of each member."""
+    """Serves each member's session."""
 
     def __init__(
         self,
@@ -81,11 +81,18 @@ class MemberSessions:
         *,
         first_seconds: float,
     ) -> None:
-        """
+        """Creates the service.
+
         Args:
-            renewals: None where nobody can certify.
-            sending: turns of large messages going out.
-            first_seconds: how long Hello may take.
+            running: The running coordinator.
+            metrics: Where messages are counted.
+            federation: The federation's name, 32 bytes.
+            renewals: Renews certificates; None if this process has no authority's key.
+            callers: Checks who is calling.
+            lives: Ends sessions whose certificate expires.
+            limit: How much one member may send.
+            sending: Turns for large outgoing messages.
+            first_seconds: Seconds to wait for Hello.
         """
         self._running = running
         self._metrics = metrics
@@ -99,14 +106,14 @@ class MemberSessions:
         self._encoder = SharedEncoder()
 
     async def serve(self, context: Context) -> None:
-        """One member's stream."""
-        # Read and written by hand, as all streams here: gRPC's own loops hold the last message of either direction
-        # until the next, which with many members is several vectors.
+        """Serves one member's session until it ends."""
+        # Like all streams here, this one is read and written explicitly. gRPC's own loops hold the last message of each
+        # direction until the next one, which for many members is the size of several vectors.
         certificate = await self._callers.certificate(context)
         member = certificate.identity.name
         if seconds := self._limit.session_short(member):
             await self._callers.refuse_often(context, member, seconds)
-        # Who is cut off before its session is open has none to be ended.
+        # A member that is revoked before its session opens has no session to end, so its call is ended instead.
         async with self._callers.under_way(member, context):
             session, ledger, certificate = await self._opened(member, context)
         if session is None:
@@ -114,7 +121,7 @@ class MemberSessions:
         reader = asyncio.create_task(self._read(session, ledger, context))
         try:
             self._running.sessions.open(session)
-            # A session must not outlive the certificate it was opened with, or renewed to.
+            # A session must not outlive its certificate, or the renewal of that certificate.
             self._lives.begin(session, certificate)
             async for message in self._outgoing(session):
                 encoded = self._encoder.encode(message)
@@ -137,13 +144,16 @@ class MemberSessions:
             except Exception as error:
                 log.error("message_failed", member=member, error=str(error), exc_info=error)
             finally:
-                # Whatever became of the reader: who has no stream is not connected.
+                # However the reader ended, a member without a stream is not connected.
                 self._running.sessions.close(session)
 
     async def _opened(self, member: str, context: Context) -> tuple[MemberSession | None, _Ledger, Certificate]:
-        """Hello and Welcome; None where the two sides speak different protocol versions, which the member is told."""
+        """Exchanges Hello and Welcome. The session is None if the two sides speak different protocol versions.
+
+        The member is then told which side to upgrade.
+        """
         hello = await self._hello(context)
-        # Once more: its Hello may have taken as long as another key needs to take its place.
+        # Check the certificate again: while Hello was awaited, another key may have replaced this one.
         certificate = await self._callers.certificate(context)
         detail = disagreement(member=hello.protocol_version, coordinator=PROTOCOL_VERSION)
         if detail is not None:
@@ -156,19 +166,19 @@ class MemberSessions:
             wire.to_member(Welcome(PROTOCOL_VERSION, __version__, self._federation.hex(), now_ms, ledger.before))
         )
         if self._renewals is not None and self._renewals.document:
-            # Before anything that the next authority may have signed.
+            # Send this before any message that the next authority may have signed.
             session.outgoing.put_nowait(AuthoritiesChanged(self._renewals.document))
         return session, ledger, certificate
 
     async def _named_ledger(self, member: str, named: LedgerCounter | None) -> _Ledger:
-        """What a Hello says of the member's ledger, on the disk before the member hears of it."""
+        """Stores what Hello says about the member's ledger, before the member gets an answer."""
         if named is None:
             return _Ledger(None, 0, 0)
         before = await self._heard_ledger(member, named)
         if before is None:
             detail = (
-                f"{member} has named {MAX_LEDGERS} ledgers before this one: how far this one comes is not "
-                "remembered, and an older copy of it will not be noticed here"
+                f"{member} has named {MAX_LEDGERS} other ledgers before this one; the coordinator does not remember "
+                "this one's sequence, so it will not notice an older copy of it"
             )
             log.warning("message_failed", member=member, detail=detail)
             return _Ledger(named.id, 0, None)
@@ -181,15 +191,17 @@ class MemberSessions:
         )
 
     async def _ready_ledger(self, member: str, ready: Ready, ledger: _Ledger) -> None:
-        """What a Ready says of the member's ledger. Only a higher number, for a job that is here, reaches the database.
+        """Stores what Ready says about the member's ledger.
+
+        Only a higher number, for a job that this process runs, reaches the database.
 
         Raises:
-            wire.WireInvalid: it is another ledger than that of the session's Hello.
+            wire.WireInvalid: the ledger is not the one that the session's Hello named.
         """
         if ready.ledger is None:
             return
         if ready.ledger.id != ledger.id:
-            raise wire.WireInvalid("Ready names the ledger that the session's Hello named, or none")
+            raise wire.WireInvalid("Ready must name the ledger that the session's Hello named, or none")
         if ledger.heard is None or ready.ledger.sequence <= ledger.heard or ready.job not in self._running.drivers:
             return
         await self._heard_ledger(member, ready.ledger)
@@ -197,7 +209,7 @@ class MemberSessions:
 
     async def _hello(self, context: Context) -> Hello:
         first: FromMember | None = None
-        # Bytes that are no protobuf raise out of the read itself.
+        # Reading bytes that are not protobuf raises.
         with contextlib.suppress(wire.WireInvalid, DecodeError):
             message = await first_message(context, self._first_seconds)
             first = None if message is EOF else wire.from_member(message)
@@ -205,13 +217,13 @@ class MemberSessions:
             await abort_with(
                 context,
                 Reason.REASON_MESSAGE_MALFORMED,
-                f"a session opens with Hello, within {self._first_seconds:g} s",
+                f"a session must open with Hello, within {self._first_seconds:g} s",
             )
         return first
 
     @staticmethod
     async def _outgoing(session: MemberSession) -> AsyncIterator[Any]:
-        """Messages as they come, and the Goodbye last."""
+        """Yields the queued messages, and the Goodbye last."""
         ended = asyncio.create_task(session.ended.wait())
         following: asyncio.Task[Any] | None = None
         try:
@@ -230,7 +242,7 @@ class MemberSessions:
                 following.cancel()
 
     async def _read(self, session: MemberSession, ledger: _Ledger, context: Context) -> None:
-        # So many messages of one member may wait to be worked out; what comes after waits in its own connection.
+        # At most this many messages of one member wait to be processed; further ones wait in the member's connection.
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
             while (message := await context.read()) is not EOF:
@@ -255,13 +267,13 @@ class MemberSessions:
         except grpc.aio.UsageError:
             pass  # The stream was closed under the reader.
         finally:
-            # The member has closed its half: nothing more can come of this session.
+            # The member has closed its half, so this session is over.
             session.end(Reason.REASON_DISCONNECTED)
 
     def _dispatch(self, session: MemberSession, message: FromMember, done: Callable[[], None]) -> None:
         match message:
             case Hello():
-                raise wire.WireInvalid("a session says Hello once")
+                raise wire.WireInvalid("a session sends Hello only once")
             case Decline():
                 detail = message.detail or sentence(message.reason)
                 event: ev.Event = ev.Declined(session.member, message.round, message.reason, detail)
@@ -277,7 +289,7 @@ class MemberSessions:
             self._running.sessions.send(session.member, Standby(f"there is no job named {job[:63]}"))
             done()
         else:
-            # What comes late is not counted: the metrics have forgotten a job that is over.
+            # Do not count late messages, as the metrics have forgotten a job that is over.
             if driver.state.status not in (JobStatus.FINISHED, JobStatus.ABORTED):
                 self._count_privacy(session.member, message)
             driver.post(event, done)

@@ -1,10 +1,10 @@
 """OperatorService: what the operator's command line may see and do.
 
-Every call begins with the caller's certificate: valid now, of this federation, role operator. Acts go into
-the journal with the operator's name before they are carried out. Rows come from the database, the present
-moment from `Live`; nothing is kept here, so any number of operators may look and act at once.
+Every call starts with a check of the caller's certificate: valid now, of this federation, role operator. The journal
+records an operator's act, with the operator's name, before the act is carried out. Stored state comes from the database
+and live state from `Live`. The service itself keeps none, so any number of operators may look and act at once.
 
-A refusal carries a reason where the contract has one and always a sentence; what does not exist is NOT_FOUND.
+A refusal always carries a sentence, and a reason if the contract has one. Something that does not exist is NOT_FOUND.
 """
 # ruff: noqa: N802  the methods are named by operator.proto
 
@@ -56,22 +56,22 @@ log = structlog.get_logger("coordinator.operator")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Between two answers of Watch: a person reads five a second at most.
+# Pause between two answers of Watch; nobody reads more than five a second.
 WATCH_PAUSE_SECONDS = 0.2
-# What GetJob sends of a long job: the newest rounds, and no more than fits a message.
+# What GetJob sends of a long job: only the newest rounds, as many as fit a message.
 MAX_ROUNDS = 1000
 MAX_ROUNDS_BYTES = 8 * 1024 * 1024
-# Entries of the journal: asked of the database in one go, and bytes of a message. One entry names a whole cohort.
+# Journal entries per database query, and bytes per message. One entry may name a whole cohort.
 JOURNAL_PAGE = 500
 JOURNAL_BYTES = 512 * 1024
-# Of a message with members' answers, each of which brings its statement and certificate.
+# Bytes per message with members' answers, each of which has its statement and certificate.
 CORPORA_BYTES = 512 * 1024
-# An operator that follows a job fetches each version once; asking again within the hour is the same fetching.
+# An operator that follows a job fetches each version once. A repeated fetch within the hour counts as the same one.
 FETCHED_AGAIN_MS = 3600 * 1000
 MIN_INVITATION_SECONDS = 60
 MAX_INVITATION_SECONDS = 30 * 24 * 3600
 
-# How long an upload's header may take.
+# Seconds to wait for an upload's header.
 _FIRST_SECONDS = 30.0
 
 _STATUS = {
@@ -88,9 +88,10 @@ _CHANGES: dict[int, JobChange] = {
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
-    """operator.proto over a database, a blob store and the rounds that are running.
+    """Serves operator.proto from a database, a blob store and the running rounds.
 
-    `enrolment_address` (host:port) and `token_seconds` go into invitations; `now_ms` is the clock.
+    Join tokens carry `enrolment_address` (host:port) and are valid for `token_seconds`. `now_ms` is the clock, in
+    milliseconds since the epoch.
     """
 
     def __init__(
@@ -116,24 +117,24 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._token_seconds = token_seconds
         self._now_ms = now_ms
         self._started_ms = now_ms()
-        # Replaced, and the old one set, after every act here that `Live` knows nothing of.
+        # After every act here that `Live` does not see, this event is set and replaced by a new one.
         self._touched = asyncio.Event()
 
     # ---- looking -------------------------------------------------------------------------------------------
 
     async def Status(self, request: operator_pb2.StatusRequest, context: Context) -> operator_pb2.StatusResponse:
-        """The federation at this moment."""
+        """Returns the federation's current state."""
         async with self._call(context):
             return await self._status()
 
     async def Watch(
         self, request: operator_pb2.StatusRequest, context: Context
     ) -> AsyncIterator[operator_pb2.StatusResponse]:
-        """The status now and after every change; changes in quick succession come as one."""
+        """Yields the status now and after every change. Changes in quick succession arrive as one."""
         async with self._call(context):
             shown: operator_pb2.StatusResponse | None = None
             while True:
-                # Waiting begins before looking, so that nothing falls between the two.
+                # Start waiting before reading the status, so that no change is missed in between.
                 waiters = [
                     asyncio.ensure_future(self._live.changed()),
                     asyncio.ensure_future(self._touched.wait()),
@@ -154,12 +155,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ListMembers(
         self, request: operator_pb2.ListMembersRequest, context: Context
     ) -> operator_pb2.ListMembersResponse:
-        """Everyone who was ever invited."""
+        """Returns every member that was ever invited."""
         async with self._call(context):
             return operator_pb2.ListMembersResponse(members=await self._members())
 
     async def GetJob(self, request: operator_pb2.GetJobRequest, context: Context) -> operator_pb2.JobDetail:
-        """A job with its newest rounds and all its versions."""
+        """Returns a job with its newest rounds and all its versions."""
         async with self._call(context):
 
             def read(
@@ -184,17 +185,17 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def InviteMember(
         self, request: operator_pb2.InviteMemberRequest, context: Context
     ) -> operator_pb2.InviteMemberResponse:
-        """Makes a join token. Its secret leaves with this answer and is not kept."""
+        """Makes a join token. Its secret leaves with this answer and is not stored."""
         async with self._call(context) as operator:
             if not name_is_valid(request.name):
                 await _malformed(
                     context,
-                    f"{request.name!r} cannot be a member's name: 1 to 63 of a-z, 0-9, dot, dash and "
-                    "underscore, beginning with a letter or digit",
+                    f"{request.name!r} is not a valid member name; use 1 to 63 of a-z, 0-9, dot, dash and "
+                    "underscore, starting with a letter or digit",
                 )
             seconds = request.valid_seconds or self._token_seconds
             if not MIN_INVITATION_SECONDS <= seconds <= MAX_INVITATION_SECONDS:
-                await _malformed(context, "an invitation is valid for 1 minute to 30 days; choose a time between")
+                await _malformed(context, "an invitation is valid for 1 minute to 30 days; choose a time in between")
             now_ms = self._now_ms()
             token = JoinToken.create(
                 address=self._enrolment_address,
@@ -213,7 +214,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             return operator_pb2.InviteMemberResponse(token=token.format(), expires_ms=expires_ms)
 
     async def RevokeMember(self, request: operator_pb2.RevokeMemberRequest, context: Context) -> operator_pb2.Member:
-        """Ends a membership: stored first, then the session is closed."""
+        """Ends a membership: stores the revocation, then closes the session."""
         async with self._call(context) as operator:
             now_ms = self._now_ms()
             member = await self._database.run(lambda s: records.revoke_member(s, request.name, now_ms, by=operator))
@@ -225,7 +226,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     # ---- blobs ---------------------------------------------------------------------------------------------
 
     async def StatBlob(self, request: operator_pb2.StatBlobRequest, context: Context) -> operator_pb2.StatBlobResponse:
-        """How much of a blob is here."""
+        """Returns how much of a blob has arrived."""
         async with self._call(context):
             complete = await asyncio.to_thread(self._store.has, request.digest)
             received = await asyncio.to_thread(self._store.received, request.digest)
@@ -234,7 +235,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def PutBlob(
         self, request_iterator: AsyncIterator[operator_pb2.PutBlobRequest], context: Context
     ) -> operator_pb2.StatBlobResponse:
-        """Takes a blob from an offset on. What arrives is kept, whatever becomes of the connection."""
+        """Receives a blob, starting at an offset. Bytes that arrive are kept even if the connection breaks."""
         async with self._call(context):
             first = None
             with contextlib.suppress(TimeoutError):
@@ -242,7 +243,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     first = await anext(aiter(request_iterator), None)
             if first is None or first.WhichOneof("part") != "header":
                 detail = (
-                    f"an upload begins with its header, within {_FIRST_SECONDS:g} s; repeat it, or update this client"
+                    f"an upload must begin with its header, within {_FIRST_SECONDS:g} s; repeat it, or update this "
+                    "client"
                 )
                 await _malformed(context, detail)
             header = first.header
@@ -251,7 +253,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             if not incoming.complete:
                 async for part in request_iterator:
                     if part.WhichOneof("part") != "data":
-                        await _malformed(context, "a header stands inside an upload; this client is of another version")
+                        await _malformed(context, "the upload has a second header; update this client")
                     received = await asyncio.to_thread(incoming.append, received, part.data)
                     self._metrics.carried("in", "blob", len(part.data))
                 if incoming.received < header.total:
@@ -262,9 +264,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def FetchBlob(
         self, request: federation_pb2.FetchBlobRequest, context: Context
     ) -> AsyncIterator[federation_pb2.BlobChunk]:
-        """A blob from an offset on. There is always one chunk, so that the size is known even of an empty
-        rest.
-        """
+        """Yields a blob, starting at an offset. There is always one chunk, to tell the size even if nothing is left."""
         async with self._call(context) as operator:
             total = await asyncio.to_thread(self._store.size, request.digest)
             offset = request.offset
@@ -286,7 +286,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     async def CreateJob(self, request: operator_pb2.CreateJobRequest, context: Context) -> operator_pb2.Job:
-        """Checks the job and all it needs, then starts it."""
+        """Checks a job and everything that it needs, then starts it."""
         async with self._call(context) as operator:
             job = await asyncio.to_thread(check_job, self._store, request.document)
             await self._act(job.name, operator, "create", document=request.document.hex())
@@ -294,12 +294,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             return await self._present(job.name)
 
     async def ChangeJob(self, request: operator_pb2.ChangeJobRequest, context: Context) -> operator_pb2.Job:
-        """Pauses, resumes or aborts."""
+        """Pauses, resumes or aborts a job."""
         async with self._call(context) as operator:
             change = _CHANGES.get(request.change)
             if change is None:
-                await _malformed(context, f"change {request.change} is not known; this client is of another version")
-            # Says that there is no such job before anything is written of it.
+                await _malformed(context, f"change {request.change} is unknown; use a client of this version")
+            # Refuse an unknown job before the journal gets an entry about it.
             await self._database.run(lambda s: records.load_job(s, request.name))
             await self._act(request.name, operator, change)
             await self._live.change_job(request.name, change)
@@ -308,13 +308,13 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def RecordEvaluation(
         self, request: operator_pb2.RecordEvaluationRequest, context: Context
     ) -> operator_pb2.RecordEvaluationResponse:
-        """Stores what the operator measured on a version, and shows it as a metric if it is the newest."""
+        """Stores an evaluation of a version, and exports it as a metric if it is the newest."""
         async with self._call(context) as operator:
             given = request.evaluation
             if not (0 <= given.accuracy <= 1) or given.examples < 1 or given.loss == -math.inf:
-                await _malformed(context, "an evaluation has an accuracy from 0 to 1 and at least one example")
+                await _malformed(context, "an evaluation needs an accuracy from 0 to 1 and at least one example")
             if len(given.data) not in (0, 32):
-                await _malformed(context, "the data of an evaluation is named by its SHA-256, 32 bytes")
+                await _malformed(context, "an evaluation names its data by their SHA-256 of 32 bytes")
             now_ms = self._now_ms()
 
             def write(s: records.Session) -> records.StoredEvaluation | None:
@@ -331,8 +331,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 )
                 if given.version and given.version != stored.version:
                     raise OutOfOrder(
-                        f"version {given.version_number} of {request.job} is {stored.version.hex()}, "
-                        f"measured was {given.version.hex()}; fetch the version again"
+                        f"version {given.version_number} of {request.job} is {stored.version.hex()}, but "
+                        f"{given.version.hex()} was measured; fetch the version again"
                     )
                 newest = records.load_job(s, request.job).evaluation
                 return newest
@@ -344,12 +344,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator)
             return operator_pb2.RecordEvaluationResponse()
 
-    # ---- made-up text --------------------------------------------------------------------------------------
+    # ---- synthetic text ------------------------------------------------------------------------------------
 
     async def ListCorpora(
         self, request: operator_pb2.ListCorporaRequest, context: Context
     ) -> AsyncIterator[operator_pb2.CorporaPage]:
-        """Every member that took part in the job, with its answer if there is one."""
+        """Yields every member that took part in the job, with its answer if it gave one."""
         async with self._call(context):
 
             def read(
@@ -363,7 +363,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             data = await asyncio.to_thread(self._store.get, job.document)
             document = await asyncio.to_thread(JobDocument.from_json, data, what=what)
             if ordered_of_members(document) is None:
-                detail = f"job {job.name} orders no made-up text of its members; a job that does says so under [corpus]"
+                detail = f"job {job.name} orders no synthetic text from its members; a job orders it under [corpus]"
                 raise OperatorRefused(Reason.REASON_UNSPECIFIED, detail)
             awaited = took_part - {answer.member for answer in answers}
             corpora = [_corpus(answer) for answer in answers]
@@ -376,7 +376,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ReadJournal(
         self, request: operator_pb2.ReadJournalRequest, context: Context
     ) -> AsyncIterator[operator_pb2.JournalPage]:
-        """Entries as they are stored, hashes included: whether they follow each other is for the reader to see."""
+        """Yields entries as stored, including their hashes, so that the reader can verify the chain."""
         async with self._call(context):
             head = await self._database.run(records.head)
             after, subject = request.after, request.subject or None
@@ -385,7 +385,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 entries = await self._database.run(
                     lambda s: records.journal(s, subject=subject, after=here, limit=JOURNAL_PAGE)  # noqa: B023  awaited
                 )
-                # What was written since the call began is for the next one, or a busy coordinator would never end it.
+                # Leave entries written since the call began to the next call, or a busy coordinator would never finish.
                 entries = [entry for entry in entries if entry.id <= head.id]
                 if not entries:
                     return
@@ -397,7 +397,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     @contextlib.asynccontextmanager
     async def _call(self, context: Context) -> AsyncIterator[str]:
-        """Who calls, if it is an operator; and refusals on their way to the wire."""
+        """Yields the calling operator's name, and turns errors inside into refusals."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
         try:
             certificate = await operator_peer(context, self._database, self._federation, self._root, now)
@@ -546,7 +546,7 @@ def _corpora_pages(
 
 
 def _newest(rounds: list[records.StoredRound]) -> list[operator_pb2.Round]:
-    """In order, without the oldest that no longer fit."""
+    """Returns the newest rounds that fit the message, in order."""
     kept: list[operator_pb2.Round] = []
     room = MAX_ROUNDS_BYTES
     for item in reversed(rounds):

@@ -1,7 +1,7 @@
-"""Which operators are let in: those with a valid certificate that is on record and was not cut off.
+"""Admits operators whose certificate is valid, on record and not revoked.
 
-The list is the database's (`coordinator operator issue | list | revoke` on the coordinator's machine), looked at with
-every call; streams that were open before are ended by `end_revoked`, which the server runs every few seconds.
+The record is in the database (`coordinator operator issue | list | revoke` on the coordinator's machine), and every
+call checks it. `end_revoked`, which the server runs every few seconds, ends streams opened before a revocation.
 """
 
 import hashlib
@@ -25,14 +25,16 @@ __all__ = ["calls", "end_revoked", "operator_peer", "say_cut_off"]
 
 log = structlog.get_logger("coordinator.operator")
 
-# Of this process: by the fingerprint of the certificate that each came with.
+# This process's calls, by the fingerprint of the operator's certificate.
 calls = Calls()
 
-_CUT_OFF = "this operator's certificate was revoked; whoever runs the coordinator issues another with `coordinator "
-_CUT_OFF += "operator issue`"
-_UNKNOWN = "this operator's certificate is not among those that this coordinator has issued; whoever runs it issues "
-_UNKNOWN += "another with `coordinator operator issue`, as after a restore from an older backup; if this one came from "
-_UNKNOWN += "anywhere else, the authority's key was stolen"
+_CUT_OFF = "this operator's certificate was revoked; get a new one with `coordinator operator issue` on the "
+_CUT_OFF += "coordinator's machine"
+_UNKNOWN = (
+    "this coordinator has no record of issuing this operator's certificate. After a restore from an older backup, "
+)
+_UNKNOWN += "issue a new one with `coordinator operator issue`; if the certificate came from anywhere else, the "
+_UNKNOWN += "authority's key was stolen"
 
 
 async def operator_peer(
@@ -42,7 +44,15 @@ async def operator_peer(
     root: x509.Certificate | Anchors,
     now: datetime,
 ) -> Certificate:
-    """Who is calling. Ends the call with a reason unless it is an operator that was not cut off."""
+    """Returns the calling operator's certificate. Ends the call with a reason unless it is on record and not revoked.
+
+    Args:
+        context: The call.
+        database: Holds the record of operators' certificates.
+        federation: The federation's name, 32 bytes.
+        root: The authority or authorities whose certificates are accepted.
+        now: The current time, at which the certificate must be valid.
+    """
     found = await peer(context, Role.OPERATOR, federation, root, now)
     fingerprint = _fingerprint(found)
     begins_ms = int(found.begins.timestamp() * 1000)
@@ -69,7 +79,7 @@ async def operator_peer(
 
 
 async def say_cut_off(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """In a call that was cancelled: if it was ended from here, says so in a way that the operator understands."""
+    """Tells the operator why a cancelled call ended, if `end_revoked` ended it. Run it in the cancelled call."""
     call = calls.mine()
     if call is not None and call.reason is not None:
         call.task.uncancel()
@@ -77,7 +87,7 @@ async def say_cut_off(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 
 async def end_revoked(database: Database) -> None:
-    """Ends the calls that are under way of operators that were cut off meanwhile."""
+    """Ends the calls in progress of operators that have been revoked."""
     callers = [caller for caller in calls.callers if isinstance(caller, bytes)]
     if not callers:
         return

@@ -1,15 +1,16 @@
-"""How often strangers may try to enrol: token buckets, by address and in all. Pure; the clock is handed in.
+"""Limits how often strangers may try to enrol, with token buckets per address and in total. Pure; takes a clock.
 
-Whoever reaches the enrolment port may send requests, and each costs the check of a signature and a transaction of the
-database. So a try takes a permit before any of that, and one that was granted gives it back: a ward of fifty machines
-behind one address enrols without noticing, while somebody who guesses is left with the trickle that refills. Nobody is
-ever shut out for longer than a bucket takes to refill: there is no list of the banned, and a flood that ends is
-forgotten within a minute.
+Anybody who reaches the enrolment port may send requests, and each costs a signature check and a database transaction.
+So every try takes a permit first, and a granted try gives its permit back. Fifty machines behind one address enrol
+without noticing, while somebody who guesses gets only the refill. Nobody is blocked for longer than a bucket takes to
+refill: there is no ban list, and a flood is forgotten within a minute after it ends.
 
-Guarantees: of the tries that fail, no address makes more than `burst + seconds x rate`, and all of them together no
-more than the same of the bucket for all; memory is bounded by `addresses`. What it leaves open: a flood through the
-very address translation that an honest member stands behind, or one from very many addresses at once, takes the honest
-one's permits too for as long as it lasts; it is then refused with the seconds to wait, and loses nothing.
+Guarantees: each address makes at most `burst + seconds x rate` failing tries, and all addresses together at most the
+same of the total bucket. `addresses` bounds the memory.
+
+What remains possible: a flood from behind the same address translation as an honest member, or from very many addresses
+at once, also takes the honest member's permits while it lasts. The member is then refused with the seconds to wait, and
+loses nothing.
 """
 
 import urllib.parse
@@ -26,7 +27,7 @@ _BY_ADDRESS, _IN_ALL = Allowance(burst=60, rate=1.0), Allowance(burst=300, rate=
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """One try of one address. `refused_for` is None where it may go on, else the seconds to wait, above 0."""
+    """One try from one address. `refused_for` is None if it may continue, else the seconds to wait, above 0."""
 
     address: str
     refused_for: float | None
@@ -43,14 +44,21 @@ class EnrolmentLimit:
         in_all: Allowance = _IN_ALL,
         addresses: int = 4096,
     ) -> None:
-        """clock: monotonic seconds. addresses: of how many is kept count at most."""
+        """Creates the buckets.
+
+        Args:
+            clock: Returns monotonic seconds.
+            by_address: The allowance of one address.
+            in_all: The allowance of all addresses together.
+            addresses: Maximum number of addresses to remember.
+        """
         self._clock = clock
         self._in_all = in_all
         self._by_address = Buckets(clock, by_address, addresses)
         self._whole = Bucket(in_all.burst, clock())
 
     def take(self, peer: str) -> Permit:
-        """A permit for one try of a gRPC peer (`ipv4:192.0.2.1:50123`); nothing is taken where it is refused."""
+        """Returns a permit for one try of a gRPC peer (`ipv4:192.0.2.1:50123`). A refusal takes nothing."""
         address = address_of(peer)
         short = max(
             self._by_address.seconds_short(address),
@@ -59,22 +67,22 @@ class EnrolmentLimit:
         if short:
             return Permit(address, short)
         self._whole.left -= 1
-        # An address that is forgotten at its limit gains nothing: the bucket for all still holds.
+        # An address that is forgotten at its limit gains nothing, as the total bucket still limits it.
         self._by_address.take(address)
         return Permit(address, None)
 
     def give_back(self, permit: Permit) -> None:
-        """The try was granted: it counts against nobody."""
+        """Returns the permit of a granted try, which then counts against nobody."""
         self._by_address.give_back(permit.address)
         self._whole.left = min(self._in_all.burst, self._whole.left + 1)
 
     def __len__(self) -> int:
-        """Of how many addresses is kept count."""
+        """Returns the number of remembered addresses."""
         return len(self._by_address)
 
 
 def address_of(peer: str) -> str:
-    """What a gRPC peer is counted as: its IPv4 address, its IPv6 network (/64), else what it is."""
+    """Returns what a gRPC peer counts as: its IPv4 address, its IPv6 network (/64), or its text if it has neither."""
     _, _, rest = peer.partition(":")
     host = urllib.parse.unquote(rest).rpartition(":")[0].strip("[]")
     try:

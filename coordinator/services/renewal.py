@@ -1,10 +1,14 @@
-"""A member's next certificate, asked for under the one it has.
+"""Issues a member's next certificate to a caller with its current one.
 
-In this order: the caller is let in under its newest certificate, or the one before it while that is good; the request
-must hold a suitable key and prove possession of it; the newest authority issues, with the name of the caller; the
-database keeps the certificate, and only then is it handed out. The key may be the one it has (pins of other members
-name keys) or another one. Asking again costs nothing: before half of a certificate's life is over, the same key gets
-the one that stands.
+The steps, in this order:
+
+1. The caller is admitted under its newest certificate, or under the previous one while that is good.
+2. The request must hold a suitable key and prove possession of it.
+3. The newest authority issues the certificate, with the caller's name.
+4. The database stores the certificate, and only then the coordinator hands it out.
+
+The key may be the current one (other members' pins name keys) or a new one. Repeating a request costs nothing: until
+half of a certificate's lifetime is over, the same key gets the same certificate.
 """
 
 import hashlib
@@ -29,12 +33,12 @@ __all__ = ["RenewalRefused", "Renewals", "stands"]
 log = structlog.get_logger("coordinator.enrolment")
 
 _DER = serialization.Encoding.DER
-# Another key costs a signature, a row and a line of the journal each time, and nobody needs one more often.
+# Each new key costs a signature, a row and a journal entry, and nobody needs one more often.
 _BETWEEN_KEYS_MS = 60_000
 
 
 class RenewalRefused(Exception):
-    """No. `reason` travels; the text is a whole sentence."""
+    """The renewal is refused. `reason` goes to the member; the text is a whole sentence."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -42,8 +46,15 @@ class RenewalRefused(Exception):
 
 
 def stands(served: records.Served, key: rsa.RSAPublicKey, issuer: x509.Certificate, now_ms: int) -> bool:
-    """Whether the certificate that a member is served under is answer enough: this key, the newest authority, and less
-    than half of its life over. issuer: the newest authority's.
+    """Returns whether the member's current certificate already answers a request for `key`.
+
+    It does if it has this key, the newest authority issued it, and less than half of its lifetime is over.
+
+    Args:
+        served: The certificates under which the member is served.
+        key: The requested key.
+        issuer: The newest authority's certificate.
+        now_ms: The current time, in milliseconds since the epoch.
     """
     try:
         known = x509.load_der_x509_certificate(served.certificate)
@@ -52,14 +63,14 @@ def stands(served: records.Served, key: rsa.RSAPublicKey, issuer: x509.Certifica
     if known.public_key() != key or not issued_by(known, issuer):
         return False
     if now_ms < known.not_valid_before_utc.timestamp() * 1000:
-        # Issued while this clock was ahead: no member takes it before it begins.
+        # It was issued while this clock was ahead, and no member accepts it before it begins.
         return False
     expires_ms = known.not_valid_after_utc.timestamp() * 1000
     return now_ms < served.issued_ms + (expires_ms - served.issued_ms) / 2
 
 
 class Renewals:
-    """What `FederationService.Renew` does once it knows who is calling."""
+    """Renews the certificate of a caller that `FederationService.Renew` has identified."""
 
     def __init__(
         self,
@@ -70,7 +81,15 @@ class Renewals:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         count: Callable[[str], None] = lambda outcome: None,
     ) -> None:
-        """count: told "granted" or the reason's word, once a request."""
+        """Creates the service.
+
+        Args:
+            anchors: The authorities; the newest one issues certificates.
+            database: Keeps members' certificates.
+            member_lifetime: How long a member's certificate is valid.
+            clock: Returns the current time, with its time zone.
+            count: Called once per request with "granted" or the reason's word.
+        """
         self._anchors = anchors
         self._database = database
         self._member_lifetime = member_lifetime
@@ -79,15 +98,22 @@ class Renewals:
 
     @property
     def document(self) -> bytes:
-        """The federation's authorities, as they travel."""
+        """The federation's authorities, encoded for the wire."""
         return self._anchors.book.document
 
     async def renew(self, caller: Certificate, request: bytes, software_version: str) -> tuple[bytes, ...]:
-        """The caller's next certificate, or the one that stands, DER, and behind it the authority that issued it.
-        request: PKCS#10, DER; empty: only what stands.
+        """Returns the caller's next certificate, or its current one if that is new enough.
+
+        Args:
+            caller: The certificate under which the member calls.
+            request: The certificate request (PKCS#10, DER). Empty asks for the current certificate.
+            software_version: The member's software version.
+
+        Returns:
+            The certificate and the authority that issued it, both DER.
 
         Raises:
-            RenewalRefused: the request holds no suitable key; the member was revoked meanwhile; it asks too often.
+            RenewalRefused: the request holds no suitable key, the member was revoked meanwhile, or it asks too often.
         """
         try:
             renewed = await self._renew(caller, request, software_version)
@@ -117,12 +143,12 @@ class Renewals:
         same = key == caller.key
         if not same and served.issued_ms <= now_ms < served.issued_ms + _BETWEEN_KEYS_MS:
             raise RenewalRefused(
-                Reason.REASON_KEY_UNSUITABLE, f"{name} got a certificate a moment ago; ask for another key in a minute"
+                Reason.REASON_KEY_UNSUITABLE, f"{name} got a certificate a moment ago; request a new key in a minute"
             )
         try:
             made = book.issuing.issue(key, Role.MEMBER, name, self._member_lifetime, now=now)
         except LifetimeOutOfRange as error:
-            # The operator's to repair.
+            # The operator must repair this.
             raise RenewalRefused(Reason.REASON_INTERNAL, str(error)) from error
         der, expires_ms = made.public_bytes(_DER), int(made.not_valid_after_utc.timestamp() * 1000)
         using, using_expires_ms = hashlib.sha256(caller.der).digest(), int(caller.expires.timestamp() * 1000)
@@ -141,7 +167,7 @@ class Renewals:
         )
         if not kept:
             raise RenewalRefused(
-                Reason.REASON_CLIENT_CERTIFICATE_REVOKED, f"{name} was removed, or renewed elsewhere, meanwhile"
+                Reason.REASON_CLIENT_CERTIFICATE_REVOKED, f"meanwhile {name} was removed, or renewed elsewhere"
             )
         log.info("member_renewed", member=name, key=key_fingerprint(key).hex(), same_key=same)
         return self._chain(der)
@@ -151,4 +177,7 @@ class Renewals:
         for root in self._anchors.history.roots:
             if issued_by(certificate, root):
                 return (der, root.public_bytes(_DER))
-        raise RenewalRefused(Reason.REASON_INTERNAL, "the certificate on record is of no authority of this federation")
+        raise RenewalRefused(
+            Reason.REASON_INTERNAL,
+            "no authority of this federation issued the certificate on record; tell the operator",
+        )

@@ -1,6 +1,6 @@
-"""What the members' service asks of the running coordinator: who is connected, the jobs, and where things are stored.
+"""The interface through which the members' services use the running coordinator: sessions, jobs and storage.
 
-`coordinator.runtime.Runtime` implements `Running`; the members' service depends on nothing else of it.
+`coordinator.runtime.Runtime` implements `Running`, and the members' services depend on nothing else of it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ __all__ = ["Running"]
 
 
 class Running(Protocol):
-    """The running coordinator, as the members' service sees it."""
+    """The running coordinator, as the members' services see it."""
 
     database: Database
     store: BlobStore
@@ -27,10 +27,10 @@ class Running(Protocol):
     sessions: Sessions
     calls: Calls
     drivers: dict[str, JobDriver]
-    # Digests that members may fetch: job documents, what they name, and published versions.
+    # Digests that members may fetch: job documents, the blobs that they name, and published versions.
     fetchable: set[bytes]
 
     @property
     def certificate_of(self) -> Callable[[bytes], bytes | None]:
-        """A certificate by its digest, of a member whose advertisement was accepted."""
+        """Looks up a certificate by its digest, among members whose advertisement was accepted."""
         ...

@@ -1,7 +1,7 @@
-"""Members' sessions: who is connected, and a queue of messages for each.
+"""Keeps members' sessions: who is connected, and a queue of messages for each.
 
-One session a member: a newer one replaces the older, which is told so. Whoever lets its queue run full is
-disconnected: it can come back and is told where things stand, and it cost the others nothing.
+A member has one session: a newer one replaces the older one, which is told so. A member whose queue fills up is
+disconnected, which costs the others nothing. It can reconnect, and then learns the current state.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _QUEUE = 1000
 
 @dataclass(eq=False)
 class MemberSession:
-    """One open stream to one member. `outgoing` ends with a Goodbye."""
+    """One open stream to one member. The last message of `outgoing` is a Goodbye."""
 
     member: str
     process: bytes
@@ -33,14 +33,14 @@ class MemberSession:
     goodbye: Goodbye | None = None
 
     def end(self, reason: Reason, detail: str = "") -> None:
-        """Says goodbye as the last thing."""
+        """Ends the session with a Goodbye as its last message."""
         if self.goodbye is None:
             self.goodbye = Goodbye(reason, detail)
             self.ended.set()
 
 
 class Sessions:
-    """All sessions. `opened` and `closed` are called in order, never twice in a row for one member."""
+    """All sessions. It calls `opened` and `closed` in order, and never one of them twice in a row for one member."""
 
     def __init__(self, opened: Callable[[MemberSession], None], closed: Callable[[MemberSession], None]) -> None:
         self._sessions: dict[str, MemberSession] = {}
@@ -48,7 +48,7 @@ class Sessions:
         self._closed = closed
 
     def open(self, session: MemberSession) -> None:
-        """Takes a session in; an older one of the same member is ended first."""
+        """Adds a session, after ending an older one of the same member."""
         older = self._sessions.get(session.member)
         if older is not None:
             older.end(Reason.REASON_SESSION_REPLACED)
@@ -58,7 +58,7 @@ class Sessions:
         self._opened(session)
 
     def close(self, session: MemberSession) -> None:
-        """Its stream is over. A session that was replaced before changes nothing."""
+        """Removes a session whose stream is over. A session that was already replaced changes nothing."""
         if self._sessions.get(session.member) is session:
             self._remove(session)
 
@@ -69,14 +69,14 @@ class Sessions:
         self._closed(session)
 
     def send(self, member: str, message: FromCoordinator) -> None:
-        """Queues a message; a member without a session misses it, and is told where things stand when it is back."""
+        """Queues a message. A member without a session misses it, and learns the current state when it reconnects."""
         session = self._sessions.get(member)
         if session is None or session.goodbye is not None:
             return
         try:
             session.outgoing.put_nowait(message)
         except asyncio.QueueFull:
-            self.end(member, Reason.REASON_DISCONNECTED, "messages were not read")
+            self.end(member, Reason.REASON_DISCONNECTED, "this member did not read its messages")
 
     def tell(self, message: FromCoordinator) -> None:
         """Queues a message for every member with a session."""
@@ -84,7 +84,7 @@ class Sessions:
             self.send(name, message)
 
     def end(self, member: str, reason: Reason, detail: str = "") -> None:
-        """Ends a member's session: from now on it is not counted on, whether it reads its goodbye or not."""
+        """Ends a member's session. It no longer counts as connected, whether or not it reads its Goodbye."""
         if (session := self._sessions.get(member)) is not None:
             session.end(reason, detail)
             self._remove(session)
@@ -96,5 +96,5 @@ class Sessions:
 
     @property
     def connected(self) -> Mapping[str, MemberSession]:
-        """Open sessions by member."""
+        """The open sessions, by member."""
         return self._sessions

@@ -1,4 +1,4 @@
-"""Streams of members' calls: the first message of one, in time."""
+"""Reads the first message of a member's stream within a deadline."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 async def first_message(context: Context, seconds: float) -> Any:
-    """A stream's first message; EOF where it does not come within `seconds`."""
+    """Returns a stream's first message, or EOF if it does not arrive within `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await context.read()

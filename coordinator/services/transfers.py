@@ -1,8 +1,8 @@
-"""What members fetch and send beside their sessions: blobs, certificates, masked vectors and corpora.
+"""Moves what members fetch and send outside their sessions: blobs, certificates, masked vectors and corpora.
 
-A chunk is several times its size in memory on its way through gRPC and TLS, and all members fetch and upload at about
-the same moment. So chunks take turns. A line that has not moved its chunk in time lets the next one begin: slow lines
-cost the others that much and no more.
+On its way through gRPC and TLS, a chunk takes several times its size in memory, and all members fetch and upload at
+about the same moment. So chunks take turns. A chunk that does not move in time lets the next one begin, so a slow line
+costs the others no more than that time.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ CHUNK = 256 * 1024
 
 
 class Transfers:
-    """Moves bytes between members and the coordinator, in turns. Callers are checked before."""
+    """Moves bytes between members and the coordinator, in turns, for callers that were already checked."""
 
     def __init__(
         self,
@@ -43,12 +43,15 @@ class Transfers:
         first_seconds: float,
         chunk_seconds: float,
     ) -> None:
-        """
+        """Creates the service.
+
         Args:
-            sending: turns of chunks going out.
-            receiving: turns of chunks coming in.
-            first_seconds: how long a stream's first message may take.
-            chunk_seconds: how long each further chunk of a masked vector may take.
+            running: The running coordinator.
+            metrics: Where bytes are counted.
+            sending: Turns for outgoing chunks.
+            receiving: Turns for incoming chunks.
+            first_seconds: Seconds to wait for a stream's first message.
+            chunk_seconds: Seconds to wait for each further chunk of a masked vector.
         """
         self._running = running
         self._metrics = metrics
@@ -60,7 +63,7 @@ class Transfers:
     # ---- out
 
     async def blob(self, request: pb.FetchBlobRequest, context: Context) -> None:
-        """A blob of a job, from an offset on."""
+        """Sends a blob of a job, starting at an offset."""
         store, digest = self._running.store, request.digest
         if digest not in self._running.fetchable:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
@@ -80,9 +83,9 @@ class Transfers:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 
     async def certificates(self, request: pb.FetchCertificatesRequest, context: Context) -> None:
-        """Certificates of members whose advertisement was accepted, by digest: every member may see them."""
+        """Sends certificates, by digest, of members whose advertisement was accepted; every member may see them."""
         if len(request.digests) > CERTIFICATES_AT_ONCE:
-            detail = f"{len(request.digests)} certificates were asked for; ask for {CERTIFICATES_AT_ONCE} at once"
+            detail = f"the call asks for {len(request.digests)} certificates; ask for {CERTIFICATES_AT_ONCE} at a time"
             await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
         for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
             digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
@@ -96,7 +99,7 @@ class Transfers:
     # ---- masked vectors
 
     async def vector_status(self, member: str, request: pb.AttemptRef, context: Context) -> pb.MaskedUploadReceipt:
-        """How far this member's vector is."""
+        """Returns how much of this member's masked vector has arrived."""
         try:
             attempt = wire.attempt_from_pb(request)
         except wire.WireInvalid as error:
@@ -104,7 +107,7 @@ class Transfers:
         return _receipt(self._running.uploads.receipt(attempt, member))
 
     async def vector(self, member: str, context: Context) -> pb.MaskedUploadReceipt:
-        """(The rest of) this member's vector."""
+        """Receives this member's masked vector, or the rest of it."""
         first = await first_message(context, self._first_seconds)
         try:
             if first is EOF or first.WhichOneof("part") != "header":
@@ -127,13 +130,13 @@ class Transfers:
         return _receipt(receipt)
 
     async def chunks(self, context: Context) -> AsyncIterator[bytes]:
-        """The chunks of a masked vector, as they come."""
-        # A stream that is not read has no more than gRPC's small window here; a read opens it for one whole chunk.
-        # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, one that each
-        # leaves in a variable is several vectors.
+        """Yields the chunks of a masked vector as they arrive."""
+        # An unread stream holds no more than gRPC's small window in memory, and a read opens it for one whole chunk.
+        # Hold no chunk while waiting for the next one or for the verdict: if every member uploads at once, one chunk in
+        # a variable for each of them is the size of several vectors.
         while True:
             part = EOF
-            # Who sends nothing more is answered how far it is, and goes on from there.
+            # A member that stops sending learns how much has arrived, and continues from there.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._chunk_seconds), self._receiving.turn():
                     part = await context.read()
@@ -148,7 +151,7 @@ class Transfers:
     # ---- corpora
 
     async def corpus_status(self, member: str, request: pb.CorpusRef) -> pb.CorpusReceipt:
-        """Whether this member's file is wanted, how far it is, or that there will be none."""
+        """Returns whether this member's corpus is wanted and how much has arrived, or records that it declines."""
         corpora = self._running.corpora
         if request.declined:
             return _corpus_receipt(await corpora.decline(request.job, member))
@@ -157,7 +160,7 @@ class Transfers:
         return _corpus_receipt(await corpora.arrived(request.job, member, request.digest, request.size))
 
     async def corpus(self, certificate: Certificate, context: Context) -> pb.CorpusReceipt:
-        """(The rest of) this member's file."""
+        """Receives this member's corpus, or the rest of it."""
         first = await first_message(context, self._first_seconds)
         if first is EOF or first.WhichOneof("part") != "header":
             await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, self._no_header)
@@ -174,14 +177,14 @@ class Transfers:
             if part is EOF:
                 return
             if part.WhichOneof("part") != "data" or len(part.data) > MAX_CHUNK:
-                detail = f"behind the header of an upload come chunks of up to {MAX_CHUNK} bytes"
+                detail = f"after its header, an upload has only chunks of up to {MAX_CHUNK} bytes"
                 await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
             self._metrics.carried("in", "corpus", len(part.data))
             yield part.data
 
     @property
     def _no_header(self) -> str:
-        return f"an upload begins with its header, within {self._first_seconds:g} s; repeat it"
+        return f"an upload must begin with its header, within {self._first_seconds:g} s; repeat it"
 
 
 def _corpus_receipt(receipt: CorpusProgress) -> pb.CorpusReceipt:

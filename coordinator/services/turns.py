@@ -1,8 +1,8 @@
-"""Turns: how many may do something at once, where one who is slow must not hold up the others.
+"""Limits how many tasks do something at once, without letting slow ones block the others.
 
-Guarantees: turns are given in the order in which they were asked for. Whoever holds one for longer than `patience`
-goes on, and its place is given to the next. So `places` bounds what those who are quick hold together, and a slow one
-costs the others `patience` at most.
+Guarantees: turns are given in the order of the requests. A task that holds its turn for longer than `patience`
+continues, but its place goes to the next. So `places` bounds what quick tasks hold together, and a slow one costs the
+others at most `patience`.
 """
 
 import asyncio
@@ -13,16 +13,21 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Places that are lent in turn. Used from one event loop."""
+    """Lends places in turn. Used from one event loop."""
 
     def __init__(self, places: int, patience: float) -> None:
-        """places: 1 or more; patience: seconds."""
+        """Creates the places.
+
+        Args:
+            places: How many tasks may hold a turn at once, 1 or more.
+            patience: Seconds after which a held turn is lent to the next task, too.
+        """
         self._free = asyncio.Semaphore(places)
         self._patience = patience
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a place; it is given back at the end, or after `patience` seconds."""
+        """Waits for a place, and returns it at the end of the block or after `patience` seconds."""
         await self._free.acquire()
         held = True
 

@@ -1,7 +1,7 @@
-"""What a caller is told while the database or the store cannot be read or written: come again. Why is for the log.
+"""Tells callers to retry while the database or the store fails, and logs why.
 
-The status is UNAVAILABLE, which members wait out as they do a coordinator that restarts. The sentence of the failure
-names hosts and files of this machine, so it stays here.
+The status is UNAVAILABLE, which members wait out as they wait for a restarting coordinator. The failure's own sentence
+names hosts and files of this machine, so only the log gets it.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ __all__ = ["come_again"]
 
 log = structlog.get_logger("coordinator")
 
-_SENTENCE = "the coordinator cannot use its {} at present; its own log says why; try again in a moment"
+_SENTENCE = "the coordinator cannot use its {} now, and its log says why; try again in a moment"
 
 
 @contextlib.asynccontextmanager
 async def come_again(context: grpc.aio.ServicerContext[Any, Any], **fields: str) -> AsyncIterator[None]:
-    """Ends the call where the database or the store fails inside; `fields` go to the log with the reason why."""
+    """Ends the call if the database or the store fails inside. The log gets the failure and `fields`."""
     try:
         yield
     except (DatabaseUnusable, StoreUnusable) as error:

@@ -101,8 +101,8 @@ def test_writing_the_database_gives_no_file_a_promise(tmp_path, certificate):
         assert believed(job, row, house.federation).promise == "differentially-private"
         await written(house, row)
         _, err = await house.cli("job", "corpora", "questions", "--out", str(house.tmp / "given"), code=1)
-        assert "what north is said to have given does not hold: the certificate was not issued by this fed" in err
-        assert "look at the coordinator's database" in err
+        assert "the corpus attributed to north does not verify: the certificate was not issued by this fed" in err
+        assert "check the coordinator's database" in err
         assert not (house.tmp / "given").exists()
 
     test(tmp_path)

@@ -342,8 +342,8 @@ def test_a_member_exports_and_predicts_on_its_own_machine(town, story, tmp_path)
 def test_the_operator_cannot_export_a_whole_model(town, story, tmp_path):
     done = command("coordinator", "export", JOB, "--out", tmp_path / "model", "--dir", town.federation.dir)
     assert done.returncode == ExitCode.REFUSED
-    assert "shares a part of its model only (fedvocab)" in done.stderr
-    assert "a member makes its own model with `edge_client export`" in done.stderr
+    assert "shares only a part of its model (fedvocab)" in done.stderr
+    assert "a member exports its own model with `edge_client export`" in done.stderr
     assert not (tmp_path / "model").exists()
 
 

@@ -384,7 +384,7 @@ def test_an_invalid_invitation_is_refused(house):
         for name in ("", "North", "../x", "a" * 64, "a b"):
             code, reason, sentence = await refused(stub.InviteMember(operator_pb2.InviteMemberRequest(name=name)))
             assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, Reason.REASON_MESSAGE_MALFORMED)
-            assert "cannot be a member's name" in sentence
+            assert "is not a valid member name" in sentence
         for seconds in (1, 10**9, 2**63):
             request = operator_pb2.InviteMemberRequest(name="north", valid_seconds=seconds)
             code, _, sentence = await refused(stub.InviteMember(request))
@@ -537,9 +537,9 @@ def test_a_malformed_upload_is_refused(house):
 
         data = operator_pb2.PutBlobRequest(data=b"data")
         for parts, words in (
-            ([], "begins with its header"),
-            ([data], "begins with its header"),
-            ([header(total=9), data, header(total=9)], "a header stands inside"),
+            ([], "must begin with its header"),
+            ([data], "must begin with its header"),
+            ([header(total=9), data, header(total=9)], "has a second header"),
             ([header(b"short", total=9)], "a digest has 32 bytes"),
             ([header(total=2**60)], "over the limit"),
             ([header(b"y" * 32, total=9, offset=3), data], "do not follow"),
@@ -613,8 +613,8 @@ def not_canonical() -> tuple[Job, bytes]:
         (make_job(), "manifest.json", "the manifest (.*) was not uploaded"),
         (make_job(), "weights.bin", "the starting weights (.*) was not uploaded"),
         (make_job(), "tokenizer.json", r"the tokenizer (.*) was not uploaded"),
-        (make_job(values=15), "", "announces 15 values and its manifest holds 14"),
-        (make_job(weights=b"\0" * 52), "", "52 bytes where the manifest needs 56"),
+        (make_job(values=15), "", "announces 15 values, but its manifest has 14"),
+        (make_job(weights=b"\0" * 52), "", "52 bytes, but the manifest needs 56"),
         (make_job(weights=np.full(14, math.nan, "<f4").tobytes()), "", "not finite"),
         (make_job(tokenizer=b""), "", "the tokenizer is empty"),
     ],
@@ -656,7 +656,7 @@ def test_an_invalid_job_document_is_refused(tmp_path):
         (b"not json", "not JSON"),
         (b'{"schema": 2}', "this software reads `schema = 1`"),
         (unknown, "unknown key"),
-        (b" " * (16 * 1024 * 1024 + 1), "some other file"),
+        (b" " * (16 * 1024 * 1024 + 1), "a different file"),
     ):
         with pytest.raises(OperatorRefused, match=words):
             check_job(store, store.put(data))
@@ -725,7 +725,7 @@ def test_the_journal_names_the_operator_and_is_verified(house):
         # Enough entries for several pages and database queries. The earlier head is still found.
         await house.database.run(lambda s: [records.note(s, "test", "long", 1, text="x" * 1000) for _ in range(1200)])
         again = await house.cli("audit", "verify", "--head", verified["head"], folder=own)
-        assert f"the head {verified['head']} is that of entry {verified['head_entry']}" in again.out
+        assert f"the head {verified['head']} belongs to entry {verified['head_entry']}" in again.out
         # The other two entries are from commands that used a certificate of their own.
         assert f"{verified['entries'] + 1202} entries" in again.out
         missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
@@ -739,7 +739,7 @@ def test_the_journal_names_the_operator_and_is_verified(house):
 
         await house.database.run(forge)
         broken = await house.cli("audit", "verify", code=1)
-        assert "the journal does not hold" in broken.err
+        assert "the journal is not intact" in broken.err
 
     house(scenario)
 
@@ -964,14 +964,14 @@ def test_a_failing_command_says_what_to_do(house):
         nowhere = house.tmp / "nowhere"
         for arguments, folder, code, words in (
             (("job", "show", "nobody"), None, 5, "there is no job named nobody"),
-            (("member", "invite", "Not a name"), None, 2, "cannot be a member's name"),
+            (("member", "invite", "Not a name"), None, 2, "is not a valid member name"),
             (("member", "invite", "north", "--valid", "soon"), None, 2, "90m, 24h or 7d"),
             (("job", "create", "--bundle", str(nowhere)), None, 5, "coordinator job bundle"),
             (("job", "create", "--bundle", str(house.tmp)), None, 2, "bundle.json"),
             (("job", "bundle", str(nowhere)), None, 2, "does not exist"),
             (("status",), nowhere, 5, "TACIT_OPERATOR"),
             (("status",), house.operator_folder(port=port), 3, "coordinator serve"),
-            (("status",), house.operator_folder(of=1), 3, "was not certified by this operator folder's federation"),
+            (("status",), house.operator_folder(of=1), 3, "has no certificate from this operator folder's federation"),
         ):
             said = await house.cli(*arguments, folder=folder, code=code)
             assert words in said.err, (arguments, said)
@@ -997,7 +997,7 @@ def test_a_rejected_operator_certificate_is_explained(house):
         stranger = house.operator_folder(of=1)
         (folder / "cert.pem").write_bytes((stranger / "cert.pem").read_bytes())
         said = await house.cli("status", folder=folder, code=3)
-        assert "closed the connection on seeing this operator's certificate" in said.err
+        assert "closed the connection when it saw this operator's certificate" in said.err
 
     house(scenario)
 

@@ -1,4 +1,4 @@
-"""The list of a federation's authorities: what proves the next one, and every way in which it does not."""
+"""The list of a federation's authorities: what proves the next one, and every way to fail that."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ def retired(second) -> Authorities:
     return second.without(1, key=_of(1).key)
 
 
-def test_each_state_proves_itself_and_follows_the_one_before(first, second, retired):
+def test_each_state_proves_itself_and_follows_the_previous_one(first, second, retired):
     states = (first, second, retired)
     assert [_read(state) for state in states] == list(states)
     for at, state in enumerate(states):
@@ -52,7 +52,7 @@ def test_each_state_proves_itself_and_follows_the_one_before(first, second, reti
     assert second.newest == federation_of(roots[1])
 
 
-def test_a_next_root_that_the_one_before_did_not_sign_is_refused(first):
+def test_a_root_that_the_previous_one_did_not_sign_is_refused(first):
     forged = first.succeeded_by(_of(1).certificate, old=_of(1).key, new=_of(1).key)
     with pytest.raises(AuthoritiesInvalid, match="authority 2 is not signed by the one before it"):
         _read(forged)
@@ -71,10 +71,10 @@ def test_a_list_that_the_newest_root_did_not_sign_is_refused(first, second):
         _read(second.model_copy(update={"number": 0}))
 
 
-def test_a_succession_counts_in_its_place_and_federation_only(first, second):
+def test_a_succession_counts_only_in_its_place_and_federation(first, second):
     third = second.succeeded_by(_of(2).certificate, old=_of(1).key, new=_of(2).key)
     assert _read(third).trust.roots[0] == _of(2).certificate
-    # The same signatures over other neighbours: 2 after 0, and 1 in a federation that begins with 1.
+    # The same signatures with other neighbours: 2 after 0, and 1 in a federation that begins with 1.
     skipped = third.model_copy(
         update={"roots": (third.roots[0], third.roots[2]), "successions": third.successions[1:]}
     )._signed({}, _of(2).key)
@@ -84,8 +84,8 @@ def test_a_succession_counts_in_its_place_and_federation_only(first, second):
         Authorities.read(third.canonical(), federation=_of(1).federation)
 
 
-def test_another_next_root_than_the_known_one_is_refused_and_an_older_list_changes_nothing(first, second, retired):
-    # Signed by the first authority's own key, as its thief would.
+def test_a_fork_is_refused_and_an_older_list_changes_nothing(first, second, retired):
+    # The first authority's own key signed it, as a thief of the key could.
     other = first.succeeded_by(_of(2).certificate, old=_of(0).key, new=_of(2).key)
     assert _read(other) == other
     assert other.follows(first)
@@ -93,7 +93,7 @@ def test_another_next_root_than_the_known_one_is_refused_and_an_older_list_chang
         with pytest.raises(AuthoritiesInvalid, match="somebody has, or had, the key"):
             other.follows(known)
     assert not first.follows(retired)
-    # What was retired stays so, also by the newest key's word.
+    # A retired root stays retired, even if the newest key says otherwise.
     back = retired._signed({"oldest": 0, "number": 9}, _of(1).key)
     with pytest.raises(AuthoritiesInvalid, match="retired is said to be trusted again"):
         _read(back).follows(retired)
@@ -115,18 +115,18 @@ def test_another_next_root_than_the_known_one_is_refused_and_an_older_list_chang
     ],
     ids=["none", "no-certificate", "no-base64", "none-trusted", "one-too-many", "unknown", "kind"],
 )
-def test_what_is_no_such_list_is_refused_with_a_sentence(first, change, sentence):
+def test_a_malformed_list_is_refused_with_a_sentence(first, change, sentence):
     content = json.loads(first.canonical()) | change
     with pytest.raises(AuthoritiesInvalid, match=sentence):
         Authorities.read(json.dumps(content).encode(), federation=_of(0).federation)
 
 
-def test_a_key_that_was_retired_does_not_come_back_under_another_certificate(first, retired):
+def test_a_retired_key_does_not_return_under_another_certificate(first, retired):
     again = Authority.create(now=datetime.now(UTC), of=first.federation, number=3, key=_of(0).key)
     assert again.certificate != _of(0).certificate
     with pytest.raises(ValueError, match="has had its key"):
         retired.succeeded_by(again.certificate, old=_of(1).key, new=_of(0).key)
-    # Nor where the newest authority says so by its own hand, around that check.
+    # It does not return either if the newest authority signs for it, around that check.
     der = again.certificate.public_bytes(serialization.Encoding.DER)
     signature = sign(_of(1).key, retired._succession(2, der))
     forged = retired._signed(
@@ -136,7 +136,7 @@ def test_a_key_that_was_retired_does_not_come_back_under_another_certificate(fir
         _read(forged)
 
 
-def test_a_list_is_bounded(first):
+def test_a_list_has_a_maximum_size(first):
     with pytest.raises(AuthoritiesInvalid, match="more than"):
         Authorities.read(b"[" * (MAX_AUTHORITIES_BYTES + 1), federation=_of(0).federation)
     with pytest.raises(AuthoritiesInvalid, match="not JSON"):
@@ -151,7 +151,7 @@ def test_a_list_is_bounded(first):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Authorities' keys of this run."""
+    """Reuses keys of this test run for new authorities."""
     numbers = iter(range(101, 110))
     real = Authority.create
     monkeypatch.setattr(
@@ -166,9 +166,9 @@ def test_rotate_and_retire_in_a_folder(folder, now, quick):
     assert load_authorities(folder, now=now).authorities == rotated.authorities
     assert rotated.issuing.federation == rotated.serving.federation == before.issuing.federation
     assert rotated.issuing.certificate != before.issuing.certificate
-    # Who was asleep knows the server as long as that is possible.
+    # Members that were away know the server's issuer as long as possible.
     assert rotated.serving.certificate == before.issuing.certificate
-    with pytest.raises(AuthorityUnusable, match="end that change first"):
+    with pytest.raises(AuthorityUnusable, match="finish that change first"):
         rotate(folder, now=now)
     done = retire(folder, now=now)
     assert done.serving.certificate == done.issuing.certificate == rotated.issuing.certificate
@@ -183,14 +183,14 @@ def test_rotate_and_retire_in_a_folder(folder, now, quick):
     assert third.trust.federation == before.trust.federation
 
 
-def test_one_authority_cannot_be_retired(folder, now):
+def test_the_only_authority_cannot_be_retired(folder, now):
     with pytest.raises(AuthorityUnusable, match="coordinator authority rotate"):
         retire(folder, now=now)
 
 
 @pytest.fixture
 def outlived(folder, now, monkeypatch):
-    """A folder after `rotate` and no `retire`; and a moment when its first authority has ended, the second has not."""
+    """A folder after `rotate` without `retire`, and a moment at which only its first authority has ended."""
     monkeypatch.setattr(pki, "AUTHORITY_LIFETIME", 2 * pki.AUTHORITY_LIFETIME)
     following = Authority.create(now=now, key=party.key(101))
     rotate(folder, now=now, own=following)
@@ -205,18 +205,18 @@ def test_an_earlier_authority_that_has_ended_counts_as_retired(folder, now, outl
     assert ended.serving.certificate == ended.issuing.certificate == newest
     assert ended.trust.roots == (newest,)
     assert not ended.is_outlived(later)
-    # In its last hour it can issue the server no certificate any more.
+    # In its last hour it can no longer issue a certificate for the server.
     soon = first.not_valid_after_utc - timedelta(minutes=59)
     assert load_authorities(folder, now=soon).serving.certificate == newest
     assert load_authorities(folder, now=soon - timedelta(minutes=2)).serving.certificate == first
     before = load_authorities(folder, now=now)
     assert (before.is_outlived(now), before.is_outlived(soon)) == (False, True)
-    # Not even its files have to be good.
+    # Its key file may even be missing.
     folder.authority_of(1)[1].unlink()
     assert load_authorities(folder, now=later).trust.roots == (newest,)
 
 
-def test_an_authority_that_has_ended_is_retired_by_command_or_with_the_next_one(folder, now, outlived, monkeypatch):
+def test_an_ended_authority_is_retired_by_command_or_by_the_next(folder, now, outlived, monkeypatch):
     newest, later = outlived
     told = []
     with monkeypatch.context() as patch:
@@ -233,7 +233,7 @@ def test_an_authority_that_has_ended_is_retired_by_command_or_with_the_next_one(
     assert known.oldest == 1
 
 
-def test_a_change_that_cannot_be_told_is_none(folder, now, quick):
+def test_a_change_that_cannot_be_recorded_does_not_happen(folder, now, quick):
     def full(*_):
         raise OSError("no space")
 
@@ -245,12 +245,12 @@ def test_a_change_that_cannot_be_told_is_none(folder, now, quick):
         retire(folder, now=now, tell=full)
     assert len(load_authorities(folder, now=now).trust.roots) == 2
     retire(folder, now=now)
-    # Done twice it changes nothing, and there is nothing to tell.
+    # Repeating it changes nothing, so `tell` is not called.
     retire(folder, now=now, tell=full)
 
 
 @pytest.mark.parametrize("killed", ["store", "document", "unlink"])
-def test_a_change_that_was_killed_is_done_again(folder, now, quick, monkeypatch, killed):
+def test_an_interrupted_change_can_be_repeated(folder, now, quick, monkeypatch, killed):
     class Killed(BaseException):
         pass
 
@@ -270,7 +270,7 @@ def test_a_change_that_was_killed_is_done_again(folder, now, quick, monkeypatch,
         with pytest.raises(Killed):
             (retire if killed == "unlink" else rotate)(folder, now=now)
     if killed == "unlink":
-        # Trusted no more although its key is still there; the next try removes it.
+        # It is no longer trusted although its key is still there. The next try removes the key.
         assert len(load_authorities(folder, now=now).trust.roots) == 1
         retire(folder, now=now)
         assert not folder.authority_of(1)[1].exists()
@@ -279,7 +279,7 @@ def test_a_change_that_was_killed_is_done_again(folder, now, quick, monkeypatch,
         assert len(rotate(folder, now=now).trust.roots) == 2
 
 
-def test_an_institutions_next_authority_is_taken(folder, now):
+def test_an_institutions_next_authority_is_adopted(folder, now):
     own = party.authority(2)
     rotated = rotate(folder, now=now, own=own)
     assert rotated.issuing.certificate == own.certificate
@@ -287,13 +287,13 @@ def test_an_institutions_next_authority_is_taken(folder, now):
     assert load_authorities(folder, now=now).issuing.certificate == own.certificate
 
 
-def test_files_of_two_copies_are_noticed(folder, now, quick):
+def test_files_from_different_copies_are_refused(folder, now, quick):
     rotate(folder, now=now)
     party.authority(2).store(*folder.authority_of(2))
     with pytest.raises(AuthorityUnusable, match="is not the authority that"):
         load_authorities(folder, now=now)
     folder.authorities.write_bytes(b"{}")
-    with pytest.raises(AuthorityUnusable, match="put the authority's folder back"):
+    with pytest.raises(AuthorityUnusable, match="restore the authority's folder"):
         load_authorities(folder, now=now)
 
 
@@ -303,7 +303,7 @@ def test_a_passphrase_protects_every_key_of_the_folder(folder, now, quick):
     assert b"BEGIN ENCRYPTED PRIVATE KEY" in folder.authority_key.read_bytes()
     with pytest.raises(AuthorityUnusable, match="TACIT_AUTHORITY_PASSPHRASE_FILE"):
         load_authorities(folder, now=now)
-    with pytest.raises(AuthorityUnusable, match="is not that of"):
+    with pytest.raises(AuthorityUnusable, match="the passphrase does not open"):
         load_authorities(folder, now=now, passphrase=b"another")
     rotate(folder, now=now, passphrase=word)
     assert b"BEGIN ENCRYPTED PRIVATE KEY" in folder.authority_of(2)[1].read_bytes()

@@ -1,4 +1,4 @@
-"""Keys, folders and databases that others may use, or that others own, are not served; refusals say what to type."""
+"""The coordinator refuses keys, folders and databases that others may use or own, and names the command to type."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> CoordinatorFolder:
-    """A federation that `coordinator init` made and that has been served once."""
+    """A federation that `coordinator init` created and that was served once."""
     umask = os.umask(0o002)
     with pytest.MonkeyPatch.context() as patch:
         path = tmp_path_factory.mktemp("closed") / "coordinator"
@@ -61,7 +61,7 @@ def served(tmp_path_factory) -> CoordinatorFolder:
         finally:
             os.umask(umask)
     for suffix in ("-wal", "-shm"):
-        # As they lie there after a crash.
+        # A crash leaves these files.
         (path / f"tacit.db{suffix}").touch(mode=0o600)
     return CoordinatorFolder(path)
 
@@ -77,7 +77,7 @@ async def _serve(path: Path, patch) -> None:
 
 @pytest.fixture
 def restored(served):
-    """Puts modes and owners back."""
+    """Restores modes and owners afterwards."""
     before = [(path, path.stat()) for path in (served.path, *served.path.rglob("*"))]
     yield served
     for path, status in before:
@@ -86,14 +86,14 @@ def restored(served):
 
 
 def refused(folder: CoordinatorFolder) -> str:
-    """Why a server does not start."""
+    """Returns why a server does not start."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(NotPrivate) as raised:
         asyncio.run(_serve(folder.path, patch))
     return str(raised.value)
 
 
 def refusal(folder: CoordinatorFolder, *words: str) -> str:
-    """What a command says that does not go on."""
+    """Returns the sentence with which a command refuses."""
     result = CliRunner().invoke(app, [*words, "--dir", str(folder.path)])
     assert isinstance(result.exception, CommandFailed), result.output
     assert result.exception.code is ExitCode.USAGE
@@ -101,7 +101,7 @@ def refusal(folder: CoordinatorFolder, *words: str) -> str:
 
 
 def typed(sentence: str) -> list[str]:
-    """The command that the sentence names."""
+    """Returns the command that the sentence names."""
     return shlex.split(re.search(r"`([^`]*)`", sentence)[1])
 
 
@@ -114,7 +114,7 @@ def test_a_folder_made_and_served_under_any_umask_is_closed(served):
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, *PRIVATE, *READABLE])
-def test_nothing_that_others_may_change_is_served_and_the_command_named_closes_it(restored, name):
+def test_a_file_that_others_may_change_is_refused_with_the_fix(restored, name):
     path = restored.path / name
     path.chmod(0o777 if path.is_dir() else 0o666)
     said = refused(restored)
@@ -132,14 +132,14 @@ async def _until_checked(folder: CoordinatorFolder) -> None:
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_a_key_that_others_may_read_is_not_served(restored, name):
+def test_a_key_that_others_may_read_is_refused(restored, name):
     (restored.path / name).chmod(0o640)
     assert typed(refused(restored))[:2] == ["chmod", "600"]
 
 
 @root
 @pytest.mark.parametrize("name", [*FOLDERS, *PRIVATE, *READABLE])
-def test_what_belongs_to_another_user_is_not_served_and_the_command_named_takes_it_over(restored, name):
+def test_a_file_of_another_user_is_refused_with_the_fix(restored, name):
     path = restored.path / name
     os.chown(path, SOMEBODY, -1)
     said = refused(restored)
@@ -149,7 +149,7 @@ def test_what_belongs_to_another_user_is_not_served_and_the_command_named_takes_
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0] + words[-1])
-def test_every_command_on_the_folder_looks_first(restored, words, tmp_path, monkeypatch):
+def test_every_command_on_the_folder_checks_it_first(restored, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     restored.authority_key.chmod(0o666)
     before = sorted(restored.path.rglob("*"))
@@ -166,7 +166,7 @@ def test_the_service_ends_with_the_sentence(restored):
     assert ended.stderr.endswith(f"close it with `chmod 600 {restored.authority_key}`\n")
 
 
-def test_the_operators_own_commands_look_at_the_operators_folder(restored):
+def test_operator_commands_check_the_operators_folder(restored):
     for path, mode in ((restored.operator / "key.pem", 0o666), (restored.operator, 0o755)):
         path.chmod(mode)
         assert typed(refusal(restored, "status"))[0] == "chmod"
@@ -175,7 +175,7 @@ def test_the_operators_own_commands_look_at_the_operators_folder(restored):
         path.chmod(0o700)
 
 
-def test_a_server_looks_before_it_opens_anything(tmp_path, monkeypatch):
+def test_the_server_checks_before_it_opens_anything(tmp_path, monkeypatch):
     folder = party.coordinator_folder(tmp_path / "coordinator")
     folder.server_key.chmod(0o666)
 
@@ -196,7 +196,7 @@ def test_a_member_checks_by_the_same_rules(tmp_path):
         MemberIdentity.load(tmp_path / "home")
 
 
-# ---- what a supervisor or a container hands in -----------------------------------------------------------------------
+# ---- secrets from a supervisor or a container ------------------------------------------------------------------------
 
 
 def secret(path: Path, mode: int, owner: int | None = None) -> Path:
@@ -211,7 +211,7 @@ def as_user(monkeypatch, uid: int) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
 
 
-def test_ones_own_passphrase_file_is_ones_own(tmp_path):
+def test_a_users_own_passphrase_file_must_be_private(tmp_path):
     file = secret(tmp_path / "word", 0o600)
     assert authority_passphrase({"TACIT_AUTHORITY_PASSPHRASE_FILE": str(file)}) == b"a passphrase"
     for mode in (0o666, 0o644, 0o640):
@@ -221,7 +221,7 @@ def test_ones_own_passphrase_file_is_ones_own(tmp_path):
 
 
 @root
-def test_a_secret_that_root_mounts_for_a_group_is_taken(tmp_path, monkeypatch):
+def test_a_secret_that_root_mounts_for_a_group_is_accepted(tmp_path, monkeypatch):
     file = secret(tmp_path / "word", 0o440, 0)
     as_user(monkeypatch, 10_001)
     for mode in (0o440, 0o400, 0o640):
@@ -234,7 +234,7 @@ def test_a_secret_that_root_mounts_for_a_group_is_taken(tmp_path, monkeypatch):
 
 
 @root
-def test_a_secret_in_a_containers_own_folder_may_be_readable_and_never_writable(tmp_path, monkeypatch):
+def test_a_containers_secret_may_be_readable_but_never_writable(tmp_path, monkeypatch):
     file = secret(tmp_path / "word", 0o444, 0)
     as_user(monkeypatch, 10_001)
     monkeypatch.setattr(private_files, "_MOUNTED", tmp_path)
@@ -245,13 +245,13 @@ def test_a_secret_in_a_containers_own_folder_may_be_readable_and_never_writable(
 
 
 @root
-def test_a_secret_of_a_third_user_is_refused(tmp_path):
+def test_a_secret_that_a_third_user_owns_is_refused(tmp_path):
     file = secret(tmp_path / "word", 0o600, SOMEBODY)
     with pytest.raises(NotPrivate, match=f"belongs to another user, #{SOMEBODY}"):
         check_secret(file)
 
 
-def test_an_institutions_key_that_all_may_read_is_not_taken(tmp_path):
+def test_an_institutions_key_that_everybody_may_read_is_refused(tmp_path):
     authority = party.authority()
     authority.store(tmp_path / "ca.pem", tmp_path / "ca.key")
     (tmp_path / "ca.key").chmod(0o644)
@@ -259,12 +259,12 @@ def test_an_institutions_key_that_all_may_read_is_not_taken(tmp_path):
         Authority.load(tmp_path / "ca.pem", tmp_path / "ca.key", now=party.present())
 
 
-def test_what_is_not_there_is_for_others_to_miss(tmp_path):
+def test_a_missing_file_passes_these_checks(tmp_path):
     for check in (check_private, check_unwritable, check_secret):
         check(tmp_path / "nothing")
 
 
-def test_a_system_without_owners_is_not_checked(tmp_path, monkeypatch):
+def test_a_system_without_file_owners_is_not_checked(tmp_path, monkeypatch):
     file = secret(tmp_path / "word", 0o666)
     monkeypatch.delattr(os, "geteuid")
     for check in (check_private, check_unwritable, check_secret):
@@ -281,7 +281,7 @@ def test_a_system_without_owners_is_not_checked(tmp_path, monkeypatch):
         ("postgresql+psycopg://tacit@postgres:5432/tacit", None),
     ],
 )
-def test_where_a_database_is_a_file(url, file):
+def test_the_file_of_a_database_url(url, file):
     assert database_file(url) == (None if file is None else Path(file))
 
 
@@ -289,5 +289,5 @@ def test_where_a_database_is_a_file(url, file):
     ("url", "folder"),
     [("file:///var/lib/tacit/store", "/var/lib/tacit/store"), ("s3://bucket/prefix", None), ("memory://x", None)],
 )
-def test_where_a_store_is_a_folder(url, folder):
+def test_the_folder_of_a_store_url(url, folder):
     assert store_folder(url) == (None if folder is None else Path(folder))

@@ -1,4 +1,4 @@
-"""coordinator.toml, operator.toml, the environment."""
+"""coordinator.toml, operator.toml and the environment variables."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def _write(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_what_is_written_is_read_and_explains_itself(tmp_path):
+def test_the_written_configuration_reads_back_and_has_comments(tmp_path):
     config = CoordinatorConfig(advertise=("coordinator.example.org", "10.0.0.1"), log_format="json", token_hours=1.5)
     write_config(tmp_path / "coordinator.toml", config)
     text = (tmp_path / "coordinator.toml").read_text()
@@ -33,7 +33,7 @@ def test_what_is_written_is_read_and_explains_itself(tmp_path):
     for key in CoordinatorConfig.model_fields:
         name = "schema" if key == "schema_version" else key
         place = next(number for number, line in enumerate(lines) if line.startswith(f"{name} = "))
-        # A comment stands over the key, or over the group it is in.
+        # A comment is above the key, or above its group.
         assert any(line.startswith("#") for line in lines[max(0, place - 3) : place]), key
 
 
@@ -48,7 +48,7 @@ def test_defaults_and_addresses(tmp_path):
     assert config.store_url == f"file://{tmp_path}/store"
 
 
-def test_paths_are_relative_to_the_folder_not_to_the_process(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_coordinators_folder(tmp_path, monkeypatch):
     inner = tmp_path / "a folder"
     inner.mkdir()
     _write(inner, 'schema = 1\nadvertise = ["localhost"]\n')
@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_folder_not_to_the_process(tmp_path, monkeypat
 @pytest.mark.parametrize(
     "url", ["postgresql+psycopg://tacit@db/tacit", "sqlite:////var/lib/tacit.db", "sqlite:///:memory:", "sqlite://"]
 )
-def test_other_databases_are_left_as_they_are(tmp_path, url):
+def test_other_database_urls_are_not_changed(tmp_path, url):
     _write(tmp_path, f'schema = 1\nadvertise = ["localhost"]\ndatabase_url = "{url}"\n')
     assert load_config(tmp_path, {}).database_url == url
 
@@ -98,7 +98,7 @@ def test_every_key_can_be_overridden(tmp_path):
     assert (config.log_format, config.token_hours, config.member_days) == ("json", 2.5, 30)
 
 
-def test_a_wrong_variable_is_named(tmp_path):
+def test_an_invalid_variable_is_named(tmp_path):
     _write(tmp_path, 'schema = 1\nadvertise = ["localhost"]\n')
     with pytest.raises(DocumentInvalid, match="TACIT_FEDERATION_PORT from the environment"):
         load_config(tmp_path, {"TACIT_FEDERATION_PORT": "many"})
@@ -126,7 +126,7 @@ def test_mistakes_are_named(tmp_path, text, sentence):
         load_config(_write(tmp_path, text), {})
 
 
-def test_no_folder_says_how_to_make_one(tmp_path):
+def test_a_missing_folder_names_coordinator_init(tmp_path):
     with pytest.raises(DocumentInvalid, match="coordinator init"):
         load_config(tmp_path / "nowhere", {})
 
@@ -134,7 +134,7 @@ def test_no_folder_says_how_to_make_one(tmp_path):
 def test_the_operators_folder(tmp_path):
     config = OperatorConfig(address="coordinator.example.org:7441", federation=b"f" * 32)
     (tmp_path / "operator.toml").write_text(operator_toml(config))
-    with pytest.raises(DocumentInvalid, match="copy the whole operator folder"):
+    with pytest.raises(DocumentInvalid, match="copy the coordinator's whole operator folder"):
         load_operator(tmp_path)
     for name in ("cert.pem", "key.pem", "root.pem"):
         durable_file(tmp_path / name, name.encode())
@@ -144,6 +144,6 @@ def test_the_operators_folder(tmp_path):
     assert "key.pem" not in repr(operator)
 
 
-def test_an_operators_address_is_an_address():
+def test_an_operators_address_needs_a_port():
     with pytest.raises(ValidationError):
         OperatorConfig(address="coordinator.example.org", federation=b"f" * 32)

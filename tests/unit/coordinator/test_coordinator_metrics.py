@@ -1,4 +1,4 @@
-"""Metrics: names, labels, and what they may never say."""
+"""Metrics: their names, their labels, and what they must never reveal."""
 
 import asyncio
 import math
@@ -57,25 +57,25 @@ def everything(metrics: Metrics) -> None:
     metrics.event_loop_lag(0.004)
 
 
-def test_a_certificate_that_is_gone_is_no_series_any_more(metrics):
+def test_a_certificate_that_is_gone_has_no_series(metrics):
     metrics.certificate_expires("authority", 9000)
     metrics.certificate_expires("next_authority", 8000)
     metrics.certificate_gone("next_authority")
     assert math.isnan(metrics.value("certificate_expires_timestamp_seconds", kind="next_authority"))
     assert metrics.value("certificate_expires_timestamp_seconds", kind="authority") == 9000
-    # Said again at each look, and it may come back.
+    # Each check may repeat this, and the certificate may return.
     metrics.certificate_gone("next_authority")
     metrics.certificate_expires("next_authority", 9500)
     assert metrics.value("certificate_expires_timestamp_seconds", kind="next_authority") == 9500
 
 
-def test_the_newest_backup_is_told_and_0_is_none(metrics):
+def test_the_newest_backup_is_shown_and_0_means_none(metrics):
     assert metrics.value("backup_timestamp_seconds") == 0
     metrics.backup_made(1_700_000_000)
     assert metrics.value("backup_timestamp_seconds") == 1_700_000_000
 
 
-def test_reported_privacy_is_the_largest_and_the_median_of_the_newest_reports(metrics):
+def test_reported_privacy_shows_the_maximum_and_the_median(metrics):
     for member, epsilon in (("north", 1.0), ("east", 3.0), ("south", 2.0), ("north", 5.0)):
         metrics.privacy_reported("desk", member, epsilon)
     metrics.privacy_reported("other", "north", 9.0)
@@ -83,7 +83,7 @@ def test_reported_privacy_is_the_largest_and_the_median_of_the_newest_reports(me
     assert metrics.value("privacy_epsilon_median", job="desk") == 3
 
 
-def test_members_at_their_limit_are_counted_once_and_until_they_contribute_again(metrics):
+def test_members_at_their_limit_are_counted_until_they_contribute(metrics):
     for member in ("north", "north", "east"):
         metrics.budget_exhausted("desk", member)
     assert metrics.value("members_budget_spent", job="desk") == 2
@@ -93,7 +93,7 @@ def test_members_at_their_limit_are_counted_once_and_until_they_contribute_again
     assert "north" not in metrics.text()
 
 
-def test_a_job_that_is_over_leaves_no_word_of_its_members_privacy(metrics):
+def test_a_job_that_is_over_keeps_no_privacy_reports(metrics):
     def values(job):
         names = ("privacy_epsilon_largest", "privacy_epsilon_median", "members_budget_spent")
         return [metrics.value(name, job=job) for name in names]
@@ -102,14 +102,14 @@ def test_a_job_that_is_over_leaves_no_word_of_its_members_privacy(metrics):
         metrics.privacy_reported(job, "north", 4.0)
         metrics.budget_exhausted(job, "east")
     metrics.job_ended("desk")
-    # Late words of a job that is over, and the end of one that nobody ever spoke of.
+    # Late reports on a job that is over, and the end of a job without any report.
     metrics.privacy_reported("desk", "south", 1.0)
     metrics.budget_left("desk", "south")
     metrics.budget_exhausted("desk", "south")
     metrics.job_ended("silent")
     assert all(math.isnan(value) for value in values("silent"))
     assert all(metrics.value("members_ready", job=job) == 0 for job in ("desk", "silent"))
-    # What it cost stays to be seen.
+    # What the job cost stays visible.
     assert values("desk") == values("other")
     assert values("other") == [4.0, 4.0, 1.0]
     assert not {"desk", "silent"} & (metrics._epsilons.keys() | metrics._spent.keys())
@@ -153,11 +153,11 @@ def test_names_and_labels_are_few_and_fixed(metrics):
         assert family.name.startswith(("tacit_coordinator_", "process_"))
         for sample in family.samples:
             labels.update(sample.labels)
-    # Who took part or dropped out is for the journal: no label has room for a member.
+    # The journal says who took part or dropped out; no label may name a member.
     assert labels == {"job", "outcome", "reason", "phase", "direction", "channel", "version", "status", "kind", "le"}
 
 
-def test_everything_that_is_declared_can_be_filled_and_nothing_else_is_shown(metrics, tmp_path):
+def test_exactly_the_declared_instruments_are_shown(metrics, tmp_path):
     everything(metrics)
     metrics.privacy_reported("desk", "north", 1.0)
     metrics.budget_exhausted("desk", "north")
@@ -166,14 +166,14 @@ def test_everything_that_is_declared_can_be_filled_and_nothing_else_is_shown(met
     assert {name for name in shown if not name.startswith("process_")} == {PREFIX + each.name for each in INSTRUMENTS}
 
 
-def test_a_round_that_is_open_has_a_beginning(metrics):
+def test_an_open_round_has_a_start_time(metrics):
     began = "round_started_timestamp_seconds"
     before = time.time()
     metrics.round_opened("desk", 1)
     assert before <= metrics.value(began, job="desk") <= time.time()
     metrics.round_ended("desk", "published", None)
     assert metrics.value(began, job="desk") == 0
-    # Found open after a restart: it began when it began.
+    # A round that is found open after a restart keeps its start time.
     metrics.round_opened("desk", 2, at=1234.5)
     metrics.version_published("desk", 1, at=1000.5)
     assert metrics.value(began, job="desk") == 1234.5
@@ -187,7 +187,7 @@ def test_jobs_are_counted_by_status_and_a_failure_pauses(metrics):
         metrics.job_known(job, needed=3, planned=20, deadline=900)
         metrics.job_status(job, "running")
     assert metrics.value("jobs", status="running") == 2
-    # Zero from the start: the first failure must be seen as an increase.
+    # The counter is zero from the start, so that the first failure is an increase.
     assert metrics.value("job_failures_total", job="desk") == 0
     metrics.attempt_opened("desk", 5)
     metrics.cohort_answered("desk", 4)
@@ -196,7 +196,7 @@ def test_jobs_are_counted_by_status_and_a_failure_pauses(metrics):
     assert [metrics.value("jobs", status=each) for each in ("running", "paused", "finished", "aborted")] == [1, 1, 0, 0]
     assert metrics.value("job_running", job="desk") == 0
     assert metrics.value("job_running", job="other") == 1
-    # Nothing is under way any more.
+    # No attempt is open any more.
     assert metrics.value("attempts_open", job="desk") == metrics.value("cohort_answered", job="desk") == 0
 
 
@@ -207,7 +207,7 @@ def test_an_attempt_is_open_until_it_ends(metrics):
     assert metrics.value("attempts_open", job="desk") == 0
 
 
-def test_certificates_end_without_anybody_telling():
+def test_certificates_expire_without_an_event():
     now = [1000.0]
     metrics = Metrics(clock=lambda: now[0])
 
@@ -224,7 +224,7 @@ def test_certificates_end_without_anybody_telling():
     assert read() == (0, 3)
 
 
-def test_members_by_status_replace_what_was_told_before(metrics):
+def test_members_by_status_replace_the_previous_counts(metrics):
     metrics.members({"enrolled": 3, "invited": 2})
     metrics.members({"enrolled": 5, "revoked": 1})
     assert metrics.value("members", status="enrolled") == 5
@@ -260,7 +260,7 @@ def test_every_message_of_an_attempt_has_a_phase():
         for field in message.DESCRIPTOR.oneofs_by_name["message"].fields
     }
     assert fields >= _PHASES.keys()
-    # What names an attempt belongs to a phase of it.
+    # A message that names an attempt belongs to one of its phases.
     of_an_attempt = {
         field.name
         for message in (pb.MemberMessage, pb.CoordinatorMessage)
@@ -271,7 +271,7 @@ def test_every_message_of_an_attempt_has_a_phase():
     assert of_an_attempt <= _PHASES.keys()
 
 
-def test_a_database_that_fails_is_counted_beside_its_time(metrics):
+def test_a_failed_transaction_is_counted_and_timed(metrics):
     metrics.database(0.02, False)
     metrics.database(3.0, True)
     assert metrics.value("database_seconds_count") == 2
@@ -290,7 +290,7 @@ async def held_up(metrics):
         async with asyncio.timeout(30):
             await told.wait()
             told.clear()
-            # The loop is held up for a tenth of a second.
+            # Block the event loop for a tenth of a second.
             began = time.monotonic()
             while time.monotonic() - began < 0.1:
                 pass
@@ -299,7 +299,7 @@ async def held_up(metrics):
         task.cancel()
 
 
-def test_a_loop_that_is_held_up_shows_it(metrics):
+def test_a_blocked_event_loop_shows_lag(metrics):
     asyncio.run(held_up(metrics))
     assert metrics.value("spool_bytes") == 5
     # At least one wait was above 50 ms.
@@ -307,13 +307,13 @@ def test_a_loop_that_is_held_up_shows_it(metrics):
     assert metrics.value("event_loop_lag_seconds_bucket", le="0.05") < count
 
 
-def test_the_disk_and_the_process_are_told(metrics, tmp_path):
+def test_disk_space_and_peak_memory_are_reported(metrics, tmp_path):
     metrics.watch_disk(tmp_path)
     room = os.statvfs(tmp_path)
     assert 0 < metrics.value("disk_free_bytes") <= room.f_frsize * room.f_blocks
     metrics.watch_disk(tmp_path / "gone")
     assert math.isnan(metrics.value("disk_free_bytes"))
-    # Some tens of megabytes at least, and not kibibytes taken for bytes.
+    # At least some tens of megabytes, which detects kibibytes taken for bytes.
     assert 10e6 < metrics.value("memory_peak_bytes") < 100e9
     assert metrics.registry.get_sample_value("process_resident_memory_bytes") > 10e6
 

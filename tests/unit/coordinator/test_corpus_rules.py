@@ -1,4 +1,4 @@
-"""Which files of made-up text count, and which do not: every rule, wherever the bytes are cut."""
+"""Valid and invalid corpora: every rule, wherever the bytes are split."""
 
 import json
 from collections import Counter
@@ -40,7 +40,7 @@ def refusal(data, **how):
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 1000])
-def test_a_file_counts_wherever_it_is_cut(piece):
+def test_a_file_is_valid_wherever_it_is_split(piece):
     check = looked_at(FILE, piece=piece)
     assert (check.rows, check.counts, check.digest) == (3, {"a": 1, "b": 2}, SAID.corpus)
 
@@ -56,25 +56,25 @@ SECRET = "a secret of somebody"
     ("line", "says"),
     [
         (row(text=SECRET, label="c"), "has a label that the job does not have"),
-        (row(text=SECRET), "is not an object of exactly text and label"),
-        (row(text=SECRET, label="a", more=1), "is not an object of exactly text and label"),
-        (row(label="a"), "is not an object of exactly text and label"),
-        (b'{"text": "x", "text": "%s", "label": "a"}\n' % SECRET.encode(), "is not an object of exactly"),
-        (b'{"text": "x", "text": "y"}\n', "is not an object of exactly"),
-        (b'[["text", "x"], ["label", "a"]]\n', "is not an object of exactly"),
-        (b"[]\n", "is not an object of exactly"),
-        (b'"%s"\n' % SECRET.encode(), "is not an object of exactly"),
-        (b"null\n", "is not an object of exactly"),
+        (row(text=SECRET), "is not an object with exactly text and label"),
+        (row(text=SECRET, label="a", more=1), "is not an object with exactly text and label"),
+        (row(label="a"), "is not an object with exactly text and label"),
+        (b'{"text": "x", "text": "%s", "label": "a"}\n' % SECRET.encode(), "is not an object with exactly"),
+        (b'{"text": "x", "text": "y"}\n', "is not an object with exactly"),
+        (b'[["text", "x"], ["label", "a"]]\n', "is not an object with exactly"),
+        (b"[]\n", "is not an object with exactly"),
+        (b'"%s"\n' % SECRET.encode(), "is not an object with exactly"),
+        (b"null\n", "is not an object with exactly"),
         (b"\n", "is not JSON"),
         (b"%s\n" % SECRET.encode(), "is not JSON"),
         (b'{"text": "x", "label": "a"} {"text": "x", "label": "a"}\n', "is not JSON"),
         (b"[" * 50_000 + b"\n", "is not JSON"),
         (b'{"text": "a\tb", "label": "a"}\n', "is not JSON"),
-        (b'{"text": NaN, "label": "a"}\n', "has a text or a label that is no string"),
-        (row(text=3, label="a"), "has a text or a label that is no string"),
-        (row(text=["x"], label="a"), "has a text or a label that is no string"),
-        (row(text={"text": "x", "label": "a"}, label="a"), "has a text or a label that is no string"),
-        (row(text="x", label=None), "has a text or a label that is no string"),
+        (b'{"text": NaN, "label": "a"}\n', "has a text or a label that is not a string"),
+        (row(text=3, label="a"), "has a text or a label that is not a string"),
+        (row(text=["x"], label="a"), "has a text or a label that is not a string"),
+        (row(text={"text": "x", "label": "a"}, label="a"), "has a text or a label that is not a string"),
+        (row(text="x", label=None), "has a text or a label that is not a string"),
         (b'{"text": "\xff", "label": "a"}\n', "is not UTF-8"),
         (b'\xef\xbb\xbf{"text": "x", "label": "a"}\n', "is not JSON"),
         (row(text="", label="a"), "has no text"),
@@ -89,13 +89,13 @@ SECRET = "a secret of somebody"
     ids=lambda each: repr(each)[:50],
 )
 @pytest.mark.parametrize("piece", [3, 1_000_000])
-def test_a_row_that_does_not_count_is_named_by_its_line_and_never_repeated(line, says, piece):
+def test_a_refusal_names_the_line_and_quotes_nothing(line, says, piece):
     told = refusal(corpus_file([("good", "a")]) + line, piece=piece)
     assert told.startswith("line 2 " + says)
     assert SECRET not in told
 
 
-def test_longest_texts_count_however_they_are_written():
+def test_the_longest_texts_are_valid_in_every_encoding():
     text = "\U0001f600" * MAX_CHARACTERS
     data = row(text=text, label="a")
     assert len(data) > 12 * MAX_CHARACTERS
@@ -104,16 +104,16 @@ def test_longest_texts_count_however_they_are_written():
         assert looked_at(data, statement=statement, piece=piece).rows == 1
 
 
-def test_more_rows_than_the_job_orders_are_refused_at_the_first_of_them():
+def test_the_first_row_beyond_the_order_is_refused():
     many = corpus_file([("x", "a")] * 5)
-    assert refusal(many).startswith("line 5 is one more than the 4 rows that the job orders")
+    assert refusal(many).startswith("line 5 is beyond the 4 rows that the job orders")
     check = RowsCheck(("a",), 4)
     with pytest.raises(CorpusInvalid):
         check.take(many + b"this is never looked at\n")
     assert check.rows == 4
 
 
-def test_a_line_without_an_end_takes_no_memory():
+def test_an_endless_line_takes_no_memory():
     check = RowsCheck(("a",), 4)
     taken = 0
     with pytest.raises(CorpusInvalid, match="line 1 is longer than a row may be"):  # noqa: PT012  whichever it is
@@ -123,15 +123,15 @@ def test_a_line_without_an_end_takes_no_memory():
     assert taken < 150_000
 
 
-def test_a_file_that_ends_within_a_row_does_not_count():
-    assert refusal(FILE[:-1]) == "line 3 does not end: the file ends within it"
+def test_a_file_that_ends_within_a_row_is_invalid():
+    assert refusal(FILE[:-1]) == "line 3 is incomplete: the file ends within it"
 
 
 @pytest.mark.parametrize(
     "data",
     [b"", corpus_file([("good", "a"), ("bad", "b")]), corpus_file([("good", "a"), ("bad", "a"), ("worse", "b")])],
 )
-def test_rows_are_those_of_the_statement(data):
+def test_rows_must_match_the_statement(data):
     assert "make the statement again" in refusal(data)
 
 
@@ -143,7 +143,7 @@ TEXTS = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_
     piece=st.integers(1, 50),
     ascii_only=st.booleans(),
 )
-def test_whatever_texts_people_write_count_once_each(rows, piece, ascii_only):
+def test_any_text_counts_exactly_once(rows, piece, ascii_only):
     data = b"".join(
         json.dumps({"text": text, "label": label}, ensure_ascii=ascii_only).encode() + b"\n" for text, label in rows
     )
@@ -159,7 +159,7 @@ def test_whatever_texts_people_write_count_once_each(rows, piece, ascii_only):
 
 
 @given(data=st.binary(max_size=300), piece=st.integers(1, 40))
-def test_no_bytes_do_anything_but_count_or_be_refused(data, piece):
+def test_any_bytes_are_accepted_or_refused(data, piece):
     with pytest.raises(CorpusInvalid):
         looked_at(data + b"\x00\n", piece=piece)
 
@@ -167,7 +167,7 @@ def test_no_bytes_do_anything_but_count_or_be_refused(data, piece):
 # ---- size and statement
 
 
-def test_sizes_are_those_of_the_order():
+def test_the_order_bounds_the_size():
     order = CorpusOrder(max_bytes=10)
     for size in (1, 10):
         check_size(order, size)
@@ -183,31 +183,31 @@ def checked(statement=SAID, *, job=JOB, key=0, signed=None, data=None, **how):
     return check_statement(given, signature, job=job, document=job.digest(), key=party.key(key).public_key(), **known)
 
 
-def test_an_honest_statement_is_taken():
+def test_an_honest_statement_is_accepted():
     assert checked() == SAID
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"federation": bytes(32)}, "federation is not that of this upload"),
-        ({"job": "other"}, "job is not"),
-        ({"job_document": bytes(32)}, "job_document is not"),
-        ({"member": "south"}, "member is not"),
-        ({"corpus": bytes(32)}, "corpus is not"),
-        ({"bytes": 5}, "bytes is not"),
-        ({"mechanism": "none"}, "mechanism is not"),
-        ({"variant": "published"}, "variant is not"),
-        ({"histogram": "noised"}, "labels follow a noised histogram, and the job orders none"),
-        ({"rows": 5, "labels": (LabelCount(label="a", rows=5),)}, "has 5 rows where the job orders at most 4"),
-        ({"labels": (LabelCount(label="c", rows=3),)}, "one that the job does not have"),
+        ({"federation": bytes(32)}, "federation does not match this upload"),
+        ({"job": "other"}, "job does not match"),
+        ({"job_document": bytes(32)}, "job_document does not match"),
+        ({"member": "south"}, "member does not match"),
+        ({"corpus": bytes(32)}, "corpus does not match"),
+        ({"bytes": 5}, "bytes does not match"),
+        ({"mechanism": "none"}, "mechanism does not match"),
+        ({"variant": "published"}, "variant does not match"),
+        ({"histogram": "noised"}, "labels follow a noised histogram, but the job orders none"),
+        ({"rows": 5, "labels": (LabelCount(label="a", rows=5),)}, "has 5 rows, but the job orders at most 4"),
+        ({"labels": (LabelCount(label="c", rows=3),)}, "a label that the job does not have"),
         ({"labels": (LabelCount(label="a", rows=2), LabelCount(label="a", rows=1))}, "counts a label twice"),
         ({"labels": (LabelCount(label="a", rows=2),)}, "do not add up"),
         ({"labels": ()}, "do not add up"),
     ],
     ids=str,
 )
-def test_a_statement_of_something_else_is_refused(changes, says):
+def test_a_statement_about_something_else_is_refused(changes, says):
     with pytest.raises(CorpusInvalid, match=says):
         checked(SAID.model_copy(update=changes))
 
@@ -220,36 +220,36 @@ def test_a_statement_of_something_else_is_refused(changes, says):
     ],
     ids=["without a mechanism", "published"],
 )
-def test_nothing_is_promised_where_nothing_is_charged(job):
+def test_no_promise_is_accepted_if_nothing_is_charged(job):
     assert isinstance(job.model, RvaeModel)
     told = {"job_document": job.digest(), "mechanism": "none", "variant": job.model.variant}
-    with pytest.raises(CorpusInvalid, match="promises differential privacy where nothing is charged"):
+    with pytest.raises(CorpusInvalid, match="promises differential privacy, but nothing was charged"):
         checked(SAID.model_copy(update=told), job=job)
     weaker = SAID.model_copy(update=told | {"promise": "none"})
     assert checked(weaker, job=job).promise == "none"
 
 
-def test_a_member_may_promise_less_and_a_noised_histogram_where_one_is_ordered():
+def test_a_member_may_promise_less_and_use_an_ordered_noised_histogram():
     job = ordering_job(order=CorpusOrder(histogram_std=2))
     said = SAID.model_copy(update={"job_document": job.digest(), "promise": "none", "histogram": "noised"})
     assert checked(said, job=job) == said
 
 
-def test_the_signature_is_the_members_over_this_statement():
+def test_only_the_members_signature_over_this_statement_is_valid():
     for wrong in (
         b"",
         sign(party.key(0), SAID.canonical()),
         sign(party.key(0), signed_bytes(SAID.model_copy(update={"made_ms": 6}))),
     ):
-        with pytest.raises(CorpusInvalid, match="signature is not by the key"):
+        with pytest.raises(CorpusInvalid, match="did not sign the statement"):
             checked(signed=wrong)
-    with pytest.raises(CorpusInvalid, match="signature is not by the key"):
+    with pytest.raises(CorpusInvalid, match="did not sign the statement"):
         checked(key=1)
 
 
-def test_a_statement_that_cannot_be_read_is_refused_without_its_words(monkeypatch):
+def test_an_unreadable_statement_is_refused_and_not_quoted(monkeypatch):
     for data in (b"", b"{}", b"[1]", b'{"schema":1,"%s":2}' % SECRET.encode(), b"[" * 100_000):
-        with pytest.raises(CorpusInvalid, match="not one that this software reads") as refused:
+        with pytest.raises(CorpusInvalid, match="this software cannot read the statement") as refused:
             checked(data=data)
         assert SECRET not in str(refused.value)
     with pytest.raises(CorpusInvalid, match="canonical form"):

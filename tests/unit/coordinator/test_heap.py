@@ -1,4 +1,4 @@
-"""What glibc keeps: looked at from inside a process of its own, since its settings last as long as it does."""
+"""What memory glibc keeps, measured in a separate process, as the settings last as long as the process."""
 
 import platform
 import subprocess
@@ -39,18 +39,18 @@ print(libc.mallinfo2().hblkhd - before)
 """
 
 
-def test_vectors_are_mapped_on_their_own_even_after_one_was_freed():
+def test_vectors_are_mapped_separately_even_after_one_was_freed():
     assert probe(MAPPED) == 0
     assert probe("heap.frugal()" + MAPPED) >= 4 << 20
 
 
 def test_chunks_come_from_the_heap():
-    # Mapping each of them costs more than the round's arithmetic on it.
+    # Mapping each chunk would cost more than the round's arithmetic on it.
     chunk = MAPPED.replace("bytearray(4 << 20)", "bytearray(384 << 10)")
     assert probe("heap.frugal()" + chunk) == 0
 
 
-def test_free_pages_below_the_last_allocation_go_back():
+def test_free_pages_below_the_last_allocation_are_returned():
     code = """
 heap.frugal()
 parts = [bytearray(4000) for _ in range(4000)]

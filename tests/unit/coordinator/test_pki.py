@@ -1,4 +1,4 @@
-"""The authority: what it puts into certificates, what it takes from requests, whom it can be."""
+"""The authority: what it puts into certificates, what it takes from requests, and which authorities are usable."""
 
 from datetime import timedelta
 from ipaddress import ip_address
@@ -41,7 +41,7 @@ def _request(key, *extensions, subject="north"):
 
 
 @pytest.mark.parametrize("role", [Role.MEMBER, Role.OPERATOR])
-def test_a_certificate_says_who_and_no_more(authority, now, role):
+def test_a_certificate_holds_one_identity_and_no_more(authority, now, role):
     certificate = authority.issue(party.key(2).public_key(), role, "north", now=now)
     verified = verify_certificate(
         certificate.public_bytes(DER), authority.certificate, federation=authority.federation, role=role, now=now
@@ -60,7 +60,7 @@ def test_a_certificate_says_who_and_no_more(authority, now, role):
     assert purposes == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert certificate.not_valid_before_utc == (now - timedelta(minutes=5)).replace(microsecond=0)
     assert certificate.not_valid_after_utc == (now + LIFETIMES[role].default).replace(microsecond=0)
-    # A member may be called coordinator.example.org; its common name must not stand for a host.
+    # A member may be called coordinator.example.org, and its common name must not pass for a host name.
     assert " " in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
 
 
@@ -91,7 +91,7 @@ def test_serial_numbers_differ(authority, now):
         (Role.SERVER, "coordinator", ()),
     ],
 )
-def test_names_that_cannot_be_are_refused(authority, now, role, name, hosts):
+def test_invalid_names_are_refused(authority, now, role, name, hosts):
     with pytest.raises(ValueError, match="name"):
         authority.issue(party.key(2).public_key(), role, name, host_names=hosts, now=now)
 
@@ -103,7 +103,7 @@ def test_lifetimes_are_bounded(authority, now, role):
     for lifetime in (bounds.minimum, bounds.maximum):
         authority.issue(party.key(2).public_key(), role, "north", lifetime, host_names=hosts, now=now)
     for lifetime in (bounds.minimum - timedelta(seconds=1), bounds.maximum + timedelta(seconds=1)):
-        with pytest.raises(LifetimeOutOfRange, match="lives between"):
+        with pytest.raises(LifetimeOutOfRange, match="must be valid for"):
             authority.issue(party.key(2).public_key(), role, "north", lifetime, host_names=hosts, now=now)
     assert LIFETIMES[Role.MEMBER].default == timedelta(days=14)
 
@@ -138,12 +138,12 @@ def test_a_request_yields_its_key_and_nothing_else(authority, now):
 def test_a_request_must_be_signed_by_its_own_key():
     der = bytearray(_request(party.key(2)))
     der[-1] ^= 1
-    with pytest.raises(RequestUnsuitable, match="not signed by the key"):
+    with pytest.raises(RequestUnsuitable, match="not signed with the key"):
         certify_request(bytes(der))
 
 
 @pytest.mark.parametrize("der", [b"", b"nonsense", b"\x30\x03\x02\x01\x01"])
-def test_what_is_no_request_is_refused(der):
+def test_a_malformed_request_is_refused(der):
     with pytest.raises(RequestUnsuitable, match="cannot be read"):
         certify_request(der)
 
@@ -156,7 +156,8 @@ def test_short_and_foreign_keys_are_refused():
 
 
 def test_very_long_keys_are_refused(monkeypatch):
-    # What 16384 bits would cost every other member to verify; the bound is moved rather than the key made.
+    # A key of 16384 bits would cost every other member too much to verify. The test lowers the bound instead of
+    # generating such a key.
     monkeypatch.setattr("tacit.identity.MIN_RSA_BITS", 2048)
     monkeypatch.setattr("tacit.identity.MAX_RSA_BITS", 3000)
     with pytest.raises(RequestUnsuitable, match="at most 3000"):
@@ -192,7 +193,7 @@ def _certificate(key, now, *extensions, issuer=None, days=365, signer=None):
 CA = x509.BasicConstraints(ca=True, path_length=None)
 
 
-def test_an_institutions_authority_is_taken(tmp_path, now):
+def test_an_institutions_authority_is_accepted(tmp_path, now):
     paths = _written(tmp_path, _certificate(party.key(3), now, CA), party.key(3))
     authority = Authority.load(*paths, now=now)
     certificate = authority.issue(party.key(2).public_key(), Role.MEMBER, "north", now=now)
@@ -205,7 +206,7 @@ def test_an_institutions_authority_is_taken(tmp_path, now):
     )
 
 
-def test_a_subordinate_authority_is_taken_and_names_the_federation(tmp_path, authority, now):
+def test_a_subordinate_authority_names_the_federation(tmp_path, authority, now):
     certificate = _certificate(party.key(3), now, CA, issuer=authority.certificate, signer=authority.key)
     subordinate = Authority.load(*_written(tmp_path, certificate, party.key(3)), now=now)
     assert subordinate.federation == certificate.fingerprint(hashes.SHA256())
@@ -230,13 +231,13 @@ def _usage(**used):
 @pytest.mark.parametrize(
     ("extensions", "days", "sentence"),
     [
-        ((), 365, "CA:TRUE is missing"),
-        ((x509.BasicConstraints(ca=False, path_length=None),), 365, "CA:TRUE is missing"),
+        ((), 365, "it lacks CA:TRUE"),
+        ((x509.BasicConstraints(ca=False, path_length=None),), 365, "it lacks CA:TRUE"),
         ((CA, _usage(digital_signature=True)), 365, "lacks keyCertSign"),
         (
             (CA, x509.NameConstraints([x509.DNSName("example.org")], None)),
             365,
-            "carries name constraints",
+            "has name constraints",
         ),
         ((CA,), -1, "expired on"),
     ],
@@ -279,7 +280,7 @@ def test_an_elliptic_authority_is_refused(tmp_path, now):
         Authority.load(*paths, now=now)
 
 
-def test_files_that_are_no_authority_are_refused(tmp_path, now):
+def test_files_without_an_authority_are_refused(tmp_path, now):
     certificate, key = _written(tmp_path, _certificate(party.key(3), now, CA), party.key(3))
     with pytest.raises(AuthorityUnusable, match="cannot be read"):
         Authority.load(tmp_path / "nothing.pem", key, now=now)
@@ -309,7 +310,7 @@ def test_the_authority_never_prints_its_key(authority):
     assert "key" not in repr(authority).lower()
 
 
-def test_the_authoritys_key_is_for_its_owner_only(folder):
+def test_only_the_owner_may_read_the_authoritys_key(folder):
     assert folder.authority_key.stat().st_mode & 0o777 == 0o600
 
 
@@ -337,17 +338,17 @@ def test_verification_refuses_the_wrong_role_federation_issuer_and_time(authorit
 # ---- the server's own certificate ---------------------------------------------------------------------------------
 
 
-def test_the_server_certificate_is_made_once_and_renewed_when_it_must_be(folder, authority, now, monkeypatch):
+def test_the_server_certificate_is_made_once_and_renewed_when_due(folder, authority, now, monkeypatch):
     from coordinator.config import load_config
 
     monkeypatch.setattr("coordinator.services.credentials.new_key", lambda: party.key(4))
     config = load_config(folder.path, {})
     assert not refresh_server_certificate(folder, config, authority, now)
-    # A third of the life left.
+    # A third of the lifetime is left.
     assert not refresh_server_certificate(folder, config, authority, now + timedelta(days=264))
     assert refresh_server_certificate(folder, config, authority, now + timedelta(days=266))
     assert folder.server_key.stat().st_mode & 0o777 == 0o600
-    # Another name that members dial.
+    # Members dial another name.
     more = config.model_copy(update={"advertise": ("localhost", "127.0.0.1", "new.example.org")})
     assert refresh_server_certificate(folder, more, authority, now)
     assert not refresh_server_certificate(folder, more, authority, now)

@@ -1,5 +1,7 @@
-"""Another authority under a serving coordinator: who is connected follows, who was asleep follows when it is back, and
-nobody follows to a root that the federation's own did not sign. Against a whole coordinator in this process.
+"""A new authority under a serving coordinator.
+
+Connected members follow it, members that were away follow when they return, and nobody follows a root that the
+federation's own root did not sign. The tests run a whole coordinator in this process.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ NEXT = 1
 
 
 async def _rotated(house) -> None:
-    """As `coordinator authority rotate` does it, and until the server has taken it up."""
+    """Does what `coordinator authority rotate` does, and waits until the server uses the new authority."""
     authority.rotate(house.folder, now=datetime.now(UTC), own=party.authority(NEXT))
     await _taken_up(house, 1)
 
@@ -51,7 +53,7 @@ async def _taken_up(house, number) -> None:
             async with house.stub(house.watcher) as stub:
                 listed = (await stub.FetchAuthorities(pb.FetchAuthoritiesRequest())).authorities
             if listed and followed(house.watcher, listed).authorities.number == number:
-                # A watcher that follows, as it would otherwise not know the server after a retirement.
+                # The watcher follows, as it would otherwise not know the server after a retirement.
                 house.watcher = followed(house.watcher, listed)
                 assert verification.trust == house.watcher.trust
                 return
@@ -67,7 +69,7 @@ async def _works(identity) -> None:
         await federation_pb2_grpc.FederationServiceStub(channel).OpenJobs(pb.OpenJobsRequest())
 
 
-def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed(tmp_path, monkeypatch):
+def test_connected_members_hear_before_the_next_authority_issues(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             north, south = await _housed(house, monkeypatch, "north", "south")
@@ -86,13 +88,13 @@ def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed
                 assert heard == [renewer.identity.trust]
                 assert renewer.identity.trust.roots[0] == party.authority(NEXT).certificate
                 assert MemberIdentity.load(north.home).authorities.number == 1
-                # Its certificate is of the one before: it moves on, whatever its age.
+                # The previous authority issued its certificate, so it renews at any age.
                 assert not renewer.identity.issued_by_newest()
                 assert renewer._wait().total_seconds() <= 600
                 await renewer.renew()
                 assert renewer.identity.issued_by_newest()
                 await _works(renewer.identity)
-            # The other one was not told yet: both are good, for the coordinator and for who has followed.
+            # The other member has not been told yet. The coordinator and members that followed accept both.
             await _works(south)
             der = renewer.identity.certificate
             now = datetime.now(UTC)
@@ -100,7 +102,7 @@ def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed
                 renewer.identity.trust.verify(identity, role=Role.MEMBER, now=now)
             with pytest.raises(ValueError, match="not issued by"):
                 south.trust.verify(der, role=Role.MEMBER, now=now)
-            # Whoever enrols now is certified by the next one, under the token's name of the federation.
+            # The next authority certifies members that enrol now, under the federation's name from the token.
             west = await house.enrol("west", 5, monkeypatch)
             assert west.issued_by_newest()
             assert west.authorities.number == 1
@@ -110,35 +112,35 @@ def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed
     asyncio.run(scenario())
 
 
-def test_a_member_that_slept_through_all_of_it_follows_the_chain(tmp_path, monkeypatch):
+def test_a_member_that_was_away_throughout_follows_the_chain(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             north, south = await _housed(house, monkeypatch, "north", "south")
             await _rotated(house)
             house.watcher = await renew(house.watcher)
             await _retired(house)
-            # It knows neither the server's authority nor that its own was retired.
+            # The member knows neither the server's authority nor that its own was retired.
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
                 await _works(north)
             assert reason_of(unknown.value)[0] is None
-            # Followed, it knows the server; the server takes its certificate for nothing but another one.
+            # After following, it knows the server, which accepts its certificate only for a renewal.
             there = await follow(north)
             with pytest.raises(grpc.aio.AioRpcError) as old:
                 await _works(there)
             assert reason_of(old.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
             assert "edge_client renew" in old.value.details()
-            # What the agent does before it dials, after the first try has failed.
+            # The agent does this before it dials, after the first try has failed.
             renewer = Renewer(north)
             assert await renewer.catch_up()
             await renewer.before_dialling()
             assert renewer.identity.issued_by_newest()
             await _works(renewer.identity)
-            # What a person does.
+            # A person runs this.
             checks = {finding.check: finding for finding in await examine(south.home)}
             assert {checks[name].status for name in ("identity", "tls", "session", "renewal")} == {Status.OK}
             assert "was due: renewed" in checks["renewal"].what
             await _works(MemberIdentity.load(south.home))
-            # Whoever enrols now has a token that names the first authority.
+            # A member that enrols now has a token that names the first authority.
             west = await house.enrol("west", 5, monkeypatch)
             assert west.root == party.authority().certificate
             assert west.trust.roots == (party.authority(NEXT).certificate,)
@@ -147,7 +149,7 @@ def test_a_member_that_slept_through_all_of_it_follows_the_chain(tmp_path, monke
     asyncio.run(scenario())
 
 
-def test_a_retired_authoritys_key_makes_nobody_that_is_taken(tmp_path, monkeypatch):
+def test_a_retired_authoritys_key_creates_no_accepted_member(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             north, _ = await _housed(house, monkeypatch, "north", "south")
@@ -158,7 +160,7 @@ def test_a_retired_authoritys_key_makes_nobody_that_is_taken(tmp_path, monkeypat
             thief = party.authority().issue(party.key(7).public_key(), Role.MEMBER, "north", now=datetime.now(UTC))
             der = thief.public_bytes(serialization.Encoding.DER)
             forged = replace(there, key=party.key(7), certificate=der)
-            # Neither by the coordinator, to renew, nor by other members, in a roster.
+            # Neither the coordinator accepts it, to renew, nor other members, in a roster.
             with pytest.raises(RenewalFailed) as refused:
                 async with open_channel(forged) as channel:
                     await renewal._ask(forged, party.key(7), None, channel, datetime.now(UTC))
@@ -169,7 +171,7 @@ def test_a_retired_authoritys_key_makes_nobody_that_is_taken(tmp_path, monkeypat
     asyncio.run(scenario())
 
 
-def test_a_forged_next_authority_is_refused_by_who_knows_the_true_one_and_by_who_knows_none(tmp_path, monkeypatch):
+def test_a_forged_next_authority_is_refused_by_every_member(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             (north,) = await _housed(house, monkeypatch, "north")
@@ -190,7 +192,7 @@ def test_a_forged_next_authority_is_refused_by_who_knows_the_true_one_and_by_who
     north = asyncio.run(scenario())
 
     async def lured():
-        """Another coordinator answers at the address: its authority is a stranger."""
+        """Renews at the address of a coordinator with a foreign authority."""
         stranger = party.coordinator_folder(tmp_path / "stranger", of=party.authority(2))
         from tests.support.federation_port import serving
 
@@ -202,7 +204,7 @@ def test_a_forged_next_authority_is_refused_by_who_knows_the_true_one_and_by_who
     asyncio.run(lured())
 
 
-def test_an_operator_that_was_cut_off_is_refused_and_its_streams_end(tmp_path, monkeypatch):
+def test_a_revoked_operator_is_refused_and_its_streams_end(tmp_path, monkeypatch):
     from coordinator.config import load_config, load_operator
     from coordinator.operators import issue_operator
     from tacit.v1 import operator_pb2, operator_pb2_grpc
@@ -240,7 +242,7 @@ def test_an_operator_that_was_cut_off_is_refused_and_its_streams_end(tmp_path, m
                 async with asyncio.timeout(20):
                     assert await watching.code() is not grpc.StatusCode.OK
                 await of_bert.Status(operator_pb2.StatusRequest())
-                # The name goes on with another certificate, for another key.
+                # The name works again with another certificate for another key.
                 await issue(tmp_path / "again", "anna")
                 channel, again = stub_of(tmp_path / "again")
                 async with channel:
@@ -251,8 +253,8 @@ def test_an_operator_that_was_cut_off_is_refused_and_its_streams_end(tmp_path, m
     asyncio.run(scenario())
 
 
-def test_who_has_the_authoritys_key_makes_no_operator(tmp_path, monkeypatch):
-    """The federation's record of operators is whole, so a certificate that is not in it is nobody's."""
+def test_the_authoritys_key_alone_creates_no_operator(tmp_path, monkeypatch):
+    """The federation's record of operators is complete, so a certificate that is not in it is refused."""
     from structlog.testing import capture_logs
 
     from coordinator.config import load_config
@@ -281,11 +283,11 @@ def test_who_has_the_authoritys_key_makes_no_operator(tmp_path, monkeypatch):
         async with housed(tmp_path, monkeypatch, again=True) as house:
             with capture_logs() as logs:
                 made, reason = await refused(house, 0)
-                # Dates prove nothing: the thief writes them.
+                # Dates prove nothing, as the thief writes them.
                 assert (await refused(house, 300))[1] == reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
             said = [line for line in logs if line["event"] == "operator_refused"]
             assert [(line["operator"], line["record"]) for line in said] == [("anna", "unknown")] * 2
-            # Once a day for each name: it must not fill the disk.
+            # The journal has one entry a day for each name, so that refusals cannot fill the disk.
             (entry,) = await house.journal("operator_refused")
             assert (entry.subject, entry.fields["reason"]) == ("anna", "client_certificate_unknown")
             assert entry.fields["fingerprint"] == made.fingerprint(hashes.SHA256()).hex()
@@ -311,8 +313,8 @@ def _kinds(database):
     return [entry.kind for entry in database.run_now(records.journal)]
 
 
-def test_an_operators_certificate_that_is_not_on_record_is_refused_however_old_it_is(database):
-    """Whoever has the authority's key can date a certificate back before everything in the journal."""
+def test_an_unrecorded_operators_certificate_is_refused_at_any_age(database):
+    """A thief of the authority's key can date a certificate before everything in the journal."""
     database.run_now(lambda s: records.invite(s, "north", "t", b"h" * 32, 10**15, 1))
     assert _meet(database, b"1", 0) is records.Met.UNKNOWN
     database.run_now(lambda s: records.record_operator(s, "bert", b"b" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
@@ -320,18 +322,18 @@ def test_an_operators_certificate_that_is_not_on_record_is_refused_however_old_i
     assert database.run_now(lambda s: [each.name for each in records.operators(s)]) == ["bert"]
 
 
-def test_a_revocation_covers_every_certificate_of_the_name_that_began_before_it(database):
+def test_a_revocation_covers_all_earlier_certificates_of_the_name(database):
     database.run_now(lambda s: records.record_operator(s, "anna", b"1" * 32, expires_ms=99, issuer=FIRST, now_ms=1))
     database.run_now(lambda s: records.revoke_operator(s, "anna", 6))
     assert _meet(database, b"1", 1) is records.Met.REVOKED
-    # Not on record, either: the operator hears of the revocation.
+    # This one is not on record either, and the operator still learns of the revocation.
     assert _meet(database, b"2", 6) is records.Met.REVOKED
     assert _meet(database, b"3", 7) is records.Met.UNKNOWN
     database.run_now(lambda s: records.record_operator(s, "anna", b"3" * 32, expires_ms=99, issuer=FIRST, now_ms=7))
     assert _meet(database, b"3", 7) is records.Met.RECORDED
 
 
-def test_a_record_that_begins_with_the_federation_takes_nobody_who_is_not_in_it(database):
+def test_a_complete_record_admits_only_certificates_in_it(database):
     database.run_now(lambda s: records.record_operator(s, "anna", b"a" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
     assert _meet(database, b"a", 20) is records.Met.RECORDED
     assert _meet(database, b"1", 1) is records.Met.UNKNOWN
@@ -340,10 +342,10 @@ def test_a_record_that_begins_with_the_federation_takes_nobody_who_is_not_in_it(
 
 
 def test_the_server_moves_to_the_next_authority_when_its_own_has_ended(tmp_path, monkeypatch):
-    """Nobody wrote anything into the folder, and nobody started the coordinator anew: a day came."""
+    """Only time passes: nobody writes to the folder, and nobody restarts the coordinator."""
 
     class Later(datetime):
-        """Past the end of the first authority."""
+        """A clock past the end of the first authority."""
 
         @classmethod
         def now(cls, tz=None):

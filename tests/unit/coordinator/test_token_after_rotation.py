@@ -1,5 +1,7 @@
-"""Join tokens around a rotation of the authority: who holds nothing but a retired authority's key, and the network,
-gets no secret of a token that was made after the retirement. Against a whole coordinator in this process, and thieves.
+"""Join tokens around a rotation of the authority.
+
+An attacker that holds only a retired authority's key, and controls the network, gets no secret of a token made after
+the retirement. The tests run a whole coordinator in this process, and attackers.
 """
 
 import asyncio
@@ -31,11 +33,11 @@ FALSE_NEXT = 2
 
 
 async def _taken_up(house, number) -> Authorities:
-    """What the coordinator tells whoever asks, once it has taken up the list with this number."""
+    """Waits until the coordinator uses the list with this number, and returns what it tells strangers."""
     async with asyncio.timeout(20):
         while True:
             told = b""
-            # It looks at the server first, then dials: the server's certificate may be replaced in between.
+            # The call inspects the server, then dials; the server's certificate may be replaced in between.
             with contextlib.suppress(grpc.aio.AioRpcError):
                 told = await asked_authorities(f"localhost:{house.serving.enrolment_port}", client=None)
             if told:
@@ -45,7 +47,7 @@ async def _taken_up(house, number) -> Authorities:
 
 
 async def _invited(house, *names) -> list[JoinToken]:
-    """Tokens as an operator gets them, under a certificate of the authority that issues now."""
+    """Invites members as an operator does, with a certificate from the authority that issues now."""
     now, path = datetime.now(UTC), house.path / f"operator-of-{names[0]}"
     book = authority.load_authorities(house.folder, now=now)
     config = load_config(house.folder.path).model_copy(update={"federation_port": house.serving.federation_port})
@@ -55,13 +57,16 @@ async def _invited(house, *names) -> list[JoinToken]:
     async with grpc.aio.secure_channel(found.config.address, towards) as channel:
         stub = operator_pb2_grpc.OperatorServiceStub(channel)
         texts = [(await stub.InviteMember(operator_pb2.InviteMemberRequest(name=name))).token for name in names]
-    # The port was chosen by the system after the configuration was written.
+    # The system chose the port after the configuration was written.
     address = f"localhost:{house.serving.enrolment_port}"
     return [JoinToken.parse(text).model_copy(update={"address": address}) for text in texts]
 
 
 class Thief(enrolment_pb2_grpc.EnrolmentServiceServicer):
-    """Answers under a certificate that it made; notes every secret. tells: its list; None: it offers no such call."""
+    """Answers with a certificate that it made, and records every secret.
+
+    `tells` is the list of authorities that it answers; with None it does not offer that call.
+    """
 
     def __init__(self, tells: bytes | None) -> None:
         self.tells = tells
@@ -94,10 +99,10 @@ async def _stealing(path, of: Authority, tells: bytes | None):
 
 
 async def _lured(path, token, of, tells) -> tuple[EnrolmentFailed, list[bytes]]:
-    """What an enrolment says that the network leads to a thief, and the secrets that the thief then has."""
+    """Enrols against a thief, and returns the failure and the secrets that the thief got."""
     path.mkdir()
     async with _stealing(path, of, tells) as thief:
-        # Stands for a name or a route in the thief's hands.
+        # This simulates a DNS name or a route that the thief controls.
         there = token.model_copy(update={"address": f"localhost:{thief.port}"})
         with pytest.raises(EnrolmentFailed) as failed:
             await enrol(path / "home", there.format())
@@ -109,7 +114,7 @@ async def _works(identity) -> None:
         await federation_pb2_grpc.FederationServiceStub(channel).OpenJobs(federation_pb2.OpenJobsRequest())
 
 
-def test_a_retired_authoritys_key_gets_no_secret_of_a_token_from_after_its_retirement(tmp_path, monkeypatch):
+def test_a_retired_authoritys_key_gets_no_secret_of_a_later_token(tmp_path, monkeypatch):
     monkeypatch.setattr(edge, "new_key", lambda: party.key(2))
     retired, following = party.authority(), party.authority(NEXT)
 
@@ -118,7 +123,7 @@ def test_a_retired_authoritys_key_gets_no_secret_of_a_token_from_after_its_retir
             (before,) = await _invited(house, "east")
             assert before.newest is None
 
-            # Both authorities are trusted: the server is certified by the first one still, the token names the next.
+            # Both authorities are trusted: the first one still certifies the server, and the token names the next.
             authority.rotate(house.folder, now=datetime.now(UTC), own=following)
             overlap = await _taken_up(house, 1)
             (between,) = await _invited(house, "south")
@@ -132,8 +137,8 @@ def test_a_retired_authoritys_key_gets_no_secret_of_a_token_from_after_its_retir
             (token,) = await _invited(house, "west")
             assert (token.newest, token.number) == (following.fingerprint, 2)
 
-            # The thief has the retired key. It may serve under it, and tell: nothing, what is true, what was true while
-            # both were trusted, or a next authority of its own; or serve under that one.
+            # The thief has the retired key. It may serve under it and tell nothing, the true list, the list from while
+            # both were trusted, or a next authority of its own. Or it may serve under that one.
             false = party.authority(FALSE_NEXT)
             own = Authority(false.certificate, false.key, retired.federation)
             forged = Authorities.first(retired.certificate).succeeded_by(own.certificate, old=retired.key, new=own.key)
@@ -153,14 +158,14 @@ def test_a_retired_authoritys_key_gets_no_secret_of_a_token_from_after_its_retir
                 assert sentence in failed.sentence, (way, failed.sentence)
                 assert "othing secret was sent" in failed.sentence, way
                 assert failed.code is ExitCode.UNREACHABLE, way
-                # Nothing of it stays: neither a key nor a list.
+                # Neither a key nor a list is kept.
                 assert not list((path / "home").glob("**/*.pem")), way
 
-            # A token from before names the first authority only, and the thief gets its secret: it is to be made anew.
+            # A token from before names only the first authority, so the thief gets its secret: make such tokens again.
             _, secrets = await _lured(tmp_path / "before", before, retired, None)
             assert secrets == [before.secret]
 
-            # The federation's own server takes both.
+            # The federation's own server accepts both tokens.
             west = await enrol(tmp_path / "west", token.format())
             assert west.trust.roots == (following.certificate,)
             await _works(west)

@@ -27,7 +27,7 @@ def test_nobody_serves(tmp_path):
     made = folder_at(tmp_path / "federation", port)
     done = command("coordinator", "health", "--dir", made.path, "--json")
     assert done.returncode == 3
-    assert f"nobody serves at 127.0.0.1:{port}" in json.loads(done.stdout)["error"]
+    assert f"no coordinator serves at 127.0.0.1:{port}" in json.loads(done.stdout)["error"]
 
 
 def test_somebody_else_serves_there(tmp_path):
@@ -44,7 +44,7 @@ def test_somebody_else_serves_there(tmp_path):
         made = folder_at(tmp_path / "federation", port)
         done = command("coordinator", "health", "--dir", made.path)
         assert done.returncode == 3
-        assert "nobody serves" in done.stderr
+        assert "no coordinator serves" in done.stderr
         shutil.copy(made.config_toml, other.config_toml)
         assert command("coordinator", "health", "--dir", other.path).returncode == 0
         checks.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -60,7 +60,7 @@ def test_what_cannot_be_asked_is_said(tmp_path):
     assert done.returncode == 2
     assert "coordinator init" in done.stderr
     made = folder_at(tmp_path / "federation", 0)
-    assert "nobody knows where to ask" in command("coordinator", "health", "--dir", made.path).stderr
+    assert "so its port is unknown" in command("coordinator", "health", "--dir", made.path).stderr
     CoordinatorFolder(made.path).server_certificate.unlink()
     done = command("coordinator", "health", "--dir", made.path)
     assert done.returncode == 5

@@ -167,8 +167,8 @@ def test_vectors_that_stay_random_are_noted(
     file.write_text(f'{head}[method]\nname = "fedvocab"\n{method}\n[vocabulary]\n{vocabulary}\n')
     bundle(file, tmp_path / "bundle")
     said = capsys.readouterr()
-    assert f"Made {tmp_path / 'bundle'}: job desk" in said.out
-    assert ("note: members' word vectors start at random and stay there" in said.err) is noted
+    assert f"Created {tmp_path / 'bundle'}: job desk" in said.out
+    assert ("note: members' word vectors start at random and stay so" in said.err) is noted
     assert ("`edge_client run --embedding`" in said.err) is noted
 
 

@@ -39,7 +39,7 @@ def request(key: rsa.RSAPrivateKey) -> bytes:
 def test_a_request_for_another_exponent_is_refused(bits):
     key = unfit_keys.odd_exponent(bits)
     assert x509.load_der_x509_csr(request(key)).is_signature_valid
-    with pytest.raises(RequestUnsuitable, match="that is not 65537; make a key that is RSA of 3072 to 8192 bits"):
+    with pytest.raises(RequestUnsuitable, match="that is not 65537; create a key that is RSA of 3072 to 8192 bits"):
         certify_request(request(key))
 
 
@@ -81,7 +81,7 @@ def test_an_authority_with_another_exponent_vouches_for_nobody(tmp_path):
         Trust.in_root(hostile.certificate).verify(der, role=Role.MEMBER, now=party.present())
     (tmp_path / "ca.pem").write_bytes(pem(hostile.certificate))
     durable_file(tmp_path / "ca.key", key_pem(hostile.key))
-    with pytest.raises(AuthorityUnusable, match="that is not 65537; bring an authority with RSA"):
+    with pytest.raises(AuthorityUnusable, match="that is not 65537; use an authority with RSA"):
         Authority.load(tmp_path / "ca.pem", tmp_path / "ca.key", now=party.present())
     document = Authorities.first(hostile.certificate).canonical()
     with pytest.raises(AuthoritiesInvalid, match="an authority's key has a public exponent"):

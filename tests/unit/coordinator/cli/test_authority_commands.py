@@ -1,4 +1,4 @@
-"""`coordinator authority`, `coordinator operator` and an institution's own authority, as a person types them."""
+"""`coordinator authority`, `coordinator operator` and an institution's own authority, as a person uses them."""
 
 import contextlib
 import getpass
@@ -26,7 +26,7 @@ WORD = "correct horse battery"
 
 @pytest.fixture(autouse=True)
 def _quick_keys(monkeypatch):
-    """Keys of this run; that fresh ones are made is looked at elsewhere."""
+    """Reuses keys of this test run; other tests check that commands create fresh ones."""
     numbers = iter(range(200, 300))
     for where in ("coordinator.pki", "coordinator.operators", "coordinator.services.credentials"):
         monkeypatch.setattr(f"{where}.new_key", lambda: party.key(next(numbers) % 6))
@@ -47,7 +47,7 @@ def _json(*words):
 
 @pytest.fixture
 def chain(tmp_path, now):
-    """An institution's root, and the subordinate CA that it gave the federation; its key under a passphrase."""
+    """An institution's root, and the subordinate CA that it issued for the federation; its key has a passphrase."""
     above = party.authority(1)
     builder = (
         x509.CertificateBuilder()
@@ -66,7 +66,7 @@ def chain(tmp_path, now):
     return certificate, *files
 
 
-def test_a_federation_under_an_institutions_subordinate_authority(tmp_path, chain, monkeypatch, now):
+def test_a_federation_under_an_institutions_subordinate_ca(tmp_path, chain, monkeypatch, now):
     certificate, cert_file, key_file = chain
     own = ("--authority-cert", cert_file, "--authority-key", key_file)
     said = _run("init", tmp_path / "one", *own, code=ExitCode.USAGE)
@@ -78,33 +78,35 @@ def test_a_federation_under_an_institutions_subordinate_authority(tmp_path, chai
     assert bytes.fromhex(made["federation"]) == federation_of(certificate)
     folder = CoordinatorFolder(tmp_path / "fed")
     assert b"BEGIN ENCRYPTED PRIVATE KEY" in folder.authority_key.read_bytes()
-    # Nothing above it is trusted: what the institution's root signs itself is a stranger's.
+    # Nothing above it is trusted: a certificate from the institution's root itself is a stranger's.
     book = load_authorities(folder, now=now, passphrase=WORD.encode())
     assert book.trust.roots == (certificate,)
     stranger = party.authority(1).issue(party.key(2).public_key(), Role.MEMBER, "north", now=now)
     with pytest.raises(ValueError, match="not issued by"):
         book.trust.verify(stranger.public_bytes(Encoding.DER), role=Role.MEMBER, now=now)
-    # Whatever works with the keys needs the passphrase from now on.
+    # From now on, commands that use the keys need the passphrase.
     assert "is encrypted" in _run("authority", "rotate", "--yes", "--dir", folder.path, code=ExitCode.USAGE)
     monkeypatch.setenv("TACIT_AUTHORITY_PASSPHRASE", WORD)
     assert _json("authority", "rotate", "--yes", "--dir", folder.path)["federation"] == made["federation"]
     monkeypatch.setenv("TACIT_AUTHORITY_PASSPHRASE", "another")
-    assert "is not that of" in _run("authority", "rotate", "--yes", "--dir", folder.path, code=ExitCode.USAGE)
+    assert "the passphrase does not open" in _run(
+        "authority", "rotate", "--yes", "--dir", folder.path, code=ExitCode.USAGE
+    )
 
 
-def test_certificates_that_are_no_chain_are_refused(tmp_path, chain, now):
+def test_certificates_that_are_not_a_chain_are_refused(tmp_path, chain, now):
     _, cert_file, key_file = chain
     first, second = x509.load_pem_x509_certificates(cert_file.read_bytes())
     for wrong in ((first, party.authority(2).certificate), (first, first)):
         cert_file.write_bytes(pem(*wrong))
-        with pytest.raises(AuthorityUnusable, match="2 certificates that are no chain"):
+        with pytest.raises(AuthorityUnusable, match="2 certificates that are not a chain"):
             Authority.load(cert_file, key_file, now=now, passphrase=WORD.encode())
     cert_file.write_bytes(pem(second, first))
     with pytest.raises(AuthorityUnusable):
         Authority.load(cert_file, key_file, now=now, passphrase=WORD.encode())
 
 
-def test_operators_are_issued_listed_and_cut_off(tmp_path):
+def test_operators_are_issued_listed_and_revoked(tmp_path):
     where = ("--dir", tmp_path / "fed")
     _run("init", tmp_path / "fed", "--operator", "anna")
     _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
@@ -123,17 +125,17 @@ def test_operators_are_issued_listed_and_cut_off(tmp_path):
         ("bert", "revoked"),
     ]
     assert "no operator named carla" in _run("operator", "revoke", "carla", "--yes", *where, code=ExitCode.NOT_FOUND)
-    assert "is no operator's name" in _run(
+    assert "is not a valid operator name" in _run(
         "operator", "issue", "Bert!", "--out", tmp_path / "x", *where, code=ExitCode.USAGE
     )
     assert "REVOKED" in _run("operator", "list", *where).upper()
-    # The stolen key is not certified again, though it lies there; the one that follows it is.
+    # The stolen key is not certified again, although it is still there. The key that follows it is.
     assert _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
     third = load_operator(tmp_path / "bert")
     assert third.key_pem != found.key_pem
     assert not _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
     assert load_operator(tmp_path / "bert").key_pem == third.key_pem
-    # Nor is one whose certificate is not there to tell.
+    # A key without its certificate is not certified again either.
     (tmp_path / "bert" / "cert.pem").unlink()
     assert _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
     acts = [entry for entry in _journal(tmp_path / "fed") if entry.subject == "bert"]
@@ -141,7 +143,7 @@ def test_operators_are_issued_listed_and_cut_off(tmp_path):
     assert {entry.fields["by"] for entry in acts} == {getpass.getuser()}
 
 
-def test_an_operator_that_was_cut_off_comes_back_with_no_new_authority(tmp_path):
+def test_a_new_authority_does_not_readmit_a_revoked_operator(tmp_path):
     where = ("--dir", tmp_path / "fed")
     _run("init", tmp_path / "fed", "--operator", "anna")
     _run("operator", "revoke", "anna", "--yes", *where)
@@ -151,11 +153,11 @@ def test_an_operator_that_was_cut_off_comes_back_with_no_new_authority(tmp_path)
     assert [item["status"] for item in _json("operator", "list", *where)["operators"]] == ["revoked"]
 
 
-def test_the_authority_changes_by_command(tmp_path, now):
+def test_commands_rotate_and_retire_the_authority(tmp_path, now):
     folder = CoordinatorFolder(tmp_path / "fed")
     where = ("--dir", folder.path)
     made = _json("init", folder.path, "--operator", "anna")
-    assert "one authority only" in _run("authority", "retire", "--yes", *where, code=ExitCode.USAGE)
+    assert "only one authority" in _run("authority", "retire", "--yes", *where, code=ExitCode.USAGE)
     _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
     before = load_operator(folder.operator)
     _run("authority", "rotate", "--yes", *where)
@@ -163,12 +165,12 @@ def test_the_authority_changes_by_command(tmp_path, now):
     assert status["federation"] == made["federation"]
     assert [item["state"] for item in status["authorities"]] == ["trusted", "certifies"]
     assert status["operators_of_earlier"] == ["bert"]
-    # The operator's folder on this machine went on by itself: the same key, a new certificate, both roots.
+    # The operator's folder on this machine was renewed: the same key, a new certificate, both roots.
     after = load_operator(folder.operator)
     assert (after.key_pem, after.certificate_pem == before.certificate_pem) == (before.key_pem, False)
     assert len(x509.load_pem_x509_certificates(after.root_pem)) == 2
     assert "operators bert" in _run("authority", "retire", "--yes", *where, code=ExitCode.REFUSED)
-    # A member with a certificate of the earlier one, and one whose certificate has ended.
+    # One member has a certificate from the earlier authority, and one has an expired certificate.
     database = open_database(f"sqlite:///{folder.database}")
     try:
         for name, ends in (("north", 10**15), ("south", 1)):

@@ -1,4 +1,4 @@
-"""`coordinator finetune` as the operator runs it: from a folder, and from the coordinator."""
+"""`coordinator finetune` as the operator runs it, from a folder and from the coordinator."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def rows_of(count: int, seed: int) -> bytes:
 
 
 def run(*arguments: object) -> int:
-    """The command in this process; its exit code."""
+    """Runs the command in this process and returns its exit code."""
     from coordinator.cli import main
 
     before = sys.argv
@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
         data = rows_of(60, place)
         lay_down(tmp_path / "corpora", data, job, member=f"m{place}", promise=promise)
     (tmp_path / "test.jsonl").write_bytes(rows_of(40, 9))
-    # No operator's folder lies here unless a test puts one here.
+    # Tests run without an operator's folder unless they create one.
     monkeypatch.chdir(tmp_path)
     for name in ("TACIT_OPERATOR", "TACIT_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -63,12 +63,12 @@ def operators_folder(path, federation):
         durable_file(path / name, b"of no use here")
 
 
-def test_from_a_folder_it_says_what_was_measured_and_what_is_not_promised(folder, capsys):
+def test_from_a_folder_it_prints_the_scores_and_the_missing_promise(folder, capsys):
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
     assert run(*given, "--out", folder / "out", *SMALL) == 0
     said = capsys.readouterr()
-    assert "120 made-up texts in 2 corpora: no differential privacy guarantee (m1)." in said.out
-    assert "always 'a': " in said.out or "always 'b': " in said.out
+    assert "120 synthetic texts in 2 corpora: no differential privacy guarantee (m1)." in said.out
+    assert "always answering 'a': " in said.out or "always answering 'b': " in said.out
     assert said.out.count("no differential privacy guarantee") == 2
     assert "epoch 1: loss" in said.err
     assert Predictor.load(folder / "out").predict(["the film was good"])[0].label == "a"
@@ -84,7 +84,7 @@ def test_from_a_folder_it_says_what_was_measured_and_what_is_not_promised(folder
     [
         (["--test", "HERE/none.jsonl", "--corpora", "HERE/corpora"], 5, "none.jsonl does not exist"),
         (["--test", "HERE/test.jsonl", "--corpora", "HERE/none"], 5, "none is not a folder"),
-        (["--test", "HERE/test.jsonl", "--unverified"], 2, "--unverified is about files in a folder"),
+        (["--test", "HERE/test.jsonl", "--unverified"], 2, "--unverified applies to files in a folder"),
         (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--base", "x"], 2, "a BiLSTM has none"),
         (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--learning-rate", "0"], 2, "learning_rate: "),
         (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--label", "x"], 2, "no column 'x'"),
@@ -108,20 +108,20 @@ def test_without_torch_it_says_what_to_install(folder, capsys, monkeypatch):
     assert "pip install '.[coordinator,export]'" in capsys.readouterr().err
 
 
-def test_it_says_on_whose_word_a_promise_rests_or_looks_itself(folder, capsys):
+def test_it_names_the_federation_or_compares_it_itself(folder, capsys):
     federation = party.authority().federation
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
     short = (*SMALL, "--epochs", "1")
     assert run(*given, "--out", folder / "alone", *short) == 0
-    asked = f"for the federation {federation.hex()}; whoever wrote the folder may have made one up"
+    asked = f"only for federation {federation.hex()}, which the folder's author may have invented"
     assert asked in (said := capsys.readouterr().out)
-    assert "compare this with what `coordinator authority status` prints" in said
-    # Standard output is for the program that asked.
+    assert "Compare it with what `coordinator authority status` prints" in said
+    # With --json, standard output holds only the object.
     assert run(*given, "--out", folder / "json", *short, "--json") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["federation"] == federation.hex()
     assert asked in said.err
-    # With an operator's folder, named or lying here, it is compared at once.
+    # With an operator's folder, named or found here, the command compares the federation itself.
     operators_folder(folder / "operator", federation)
     assert run(*given, "--out", folder / "here", *short) == 0
     assert federation.hex() not in capsys.readouterr().out
@@ -133,7 +133,7 @@ def test_it_says_on_whose_word_a_promise_rests_or_looks_itself(folder, capsys):
     assert not (folder / "refused").exists()
 
 
-def test_a_folder_without_signatures_is_downloaded_again_or_promises_nothing(folder, capsys):
+def test_a_folder_without_signatures_is_refused_or_promises_nothing(folder, capsys):
     for path in [*(folder / "corpora").glob("*.sig"), folder / "corpora" / "authorities.json"]:
         path.unlink()
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora", *SMALL, "--epochs", "1")
@@ -143,13 +143,13 @@ def test_a_folder_without_signatures_is_downloaded_again_or_promises_nothing(fol
     assert "download the corpora again" in said
     assert run(*given, "--out", folder / "out", "--unverified") == 0
     said = capsys.readouterr().out
-    assert "120 made-up texts in 2 corpora: no differential privacy guarantee." in said
-    # Nobody's word is in it.
+    assert "120 synthetic texts in 2 corpora: no differential privacy guarantee." in said
+    # Without signatures there is no federation to compare.
     assert "federation" not in said
 
 
 @housed
-async def test_from_the_coordinator_it_takes_what_members_gave(house: House):
+async def test_from_the_coordinator_it_trains_on_released_corpora(house: House):
     tokenizer = word_tokenizer([*COMMON, "lovely"])
     house.store.put(tokenizer)
     job = await house.job(ordering_job(tokenizer=hashlib.sha256(tokenizer).digest()))
@@ -157,7 +157,7 @@ async def test_from_the_coordinator_it_takes_what_members_gave(house: House):
     given = ("finetune", "questions", "--test", str(house.tmp / "test.jsonl"), "--out", str(house.tmp / "out"))
     await house.member("south").status(declined=True)
     _, err = await house.cli(*given, *SMALL, code=4)
-    assert "of those that took part 1 declined and 2 have not answered yet" in err
+    assert "1 of its members declined, and 2 have yet to answer" in err
     await house.member("north").give(job, rows_of(90, 1), chunk=4096)
     vectors = house.tmp / "vectors.txt"
     vectors.write_text("".join(f"{word} {at} 1 0 0 0 0 0 0\n" for at, word in enumerate(["lovely", "film", "sour"])))
@@ -167,17 +167,17 @@ async def test_from_the_coordinator_it_takes_what_members_gave(house: House):
     assert (said["promise"], said["job_document"]) == ("differentially-private", job.digest().hex())
     assert said["labels"] == list(job.labels)
     assert Predictor.load(house.tmp / "out").predict(["it was bad"])[0].label == "b"
-    # In no member's text, but in the job's list; the other one is in neither.
+    # "lovely" is in no member's text but in the job's word list; "sour" is in neither.
     known = json.loads((house.tmp / "out" / "tokenizer.json").read_bytes())["model"]["vocab"]
     assert "lovely" in known
     assert "sour" not in known
 
 
 @housed
-async def test_while_a_job_runs_nobody_is_asked_yet(house: House):
+async def test_it_refuses_while_the_job_runs(house: House):
 
     await house.job(status=JobStatus.RUNNING)
     (house.tmp / "test.jsonl").write_bytes(rows_of(4, 9))
     given = ("finetune", "questions", "--test", str(house.tmp / "test.jsonl"), "--out", str(house.tmp / "out"))
     _, err = await house.cli(*given, code=4)
-    assert "job questions is running, and members are asked for texts once it is finished" in err
+    assert "job questions is running; members release texts only once it is finished" in err

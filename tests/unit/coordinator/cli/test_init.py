@@ -1,4 +1,4 @@
-"""`coordinator init`, `edge_client enrol` and `edge_client doctor` as a person runs them."""
+"""`coordinator init`, `edge_client enrol` and `edge_client doctor`, as a person runs them."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def _app(command):
 
 
 def _run(command, *arguments, stdin=None):
-    """Standard output of a command that succeeds."""
+    """Runs a command that must succeed, and returns its standard output."""
     result = CliRunner().invoke(_app(command), [str(argument) for argument in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -50,12 +50,12 @@ def _fails(command, *arguments, code):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Keys that are made already, one for each place that makes one."""
+    """Existing keys, one for each place that would create one."""
     monkeypatch.setattr("coordinator.pki.new_key", lambda: party.key(6))
     monkeypatch.setattr("coordinator.services.credentials.new_key", lambda: party.key(7))
 
 
-def test_a_federation_is_made_whole(tmp_path, quick):
+def test_init_creates_a_complete_federation(tmp_path, quick):
     directory = tmp_path / "fed"
     now = datetime.now(UTC)
     out = _run(init, directory, "--host", "fed.example.org", "--host", "10.0.0.1", "--federation-port", 9441)
@@ -69,7 +69,7 @@ def test_a_federation_is_made_whole(tmp_path, quick):
     assert (config.enrolment_port, config.federation_port, config.metrics_port) == (7440, 9441, 7442)
     assert folder.database.exists()
     assert folder.store.is_dir()
-    # The server's certificate is ready, and need not be made again.
+    # The server's certificate is ready, and needs no renewal.
     assert not refresh_server_certificate(folder, config, authority, now + timedelta(minutes=1))
 
     operator = load_operator(folder.operator)
@@ -102,7 +102,7 @@ def test_nothing_in_the_folder_is_open_to_others(tmp_path, quick):
         assert path.parent.stat().st_mode & 0o777 == 0o700, path
 
 
-def test_without_a_host_it_says_that_only_this_machine_can_join(tmp_path, quick):
+def test_without_a_host_only_this_machine_can_join(tmp_path, quick):
     assert "Members on other machines cannot join yet" in _run(init, tmp_path / "fed")
     assert load_config(tmp_path / "fed", {}).advertise == ("localhost", "127.0.0.1")
 
@@ -114,7 +114,7 @@ def test_json(tmp_path, quick):
     assert len(made["federation"]) == 64
 
 
-def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path, quick):
+def test_a_folder_with_content_is_refused_and_not_changed(tmp_path, quick):
     directory = tmp_path / "fed"
     directory.mkdir()
     (directory / "thesis.txt").write_text("do not lose")
@@ -122,7 +122,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path, quick
     assert [path.name for path in directory.iterdir()] == ["thesis.txt"]
 
 
-def test_an_empty_folder_or_a_fresh_volume_is_fine(tmp_path, quick):
+def test_an_empty_folder_or_a_fresh_volume_is_accepted(tmp_path, quick):
     directory = tmp_path / "fed"
     (directory / "lost+found").mkdir(parents=True)
     _run(init, directory)
@@ -141,12 +141,12 @@ def test_a_second_init_is_refused(tmp_path, quick):
     [
         (["--host", "fed.example.org:7441"], "without a port"),
         (["--host", "a", "--host", "a"], "twice"),
-        (["--operator", "The Operator"], "no operator's name"),
+        (["--operator", "The Operator"], "not a valid operator name"),
         (["--authority-cert", "ca.pem"], "belong together"),
         (["--authority-cert", "nowhere.pem", "--authority-key", "nowhere.key"], "cannot be read"),
     ],
 )
-def test_mistakes_are_named_and_leave_nothing(tmp_path, quick, arguments, sentence):
+def test_mistakes_are_named_and_leave_no_folder(tmp_path, quick, arguments, sentence):
     assert sentence in _fails(init, tmp_path / "fed", *arguments, code=ExitCode.USAGE)
     assert not (tmp_path / "fed").exists()
 
@@ -159,7 +159,7 @@ def test_an_institutions_authority(tmp_path, quick, authority):
     assert made["federation"] == authority.federation.hex()
 
 
-def test_a_failure_half_way_leaves_nothing(tmp_path, quick, monkeypatch):
+def test_a_failure_halfway_leaves_nothing_behind(tmp_path, quick, monkeypatch):
     def broken(url):
         raise RuntimeError("no database today")
 
@@ -176,7 +176,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, quick, monkeypatch):
 # ---- the member's side ---------------------------------------------------------------------------------------------
 
 
-def test_enrol_fails_with_a_sentence_and_a_code(tmp_path):
+def test_enrol_fails_with_a_sentence_and_an_exit_code(tmp_path):
     assert "not a join token" in _fails(enrol, "hello", "--home", tmp_path / "home", code=ExitCode.USAGE)
     token = JoinToken.create(
         address="coordinator.invalid:7440",
@@ -198,7 +198,7 @@ def test_a_token_can_come_from_standard_input_or_the_environment(tmp_path, monke
         _run(enrol, "--home", tmp_path / "home")
 
 
-def test_doctor_prints_a_line_a_check_and_ends_with_the_failing_ones_code(tmp_path, monkeypatch):
+def test_doctor_prints_a_line_per_check_and_exits_with_the_failure(tmp_path, monkeypatch):
     monkeypatch.setenv("TACIT_HOME", str(tmp_path / "nothing"))
     result = CliRunner().invoke(_app(doctor), [])
     assert result.exit_code == ExitCode.NOT_FOUND
@@ -214,12 +214,12 @@ def test_doctor_prints_a_line_a_check_and_ends_with_the_failing_ones_code(tmp_pa
     assert answer["checks"][0]["status"] == "fail"
 
 
-def test_doctor_ends_with_nought_where_all_is_well(tmp_path, folder):
-    """In a process of its own: the command runs a loop, and so does the server here."""
+def test_doctor_exits_with_0_if_all_is_well(tmp_path, folder):
+    """The command runs in its own process, as both it and the server here run an event loop."""
     code = "from tests.unit.coordinator.cli.test_init import _app, doctor; _app(doctor)()"
 
     async def run():
-        # The command looks at the machine's clock, not at the one moment that this run's certificates were made in.
+        # The command uses the machine's clock, not the moment at which this run's certificates were issued.
         service = FederationPort(load_root(folder), clock=lambda: datetime.now(UTC))
         async with serving(folder, service) as port:
             home = party.member_home(tmp_path / "home", f"localhost:{port.port}")
@@ -234,6 +234,6 @@ def test_doctor_ends_with_nought_where_all_is_well(tmp_path, folder):
 
 
 @pytest.mark.parametrize("module", ["coordinator.cli.init", "edge_client.cli.enrol", "edge_client.cli.doctor"])
-def test_commands_import_what_is_heavy_only_when_they_run(module):
+def test_commands_import_heavy_modules_only_when_they_run(module):
     code = f"import sys, {module}\nsys.exit(any(name in sys.modules for name in ('grpc', 'cryptography', 'pydantic')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

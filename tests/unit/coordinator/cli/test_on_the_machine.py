@@ -1,4 +1,4 @@
-"""Commands on the coordinator's own machine, beside the server: the right database, the right user, in the log."""
+"""Commands on the coordinator's own machine: they use the right database and user, and the server logs them."""
 
 import asyncio
 import itertools
@@ -29,12 +29,12 @@ from toolkit.console import CommandFailed, ExitCode
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
-    """Keys of this run; and a command's own settings of the log stay out of this process."""
+    """Reuses keys of this test run, and keeps the commands' log settings out of this process."""
     monkeypatch.setattr("toolkit.logs.configure", lambda *_: None)
     structlog.reset_defaults()
     for where in ("coordinator.operators", "coordinator.services.credentials"):
         monkeypatch.setattr(f"{where}.new_key", lambda: party.key(6))
-    # Every authority has a key of its own.
+    # Every authority has its own key.
     numbers = itertools.count(6)
     monkeypatch.setattr("coordinator.pki.new_key", lambda: party.key(next(numbers)))
 
@@ -71,8 +71,8 @@ def _words(fed, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_would_work_on_another_database_is_refused(fed, tmp_path, monkeypatch, name):
-    """The server has its URL in its environment; this shell has not, or another one."""
+def test_a_command_on_another_database_is_refused(fed, tmp_path, monkeypatch, name):
+    """The server's environment has the URL, but this shell has none or another one."""
     other = f"sqlite:///{tmp_path / 'other.db'}"
     monkeypatch.setenv("TACIT_DATABASE_URL", other)
     said = _run(*_words(fed, name), code=ExitCode.FAILED)
@@ -86,7 +86,7 @@ def test_a_command_that_would_work_on_another_database_is_refused(fed, tmp_path,
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "restore", "init"])
-def test_another_user_than_the_folders_is_told_the_command(fed, monkeypatch, name):
+def test_a_user_other_than_the_owner_is_told_what_to_run(fed, monkeypatch, name):
     words = ["restore", "nowhere", "--dir", str(fed)] if name == "restore" else ["init", str(fed)]
     words = _words(fed, name) if name in COMMANDS else words
     before = sorted(fed.rglob("*"))
@@ -94,11 +94,11 @@ def test_another_user_than_the_folders_is_told_the_command(fed, monkeypatch, nam
     monkeypatch.setattr(sys, "argv", ["coordinator", "with a space"])
     said = _run(*words, code=ExitCode.USAGE)
     assert "sudo -u " in said
-    assert said.endswith("coordinator 'with a space'")
+    assert said.endswith("coordinator 'with a space'`")
     assert sorted(fed.rglob("*")) == before
 
 
-def test_a_restore_goes_where_the_server_looks_or_is_told_that_it_moves(fed, tmp_path, monkeypatch):
+def test_a_restore_to_another_database_needs_new_database(fed, tmp_path, monkeypatch):
     backup = tmp_path / "backup"
     _run("backup", backup, "--dir", fed)
     monkeypatch.setenv("TACIT_DATABASE_URL", f"sqlite:///{tmp_path / 'other.db'}")
@@ -108,11 +108,11 @@ def test_a_restore_goes_where_the_server_looks_or_is_told_that_it_moves(fed, tmp
     _run(*restore, "--new-database")
     assert _mark(fed).place.endswith("other.db")
     monkeypatch.delenv("TACIT_DATABASE_URL")
-    # The one that it came from is another one from now on.
+    # The original database is now the wrong one.
     assert "set TACIT_DATABASE_URL" in _run("operator", "list", "--dir", fed, code=ExitCode.FAILED)
 
 
-def test_a_restore_beside_the_server_is_told_to_end_it(fed, tmp_path):
+def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):
     backup = tmp_path / "backup"
     _run("backup", backup, "--dir", fed)
     database = open_database(load_config(fed).database_url, sole=True)
@@ -122,7 +122,7 @@ def test_a_restore_beside_the_server_is_told_to_end_it(fed, tmp_path):
     assert "of its own" not in said
 
 
-def test_init_says_where_the_database_is_and_makes_no_other(tmp_path, monkeypatch):
+def test_init_names_the_database_and_creates_no_other(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     monkeypatch.setenv("TACIT_DATABASE_URL", url)
     said = _run("init", tmp_path / "one")
@@ -139,7 +139,7 @@ def test_init_says_where_the_database_is_and_makes_no_other(tmp_path, monkeypatc
     assert not (tmp_path / "three").exists()
 
 
-def test_a_lost_database_is_no_federation_without_members(tmp_path, monkeypatch):
+def test_a_lost_database_does_not_become_an_empty_federation(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             identity = await house.enrol("north", 2, monkeypatch)
@@ -150,10 +150,10 @@ def test_a_lost_database_is_no_federation_without_members(tmp_path, monkeypatch)
             async with housed(tmp_path, monkeypatch, again=True):
                 pass
         assert not path.exists()
-        # Asked for, it begins anew; and then the old one is not the folder's any more.
+        # With --new-database it starts over, and then the old database no longer belongs to the folder.
         again = housed(tmp_path, monkeypatch, again=True, new_database=True)
         async with again as house, house.stub(identity) as stub:
-            with pytest.raises(grpc.aio.AioRpcError, match="knows no member north") as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match="has no member north") as refused:
                 await stub.OpenJobs(pb.OpenJobsRequest())
             assert reason_of(refused.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
             assert "revoked" not in refused.value.details()
@@ -170,7 +170,7 @@ def test_a_lost_database_is_no_federation_without_members(tmp_path, monkeypatch)
 
 @pytest.fixture
 def looked(monkeypatch):
-    """Waits until a look of upkeep's that began after the call has ended."""
+    """Returns a function that waits for the end of an upkeep check that began after the call."""
     real, queues = Upkeep.look, []
 
     async def look(self, **which):
@@ -189,7 +189,7 @@ def looked(monkeypatch):
     return wait
 
 
-def test_what_is_done_beside_the_server_is_in_its_log_its_metrics_and_its_mark(tmp_path, monkeypatch, looked):
+def test_the_server_logs_and_counts_what_commands_beside_it_do(tmp_path, monkeypatch, looked):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             where = ("--dir", str(house.folder.path))
@@ -205,7 +205,7 @@ def test_what_is_done_beside_the_server_is_in_its_log_its_metrics_and_its_mark(t
                 await asyncio.to_thread(_run, "operator", "issue", "anna", "--out", str(tmp_path / "anna"), *where)
                 await looked()
                 assert told(logs) == [await head()]
-                # What the server wrote itself it tells by itself, where it matters.
+                # Entries that the server wrote itself cause no journal_head line.
                 now_ms = int(datetime.now(UTC).timestamp() * 1000)
                 await house.database.run(lambda s: records.note(s, "member_enrolled", "east", now_ms))
                 await looked()
@@ -215,7 +215,7 @@ def test_what_is_done_beside_the_server_is_in_its_log_its_metrics_and_its_mark(t
                 before = _figure(house, "backup_timestamp_seconds")
                 await asyncio.to_thread(_run, "backup", str(tmp_path / "backup"), *where)
                 await looked()
-                # Said by the command, whose log nobody keeps, and by the server.
+                # Both the command, whose log nobody keeps, and the server log the head.
                 assert told(logs) == [await head()] * 2
             (made,) = await house.journal("backup_made")
             assert (before, _figure(house, "backup_timestamp_seconds")) == (0.0, made.at_ms / 1000)
@@ -225,7 +225,7 @@ def test_what_is_done_beside_the_server_is_in_its_log_its_metrics_and_its_mark(t
     asyncio.run(scenario())
 
 
-def test_there_is_no_end_of_a_next_authority_once_it_is_the_only_one(tmp_path, monkeypatch, looked):
+def test_the_next_authoritys_expiry_metric_ends_with_retirement(tmp_path, monkeypatch, looked):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             series = 'certificate_expires_timestamp_seconds{kind="next_authority"}'
@@ -238,7 +238,7 @@ def test_there_is_no_end_of_a_next_authority_once_it_is_the_only_one(tmp_path, m
 
 
 def _figure(house, series):
-    """Of the page that Prometheus reads; None where the series is not on it."""
+    """Returns a value from the page that Prometheus reads, or None if the series is not on it."""
     for line in generate_latest(house.serving.metrics.registry).decode().splitlines():
         name, _, value = line.rpartition(" ")
         if name == f"tacit_coordinator_{series}":

@@ -1,4 +1,4 @@
-"""Which strangers stay and who is passed on next: the rules by themselves, with a clock of the test's own."""
+"""Which strangers may stay and which is forwarded next: the rules alone, with a test clock."""
 
 import math
 
@@ -14,7 +14,7 @@ from coordinator.services.rate_limit import address_of
 from tests.support.clock import Clock
 
 
-def test_a_network_has_its_share_and_no_more():
+def test_a_network_gets_its_share_and_no_more():
     hall = Hall(total=10, per_network=3)
     assert [hall.admit("a", number) for number in range(3)] == [Admitted()] * 3
     assert hall.admit("a", 3) == "network_full"
@@ -24,22 +24,22 @@ def test_a_network_has_its_share_and_no_more():
     assert len(hall) == 3
 
 
-def test_in_a_full_hall_a_newcomer_takes_the_oldest_place_of_whoever_holds_most():
+def test_in_a_full_hall_the_largest_network_loses_its_oldest_place():
     hall = Hall(total=4, per_network=4)
     for number in range(3):
         hall.admit("many", number)
     hall.admit("one", "first")
     assert hall.admit("new", "n") == Admitted(displaced=0)
-    # Now 2, 1, 1: a second of `new` would leave it with no fewer than `many` has.
+    # The networks hold 2, 1 and 1. A second connection would give `new` more than `many` would have left.
     assert hall.admit("new", "n2") == "all_full"
     assert hall.admit("many", 3) == "all_full"
     assert hall.admit("newer", "m") == Admitted(displaced=1)
-    # Everybody has one: nobody is displaced by his equal.
+    # Every network has one connection, and equals do not displace each other.
     assert hall.admit("newest", "l") == "all_full"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.booleans()), max_size=200), st.integers(1, 12))
-def test_bounds_hold_and_a_network_with_none_gets_in_while_there_are_fewer_networks_than_places(steps, total):
+def test_bounds_hold_and_a_new_network_gets_in_while_networks_are_few(steps, total):
     hall, held, number = Hall(total, per_network=5), {}, 0
     for network, leaves in steps:
         own = held.setdefault(network, [])
@@ -104,11 +104,11 @@ def test_a_strangers_address_survives_the_relay(host, peer, counted):
 
 
 @pytest.mark.parametrize("peer", ["ipv4:192.0.2.1:50123", "unix:", "unix:/tmp/x/enrolment", "", "ipv4:7@1.2.3.4:5"])
-def test_another_peer_is_left_as_it_is(peer):
+def test_a_peer_not_from_the_relay_stays_unchanged(peer):
     assert peer_of(peer) == peer
 
 
-def test_a_bucket_that_is_asked_for_more_than_it_holds_gives_all_of_it():
+def test_a_request_beyond_the_burst_costs_a_full_bucket():
     clock = Clock()
     buckets = Buckets(clock, Allowance(burst=10, rate=1), keys=2)
     assert buckets.take("a", 500) == 0
@@ -121,10 +121,10 @@ def test_a_bucket_that_is_asked_for_more_than_it_holds_gives_all_of_it():
 
 
 @pytest.mark.parametrize("limit", [64, 256, 1024, 4096, 65536, 2**20])
-def test_strangers_never_get_more_than_a_quarter_of_the_files(limit):
+def test_strangers_get_at_most_a_quarter_of_the_open_files(limit):
     files = divide(limit, 512, members=100)
     assert 1 <= files.enrolment <= min(512, limit // 4)
-    # The relay holds two for each.
+    # The relay holds two files for each connection.
     assert 2 * files.enrolment + 64 <= limit or files.enrolment == 1
     if limit > 256:
         assert files.enrolment + files.federation * 3 // 2 + FILES_OF_ITS_OWN <= limit

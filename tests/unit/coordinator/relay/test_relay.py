@@ -1,4 +1,4 @@
-"""The relay before enrolment, as the process it is, with a server of the test's own behind it."""
+"""The relay before enrolment, as a real process with a test server behind it."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from coordinator.relay.names import peer_of
 from coordinator.relay.supervisor import RelayFailed, Supervisor, listen, socket_folder
 from tests.support.processes import within_patience
 
-# The head of a ClientHello, and a body.
+# The header of a TLS handshake record, and a body.
 RECORD = b"\x16\x03\x01\x00\x04body"
 
 
 class Behind:
-    """A relay, and a server that answers what it is sent, in capitals."""
+    """A relay, and a server that answers with what it receives, in capitals."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def relayed(test=None, **how):
 
 
 @relayed
-async def test_bytes_pass_both_ways_and_the_server_knows_the_stranger(behind):
+async def test_bytes_pass_both_ways_and_the_server_sees_the_address(behind):
     async with behind.stranger("127.0.0.9") as (reader, writer):
         port = writer.get_extra_info("sockname")[1]
         assert await answered((reader, writer)) == RECORD.upper()
@@ -116,7 +116,7 @@ async def test_bytes_pass_both_ways_and_the_server_knows_the_stranger(behind):
 
 
 @relayed(hello_seconds=0.3)
-async def test_who_speaks_no_tls_or_too_slowly_never_reaches_the_server(behind):
+async def test_strangers_without_tls_or_too_slow_never_reach_the_server(behind):
     async with behind.stranger() as garbage, behind.stranger() as slow, behind.stranger() as silent:
         garbage[1].write(b"GET / HTTP/1.1\r\n\r\n")
         slow[1].write(RECORD[:7])
@@ -127,26 +127,26 @@ async def test_who_speaks_no_tls_or_too_slowly_never_reaches_the_server(behind):
 
 
 @relayed(total=6, per_network=4)
-async def test_strangers_are_capped_and_displaced_by_who_holds_fewer(behind):
+async def test_a_network_is_capped_and_displaced_by_smaller_ones(behind):
     async with contextlib.AsyncExitStack() as stack:
         flood = [await stack.enter_async_context(behind.stranger("127.0.0.2")) for _ in range(4)]
         for each in flood:
             assert await answered(each) == RECORD.upper()
-        # It is closed so early that already dialling may say so.
+        # The relay closes it so early that connecting may already fail.
         with contextlib.suppress(ConnectionError):
             one_too_many = await stack.enter_async_context(behind.stranger("127.0.0.2"))
             assert await ended(one_too_many[0])
         others = [await stack.enter_async_context(behind.stranger(f"127.0.0.{number}")) for number in (3, 4, 5)]
         for each in others:
             assert await answered(each) == RECORD.upper()
-        # The third newcomer found six: the oldest of the four had to go.
+        # The third newcomer found a full hall of six, so the oldest of the four was displaced.
         assert await ended(flood[0][0])
         await behind.until(lambda: (behind.counts["network_full"], behind.counts["displaced"]) == (1, 1))
         assert behind.open == 6
 
 
 @relayed(life_seconds=0.5)
-async def test_a_visit_ends(behind):
+async def test_a_connection_has_a_maximum_lifetime(behind):
     async with behind.stranger() as stranger:
         assert await answered(stranger) == RECORD.upper()
         assert await ended(stranger[0])
@@ -154,7 +154,7 @@ async def test_a_visit_ends(behind):
 
 
 @relayed
-async def test_a_stranger_that_sends_without_end_is_cut(behind):
+async def test_a_stranger_that_sends_too_much_is_disconnected(behind):
     async with behind.stranger() as (reader, writer):
         writer.write(RECORD)
 
@@ -183,7 +183,7 @@ async def test_handshakes_are_paced(behind):
 
 
 @relayed
-async def test_a_relay_that_is_killed_comes_back_on_the_same_port(behind):
+async def test_a_killed_relay_restarts_on_the_same_port(behind):
     before = behind.relay._process.pid
     os.kill(before, signal.SIGKILL)
     # Connections wait in the port's queue meanwhile.
@@ -194,7 +194,7 @@ async def test_a_relay_that_is_killed_comes_back_on_the_same_port(behind):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104  what is tested
-def test_a_wildcard_means_both_families(host):
+def test_a_wildcard_covers_ipv4_and_ipv6(host):
     async def scenario() -> None:
         async with Behind().serving(host) as behind:
             for source, to in (("127.0.0.1", "127.0.0.1"), ("::1", "::1")):
@@ -205,8 +205,8 @@ def test_a_wildcard_means_both_families(host):
     asyncio.run(scenario())
 
 
-def test_tls_runs_through_it_unopened():
-    """A ClientHello of OpenSSL's passes; whole handshakes are test_strangers.py's."""
+def test_the_relay_forwards_tls_unchanged():
+    """OpenSSL's ClientHello passes. `test_strangers.py` tests whole handshakes."""
     received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     hello = context.wrap_bio(received, to_send, server_hostname="localhost")
@@ -223,7 +223,7 @@ def test_tls_runs_through_it_unopened():
     asyncio.run(scenario())
 
 
-def test_the_relay_ends_with_a_parent_that_was_killed_and_lets_go_of_the_port():
+def test_the_relay_ends_with_its_killed_parent_and_frees_the_port():
     code = (
         "import asyncio, sys\n"
         "from coordinator.relay.supervisor import Supervisor, listen, socket_folder\n"
@@ -250,7 +250,7 @@ def test_the_relay_ends_with_a_parent_that_was_killed_and_lets_go_of_the_port():
     asyncio.run(again())
 
 
-def test_the_relay_knows_neither_grpc_nor_keys_nor_the_database():
+def test_the_relay_loads_neither_grpc_nor_keys_nor_the_database():
     code = "import sys, coordinator.relay.process; print(' '.join(sys.modules))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -273,7 +273,7 @@ def test_no_secret_of_the_environment_reaches_the_relay(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_a_relay_that_does_not_start_is_said(monkeypatch):
+def test_a_relay_that_does_not_start_is_an_error(monkeypatch):
     monkeypatch.setattr(supervisor.sys, "executable", "/nonexistent")
 
     async def scenario() -> None:

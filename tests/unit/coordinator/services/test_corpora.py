@@ -1,4 +1,4 @@
-"""Made-up text on its way in: over real connections, with a real database, store and disk."""
+"""Members upload corpora over real connections, with a real database, store and disk."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ MEMBERS = tuple(KEYS)
 
 
 class House:
-    """A coordinator with four enrolled members, and jobs that are over."""
+    """A coordinator with four enrolled members and finished jobs."""
 
     def __init__(self, tmp_path) -> None:
         self.tmp = tmp_path
@@ -78,7 +78,7 @@ class House:
             await self._enrol(name, certificate.public_bytes(serialization.Encoding.DER))
 
     async def serve(self) -> None:
-        """What a process does when it starts, but for the jobs that are over."""
+        """Starts as a new process does, except for the finished jobs."""
         anchors = Anchors(self.book)
         self.runtime = Runtime(self.database, self.store, self.metrics, self.book.trust, self.spool)
         self.server = grpc.aio.server(options=server_options())
@@ -116,7 +116,7 @@ class House:
         await self.serve()
 
     async def another_authority(self) -> None:
-        """What `coordinator authority rotate` and `retire` do, and a restart: the first one is trusted no more."""
+        """Does what `coordinator authority rotate` and `retire` do, and restarts; then the first one is untrusted."""
         now, config = datetime.now(UTC), load_config(self.folder.path)
         authority.rotate(self.folder, now=now, own=party.authority(1))
         self.book = authority.retire(self.folder, now=now)
@@ -133,14 +133,14 @@ class House:
         await desk.record(f"t-{name}", name, (der,), now + timedelta(days=1), "0.1.0", now)
 
     async def job(self, document=None, survivors=("north", "south", "east"), **how):
-        """A job that is over unless told otherwise."""
+        """Stores a job, which is finished by default."""
         document = ordering_job() if document is None else document
         self.store.put(document.canonical())
         await self.database.run(lambda s: finished_job(s, document, survivors, **how))
         return document
 
     def open_partials(self) -> list[str]:
-        """Partial files that this process holds open."""
+        """Returns the partial files that this process holds open."""
         held = []
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):
@@ -148,7 +148,7 @@ class House:
         return [path for path in held if path.startswith(str(self.spool / "corpora"))]
 
     def blobs(self) -> set[str]:
-        """Digests of all that is stored."""
+        """Returns the digests of all stored blobs."""
         return {path.name for path in (self.tmp / "store").rglob("*") if path.is_file() and len(path.name) == 64}
 
     def member(self, name: str) -> "Member":
@@ -165,7 +165,7 @@ class House:
         return self.channels[-1]
 
     async def cli(self, *arguments: str, code: int = 0) -> tuple[str, str]:
-        """One command of the operator, as a process of its own."""
+        """Runs one of the operator's commands in its own process."""
         folder = self.tmp / "operator"
         if not folder.exists():
             folder.mkdir(mode=0o700)
@@ -217,7 +217,7 @@ class Member:
         return await self.stub.CorpusStatus(pb.CorpusRef(job=job, **more), timeout=20)
 
     async def until_arrived(self, data, size):
-        """Returns once so much of a file has arrived."""
+        """Waits until `size` bytes of a file have arrived."""
         async with asyncio.timeout(20):
             while (await self.status(data=data)).received < size:
                 pass
@@ -241,7 +241,7 @@ class Member:
         body = data[offset:until] if sent is None else sent
         try:
             with contextlib.suppress(asyncio.InvalidStateError):
-                # A call that is over takes no more: the answer says why.
+                # A finished call accepts no more writes, and its answer says why.
                 await call.write(pb.CorpusUpload(header=header))
                 for at in range(0, len(body), chunk):
                     await call.write(pb.CorpusUpload(data=body[at : at + chunk]))
@@ -250,7 +250,7 @@ class Member:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.INTERNAL or reason_of(error)[0] is not None:
                 raise
-            # It ended while it was written to, and gRPC has lost the answer: as any client, ask.
+            # The call ended during a write and gRPC lost the answer, so ask for it as any client does.
             return await self.stub.CorpusStatus(header.ref, timeout=20)
 
 
@@ -291,11 +291,11 @@ INVALID = Reason.REASON_CORPUS_INVALID
 INCOMPLETE = Reason.REASON_UPLOAD_INCOMPLETE
 
 
-# ---- the way of a file
+# ---- the path of a file
 
 
 @housed
-async def test_a_file_is_asked_for_given_and_kept_with_where_it_comes_from(house):
+async def test_a_file_is_wanted_uploaded_and_kept_with_its_provenance(house):
     job, north = await house.job(), house.member("north")
     asked = await north.status()
     assert (asked.reason, asked.received, asked.complete) == (WANTED, 0, False)
@@ -304,7 +304,7 @@ async def test_a_file_is_asked_for_given_and_kept_with_where_it_comes_from(house
     assert (given.reason, given.received, given.complete) == (WANTED, len(FILE), True)
     for status in (await north.status(), await north.status(data=FILE)):
         assert (status.reason, status.received, status.complete) == (WANTED, len(FILE), True)
-    # It is a blob, and the row says whose, with all that proves it.
+    # It is a blob, and its row names the member and holds the proof.
     digest = hashlib.sha256(FILE).digest()
     assert house.store.get(digest) == FILE
     kept = await house.database.run(lambda s: records.corpus_of(s, "questions", "north"))
@@ -322,27 +322,27 @@ async def test_a_file_is_asked_for_given_and_kept_with_where_it_comes_from(house
     }
     assert house.metrics.value("corpora_total", job="questions", outcome="received") == 1
     assert house.metrics.value("bytes_total", direction="in", channel="corpus") == len(FILE)
-    # Giving it again changes nothing, and sends nothing.
+    # Uploading it again changes nothing, and sends nothing.
     again = await north.give(job, FILE, sent=b"")
     assert (again.complete, again.received) == (True, len(FILE))
     assert len(await house.rows()) == 1
 
 
 @housed
-async def test_an_upload_that_is_cut_goes_on_where_it_stopped_also_after_a_restart(house):
+async def test_an_interrupted_upload_continues_even_after_a_restart(house):
     job, north = await house.job(), house.member("north")
     cut = await north.give(job, FILE, until=30)
     refused(cut, INCOMPLETE, "30 of")
     assert cut.received == 30
     assert (await north.status(data=FILE)).received == 30
-    # Not from anywhere else.
+    # It continues from nowhere else.
     wrong = await north.give(job, FILE, offset=20)
-    refused(wrong, INCOMPLETE, "goes on at byte 30, not 20")
+    refused(wrong, INCOMPLETE, "continues at byte 30, not 20")
     assert wrong.received == 30
     await house.restart()
     north = house.member("north")
     assert (await north.status(data=FILE)).received == 30
-    # A connection that breaks leaves what has arrived.
+    # Bytes that arrived survive a broken connection.
     call = north.stub.UploadCorpus(timeout=20)
     await call.write(pb.CorpusUpload(header=north.header(job, FILE, offset=30)))
     await call.write(pb.CorpusUpload(data=FILE[30:60]))
@@ -353,14 +353,14 @@ async def test_an_upload_that_is_cut_goes_on_where_it_stopped_also_after_a_resta
 
 
 @housed
-async def test_a_partial_file_has_one_place_and_gives_way_to_another_file(house):
+async def test_a_member_has_one_partial_file_and_another_replaces_it(house):
     job, north = await house.job(), house.member("north")
     await north.give(job, FILE, until=30)
     assert house.partials() == [hashlib.sha256(FILE).hexdigest()]
     await north.give(job, OTHER, until=5)
     assert house.partials() == [hashlib.sha256(OTHER).hexdigest()]
     assert (await north.status(data=FILE)).received == 0
-    # Another member's is its own, also of the same file.
+    # Another member has its own partial file, even of the same file.
     south = house.member("south")
     await south.give(job, OTHER, until=9)
     assert (await north.status(data=OTHER)).received == 5
@@ -368,7 +368,7 @@ async def test_a_partial_file_has_one_place_and_gives_way_to_another_file(house)
 
 
 @housed
-async def test_partial_files_that_nobody_goes_on_with_are_deleted_at_a_start(house):
+async def test_stale_partial_files_are_deleted_at_a_start(house):
     job, north = await house.job(), house.member("north")
     await north.give(job, FILE, until=30)
     (partial,) = (house.spool / "corpora").glob("*/*/*")
@@ -382,22 +382,22 @@ async def test_partial_files_that_nobody_goes_on_with_are_deleted_at_a_start(hou
 
 
 @housed
-async def test_the_newest_of_one_members_uploads_goes_on_alone(house):
+async def test_only_the_newest_upload_of_a_member_continues(house):
     job, north = await house.job(), house.member("north")
     first = north.stub.UploadCorpus(timeout=20)
     await first.write(pb.CorpusUpload(header=north.header(job, FILE)))
     await first.write(pb.CorpusUpload(data=FILE[:30]))
     await north.until_arrived(FILE, 30)
-    # Back over another connection, while the first call is not known dead.
+    # The member is back on another connection before the first call is known to be dead.
     second = await house.member("north").give(job, FILE, offset=30)
     assert second.complete
-    # It need not send anything more to hear of it.
-    refused(await first, INCOMPLETE, "another upload of this member has begun")
+    # The first call learns of it without sending anything more.
+    refused(await first, INCOMPLETE, "this member began a newer upload")
     assert len(await house.rows()) == 1
 
 
 @housed
-async def test_uploads_that_wait_hold_no_file_and_older_ones_end(house):
+async def test_waiting_uploads_hold_no_file_and_older_ones_end(house):
     job, north = await house.job(), house.member("north")
     calls = []
     for _ in range(20):
@@ -406,7 +406,7 @@ async def test_uploads_that_wait_hold_no_file_and_older_ones_end(house):
     *older, newest = calls
     told = await asyncio.wait_for(asyncio.gather(*older), 30)
     for receipt in told:
-        refused(receipt, INCOMPLETE, "another upload of this member has begun")
+        refused(receipt, INCOMPLETE, "this member began a newer upload")
     await newest.write(pb.CorpusUpload(data=FILE[:30]))
     await north.until_arrived(FILE, 30)
     assert house.open_partials() == []
@@ -416,7 +416,7 @@ async def test_uploads_that_wait_hold_no_file_and_older_ones_end(house):
 
 
 @housed
-async def test_nothing_is_waited_for_without_end(house):
+async def test_every_wait_for_a_member_ends(house):
     job, north = await house.job(), house.member("north")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(corpora_service, "_CHUNK_SECONDS", 0.5)
@@ -424,7 +424,7 @@ async def test_nothing_is_waited_for_without_end(house):
         await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
         await call.write(pb.CorpusUpload(data=FILE[:30]))
         told = await call
-        refused(told, INCOMPLETE, "nothing came for")
+        refused(told, INCOMPLETE, "nothing arrived for")
         assert told.received == 30
         patched.setattr(house.servicer._transfers, "_first_seconds", 0.1)
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -445,8 +445,8 @@ async def test_the_same_file_twice_at_once_counts_once(house):
 
 
 @housed
-async def test_what_becomes_of_a_whole_file_does_not_hang_on_the_call(house):
-    """The member vanishes while its file is judged: the verdict stands when it asks again, or the process has ended."""
+async def test_the_verdict_on_a_complete_file_does_not_depend_on_the_call(house):
+    """A member vanishes while its file is judged. The verdict is there when it asks again, or the process has ended."""
     job, north = await house.job(), house.member("north")
     judging, go_on = asyncio.Event(), asyncio.Event()
     arrived = Corpora._arrived
@@ -455,7 +455,7 @@ async def test_what_becomes_of_a_whole_file_does_not_hang_on_the_call(house):
     async def slow(self, *how):
         nonlocal asked
         asked += 1
-        if asked == 2:  # The first is of the header.
+        if asked == 2:  # The first one is for the header.
             judging.set()
             await go_on.wait()
         return await arrived(self, *how)
@@ -474,8 +474,8 @@ async def test_what_becomes_of_a_whole_file_does_not_hang_on_the_call(house):
 
 
 @housed
-async def test_what_the_disk_lost_is_sent_again_and_refuses_nobody(house):
-    """After a power failure, what was written last may read as zeros: the member sent right."""
+async def test_bytes_that_the_disk_lost_are_requested_again(house):
+    """After a power failure the last bytes may read as zeros, although the member sent the right ones."""
     job, north = await house.job(), house.member("north")
     for spoilt in (bytes(30), FILE[:20] + b"x" * 10):
         await north.give(job, FILE, until=30)
@@ -484,7 +484,7 @@ async def test_what_the_disk_lost_is_sent_again_and_refuses_nobody(house):
         await house.restart()
         north = house.member("north")
         told = await north.give(job, FILE, offset=30)
-        refused(told, INCOMPLETE, "from its first byte")
+        refused(told, INCOMPLETE, "from byte 0")
         assert told.received == 0
         asked = await north.status(data=FILE)
         assert (asked.reason, asked.received) == (WANTED, 0)
@@ -493,37 +493,37 @@ async def test_what_the_disk_lost_is_sent_again_and_refuses_nobody(house):
 
 
 @housed
-async def test_a_rule_that_the_announced_bytes_break_is_told_however_they_came(house):
+async def test_a_broken_rule_is_named_in_one_call_or_in_several(house):
     job, north = await house.job(), house.member("north")
     data = corpus_file([("x", "a"), ("y", "c")])
     how = {"labels": (LabelCount(label="a", rows=2),)}
     await north.give(job, data, until=30, **how)
     refused(await north.give(job, data, offset=30, **how), INVALID, "line 2 has a label")
-    # Wrong bytes are the member's own where one call carried them all, the disk's else: so much and no more is asked.
+    # Wrong bytes are the member's fault if one call carried them all. Otherwise they may be the disk's.
     wrong = FILE[:30] + FILE[30:].replace(b"bad", b"sad")
     await north.give(job, FILE, until=30)
-    refused(await north.give(job, FILE, offset=30, sent=wrong[30:]), INCOMPLETE, "from its first byte")
-    refused(await north.give(job, FILE, sent=wrong), INVALID, "does not have the digest that was announced")
+    refused(await north.give(job, FILE, offset=30, sent=wrong[30:]), INCOMPLETE, "from byte 0")
+    refused(await north.give(job, FILE, sent=wrong), INVALID, "do not have the announced digest")
     assert house.partials() == []
 
 
-# ---- who may give, and when
+# ---- who may upload, and when
 
 
 @housed
-async def test_only_who_took_part_in_a_finished_job_that_orders_it_gives_anything(house):
+async def test_only_members_of_a_finished_job_that_orders_text_may_upload(house):
     cases = {
         "west": (await house.job(), "west took part in no sum"),
         "running": (
             await house.job(ordering_job(name="running"), status=JobStatus.RUNNING),
-            "is running: made-up text is taken once it is finished",
+            "is running; the coordinator accepts synthetic text once it is finished",
         ),
         "paused": (await house.job(ordering_job(name="paused"), status=JobStatus.PAUSED), "is paused"),
         "aborted": (await house.job(ordering_job(name="aborted"), status=JobStatus.ABORTED), "is aborted"),
-        "bare": (await house.job(ordering_job(name="bare", order=None)), "orders no made-up text of its members"),
+        "bare": (await house.job(ordering_job(name="bare", order=None)), "orders no synthetic text from its members"),
         "own": (
             await house.job(ordering_job(name="own", order=CorpusOrder(source="operator"))),
-            "orders no made-up text of its members",
+            "orders no synthetic text from its members",
         ),
         "failed": (
             await house.job(ordering_job(name="failed"), outcome="abandoned"),
@@ -543,7 +543,7 @@ async def test_only_who_took_part_in_a_finished_job_that_orders_it_gives_anythin
 
 
 @housed
-async def test_a_job_that_finishes_takes_files_from_then_on(house):
+async def test_a_job_accepts_files_once_it_finishes(house):
     job = await house.job(status=JobStatus.RUNNING)
     north = house.member("north")
     refused(await north.status(), NOT_WANTED, "is running")
@@ -553,20 +553,20 @@ async def test_a_job_that_finishes_takes_files_from_then_on(house):
 
 
 @housed
-async def test_who_is_revoked_or_no_member_gives_nothing(house):
+async def test_revoked_members_and_operators_upload_nothing(house):
     job, north = await house.job(), house.member("north")
     await house.database.run(lambda s: records.revoke_member(s, "north", 9))
     for call in (north.status(), north.status(declined=True), north.give(job, FILE)):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await call
         assert reason_of(error.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_REVOKED
-    # Nor an operator.
+    # An operator is no member.
     certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
     stub = federation_pb2_grpc.FederationServiceStub(house._channel(party.key(3), certificate))
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.CorpusStatus(pb.CorpusRef(job="questions"), timeout=20)
     assert reason_of(error.value)[0] == Reason.REASON_CLIENT_ROLE_WRONG
-    # Whoever is revoked while its file is judged: the row is what counts.
+    # A member may be revoked while its file is judged, so the row decides.
     await house.database.run(lambda s: records.revoke_member(s, "south", 9))
     offered = records.CorpusOffered(bytes(32), 1, 1, "none", b"s", b"s", b"c")
     with pytest.raises(records.OutOfOrder, match="south is no longer a member"):
@@ -575,7 +575,7 @@ async def test_who_is_revoked_or_no_member_gives_nothing(house):
 
 
 @housed
-async def test_a_file_of_who_is_revoked_meanwhile_becomes_no_blob(house):
+async def test_a_file_of_a_member_revoked_meanwhile_becomes_no_blob(house):
     job, north = await house.job(), house.member("north")
     call = north.stub.UploadCorpus(timeout=20)
     await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
@@ -589,37 +589,37 @@ async def test_a_file_of_who_is_revoked_meanwhile_becomes_no_blob(house):
     assert (house.partials(), await house.rows()) == ([], [])
 
 
-# ---- what does not count
+# ---- invalid files
 
 
 @pytest.mark.parametrize(
     ("data", "how", "says"),
     [
-        (FILE, {"signed_by": party.key(4)}, "signature is not by the key of this member's certificate"),
-        (FILE, {"signature": b"x" * 384}, "signature is not by the key"),
-        (FILE, {"member": "south"}, "member is not that of this upload"),
-        (FILE, {"federation": bytes(32)}, "federation is not that of this upload"),
-        (FILE, {"corpus": bytes(32)}, "corpus is not that of this upload"),
-        (FILE, {"mechanism": "none"}, "mechanism is not"),
+        (FILE, {"signed_by": party.key(4)}, "the key of this member's certificate did not sign the statement"),
+        (FILE, {"signature": b"x" * 384}, "did not sign the statement"),
+        (FILE, {"member": "south"}, "member does not match this upload"),
+        (FILE, {"federation": bytes(32)}, "federation does not match this upload"),
+        (FILE, {"corpus": bytes(32)}, "corpus does not match this upload"),
+        (FILE, {"mechanism": "none"}, "mechanism does not match"),
         (FILE, {"round": 2}, "a round that the job never had"),
-        (FILE, {"version": bytes([7]) * 32}, "a version that is none of its before that"),
-        (FILE, {"size": 5}, "bytes is not that of this upload"),
-        (FILE, {"size": 0}, "a file has 1 to 200 bytes (corpus.max_bytes)"),
-        (FILE, {"size": 2**63}, "a file has 1 to 200 bytes"),
-        (FILE * 2, {}, "a file has 1 to 200 bytes (corpus.max_bytes), this one is said to have 2"),
-        (corpus_file([("x", "a")] * 5), {}, "has 5 rows where the job orders at most 4"),
+        (FILE, {"version": bytes([7]) * 32}, "a version that is not one before that round"),
+        (FILE, {"size": 5}, "bytes does not match this upload"),
+        (FILE, {"size": 0}, "a file must have 1 to 200 bytes (corpus.max_bytes)"),
+        (FILE, {"size": 2**63}, "a file must have 1 to 200 bytes"),
+        (FILE * 2, {}, "a file must have 1 to 200 bytes (corpus.max_bytes), but this one is announced with 2"),
+        (corpus_file([("x", "a")] * 5), {}, "has 5 rows, but the job orders at most 4"),
         (corpus_file([("x", "a"), ("y", "c")]), {"labels": (LabelCount(label="a", rows=2),)}, "line 2 has a label"),
-        (b'{"text": "x", "label": "a"}', {}, "line 1 does not end"),
+        (b'{"text": "x", "label": "a"}', {}, "line 1 is incomplete"),
         (corpus_file([("x", "a"), (" ", "a")]), {}, "line 2 has no text"),
         (FILE, {"rows": 4, "labels": (LabelCount(label="a", rows=4),)}, "the file has 3 rows and the statement 4"),
-        (FILE, {"sent": bytes(len(FILE))}, "does not have the digest"),
+        (FILE, {"sent": bytes(len(FILE))}, "do not have the announced digest"),
         (FILE, {"sent": FILE.replace(b"{", b"[")}, "line 1 is not JSON"),
-        (FILE, {"sent": FILE.replace(b"good", b"nice")}, "does not have the digest that was announced"),
-        (FILE, {"sent": FILE + b"x"}, "more came than the"),
+        (FILE, {"sent": FILE.replace(b"good", b"nice")}, "do not have the announced digest"),
+        (FILE, {"sent": FILE + b"x"}, "more than the announced"),
     ],
     ids=lambda each: str(each)[:40],
 )
-def test_what_does_not_count_leaves_nothing(tmp_path, data, how, says):
+def test_an_invalid_file_leaves_nothing_behind(tmp_path, data, how, says):
     async def scenario(house):
         job = await house.job(ordering_job(order=CorpusOrder(texts=4, max_bytes=200)))
         north = house.member("north")
@@ -629,21 +629,21 @@ def test_what_does_not_count_leaves_nothing(tmp_path, data, how, says):
         assert house.partials() == []
         assert not house.store.has(hashlib.sha256(data).digest())
         assert list((house.tmp / "store" / "incoming").iterdir()) == []
-        # It may do better.
+        # The member may send a valid file afterwards.
         assert (await north.give(job, FILE)).complete
 
     housed(scenario)(tmp_path)
 
 
 @housed
-async def test_a_refusal_can_be_asked_for_until_the_member_begins_anew(house):
-    """gRPC may lose an answer that comes while the member is still sending."""
+async def test_a_refusal_is_kept_until_the_member_starts_over(house):
+    """gRPC may lose an answer that arrives while the member is still sending."""
     job, north = await house.job(), house.member("north")
     told = await north.give(job, FILE, round=2)
     asked = await north.status(data=FILE)
     refused(asked, INVALID, "a round that the job never had")
     assert asked.detail == told.detail
-    # Of that file alone, of that member alone.
+    # The refusal is about this file and this member only.
     assert (await north.status(data=OTHER)).reason == WANTED
     assert (await house.member("south").status(data=FILE)).reason == WANTED
     assert (await north.status()).reason == WANTED
@@ -654,21 +654,21 @@ async def test_a_refusal_can_be_asked_for_until_the_member_begins_anew(house):
 
 
 @housed
-async def test_too_much_is_noticed_before_it_is_all_here(house):
-    """Nothing is written beyond what was announced, however much follows."""
+async def test_excess_bytes_are_refused_as_they_arrive(house):
+    """The coordinator writes nothing beyond the announced size, however much follows."""
     job, north = await house.job(), house.member("north")
     call = north.stub.UploadCorpus(timeout=20)
     await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
         while True:
             await call.write(pb.CorpusUpload(data=b"x" * 100_000))
-    refused(await north.status(data=FILE), INVALID, "more came than")
+    refused(await north.status(data=FILE), INVALID, "more than the announced")
     assert house.metrics.value("bytes_total", direction="in", channel="corpus") < 1_000_000
     assert house.partials() == []
 
 
 @housed
-async def test_an_upload_has_one_form(house):
+async def test_a_malformed_upload_is_refused(house):
     job, north = await house.job(), house.member("north")
     header = pb.CorpusUpload(header=north.header(job, FILE))
     for parts in (
@@ -682,7 +682,7 @@ async def test_an_upload_has_one_form(house):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await north.stub.UploadCorpus(iter(parts), timeout=20)
         assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED, parts
-    refused(await north.status(digest=b"short", size=3), INVALID, "32 bytes, and not by 5")
+    refused(await north.status(digest=b"short", size=3), INVALID, "SHA-256 of 32 bytes, but this one has 5")
     refused(await north.status(digest=bytes(32), size=2**40), INVALID, "corpus.max_bytes")
 
 
@@ -690,7 +690,7 @@ async def test_an_upload_has_one_form(house):
 
 
 @housed
-async def test_another_file_replaces_the_one_before_and_so_does_no(house):
+async def test_a_new_file_or_a_decline_replaces_the_last_answer(house):
     job, north = await house.job(), house.member("north")
     first, second = (hashlib.sha256(data).digest() for data in (FILE, OTHER))
     assert (await north.give(job, FILE)).complete
@@ -699,7 +699,7 @@ async def test_another_file_replaces_the_one_before_and_so_does_no(house):
     assert (asked.complete, asked.received) == (True, len(OTHER))
     assert not (await north.status(data=FILE)).complete
     assert await house.rows() == [("north", first, True), ("north", second, False)]
-    # What was given counts no longer once the member says no; twice is the same as once.
+    # A file no longer counts once its member declines. Declining twice is the same as once.
     for _ in range(2):
         told = await north.status(declined=True)
         assert (told.reason, told.complete) == (WANTED, False)
@@ -707,13 +707,13 @@ async def test_another_file_replaces_the_one_before_and_so_does_no(house):
     assert await house.journal("corpus_declined") == [{"member": "north"}]
     assert house.metrics.value("corpora_total", job="questions", outcome="declined") == 1
     assert not (await north.status()).complete
-    # And yes again.
+    # The member may release a file again.
     assert (await north.give(job, FILE)).complete
     assert (await house.rows())[-1] == ("north", first, False)
 
 
 @housed
-async def test_a_file_that_counts_no_longer_is_deleted_and_what_was_signed_of_it_stays(house):
+async def test_a_withdrawn_file_is_deleted_and_its_statement_stays(house):
     job, north, south = await house.job(), house.member("north"), house.member("south")
     first, second = (hashlib.sha256(data).hexdigest() for data in (FILE, OTHER))
     for member in (north, south):
@@ -729,7 +729,7 @@ async def test_a_file_that_counts_no_longer_is_deleted_and_what_was_signed_of_it
     )
     assert len(statements) == 3
     assert all(statements)
-    # And given once more it is here once more, and deleted once more.
+    # Uploaded again, it is stored again, and deleted again.
     for _ in range(2):
         assert (await south.give(job, FILE)).complete
         assert house.store.get(bytes.fromhex(first)) == FILE
@@ -738,7 +738,7 @@ async def test_a_file_that_counts_no_longer_is_deleted_and_what_was_signed_of_it
 
 
 @housed
-async def test_what_could_not_be_deleted_is_deleted_at_the_next_start(house):
+async def test_a_file_that_cannot_be_deleted_is_deleted_at_the_next_start(house):
     job, north = await house.job(), house.member("north")
     assert (await north.give(job, FILE)).complete
     remove, failures = house.store.remove, house.metrics.value("store_failures_total")
@@ -750,7 +750,7 @@ async def test_what_could_not_be_deleted_is_deleted_at_the_next_start(house):
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with structlog.testing.capture_logs() as logs:
         assert (await north.status(declined=True)).reason == WANTED
-    # The no counts whatever the disk does.
+    # The decline counts, whatever the disk does.
     assert (await house.rows())[-1] == ("north", None, False)
     assert house.metrics.value("store_failures_total") == failures + 1
     assert [entry["log_level"] for entry in logs if entry["event"] == "corpus_not_deleted"] == ["error"]
@@ -763,7 +763,7 @@ async def test_what_could_not_be_deleted_is_deleted_at_the_next_start(house):
 
 
 @housed
-async def test_one_file_that_cannot_be_deleted_holds_up_no_other(house):
+async def test_one_undeletable_file_blocks_no_other_deletion(house):
     job, members = await house.job(), [house.member(name) for name in ("north", "south", "east")]
     files = [corpus_file([(f"of {member.name}", "a")]) for member in members]
     for member, data in zip(members, files, strict=True):
@@ -780,7 +780,7 @@ async def test_one_file_that_cannot_be_deleted_holds_up_no_other(house):
     for member in members:
         assert (await member.status(declined=True)).reason == WANTED
     assert house.blobs() == {job.digest().hex(), digests[0].hex()}
-    # It is tried again with the next one.
+    # The next deletion tries it again.
     stuck.clear()
     assert (await members[0].give(job, FILE)).complete
     assert (await members[0].status(declined=True)).reason == WANTED
@@ -788,7 +788,7 @@ async def test_one_file_that_cannot_be_deleted_holds_up_no_other(house):
 
 
 @housed
-async def test_a_no_whose_call_ends_early_deletes_to_the_end_and_nobody_names_the_file_meanwhile(house):
+async def test_a_cancelled_decline_still_deletes_and_blocks_uploads_meanwhile(house):
     job, north, south = await house.job(), house.member("north"), house.member("south")
     assert (await north.give(job, FILE)).complete
     remove, begun, on = house.store.remove, threading.Event(), threading.Event()
@@ -804,7 +804,7 @@ async def test_a_no_whose_call_ends_early_deletes_to_the_end_and_nobody_names_th
     no.cancel()
     with pytest.raises(asyncio.CancelledError):
         await no
-    # Who would name the file waits until it is gone, and then stores it again.
+    # A member that releases the same file waits until it is gone, and then stores it again.
     assert house.runtime.corpora._naming.locked()
     given = asyncio.create_task(south.give(job, FILE))
     await south.until_arrived(FILE, len(FILE))
@@ -815,7 +815,7 @@ async def test_a_no_whose_call_ends_early_deletes_to_the_end_and_nobody_names_th
 
 
 @housed
-async def test_a_file_that_is_stored_and_not_taken_is_deleted(house):
+async def test_a_stored_file_whose_row_is_rejected_is_deleted(house):
     job, north = await house.job(), house.member("north")
     store = corpora_service._store
 
@@ -835,8 +835,8 @@ async def test_a_file_that_is_stored_and_not_taken_is_deleted(house):
 
 
 @housed
-async def test_what_breaks_a_rule_deletes_no_blob_of_its_name(house):
-    """The job's document is no corpus, and anybody may announce its digest."""
+async def test_an_invalid_file_deletes_no_blob_with_its_digest(house):
+    """Anybody may announce the digest of the job document, which is not a corpus."""
     job, north = await house.job(), house.member("north")
     data = job.canonical()
     header = north.header(job, FILE, corpus=job.digest(), bytes=len(data), size=len(data))
@@ -851,8 +851,8 @@ async def test_what_breaks_a_rule_deletes_no_blob_of_its_name(house):
 
 
 @housed
-async def test_a_file_that_is_deleted_while_another_gives_the_same_is_stored_again(house):
-    """North takes back what south is giving: between finding it in the store and writing south's row, it goes."""
+async def test_a_file_withdrawn_while_another_uploads_it_is_stored_again(house):
+    """North withdraws the file that south is uploading: it vanishes after it was found in the store, before the row."""
     job, north, south = await house.job(), house.member("north"), house.member("south")
     assert (await north.give(job, FILE)).complete
     store, times = corpora_service._store, []
@@ -873,7 +873,7 @@ async def test_a_file_that_is_deleted_while_another_gives_the_same_is_stored_aga
 
 
 @housed
-async def test_declining_forgets_what_has_arrived(house):
+async def test_declining_deletes_the_partial_file(house):
     job, north = await house.job(), house.member("north")
     await north.give(job, FILE, until=30)
     await north.status(declined=True)
@@ -881,7 +881,7 @@ async def test_declining_forgets_what_has_arrived(house):
 
 
 @housed
-async def test_a_no_in_the_middle_leaves_no_half_of_a_file(house):
+async def test_declining_during_an_upload_leaves_no_partial_file(house):
     job, north = await house.job(), house.member("north")
     call = north.stub.UploadCorpus(timeout=20)
     await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
@@ -890,12 +890,12 @@ async def test_a_no_in_the_middle_leaves_no_half_of_a_file(house):
     await north.status(declined=True)
     await call.write(pb.CorpusUpload(data=FILE[30:]))
     told = await call
-    refused(told, INCOMPLETE, "goes on at byte 0, not 30")
+    refused(told, INCOMPLETE, "continues at byte 0, not 30")
     assert (told.received, house.partials()) == (0, [])
 
 
 @housed
-async def test_answers_have_a_bound(house):
+async def test_a_member_has_a_maximum_number_of_answers(house):
     job, north = await house.job(), house.member("north")
     for number in range(MAX_ANSWERS):
         assert (await north.give(job, corpus_file([(f"text {number}", "a")]))).complete
@@ -903,28 +903,28 @@ async def test_answers_have_a_bound(house):
     refused(await north.status(data=FILE), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
     assert hashlib.sha256(FILE).hexdigest() not in house.blobs()
     assert len(house.blobs()) == 2  # The last one, and the job's document.
-    # Not a byte of it was taken.
+    # The coordinator accepted not one byte of the last file.
     given = sum(len(corpus_file([(f"text {number}", "a")])) for number in range(MAX_ANSWERS))
     assert house.metrics.value("bytes_total", direction="in", channel="corpus") == given
     assert len(await house.rows()) == MAX_ANSWERS
     assert house.partials() == []
-    # The last one stays, and others are not held up.
+    # The last accepted file stays, and other members are not affected.
     assert (await north.status()).complete
     assert (await house.member("south").give(job, FILE)).complete
-    # It can be taken back all the same, and that is the end.
+    # The member can still withdraw it, and that is its last answer.
     for _ in range(2):
         assert (await north.status(declined=True)).reason == WANTED
     refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
     assert len(await house.rows()) == MAX_ANSWERS + 2
 
 
-# ---- storage that fails
+# ---- failing storage
 
 
 @housed
-async def test_a_database_that_is_away_costs_the_member_a_moment(house):
+async def test_a_database_outage_costs_a_member_only_a_retry(house):
     job, north = await house.job(), house.member("north")
-    # Everything but the row is written.
+    # Everything except the row is written.
     await house.database.run(lambda s: s.execute(text("ALTER TABLE corpora RENAME TO away")))
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await north.give(job, FILE)
@@ -934,7 +934,7 @@ async def test_a_database_that_is_away_costs_the_member_a_moment(house):
 
 
 @housed
-async def test_a_store_that_takes_nothing_keeps_what_has_arrived(house):
+async def test_a_full_store_keeps_the_bytes_that_arrived(house):
     job, north = await house.job(), house.member("north")
     writing, failures = house.store.writing, house.metrics.value("store_failures_total")
 
@@ -943,7 +943,7 @@ async def test_a_store_that_takes_nothing_keeps_what_has_arrived(house):
 
     house.store.writing = full
     told = await north.give(job, FILE)
-    refused(told, INCOMPLETE, "the coordinator cannot keep it now")
+    refused(told, INCOMPLETE, "the coordinator cannot store the file now")
     assert (told.received, "somewhere" in told.detail) == (len(FILE), False)
     assert house.metrics.value("store_failures_total") == failures + 1
     house.store.writing = writing
@@ -951,17 +951,17 @@ async def test_a_store_that_takes_nothing_keeps_what_has_arrived(house):
 
 
 @housed
-async def test_a_disk_that_takes_nothing_is_told_as_such(house):
+async def test_a_failing_disk_is_reported_to_the_member(house):
     job, north = await house.job(), house.member("north")
     place = house.spool / "corpora" / "questions"
     place.write_bytes(b"in the way")
-    refused(await north.give(job, FILE), INCOMPLETE, "the coordinator cannot keep it now")
+    refused(await north.give(job, FILE), INCOMPLETE, "the coordinator cannot store the file now")
     place.unlink()
     assert (await north.give(job, FILE)).complete
 
 
 @housed
-async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
+async def test_an_unreadable_store_decides_nothing(house):
     job, north = await house.job(), house.member("north")
     get, failures = house.store.get, house.metrics.value("store_failures_total")
     asked = []
@@ -972,7 +972,7 @@ async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
 
     house.store.get = failing
     with pytest.MonkeyPatch.context() as patched:
-        # Nobody waits behind somebody else's pause.
+        # No call waits for another call's pause.
         patched.setattr(corpora_service, "_FULL_PAUSE", 1000.0)
         for call in (north.status(), north.status(declined=True), north.status(data=FILE), north.give(job, FILE)):
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -981,7 +981,7 @@ async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
             assert reason_of(error.value)[0] == Reason.REASON_INTERNAL
             assert "use its store" in error.value.details()
             assert "somewhere" not in error.value.details()
-    # Four, or five: an upload whose answer gRPC has lost asks once more (`give`).
+    # There are four calls, or five if gRPC lost an upload's answer and `give` asked for it.
     assert len(asked) in (4, 5)
     assert house.metrics.value("store_failures_total") == failures + len(asked)
     assert await house.rows() == []
@@ -991,10 +991,10 @@ async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
 
 
 @housed
-async def test_a_disk_that_fails_is_told_as_such_of_every_call(house):
+async def test_a_failing_disk_ends_every_call_as_unavailable(house):
     job, north = await house.job(), house.member("north")
     await north.give(job, FILE, until=30)
-    # What is no file cannot be deleted like one.
+    # A folder cannot be deleted like a file.
     (house.spool / "corpora" / "questions" / "north" / "odd").mkdir()
     for call in (north.status(declined=True), north.give(job, OTHER)):
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -1002,7 +1002,7 @@ async def test_a_disk_that_fails_is_told_as_such_of_every_call(house):
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     assert await house.rows() == []
     (house.spool / "corpora" / "questions" / "north" / "odd").rmdir()
-    # Nor can the size of what has a name that is too long be asked for.
+    # A file whose name is too long has no readable size.
     folder, house.runtime.corpora._folder = house.runtime.corpora._folder, house.spool / ("x" * 300)
     for call in (north.status(data=FILE), north.give(job, FILE)):
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -1013,7 +1013,7 @@ async def test_a_disk_that_fails_is_told_as_such_of_every_call(house):
 
 
 @housed
-async def test_a_full_store_keeps_no_other_call_of_the_member_waiting(house):
+async def test_a_full_store_delays_no_other_call_of_the_member(house):
     job, north = await house.job(), house.member("north")
     pausing = asyncio.Event()
 
@@ -1033,24 +1033,24 @@ async def test_a_full_store_keeps_no_other_call_of_the_member_waiting(house):
 
 
 @housed
-async def test_an_order_that_cannot_be_read_is_said_once_in_the_log(house):
+async def test_an_unreadable_job_document_is_logged_once(house):
     job, north = await house.job(), house.member("north")
     digest = house.store.put(b'{"of": "another software"}')
     await house.database.run(lambda s: s.execute(text("UPDATE jobs SET document = :digest"), {"digest": digest}))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with structlog.testing.capture_logs() as logs:
         for call in (north.status(), north.status(declined=True), north.status(data=FILE), north.give(job, FILE)):
-            refused(await call, NOT_WANTED, "cannot read what job questions orders")
+            refused(await call, NOT_WANTED, "cannot read the document of job questions")
     (said,) = (entry for entry in logs if entry["event"] == "corpus_failing")
     assert (said["job"], said["log_level"]) == ("questions", "error")
 
 
 @housed
-async def test_files_are_in_backups_and_come_back(house):
+async def test_corpora_are_backed_up_and_restored(house):
     job, north = await house.job(), house.member("north")
     await north.give(job, FILE)
     await north.give(job, OTHER)
-    # The backup is of a whole federation: what else the job's document names is there, too.
+    # The other blobs that the job document names were never stored here, so the backup lists them as missing.
     everything = {*job.blobs, bytes([7]) * 32}
     made = backup.make(
         f"sqlite:///{house.tmp / 'tacit.db'}",
@@ -1063,7 +1063,7 @@ async def test_files_are_in_backups_and_come_back(house):
     )
     assert set(made.snapshot.manifest.missing) == everything
     named = {part.sha256 for part in made.snapshot.manifest.blobs}
-    # Not the one that was replaced: it is deleted.
+    # The replaced file is not in it, as it is deleted.
     assert named == {job.digest(), hashlib.sha256(OTHER).digest()}
     store = open_blobs(str(house.tmp / "other-store"))
     database = open_database(f"sqlite:///{house.tmp / 'other.db'}")
@@ -1081,7 +1081,7 @@ async def test_files_are_in_backups_and_come_back(house):
 
 
 @housed
-async def test_an_operator_sees_who_gave_and_gets_the_files(house):
+async def test_the_operator_lists_answers_and_downloads_the_files(house):
     job = await house.job(ordering_job(order=CorpusOrder(texts=10)), survivors=("north", "south", "east"))
     await house.member("north").give(job, FILE)
     await house.member("south").status(declined=True)
@@ -1105,7 +1105,7 @@ async def test_an_operator_sees_who_gave_and_gets_the_files(house):
     assert (folder / "north.jsonl").read_bytes() == FILE
     statement = statement_of(FILE, job, federation=house.federation, member="north")
     assert (folder / "north.statement.json").read_bytes() == statement.canonical()
-    # There has been one authority only: the list is its certificate.
+    # The federation has had only one authority, so the list is its certificate.
     listed = Authorities.read((folder / "authorities.json").read_bytes(), federation=house.federation)
     assert listed == Authorities.first(party.authority().certificate)
     kept = json.loads((folder / "provenance.json").read_bytes())
@@ -1114,14 +1114,14 @@ async def test_an_operator_sees_who_gave_and_gets_the_files(house):
     given = kept["members"][1]
     assert (given["corpus"], given["rows"], given["labels"]) == (statement.corpus.hex(), 3, {"a": 1, "b": 2})
     assert folder.stat().st_mode & 0o77 == 0
-    # Text that leaves for an operator's machine is told of.
+    # The journal records text that leaves for an operator's machine.
     assert await house.journal("corpus_fetched") == [{"member": "north", "corpus": statement.corpus.hex(), "by": "op"}]
     _, err = await house.cli("job", "corpora", "questions", "--out", str(folder), code=2)
     assert "exists; name a new folder" in err
 
 
 @housed
-async def test_no_guarantee_is_said_in_words(house):
+async def test_a_missing_guarantee_is_printed_in_words(house):
     job = await house.job(ordering_job(mechanism=NoMechanism()))
     await house.member("north").give(job, FILE, mechanism="none", promise="none")
     out, _ = await house.cli("job", "corpora", "questions")
@@ -1131,24 +1131,24 @@ async def test_no_guarantee_is_said_in_words(house):
 
 
 @housed
-async def test_jobs_that_order_nothing_or_are_under_way_are_told_apart(house):
+async def test_jobs_without_an_order_and_running_jobs_are_told_apart(house):
     await house.job(ordering_job(order=None))
     await house.job(ordering_job(name="running"), status=JobStatus.RUNNING)
     _, err = await house.cli("job", "corpora", "questions", code=4)
-    assert "orders no made-up text of its members" in err
+    assert "orders no synthetic text from its members" in err
     _, err = await house.cli("job", "corpora", "nothing", code=5)
     assert "there is no job named nothing" in err
     out, _ = await house.cli("job", "corpora", "running")
-    assert "Job running is running: members are asked once it is finished." in out
+    assert "Job running is running. The coordinator asks its members once it is finished." in out
     assert out.count("awaited") == 3
 
 
 @housed
-async def test_what_the_database_says_is_verified_by_the_operators_command(house):
+async def test_the_operators_command_verifies_the_databases_claims(house):
     job = await house.job()
     await house.member("north").give(job, FILE)
     await house.member("south").give(job, OTHER)
-    # Somebody exchanges one member's file for another's.
+    # Somebody replaces one member's file with another's.
     await house.database.run(
         lambda s: s.execute(
             text(
@@ -1158,8 +1158,8 @@ async def test_what_the_database_says_is_verified_by_the_operators_command(house
         )
     )
     _, err = await house.cli("job", "corpora", "questions", code=1)
-    assert "what north is said to have given does not hold: the statement's corpus is not" in err
-    # With its statement, signature and certificate, which are another's all the same.
+    assert "the corpus attributed to north does not verify: the statement's corpus does not match" in err
+    # The statement, signature and certificate go with it, but they are still another member's.
     await house.database.run(
         lambda s: s.execute(
             text(
@@ -1174,7 +1174,7 @@ async def test_what_the_database_says_is_verified_by_the_operators_command(house
 
 
 @housed
-async def test_what_was_signed_under_an_authority_that_is_retired_since_goes_on_counting(house):
+async def test_statements_signed_under_a_retired_authority_still_count(house):
     job = await house.job()
     await house.member("north").give(job, FILE)
     await house.another_authority()
@@ -1182,10 +1182,10 @@ async def test_what_was_signed_under_an_authority_that_is_retired_since_goes_on_
     said = json.loads((await house.cli("job", "corpora", "questions", "--out", str(folder), "--json"))[0])
     assert [each["answer"] for each in said["members"]] == ["awaited", "given", "awaited"]
     assert said["promise"] == "differentially-private"
-    # The folder of the operator knows the newest authority and no other.
+    # The operator's folder has only the newest authority.
     assert (house.tmp / "operator" / "root.pem").read_bytes() == pem(party.authority(1).certificate)
     assert (folder / "north.certificate.pem").read_bytes() == pem(house.certificates["north"])
-    # The list that goes with it has both, and what is trained on it is verified once more.
+    # The list in the download has both authorities, and `read_corpora` verifies the statements again.
     listed = Authorities.read((folder / "authorities.json").read_bytes(), federation=house.federation)
     assert (len(listed.roots), listed.oldest) == (2, 1)
     (corpus,) = read_corpora(folder, "questions", federation=house.federation)
@@ -1193,20 +1193,20 @@ async def test_what_was_signed_under_an_authority_that_is_retired_since_goes_on_
 
 
 @housed
-async def test_a_coordinator_that_tells_of_no_authority_is_believed_in_none(house):
+async def test_a_coordinator_that_names_no_authorities_is_not_believed(house):
     job = await house.job()
     await house.member("north").give(job, FILE)
     await house.another_authority()
-    # It says what a federation says that has had one authority only, and the operator's folder knows the second.
+    # It answers like a federation that has had only one authority, but the operator's folder has the second.
     house.book = AuthorityBook.of(party.authority(1))
     await house.restart()
     _, err = await house.cli("job", "corpora", "questions", code=1)
-    assert "tells of no authority but the federation's first, which" in err
-    assert "root.pem does not hold" in err
+    assert "names only the federation's first authority, which" in err
+    assert "root.pem does not contain" in err
 
 
 @housed
-async def test_a_broken_download_goes_on_and_keeps_nothing_of_who_declined_since(house):
+async def test_a_resumed_download_drops_members_that_declined_since(house):
     job = await house.job()
     await house.member("north").give(job, FILE)
     await house.member("south").give(job, OTHER)
@@ -1214,7 +1214,7 @@ async def test_a_broken_download_goes_on_and_keeps_nothing_of_who_declined_since
     os.rename(path, path + ".away")
     folder = house.tmp / "given"
     _, err = await house.cli("job", "corpora", "questions", "--out", str(folder), code=5)
-    assert "south's file is not there: its member may have taken it back" in err
+    assert "south's file is gone; the member may have withdrawn it just now" in err
     assert not folder.exists()
     assert (house.tmp / "given.partial" / "north.jsonl").read_bytes() == FILE
     os.rename(path + ".away", path)
@@ -1234,11 +1234,11 @@ async def test_members_are_listed_in_pages(house):
         patched.setattr(operator, "CORPORA_BYTES", 1)
         pages = [page async for page in house.operator().ListCorpora(operator_pb2.ListCorporaRequest(job="questions"))]
     assert [[each.member for each in page.corpora] for page in pages] == [["east"], ["north"], ["south"]]
-    # Nobody took part: one page says so.
+    # If nobody took part, one page says so.
     await house.job(ordering_job(name="alone"), survivors=())
     (page,) = [page async for page in house.operator().ListCorpora(operator_pb2.ListCorporaRequest(job="alone"))]
     assert (len(page.corpora), page.status) == (0, operator_pb2.JOB_STATUS_FINISHED)
-    # Members have no such call.
+    # Members may not call this.
     member = operator_pb2_grpc.OperatorServiceStub(house._channel(party.key(2), house.certificates["north"]))
     with pytest.raises(grpc.aio.AioRpcError) as error:
         async for _ in member.ListCorpora(operator_pb2.ListCorporaRequest(job="questions")):

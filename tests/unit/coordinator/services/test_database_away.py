@@ -1,4 +1,4 @@
-"""A call while the database is away: come again, and nothing of where the database lies."""
+"""A call during a database outage: the caller is told to retry, and not where the database is."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tacit.reason import Reason
 from tacit.status import reason_of
 
 
-def test_a_caller_is_told_to_come_again_and_the_log_why(tmp_path):
+def test_the_caller_is_told_to_retry_and_the_log_says_why(tmp_path):
     database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
     database.close()
 
@@ -35,7 +35,7 @@ def test_a_caller_is_told_to_come_again_and_the_log_why(tmp_path):
 
     with structlog.testing.capture_logs() as logs:
         error = asyncio.run(scenario())
-    # UNAVAILABLE: members wait it out, and transfers go on where they were.
+    # Members wait out UNAVAILABLE, and transfers continue where they were.
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     reason, sentence = reason_of(error)
     assert reason == Reason.REASON_INTERNAL

@@ -1,4 +1,4 @@
-"""How much one member may send: the buckets by a clock of the test's own, the log, and the real service over TLS."""
+"""Limits on what one member may send: the buckets with a test clock, the log, and the real service over TLS."""
 
 import asyncio
 import contextlib
@@ -36,12 +36,12 @@ def clock() -> Clock:
 # ---- the buckets -------------------------------------------------------------------------------------------------
 
 
-def test_a_member_has_its_burst_and_then_what_flows_in_and_costs_no_other_anything(clock):
+def test_a_member_gets_its_burst_then_its_rate_at_no_cost_to_others(clock):
     limit = MemberLimit(clock, messages_per_second=10, calls_per_second=2)
     assert sum(not limit.message("north", 100) for _ in range(1000)) == 10 * BURST_SECONDS
     assert limit.message("north", 100) == pytest.approx(0.1)
     assert not limit.message("south", 100)
-    # Calls are another bucket.
+    # Calls have their own bucket.
     assert sum(not limit.call("north") for _ in range(1000)) == 2 * BURST_SECONDS
     assert limit.call_short("north") == pytest.approx(0.5)
     clock.now += 1
@@ -49,7 +49,7 @@ def test_a_member_has_its_burst_and_then_what_flows_in_and_costs_no_other_anythi
     assert sum(not limit.call("north") for _ in range(1000)) == 2
 
 
-def test_a_session_that_was_ended_comes_back_with_a_quarter_of_the_bucket(clock):
+def test_an_ended_session_may_return_at_a_quarter_of_the_bucket(clock):
     limit = MemberLimit(clock, messages_per_second=10)
     assert limit.session_short("north") == 0
     while not limit.message("north", 1):
@@ -74,8 +74,8 @@ def test_memory_is_bounded(clock):
 
 @pytest.mark.parametrize(("jobs", "rounds_a_second"), [(1, 10.0), (4, 2.0), (20, 0.5)])
 def test_honest_traffic_is_far_below_the_defaults(clock, jobs, rounds_a_second):
-    """Ten minutes of fast rounds, of three attempts now and then, a roster of 10,000 with new certificates, and
-    reconnections in which everything is asked again.
+    """Ten minutes of fast rounds: some with three attempts, a roster of 10,000 with new certificates, and reconnections
+    that repeat every question.
     """
     limit, seconds, lowest = MemberLimit(clock), 600, 1.0
 
@@ -109,14 +109,14 @@ def test_honest_traffic_is_far_below_the_defaults(clock, jobs, rounds_a_second):
 # ---- the log -----------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_one_member_and_kind_are_bounded_and_counted(clock):
+def test_log_lines_of_one_member_and_event_are_limited_and_counted(clock):
     out = io.StringIO()
     configure("json", stream=out, first=(MemberLines(clock),))
     try:
         log = get_logger("coordinator.rounds")
         for _ in range(8000):
             log.info("decline", member="north", detail="no")
-        # Other kinds and other members are as they were.
+        # Other events and other members are not affected.
         log.info("member_revoked", member="north")
         log.info("decline", member="south")
         log.info("decline")
@@ -160,7 +160,7 @@ async def refused(call) -> tuple[grpc.StatusCode, Reason, str]:
     return (raised.value.code(), *reason_of(raised.value))
 
 
-def test_a_member_that_floods_its_session_is_told_and_comes_back_later(tmp_path, clock):
+def test_a_member_that_floods_its_session_is_told_and_may_return(tmp_path, clock):
     async def scenario(house, stub) -> None:
         stream = Stream(stub.Session())
         await stream.say(Hello(1, "0.1.0", b"p" * 16, ("*",)))
@@ -177,7 +177,7 @@ def test_a_member_that_floods_its_session_is_told_and_comes_back_later(tmp_path,
         assert "too many messages; wait 1 s" in goodbye.detail
         assert house.metrics.value("session_messages_total", direction="in", phase="training") <= 202
         assert house.metrics.value("members_limited_total", kind="messages") == 1
-        # At once, it is refused; when a quarter of its bucket is back, taken.
+        # A return at once is refused; once a quarter of its bucket has refilled, it is accepted.
         again = stub.Session()
         await again.write(wire.to_coordinator(Hello(1, "0.1.0", b"p" * 16, ("*",))))
         code, reason, sentence = await refused(again.read())
@@ -193,7 +193,7 @@ def test_a_member_that_floods_its_session_is_told_and_comes_back_later(tmp_path,
     serving(tmp_path, scenario, limit=MemberLimit(clock, messages_per_second=10))
 
 
-def test_a_member_that_calls_too_often_is_refused_before_the_database_is_asked(tmp_path, clock, monkeypatch):
+def test_too_frequent_calls_are_refused_before_any_database_query(tmp_path, clock, monkeypatch):
     monkeypatch.setattr("coordinator.services.callers._REFUSED_AFTER", 0.0)
 
     async def scenario(house, stub) -> None:
@@ -226,7 +226,7 @@ def test_a_member_that_calls_too_often_is_refused_before_the_database_is_asked(t
     serving(tmp_path, scenario, limit=MemberLimit(clock, calls_per_second=1))
 
 
-def test_calls_that_a_member_leaves_open_are_bounded(tmp_path, monkeypatch):
+def test_a_member_has_a_maximum_number_of_open_calls(tmp_path, monkeypatch):
     monkeypatch.setattr("coordinator.services.callers._CALLS_AT_ONCE", 3)
 
     async def scenario(house, stub) -> None:
@@ -249,7 +249,7 @@ def test_calls_that_a_member_leaves_open_are_bounded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["UploadMasked", "UploadCorpus", "Session"])
-def test_a_stream_that_never_says_what_it_is_for_ends(tmp_path, method):
+def test_a_stream_without_a_first_message_ends(tmp_path, method):
     async def scenario(house, stub) -> None:
         stream = getattr(stub, method)()
         await stream.wait_for_connection()
@@ -262,7 +262,7 @@ def test_a_stream_that_never_says_what_it_is_for_ends(tmp_path, method):
     serving(tmp_path, scenario, first_seconds=0.1)
 
 
-def test_a_vector_whose_chunks_stop_coming_is_answered_how_far_it_is(tmp_path):
+def test_a_stalled_vector_upload_is_told_how_much_arrived(tmp_path):
     async def scenario(house, stub) -> None:
         attempt = AttemptId("questions", 1, 1)
         house.runtime.uploads.open(attempt, frozenset({"north"}), values=1000, bits=32)

@@ -1,4 +1,4 @@
-"""What a member's session lets it write, and that it ends: over real connections, with a real job and database."""
+"""What a member's session writes, and how it ends: over real connections, with a real job and database."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ class House:
     """A coordinator with the job `questions` and the enrolled member north."""
 
     def __init__(self, tmp_path, **how) -> None:
-        """how: the servicer's own arguments."""
+        """`how` has further arguments of the servicer."""
         folder = party.coordinator_folder(tmp_path / "coordinator")
         self.root = load_root(folder)
         self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
@@ -92,7 +92,7 @@ class House:
 
     @contextlib.asynccontextmanager
     async def session(self, ledger=None, protocol_version=PROTOCOL_VERSION):
-        """A stream whose Hello names a ledger, and the coordinator's Welcome if both speak one version."""
+        """Opens a stream whose Hello names a ledger, and reads the Welcome if both sides speak the same version."""
         credentials = grpc.ssl_channel_credentials(
             pem(party.authority().certificate), key_pem(party.key(2)), pem(self.certificate)
         )
@@ -117,7 +117,7 @@ class Stream:
         await self.call.write(wire.to_coordinator(message))
 
     async def until(self, kind):
-        """The next message of a kind."""
+        """Returns the next message of a kind."""
         if kind is Goodbye and self.goodbye is not None:
             return self.goodbye
         async with asyncio.timeout(20):
@@ -130,7 +130,7 @@ class Stream:
         raise AssertionError(f"the stream ended without {kind.__name__}")
 
     async def worked_out(self) -> None:
-        """Returns once everything said before was: messages of one session are worked out in order."""
+        """Waits until all earlier messages were processed; a session's messages are processed in order."""
         self.asked += 1
         await self.say(ready(job=f"end-{self.asked}"))
         while f"end-{self.asked}" not in (await self.until(Standby)).detail:
@@ -163,7 +163,7 @@ def housed(test):
 
 
 @housed
-async def test_ready_speaks_of_the_ledger_that_hello_named(house):
+async def test_ready_must_name_the_ledger_that_hello_named(house):
     async with house.session(LedgerCounter(ONE, 5)) as stream:
         await stream.say(ready(OTHER, 6))
         assert (await stream.until(Goodbye)).reason == Reason.REASON_MESSAGE_MALFORMED
@@ -178,7 +178,7 @@ async def test_ready_speaks_of_the_ledger_that_hello_named(house):
 
 
 @housed
-async def test_a_member_of_another_protocol_version_is_refused_and_told_which_side_to_upgrade(house):
+async def test_another_protocol_version_is_told_which_side_to_upgrade(house):
     for version, side in ((PROTOCOL_VERSION + 1, "coordinator"), (PROTOCOL_VERSION - 1, "member")):
         async with house.session(LedgerCounter(ONE, 5), protocol_version=version) as stream:
             goodbye = await stream.until(Goodbye)
@@ -190,7 +190,7 @@ async def test_a_member_of_another_protocol_version_is_refused_and_told_which_si
 
 
 @housed
-async def test_only_a_number_that_grew_is_written_and_only_for_a_job_that_is_here(house):
+async def test_only_a_higher_sequence_for_a_known_job_is_written(house):
     async with house.session(LedgerCounter(ONE, 5)) as stream:
         assert len(house.writes) == 1
         said = len(house.statements)
@@ -216,7 +216,7 @@ async def test_only_a_number_that_grew_is_written_and_only_for_a_job_that_is_her
 
 
 @housed
-async def test_a_ledger_too_many_is_not_remembered_and_none_is_forgotten_for_it(house):
+async def test_a_ledger_beyond_the_maximum_displaces_no_other(house):
     for number in range(MAX_LEDGERS):
         await house.runtime.database.run(
             lambda s, number=number: records.heard_ledger(s, "north", b"%016d" % number, 9)
@@ -239,7 +239,7 @@ async def test_a_ledger_too_many_is_not_remembered_and_none_is_forgotten_for_it(
 
 @contextlib.asynccontextmanager
 async def stub_of(house):
-    """Calls of the member north."""
+    """Yields a stub that calls as the member north."""
     credentials = grpc.ssl_channel_credentials(
         pem(party.authority().certificate), key_pem(party.key(2)), pem(house.certificate)
     )
@@ -248,12 +248,12 @@ async def stub_of(house):
 
 
 @housed
-async def test_certificates_that_were_found_good_are_served_by_digest_in_parts(house):
+async def test_accepted_certificates_are_served_by_digest_in_parts(house):
     ders = []
     for number in range(CERTIFICATES_IN_A_PART + 6):
         certificate = party.authority().issue(party.key(3).public_key(), Role.MEMBER, f"m{number}", now=party.present())
         ders.append(certificate.public_bytes(serialization.Encoding.DER))
-        # As when its advertisement was accepted.
+        # The runtime does this when it accepts an advertisement.
         house.runtime._key_of(ders[-1])
     digests = [hashlib.sha256(der).digest() for der in ders]
     asked = [digests[5], bytes(32), *digests[6:], digests[0]]
@@ -272,7 +272,7 @@ async def test_certificates_that_were_found_good_are_served_by_digest_in_parts(h
     assert str(CERTIFICATES_AT_ONCE) in refused.value.details()
 
 
-def test_what_a_whole_cohort_is_sent_is_written_once():
+def test_a_message_to_a_whole_cohort_is_encoded_once():
     encoder = SharedEncoder()
     entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(5)))
     one, other = AttemptId("questions", 1, 1), AttemptId("triage", 1, 1)
@@ -280,12 +280,12 @@ def test_what_a_whole_cohort_is_sent_is_written_once():
     first = encoder.encode(AttemptMessage(one, roster))
     assert encoder.encode(AttemptMessage(one, roster)) is first
     assert first == wire.to_member(AttemptMessage(one, roster))
-    # The same payload in another attempt, and an equal one that is another object, are written anew.
+    # The same payload in another attempt, and an equal payload that is another object, are encoded again.
     assert encoder.encode(AttemptMessage(other, roster)).digest_roster.ref.job == "triage"
     again = secure_agg.DigestRoster((entry,) * 3)
     assert encoder.encode(AttemptMessage(one, again)) is not first
     assert encoder.encode(AttemptMessage(one, again)) == first
-    # What each member is sent for itself is not kept.
+    # A message to a single member is not kept.
     dealings = AttemptMessage(one, secure_agg.ReceivedDealings(()))
     assert encoder.encode(dealings) is not encoder.encode(dealings)
     for number in range(20):
@@ -304,7 +304,7 @@ async def closed(house) -> None:
 
 
 @housed
-async def test_a_database_that_fails_under_the_reader_ends_the_session_and_is_logged(house):
+async def test_a_database_failure_ends_the_session_and_is_logged(house):
     with capture_logs() as logs:
         async with house.session(LedgerCounter(ONE, 5)) as stream:
             await stream.worked_out()
@@ -321,11 +321,11 @@ async def test_a_database_that_fails_under_the_reader_ends_the_session_and_is_lo
 
 
 @housed
-async def test_a_mistake_of_ours_in_the_reader_ends_the_session_and_is_logged(house):
+async def test_a_bug_in_the_reader_ends_the_session_and_is_logged(house):
     with capture_logs() as logs:
         async with house.session(LedgerCounter(ONE, 5)) as stream:
             await stream.worked_out()
-            # It stands for a mistake of ours that somebody finds.
+            # Simulate a bug of ours that a member triggers.
             house.metrics.budget_left = mistaken
             await stream.say(ready())
             await stream.until(Goodbye)
@@ -336,7 +336,7 @@ async def test_a_mistake_of_ours_in_the_reader_ends_the_session_and_is_logged(ho
 
 
 @housed
-async def test_who_is_ready_is_not_at_its_limit_whether_it_reports_or_not(house):
+async def test_a_ready_member_is_not_at_its_limit(house):
     spent = Decline("questions", 1, Reason.REASON_BUDGET_SPENT, "")
 
     def value(name):
@@ -353,7 +353,7 @@ async def test_who_is_ready_is_not_at_its_limit_whether_it_reports_or_not(house)
             await stream.worked_out()
             assert value("members_budget_spent") == left
             assert epsilon is None or value("privacy_epsilon_largest") == epsilon
-        # A job that is over is counted no more, and after a restart neither, when the metrics know nothing of its end.
+        # A job that is over is no longer counted, even after a restart, when the metrics do not know that it ended.
         await house.runtime.change_job("questions", "abort")
         assert house.runtime.drivers["questions"].state.status is JobStatus.ABORTED
         assert value("privacy_epsilon_largest") == 2.0
@@ -361,6 +361,6 @@ async def test_who_is_ready_is_not_at_its_limit_whether_it_reports_or_not(house)
         await stream.say(ready(epsilon=7.0))
         await stream.say(spent)
         await stream.worked_out()
-        # Late words of a job that is over change nothing.
+        # Late messages about a job that is over change nothing.
         assert value("privacy_epsilon_largest") == 2.0
         assert value("members_budget_spent") == 0

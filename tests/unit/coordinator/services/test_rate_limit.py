@@ -1,4 +1,4 @@
-"""How often strangers may try to enrol: the buckets by a clock of the test's own, and the real service behind them."""
+"""Limits on strangers that try to enrol: the buckets with a test clock, and the real service behind them."""
 
 import asyncio
 from datetime import timedelta
@@ -35,11 +35,11 @@ def limit_of(clock: Clock, addresses: int = 4096) -> EnrolmentLimit:
 
 
 def taken(limit: EnrolmentLimit, peer: str, tries: int) -> int:
-    """How many of so many tries were let through."""
+    """Returns how many of the tries were permitted."""
     return sum(limit.take(peer).refused_for is None for _ in range(tries))
 
 
-def test_one_address_has_its_burst_and_then_what_flows_in(clock):
+def test_one_address_gets_its_burst_then_its_rate(clock):
     limit = limit_of(clock)
     assert taken(limit, NORTH, 100) == 5
     assert limit.take(NORTH).refused_for == pytest.approx(2.0)
@@ -47,27 +47,27 @@ def test_one_address_has_its_burst_and_then_what_flows_in(clock):
     assert taken(limit, NORTH, 3) == 0
     clock.now += 0.001
     assert taken(limit, NORTH, 3) == 1
-    # Nobody is remembered as bad: after burst / rate seconds it has all of it again, and no more.
+    # There is no ban: after burst / rate seconds the address has its whole burst again, and no more.
     clock.now += 3600
     assert taken(limit, NORTH, 100) == 5
 
 
-def test_another_port_is_the_same_address_and_another_address_is_not(clock):
+def test_ports_share_the_limit_of_their_address(clock):
     limit = limit_of(clock)
     assert taken(limit, NORTH, 100) == 5
     assert taken(limit, "ipv4:192.0.2.1:50002", 1) == 0
     assert taken(limit, SOUTH, 1) == 1
 
 
-def test_all_of_them_together_have_a_limit_too(clock):
+def test_all_addresses_together_have_a_limit(clock):
     limit = limit_of(clock)
     assert sum(taken(limit, f"ipv4:198.51.100.{number}:1", 5) for number in range(100)) == 12
     clock.now += 3
     assert sum(taken(limit, f"ipv4:203.0.113.{number}:1", 1) for number in range(100)) == 6
 
 
-def test_whoever_is_granted_is_not_counted(clock):
-    """A ward of many machines behind one address enrols at once."""
+def test_granted_tries_are_not_counted(clock):
+    """Many machines behind one address can enrol at once."""
     limit = limit_of(clock)
     for _ in range(200):
         permit = limit.take(NORTH)
@@ -76,7 +76,7 @@ def test_whoever_is_granted_is_not_counted(clock):
     assert taken(limit, NORTH, 100) == 5
 
 
-def test_what_is_given_back_makes_no_bucket_larger(clock):
+def test_returned_permits_never_enlarge_a_bucket(clock):
     limit = limit_of(clock)
     permit = limit.take(NORTH)
     for _ in range(50):
@@ -85,19 +85,19 @@ def test_what_is_given_back_makes_no_bucket_larger(clock):
     assert sum(taken(limit, f"ipv4:198.51.100.{number}:1", 1) for number in range(100)) == 12 - 5
 
 
-def test_a_flood_from_many_addresses_costs_bounded_memory_and_no_tries(clock):
+def test_a_flood_from_many_addresses_costs_bounded_memory_and_tries(clock):
     limit = limit_of(clock, addresses=10)
     let_through = 0
     for number in range(5000):
         clock.now += 0.001
         let_through += taken(limit, f"ipv4:10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7", 2)
         assert len(limit) <= 10
-    # Five seconds of what flows in for all, though each address was forgotten again and again.
+    # The total refill of five seconds, although each address was forgotten again and again.
     assert let_through <= 12 + 2 * 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 20, allow_nan=False)), max_size=60))
-def test_no_address_ever_makes_more_tries_than_its_burst_and_its_trickle(tries):
+def test_no_address_exceeds_its_burst_and_rate(tries):
     clock = Clock()
     limit = limit_of(clock)
     let = dict.fromkeys(range(4), 0)
@@ -108,7 +108,7 @@ def test_no_address_ever_makes_more_tries_than_its_burst_and_its_trickle(tries):
             assert count <= 5 + 0.5 * (clock.now - 1000) + 1e-6
 
 
-def test_a_clock_that_goes_backwards_gives_nothing(clock):
+def test_a_clock_that_goes_backwards_refills_nothing(clock):
     limit = limit_of(clock)
     assert taken(limit, NORTH, 5) == 5
     clock.now -= 500
@@ -133,14 +133,14 @@ def test_a_clock_that_goes_backwards_gives_nothing(clock):
     ],
     ids=["v4", "v6-as-grpc-writes-it", "v6", "mapped", "scope", "unix", "empty", "long"],
 )
-def test_what_a_peer_is_counted_as(peer, address):
+def test_the_address_that_a_peer_counts_as(peer, address):
     assert address_of(peer) == address
 
 
 # ---- the service -----------------------------------------------------------------------------------------------
 
 
-def test_a_flood_is_refused_before_its_requests_are_looked_at_and_an_honest_member_gets_through_soon_after(clock):
+def test_a_flood_is_refused_unread_and_an_honest_member_soon_enrols(clock):
     authority, desk, counted = party.authority(), MemoryTokenDesk(), []
     token = JoinToken.create(
         address="localhost:1",
@@ -165,7 +165,7 @@ def test_a_flood_is_refused_before_its_requests_are_looked_at_and_an_honest_memb
         .public_bytes(serialization.Encoding.DER)
     )
     honest = enrolment_pb2.EnrolRequest(token_id=token.id, secret=token.secret, certificate_request=request)
-    # What cannot be certified is refused as that only by somebody who looked at it.
+    # Only a service that reads this request can refuse it as unsuitable.
     garbage = enrolment_pb2.EnrolRequest(token_id="x" * 22, secret=b"y" * 32, certificate_request=b"no request")
     wrong = enrolment_pb2.EnrolRequest(token_id=token.id, secret=b"y" * 32, certificate_request=request)
 
@@ -193,7 +193,7 @@ def test_a_flood_is_refused_before_its_requests_are_looked_at_and_an_honest_memb
                     reason, sentence = reason_of(error)
                     assert reason == Reason.REASON_ENROLMENT_TOO_FREQUENT
                     assert "wait 2 s and repeat" in sentence
-                # As long as was said, and no longer.
+                # The stated wait is long enough.
                 clock.now += 2
                 assert (await stub.Enrol(honest)).member == "north"
         finally:

@@ -1,4 +1,4 @@
-"""The rule of join tokens, through the desk in memory."""
+"""Runs the suite of the token desk against the desks in memory and in the database."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Turns: in order, so many at once, and nobody waits for one who is slow for longer than he has patience."""
+"""Turns are lent in order, at most `places` at once, and a slow holder delays the others by at most `patience`."""
 
 import asyncio
 
@@ -10,13 +10,13 @@ LONG = 3600.0
 
 
 async def settled():
-    """Everything that can happen without anyone's doing has happened."""
+    """Lets the event loop run until nothing more happens by itself."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 class Crowd:
-    """Members that each take a turn and keep it until they are told."""
+    """Members that each take a turn and keep it until told to go on."""
 
     def __init__(self, turns):
         self.turns = turns
@@ -36,7 +36,7 @@ class Crowd:
         self.done.append(name)
 
 
-def test_turns_are_lent_in_order_and_no_more_than_there_are():
+def test_turns_are_lent_in_order_and_at_most_as_many_as_places():
     async def run():
         crowd = Crowd(Turns(2, LONG))
         crowd.join("a", "b", "c", "d")
@@ -53,7 +53,7 @@ def test_turns_are_lent_in_order_and_no_more_than_there_are():
     asyncio.run(run())
 
 
-def test_one_who_stalls_lets_the_others_go_on():
+def test_a_stalled_member_lets_the_others_continue():
     async def run():
         turns = Turns(1, 0.0)
         crowd = Crowd(turns)
@@ -69,13 +69,13 @@ def test_one_who_stalls_lets_the_others_go_on():
     asyncio.run(run())
 
 
-def test_a_place_that_was_taken_away_is_not_given_back_a_second_time():
+def test_a_place_that_was_taken_away_is_not_returned_twice():
     async def run():
         turns = Turns(1, 0.0)
         crowd = Crowd(turns)
         crowd.join("slow")
         await settled()
-        # Its place is free once another has had it, and given back.
+        # Its place is free after another member took and returned it.
         async with asyncio.timeout(20), turns.turn():
             pass
         crowd.go_on["slow"].set()
@@ -92,7 +92,7 @@ def test_a_place_that_was_taken_away_is_not_given_back_a_second_time():
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-def test_who_is_cut_off_leaves_no_place_behind(waiting):
+def test_a_cancelled_member_keeps_no_place(waiting):
     async def run():
         crowd = Crowd(Turns(1, LONG))
         crowd.join("first", "second")

@@ -1,5 +1,5 @@
-"""Who comes with a certificate at the wrong moment: forged under a retired authority, replaced while its call waited,
-out of dates by a clock that jumped. Against a whole coordinator in this process.
+"""Certificates at the wrong moment: forged under a retired authority, replaced while a call waits, or out of date
+because a clock jumped. The tests run a whole coordinator in this process.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ NEXT = 1
 
 
 async def changed(house, watcher, number):
-    """The watcher, once the coordinator's list of authorities has this number; it follows and renews, as members do."""
+    """Waits until the coordinator's list of authorities has this number, and returns the watcher, renewed under it."""
     async with asyncio.timeout(20):
         while True:
             async with house.stub(watcher) as stub:
@@ -51,7 +51,7 @@ async def rotated_and_retired(house, monkeypatch):
 
 
 async def refusal_of(identity, call="OpenJobs", request=None):
-    """The reason with which a call under this identity ends."""
+    """Returns the reason with which a call under this identity is refused."""
     async with open_channel(identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -65,8 +65,8 @@ async def opened(stub, process):
     return call
 
 
-def test_a_retired_authoritys_key_takes_no_member_over_after_a_restore(tmp_path, monkeypatch):
-    """After a restore a certificate that is not on record may be let in, once. A retired key makes any number."""
+def test_a_retired_authoritys_key_takes_over_no_restored_member(tmp_path, monkeypatch):
+    """After a restore, one certificate that is not on record may be adopted. A retired key can make any number."""
 
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
@@ -79,14 +79,14 @@ def test_a_retired_authoritys_key_takes_no_member_over_after_a_restore(tmp_path,
             forged = replace(there, key=party.key(7), certificate=made.public_bytes(serialization.Encoding.DER))
             assert await refusal_of(forged, "Renew", pb.RenewRequest()) == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
             assert not await house.journal("member_adopted")
-            # The member itself is on record, and goes on.
+            # The member itself is on record, and can renew.
             renewed = await renew(there)
             assert renewed.issued_by_newest()
 
     asyncio.run(scenario())
 
 
-def test_a_key_that_was_replaced_opens_no_session_though_its_call_came_before(tmp_path, monkeypatch):
+def test_a_replaced_key_opens_no_session_even_if_its_call_came_first(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             north = await house.enrol("north", 2, monkeypatch)
@@ -105,7 +105,7 @@ def test_a_key_that_was_replaced_opens_no_session_though_its_call_came_before(tm
             async with house.stub(north) as stub:
                 late = stub.Session()
                 await asyncio.wait_for(waiting.wait(), 20)
-                # It is let in, and its Hello is waited for. Meanwhile the member takes another key, and uses it.
+                # The call is admitted and waits for Hello. Meanwhile the member gets a new key, and uses it.
                 monkeypatch.setattr(renewal, "new_key", lambda: party.key(6))
                 second = await renew(north, another_key=True)
                 await first_use(second)
@@ -123,13 +123,13 @@ def test_a_key_that_was_replaced_opens_no_session_though_its_call_came_before(tm
 
 
 async def ending(call):
-    """A call that has ended, as the error that awaiting it would raise."""
+    """Returns the error that awaiting an ended call would raise."""
     return grpc.aio.AioRpcError(
         await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
     )
 
 
-def test_a_session_opened_while_the_clock_was_ahead_stands_once_it_is_right(tmp_path, monkeypatch):
+def test_a_session_survives_a_clock_that_was_ahead_and_is_corrected(tmp_path, monkeypatch):
     class Ahead(datetime):
         """Two seconds before the certificate's end."""
 

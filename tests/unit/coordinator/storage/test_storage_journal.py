@@ -217,16 +217,16 @@ def test_verify_claims_no_more_about_a_cut_tail_than_a_chain_can(database, datab
         return CliRunner().invoke(audit.app, ["verify", "--database", database_url, *options])
 
     noted(database)
-    kept = verify().output.splitlines()[-1].removeprefix("Head, to keep elsewhere: ")
+    kept = verify().output.splitlines()[-1].removeprefix("Keep this head elsewhere: ")
     assert kept.endswith(":4")
     whole = verify("--head", kept)
-    assert f"the head {kept[:64]} is that of entry 4" in whole.output
-    assert "would not show" not in whole.output
+    assert f"the head {kept[:64]} belongs to entry 4" in whole.output
+    assert "does not reveal" not in whole.output
     behind_the_back(database, "DELETE FROM journal WHERE id > 2")
     cut = verify()
     assert cut.exit_code == 0
-    assert "2 entries, from the first one on" in cut.output
-    assert "entries after 0 that were cut off or made anew would not show" in cut.output
+    assert "2 entries, from the first one" in cut.output
+    assert "whether entries after 0 were cut off or rewritten" in cut.output
     assert "none changed, removed or put in" not in cut.output
     for head in (kept, kept[:64]):
         found = verify("--head", head)

@@ -214,7 +214,7 @@ def test_another_key_is_made_on_demand_and_ends_what_stands_under_the_one_before
                 await first_use(second)
                 goodbye = await stream.until(Goodbye)
                 assert goodbye.reason == Reason.REASON_DISCONNECTED
-                assert "another key" in goodbye.detail
+                assert "a new key" in goodbye.detail
             async with house.stub(first) as stub:
                 assert await _refusal(stub) == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
             assert sorted(path.name for path in first.home.iterdir()) == ["identity", "identity.lock", "renewal.lock"]

@@ -85,7 +85,7 @@ def test_a_bundle_of_another_release_is_refused_where_it_is_created(tmp_path):
     arrays = bundle.manifest.unflatten(bundle.manifest.decode(bundle.weights))
     del arrays["label_bias.weight"]
     older = Manifest.of(arrays)
-    with pytest.raises(OperatorRefused, match="another release made it; make the bundle again"):
+    with pytest.raises(OperatorRefused, match="another release made it; create the bundle again"):
         created(older, older.encode(older.flatten(arrays)))
 
 
