@@ -301,7 +301,7 @@ def test_without_epochs_what_is_kept_goes_in_as_it_is_and_over_an_earlier_export
     machine.out.mkdir()
     said, beside = machine.export("own", "--epochs", 0)
     assert np.array_equal(converted[0], before.arrays[EMBEDDING])
-    assert f"{before.arrays[EMBEDDING].size} values in it are your own: keep the folder on this machine" in said
+    assert f"{before.arrays[EMBEDDING].size} of its values are private to you: keep the folder on this machine" in said
     assert "adapting" not in beside
     assert read_bundle(machine.out, "model").files["model.onnx"] == b"graph 0"
     machine.export("own")
@@ -327,8 +327,8 @@ def test_a_terminal_sees_the_epochs_go_by_unless_json_is_asked_for(quiet, monkey
 def test_where_all_is_shared_the_export_is_the_version(machine, town):
     said, beside = machine.export("plain")
     assert "adapting" not in beside
-    assert "your own" not in said
-    assert said.startswith(f"version 4 of plain is in {machine.out}; try `edge_client predict")
+    assert "private to you" not in said
+    assert said.startswith(f"Wrote {machine.out}: version 4 of plain. Try `edge_client predict")
     written = read_bundle(machine.out, "model")
     assert written.files["tokenizer.json"] == town.bundles["plain"].tokenizer
     assert not written.index.model.private
@@ -339,7 +339,7 @@ def test_a_member_that_remembers_nothing_makes_its_private_rows_anew(machine, to
     bundle = town.bundles["recon"]
     said, beside = machine.export("recon")
     # The row of the one entry with a digit.
-    assert f"{MODEL['embedding']} values in it are your own" in said
+    assert f"{MODEL['embedding']} of its values are private to you" in said
     assert "adapting what this member keeps of recon to version 4: 3 epochs" in beside
     written = read_bundle(machine.out, "model")
     assert written.files["tokenizer.json"] == bundle.tokenizer
@@ -426,7 +426,7 @@ def test_a_model_that_knows_no_mixture_of_labels_is_told_the_members(machine, to
     for rows in (ROWS, [*ROWS, *birds, *birds]):
         machine.write(rows)
         said, _ = machine.export("leaning")
-        assert "2 values in it are your own" in said
+        assert "2 of its values are private to you" in said
         logits.append(Predictor.load(machine.out).logits(["the heron"])[0])
     assert machine.out.stat().st_mode & 0o777 == 0o700
     assert read_bundle(machine.out, "model").index.model.private

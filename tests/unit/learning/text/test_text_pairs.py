@@ -620,7 +620,7 @@ def test_every_way_to_give_pairs_gives_the_same_lines(name, exported, run, tmp_p
 
 def test_a_pair_that_is_none_is_a_sentence(exported, run, tmp_path):
     bundle = ("--bundle", exported / "head")
-    with pytest.raises(CommandFailed, match="labels pairs of texts, and there are 3"):
+    with pytest.raises(CommandFailed, match="labels pairs, and there are 3 texts"):
         run(*bundle, "one", "two", "three")
     for lines in ("one\ttwo\nalone\n", "one\ttwo\nalone\t \n"):
         with pytest.raises(CommandFailed, match=r"standard input, line 2: .* with a tab between"):
