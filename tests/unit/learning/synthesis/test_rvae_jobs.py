@@ -214,8 +214,8 @@ def test_a_plan_tells_of_the_histogram(tmp_path):
     path.write_bytes(bundle_of(mechanism=DP_SGD, corpus=HOLD).document.canonical())
     done = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])
     assert done.exit_code == 0, done.output
-    beside = f"is charged once more, when the job is finished: epsilon {of_histogram():.3g} of its own"
-    assert f"The histogram of your labels {beside}" in done.output
+    beside = f"is charged too: alone it costs epsilon {of_histogram():.3g}."
+    assert f"When the job is finished, the histogram of your labels {beside}" in done.output
     path.write_bytes(bundle_of(mechanism=DP_SGD).document.canonical())
     without = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])
     assert "histogram" not in without.output
