@@ -408,7 +408,7 @@ def test_a_dry_run_says_which_backbone_it_would_be(job, identity, tmp_path, caps
         "here": False,
         "sources": ["disk", "coordinator"],
     }
-    assert f"stays as it is: a bert, {digest.hex()[:16]}, {size / 1e6:,.1f} MB, to be had from disk, then" in said
+    assert f"stays frozen: a bert, {digest.hex()[:16]}, {size / 1e6:,.1f} MB, available from disk, then" in said
     assert not found.refusals
     there = job.document.model_copy(
         update={"model": job.document.model.model_copy(update={"hub": f"owner/name@{'a1' * 20}"})}
@@ -426,7 +426,7 @@ def test_a_folder_that_is_not_there_is_said_at_once(identity, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "a great film", "label": "positive"}\n')
     options = RunOptions(data=data, home=identity.home, backbones=(tmp_path, tmp_path / "none"))
-    with pytest.raises(CommandFailed, match=r"none does not exist; --backbone is a folder"):
+    with pytest.raises(CommandFailed, match=r"none does not exist; give --backbone a folder"):
         load_member(options)
     assert load_member(dataclasses.replace(options, backbones=(tmp_path,))).examples
 

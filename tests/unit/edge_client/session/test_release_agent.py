@@ -267,6 +267,6 @@ def test_there_is_no_classifier_to_export(tmp_path, identity, monkeypatch):
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
     monkeypatch.setattr("edge_client.agent.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
     monkeypatch.setattr("edge_client.agent.exporting.fetch_blob", fetched)
-    with pytest.raises(CommandFailed, match="makes text up and labels none"):
+    with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
         asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values

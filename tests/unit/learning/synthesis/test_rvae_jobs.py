@@ -200,13 +200,13 @@ def test_a_dry_run_says_what_is_made_up_and_what_it_costs(tmp_path, identity, ca
     assert plan.refusals == ()
     _show(plan, member)
     said = capsys.readouterr().out
-    assert "40 texts are made up here by the model that was trained here, and given away once you approve" in said
-    assert f"the histogram of your labels is one charge more: epsilon {of_histogram():.3g} of its own" in said
+    assert "the model trained here makes 40 synthetic texts, which are released once you approve" in said
+    assert f"the histogram of your labels is charged too: epsilon {of_histogram():.3g} alone" in said
     plain = bundle_of(model={"variant": "published"})
     lenient = dataclasses.replace(member, policy=Policy(mechanisms=("none",), corpora="always"))
     notes = plan_of(plain.document, plain.manifest, lenient).notes
     assert [NO_GUARANTEE in note for note in notes] == [True, False]
-    assert "given away without asking" in notes[1]
+    assert "released without asking" in notes[1]
 
 
 def test_a_plan_tells_of_the_histogram(tmp_path):
