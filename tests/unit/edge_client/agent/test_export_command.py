@@ -443,9 +443,7 @@ def test_data_without_a_label_of_the_job_is_refused(machine):
     machine.write([("a heron", "fish")])
     code, said = machine.refused("adjusted")
     assert code == ExitCode.USAGE
-    assert said.startswith(
-        "no example has a label of adjusted, whose model takes the label frequencies from each member"
-    )
+    assert said.startswith("no example has a label of adjusted, whose model takes the label frequencies from each")
 
 
 def test_a_missing_job_is_an_error_that_lists_the_jobs_there_are(machine):
