@@ -349,7 +349,7 @@ def test_a_backbone_that_is_nowhere_is_said_here_and_not_there(folder, job, mach
     here.offer(job, but=(BACKBONE_FILE,))
     refused = here.refused(job.document)
     assert refused.reason == Reason.REASON_BUNDLE_UNSUITABLE
-    assert refused.detail == "this member has the job's backbone from nowhere; its own log says why"
+    assert refused.detail == "this member cannot get the job's backbone; its own log says why"
     for said in ("secret-name", "not here", "hub: this member's policy does not name it"):
         assert said in refused.private
     assert here.pinned() == set()

@@ -124,9 +124,9 @@ def signed_journal(path):
 
 def test_a_signed_list_of_survivors_is_never_overwritten(tmp_path):
     journal = signed_journal(tmp_path / "journal.db")
-    with pytest.raises(sqlite3.IntegrityError, match="of which this is new"):
+    with pytest.raises(sqlite3.IntegrityError, match=", or already holds"):
         journal.signed(AttemptId("a", 1, 1), ["north"])
-    with pytest.raises(sqlite3.IntegrityError, match="of which this is new"):
+    with pytest.raises(sqlite3.IntegrityError, match=", or already holds"):
         journal.opened(AttemptId("a", 1, 1), bytes(32))
     # How it ended may be told.
     journal.ended(AttemptId("a", 1, 1), "published", bytes(32))
@@ -136,7 +136,7 @@ def test_a_signed_list_of_survivors_is_never_overwritten(tmp_path):
 
 def test_what_is_not_in_the_journal_cannot_be_signed(tmp_path):
     journal = Journal(tmp_path / "journal.db", FEDERATION)
-    with pytest.raises(sqlite3.IntegrityError, match="of which this is new"):
+    with pytest.raises(sqlite3.IntegrityError, match=", or already holds"):
         journal.signed(AttemptId("a", 1, 1), ["north"])
 
 
