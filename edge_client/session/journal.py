@@ -217,7 +217,7 @@ class Journal:
             (*values, self._federation, attempt.job, attempt.attempt),
         )
         if changed.rowcount != 1:
-            raise sqlite3.IntegrityError(f"the journal has no attempt {attempt}, or already holds this of it")
+            raise sqlite3.IntegrityError(f"the journal has no attempt {attempt}, or already has this record of it")
 
 
 def _now_ms() -> int:
