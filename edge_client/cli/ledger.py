@@ -133,7 +133,7 @@ def export(
     except FileExistsError:
         fail(f"{file} exists; choose another name", ExitCode.USAGE)
     except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror}", ExitCode.USAGE)
+        fail(f"{file} cannot be written: {error.strerror}; choose another file", ExitCode.USAGE)
     except LedgerError as error:
         raise _failed(error) from error
     if as_json:
@@ -190,9 +190,9 @@ def _lines(file: Path) -> Iterator[bytes]:
             for line in lines:
                 yield line.removesuffix(b"\n")
     except FileNotFoundError:
-        fail(f"{file} does not exist", ExitCode.NOT_FOUND)
+        fail(f"{file} does not exist; check its path", ExitCode.NOT_FOUND)
     except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}", ExitCode.USAGE)
+        fail(f"{file} cannot be read: {error.strerror}; check its path and permissions", ExitCode.USAGE)
 
 
 def _check_is_export(file: Path) -> None:

@@ -186,7 +186,7 @@ def _document(kind: "type[_Kind]", path: Path) -> "_Kind":
     try:
         return kind.from_file(path)
     except OSError as error:
-        fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
+        fail(f"{path} cannot be read: {error.strerror}; check its path and permissions", ExitCode.USAGE)
 
 
 def _conditions(policy: "Policy", device: str | None) -> "Conditions":
@@ -331,7 +331,9 @@ def init(
     except FileExistsError:
         fail(f"{path} exists; edit it, or replace it with --force", ExitCode.USAGE)
     except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}", ExitCode.USAGE)
+        fail(
+            f"{path} cannot be written: {error.strerror}; choose another place with --policy or --home", ExitCode.USAGE
+        )
     if as_json or json_requested():
         print_json({"policy": str(path)})
         return

@@ -148,9 +148,9 @@ def _job(path: Path) -> "JobDocument | JobSpec":
         try:
             return JobDocument.from_file(path)
         except FileNotFoundError:
-            fail(f"{path} does not exist", ExitCode.NOT_FOUND)
+            fail(f"{path} does not exist; check its path", ExitCode.NOT_FOUND)
         except OSError as error:
-            fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
+            fail(f"{path} cannot be read: {error.strerror}; check its path and permissions", ExitCode.USAGE)
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE if path.exists() else ExitCode.NOT_FOUND)
 

@@ -63,7 +63,7 @@ def run(
         list[Path] | None,
         typer.Option(
             help="A folder with a frozen language model for prompted jobs, as save_pretrained writes it; may be given "
-            "more than once. TACIT_BACKBONES names more.",
+            "more than once. TACIT_BACKBONES may name further folders.",
             show_default=False,
         ),
     ] = None,

@@ -158,7 +158,9 @@ class Home:
         except NotPrivate as error:
             raise HomeUnusable(f"{error}. If somebody else uses this machine, enrol again") from error
         except OSError as error:
-            raise HomeUnusable(f"{error.filename or self.path} cannot be read: {error.strerror}") from error
+            raise HomeUnusable(
+                f"{error.filename or self.path} cannot be read: {error.strerror}; check its permissions"
+            ) from error
 
     def adopt(self, pending: IdentityFolder) -> None:
         """Makes a complete pending identity the member's own, replacing the present one if there is any."""

@@ -147,7 +147,7 @@ class Link:
             await channel.close(None)
             return
         if self._stub is None:
-            # The session broke meanwhile: the next one is dialled with it.
+            # The session broke in the meantime, and the next one uses the new certificate anyway.
             await channel.close(None)
             return
         self._stub = stub
