@@ -74,8 +74,8 @@ def export(
 ) -> None:
     """Write the job's newest model as ONNX, with your own vocabulary and embedding in it.
 
-    If the job keeps a part of the model private, or leaves the label frequencies to its members, the folder holds yours
-    and should stay on this machine.
+    The folder holds your private part of the model or your label frequencies, if the job leaves these to its members.
+    It should then stay on this machine.
     """
     from toolkit.tls import tls_13_only
 

@@ -73,8 +73,8 @@ def verify(
 ) -> None:
     """Verify hash chains, limits, pins, receipts and signatures, offline. Prints one line for each problem.
 
-    The chain alone does not reveal that its tail was cut off, or that the ledger was made anew. The pin does, unless it
-    was replaced too. A head kept away from this machine always does: give it with --head.
+    The chain alone does not reveal that its tail was cut off, or that the ledger was made anew.
+    The pin does, unless it was replaced too. A head kept away from this machine always does: give it with --head.
 
     The exit code is 0 if nothing is wrong and 1 otherwise. Notes are facts, not problems.
     """
@@ -113,8 +113,8 @@ def export(
 ) -> None:
     """Write a ledger with its receipts as JSON lines, for somebody else to verify.
 
-    The file holds names of jobs and members, sizes, times and digests. It holds no text, and nothing by which a text
-    could be looked up.
+    The file holds names of jobs and members, sizes, times and digests.
+    It holds no text, and nothing by which a text could be looked up.
     """
     from edge_client.ledger import verification
     from edge_client.ledger.store import LedgerError

@@ -89,8 +89,8 @@ def plan(
 ) -> None:
     """Print how much noise each epsilon needs, for your number of examples.
 
-    It prints two figures: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD). It
-    sends nothing and reads no data.
+    It prints two figures: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD).
+    It sends nothing and reads no data.
     """
     from learning.accounting.planning import Setting
 

@@ -176,8 +176,9 @@ def rekey(
 ) -> None:
     """Seal all private states, change their passphrase or key file, or unseal them.
 
-    Give the present key as usual: TACIT_PASSPHRASE, --private-key-file, or neither. Give the new one as
-    TACIT_NEW_PASSPHRASE in the environment, or as --new-private-key-file. If the command is interrupted, run it again.
+    Give the present key as usual: TACIT_PASSPHRASE, --private-key-file, or neither.
+    Give the new one as TACIT_NEW_PASSPHRASE in the environment, or as --new-private-key-file.
+    If the command is interrupted, run it again.
     """
     from edge_client.private_store.upkeep import rekey as rekeyed
 

@@ -93,8 +93,8 @@ def run(
 ) -> None:
     """Train with others on your own data, until interrupted.
 
-    The text stays here. What leaves is a masked vector; the coordinator can read only the sum over the cohort. The
-    command reconnects when the connection breaks.
+    The text stays here. What leaves is a masked vector; the coordinator can read only the sum over the cohort.
+    The command reconnects when the connection breaks.
     """
     from toolkit.tls import tls_13_only
 
