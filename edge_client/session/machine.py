@@ -288,7 +288,7 @@ def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayloa
     else:
         detail = (
             f"this process is not in attempt {attempt.round}.{attempt.attempt}: it started after the attempt began, or "
-            "has left it; it sent nothing, and takes part again with its next update"
+            "has left it; it sent no answer, and takes part again with its next update"
         )
         _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, detail)
 
