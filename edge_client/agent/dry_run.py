@@ -1,8 +1,8 @@
-"""`edge_client run --dry-run`: what each open job would send from this machine, and what the policy says to it.
+"""`edge_client run --dry-run` prints what each open job would send from this machine, and what the policy says to it.
 
-It opens no session: the coordinator does not count on this member, nothing is trained, and of the member's data only
-the labels are looked at, and, where a job reads pairs, whether there are second texts; of its table of vectors how wide
-it is. A prompted job's backbone is not fetched.
+It opens no session, so the coordinator does not count on this member, and it trains nothing. Of the member's data it
+looks only at the labels and, for jobs on pairs, at whether there are second texts; of a table of vectors, only at its
+width. It does not fetch a prompted job's backbone.
 """
 
 import asyncio
@@ -48,8 +48,14 @@ _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
 
 @dataclass(frozen=True)
 class FrozenPart:
-    """A prompted job's backbone: digest, 32 bytes; kind, as its config has it; size in bytes; whether a file of that
-    name lies in this member's cache; else where it may come from, in the order of asking.
+    """A prompted job's backbone.
+
+    Attributes:
+        digest: Its 32 bytes.
+        kind: The model type in its config.
+        size: In bytes.
+        here: Whether this member's cache holds a file of that name.
+        sources: Where it may come from otherwise, in the order of asking.
     """
 
     digest: bytes
@@ -60,7 +66,7 @@ class FrozenPart:
 
     @classmethod
     def of(cls, model: PromptedModel, member: Member) -> "FrozenPart":
-        """Raises: BackboneInvalid: a config of which there is no backbone."""
+        """Returns the backbone of a prompted model. Raises BackboneInvalid if no backbone has such a config."""
         wanted = Wanted.of(model)
         sources = tuple(
             each for each in SOURCES if each in member.policy.backbones and (each != "hub" or wanted.hub is not None)
@@ -69,7 +75,7 @@ class FrozenPart:
         return cls(wanted.digest, str(wanted.config["model_type"]), wanted.size, here, sources)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns what `--json` prints."""
         return {
             "digest": self.digest.hex(),
             "bytes": self.size,
@@ -80,8 +86,13 @@ class FrozenPart:
 
 @dataclass(frozen=True)
 class StartingTable:
-    """What the member's table of vectors is to one job: how wide it is, and how wide the job's embedding; why it is not
-    looked at, if it is not.
+    """How a member's table of vectors fits one job.
+
+    Attributes:
+        path: The file or folder.
+        width: Numbers in each of its vectors.
+        needed: The width of the job's embedding; None if the table is not used.
+        unused: Why the table is not used; None if it is.
     """
 
     path: Path
@@ -91,11 +102,11 @@ class StartingTable:
 
     @classmethod
     def of(cls, job: JobDocument, member: Member) -> "StartingTable | None":
-        """None where the member names no table.
+        """Returns None if the member names no table.
 
         Raises:
-            StoreError: what the member keeps of this job is not this job's, or cannot be read. ValueError: a model that
-                there cannot be.
+            StoreError: The member's private state of that name belongs to another job document, or cannot be read.
+            ValueError: No such model can exist.
         """
         if member.table is None:
             return None
@@ -110,65 +121,65 @@ class StartingTable:
 
     @property
     def refusal(self) -> str | None:
-        """The sentence of the job's first round, told before it."""
+        """The sentence with which the job's first round would fail, ahead of time; None if the table fits."""
         if self.needed in (None, self.width):
             return None
         return (
-            f"{self.path}: its vectors have {self.width} numbers where the job's embedding has {self.needed}; name a "
-            f"table of {self.needed} with --embedding, or leave --embedding out"
+            f"{self.path}: its vectors have {self.width} numbers and the job's embedding has {self.needed}; give "
+            f"--embedding a table of {self.needed}, or leave the option out"
         )
 
     def note(self, job: JobDocument) -> str | None:
-        """What a table is not looked at for."""
+        """Says why the table is not used; None if it is."""
         match self.unused:
             case None:
                 return None
             case "embedding_not_private":
-                return f"--embedding is not looked at: {job.method.name} leaves you no whole embedding of your own"
+                return f"--embedding is not used: {job.method.name} leaves you no whole embedding of your own"
             case "private_state_exists":
                 return (
-                    "--embedding is not looked at: you have an embedding of this job already, and go on from it "
-                    f"(`edge_client private remove {job.name}` would give it up)"
+                    "--embedding is not used: you already have an embedding of this job, and continue with it "
+                    f"(`edge_client private remove {job.name}` would delete it)"
                 )
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns what `--json` prints."""
         return {"width": self.width, "needed": self.needed, "unused": self.unused}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one job would make this member send."""
+    """What this member would send for one job."""
 
     job: JobDocument
     manifest: Manifest
-    # Sentences that stand against it; none: the member would take part.
+    # Why the member would refuse the job. Without any, it would take part.
     refusals: tuple[str, ...]
-    # What one round, and all rounds together, would cost the data at the policy's delta; None: nothing is promised.
+    # The cost of one round, and of all rounds together, at the policy's delta. None: the job promises nothing.
     epsilon_a_round: float | None = None
     epsilon_of_all_rounds: float | None = None
-    # Of a prompted job.
+    # Only for a prompted job.
     backbone: FrozenPart | None = None
-    # What the member should know, and takes part in spite of.
+    # What the member should know, although it takes part.
     notes: tuple[str, ...] = ()
-    # Where the member names one.
+    # Only if the member names a table.
     table: StartingTable | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
-        """The masked vector's segments, of which a cohort's size changes only the scale."""
+        """Returns the masked vector's segments. The size of the cohort changes only their scale."""
         return list(layout_of(self.job, self.job.rounds.min_members).segments)
 
     def bits(self, members: int) -> int:
-        """Of one value in the masked vector of a cohort of so many."""
+        """Returns the bits of one value of the masked vector, in a cohort of `members`."""
         return layout_of(self.job, members).bits
 
     def bytes_a_round(self, members: int) -> int:
-        """Of the masked vector, packed, in a cohort of so many; keys, shares and signatures come on top."""
+        """Returns the bytes of the packed masked vector in a cohort of `members`, without keys, shares, signatures."""
         layout = layout_of(self.job, members)
         return secure_agg.packed_size(layout.values, layout.bits)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns what `--json` prints."""
         return {
             "job": self.job.name,
             "status": "running",
@@ -192,7 +203,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class ClosedJob:
-    """A job that is not running now. status: paused, finished or aborted, as the coordinator says."""
+    """A job that is not running now. Its status comes from the coordinator: paused, finished or aborted."""
 
     name: str
     status: str
@@ -200,21 +211,21 @@ class ClosedJob:
 
     @property
     def sentence(self) -> str:
-        """What became of the job, and what the member can do."""
+        """Says how the job ended or paused, and what the member can do."""
         what = {
             "finished": f"`edge_client export {self.name}` makes your model",
-            "aborted": f"it will not go on; `edge_client export {self.name}` takes its last version",
+            "aborted": f"it will not continue; `edge_client export {self.name}` exports its last version",
             "paused": "it asks for nothing until the operator resumes it",
         }.get(self.status, "ask the operator")
         return f"{self.name} is {self.status}: {self.why} Nothing would be sent; {what}."
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns what `--json` prints."""
         return {"job": self.name, "status": self.status, "takes_part": False, "refusals": [self.why]}
 
 
 def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
-    """The member's own verdict on a job, for the smallest cohort that the job allows."""
+    """Returns the member's own verdict on a job, for the smallest cohort that the job allows."""
     refusals = []
     try:
         member.policy.check_job(job, federation=member.identity.federation)
@@ -250,8 +261,10 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
 
 
 def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
-    """What of the data stands against the job, and what it is trained without: under a mechanism no row is a reason to
-    refuse, since the coordinator would hear of it.
+    """Returns refusals and notes that the data gives rise to.
+
+    Under a mechanism, rows that do not fit are skipped. They are no reason to refuse, because a refusal would tell the
+    coordinator about them.
     """
     refusals: list[str] = []
     left_out: list[str] = []
@@ -267,40 +280,40 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
             refusals.append(str(error))
         except DataInvalid as error:
             rows.append(str(error))
-    notes = [f"such rows are left out, and the member takes part: {each}" for each in left_out]
+    notes = [f"such rows are skipped, and the member takes part: {each}" for each in left_out]
     if left_out and not any(
         each.label in job.labels and (each.text_b is not None or not reads_pairs(job.model)) for each in member.examples
     ):
-        notes.append("no row is left: a round would be charged, and would send noise alone")
+        notes.append("no row is left: a round would be charged, and would send only noise")
     held = {each.label for each in member.examples}.intersection(job.labels)
     if job.training.logit_adjustment and len(held) == 1:
         notes.append(
-            f"all of your rows have the label {held.pop()}: with adjusted logits they teach the model nothing, though "
-            "you take part and your own model gains"
+            f"all your rows have the label {held.pop()}: with adjusted logits they teach the shared model nothing, but "
+            "you take part, and your own model gains"
         )
     return refusals, notes
 
 
 def _of_text(job: JobDocument, member: Member) -> list[str]:
-    """What comes after the last round, where the job orders text of its members, and what stands behind it."""
+    """Returns notes on the synthetic text that the job orders from its members, and on what it promises."""
     order = order_of(job)
     notes = []
     if isinstance(job.model, RvaeModel) and job.model.variant == "published":
         notes.append(f"the published variant has {NO_GUARANTEE}, whatever its noise is called")
     if order is None:
         return notes
-    asked = {"always": "given away without asking", "ask": "given away once you approve them", "never": "refused"}
+    asked = {"always": "released without asking", "ask": "released once you approve them", "never": "refused"}
     notes.append(
-        f"once it is finished, {order.texts:,} texts are made up here by the model that was trained here, and "
+        f"once the job is finished, the model trained here makes {order.texts:,} synthetic texts, which are "
         f"{asked[member.policy.corpora]}"
     )
     if order.histogram_std is not None:
-        notes.append(f"the histogram of your labels is one charge more: {_cost_of_histogram(job, member)}")
+        notes.append(f"the histogram of your labels is charged too: {_cost_of_histogram(job, member)}")
     return notes
 
 
 def _cost_of_histogram(job: JobDocument, member: Member) -> str:
-    """In words; what it cannot be charged for is said, and the labels come in equal parts then."""
+    """Says what the histogram costs, or that it cannot be charged and all labels get equal parts."""
     from learning.accounting.calibration import epsilon_at_gate
     from learning.accounting.spend import EventUnaccountable
     from learning.synthesis.labels import histogram_event
@@ -310,18 +323,16 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return "none"
     event = histogram_event(order.histogram_std, len(job.labels), limit.adjacency)
     try:
-        return (
-            f"epsilon {epsilon_at_gate(event, limit.delta, limit.adjacency):.3g} of its own, at delta {limit.delta:g}"
-        )
+        return f"epsilon {epsilon_at_gate(event, limit.delta, limit.adjacency):.3g} alone, at delta {limit.delta:g}"
     except EventUnaccountable as error:
-        return f"it has no formula here, and labels come in equal parts ({error})"
+        return f"there is no formula for it here, so all labels get equal parts ({error})"
 
 
 def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
-    """Epsilon of one round and of all, as the ledger's gate counts; None without a mechanism.
+    """Returns epsilon of one round and of all, as the ledger's gate counts; None without a mechanism.
 
     Raises:
-        ValueError: there is no formula for it.
+        ValueError: There is no formula for the cost.
     """
     from learning.accounting.spend import epsilon_counted, total
 
@@ -347,7 +358,7 @@ def dry_run(options: RunOptions) -> None:
     """Prints the plans of all open jobs.
 
     Raises:
-        CommandFailed: input that cannot be used, or no coordinator.
+        CommandFailed: The input cannot be used, or the coordinator cannot be reached.
     """
     member = load_member(options)
     try:
@@ -355,9 +366,9 @@ def dry_run(options: RunOptions) -> None:
     except grpc.aio.AioRpcError as error:
         raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
     except DocumentInvalid as error:
-        raise CommandFailed(f"{error}; the coordinator may be newer than this software") from error
+        raise CommandFailed(f"{error}; the coordinator may be newer than this software; upgrade it") from error
     except (BlobDamaged, BlobNotThere) as error:
-        raise CommandFailed(f"the coordinator does not serve what its jobs name ({error}); try again") from error
+        raise CommandFailed(f"the coordinator does not serve the files of its jobs ({error}); try again") from error
     if options.as_json:
         for plan in plans:
             print_json({**plan.as_json(), "rows": len(member.examples), "rows_skipped": member.skipped.rows})
@@ -371,12 +382,12 @@ def dry_run(options: RunOptions) -> None:
     for job in closed:
         _print(job.sentence)
     if not plans and not closed:
-        named = f" of the name {', '.join(options.jobs)}" if options.jobs else ""
-        _print(f"The coordinator has no job{named}; ask the operator, or look again later.")
+        named = f" named {', '.join(options.jobs)}" if options.jobs else ""
+        _print(f"The coordinator has no job{named}; ask the operator, or try again later.")
 
 
 async def _plans(member: Member, patterns: tuple[str, ...]) -> tuple[list[Plan], list[ClosedJob]]:
-    """Plans of the open jobs; and the jobs that are not open, where they were named or no other job is there."""
+    """Returns plans of the open jobs, and the closed jobs if they were named or no job is open."""
     async with open_channel(member.identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
 
@@ -407,23 +418,23 @@ def _print(text: str = "") -> None:
 
 
 def _kept(job: JobDocument) -> str:
-    """What of the model stays with this member, in words."""
+    """Says which parts of the model stay with this member."""
     parts: list[str] = [*sorted(private_parts(job.method))] or ["some rows of the embedding"]
     kept = f"{' and '.join(parts)}, by {job.method.name}"
     if job.private is not None:
         kept += f"; {job.private.values:,} values"
     if job.vocabulary is not None:
-        kept += f"; and a vocabulary of your own, {job.vocabulary.size:,} {_ENTRIES[job.vocabulary.kind]} at most"
+        kept += f"; and a vocabulary of your own, at most {job.vocabulary.size:,} {_ENTRIES[job.vocabulary.kind]}"
     return kept
 
 
 def _show(plan: Plan, member: Member) -> None:
     job = plan.job
-    # Under dp-sgd the mechanism counts the steps, and epochs say nothing.
+    # Under dp-sgd the mechanism sets the number of steps, and epochs mean nothing.
     work = f"{job.mechanism.steps} steps" if isinstance(job.mechanism, DpSgd) else f"{job.training.epochs} epochs"
     _print(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
     if reads_pairs(job.model):
-        _print("  reads pairs: of each row the text and the second one")
+        _print("  reads pairs: the text and the second text of each row")
     _print("  would send, masked, so that only the sum over the cohort can be read:")
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)
@@ -431,10 +442,10 @@ def _show(plan: Plan, member: Member) -> None:
     if keeps_anything(job.method):
         _print(f"  stays here: {_kept(job)}")
     if (table := plan.table) is not None and table.width == table.needed:
-        _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers as the job's have")
+        _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers like the job's")
     if (frozen := plan.backbone) is not None:
-        where = "in this member's cache" if frozen.here else f"to be had from {', then '.join(frozen.sources) or '-'}"
-        _print(f"  stays as it is: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
+        where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
+        _print(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
     others = [segment.name for segment in plan.segments() if segment.name != "update"]
     if others:
         _print(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
@@ -442,7 +453,7 @@ def _show(plan: Plan, member: Member) -> None:
     told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
     _print(f"  bytes a round: {', '.join(told)}")
     if plan.epsilon_a_round is None:
-        _print("  epsilon a round: none is promised; this job adds no noise")
+        _print("  no epsilon: this job adds no noise and promises no differential privacy")
     else:
         policy, rounds = member.policy, job.rounds.count
         _print(

@@ -1,8 +1,10 @@
-"""`edge_client export`: a version of a job's model, with what this member keeps of it, as an ONNX bundle.
+"""`edge_client export` writes a version of a job's model, with this member's private parameters, as an ONNX bundle.
 
-Order: place and tools first, since what follows takes long; the member's identity and data; what the coordinator
-serves; what the member keeps, adapted; the bundle. Guarantees: it takes part in nothing, and tells nobody anything but
-which blobs it fetches. The member's own state stays as it is: what is adapted here goes into the bundle alone.
+It first checks the place and the tools, since the rest takes long. Then it loads the member's identity and data,
+fetches what the coordinator serves, adapts the private parameters, and writes the bundle.
+
+It takes part in nothing, and reveals to nobody more than which blobs it fetches. The member's private state stays as it
+is: the adapted parameters go only into the bundle.
 """
 
 import asyncio
@@ -49,16 +51,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Exported", "Watch", "export_own"]
 
-# What making and comparing an ONNX file needs beyond what training does.
+# Packages that making and comparing an ONNX file needs beyond those of training.
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
 _INSTALL = install_with("edge", "export")
-# Texts on which the ONNX file is compared with the model it came from.
+# How many texts the ONNX file is compared on with the model it came from.
 _SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class Exported:
-    """version: its number. private: values in the bundle that are this member's own."""
+    """What was exported: the version's number and digest, and how many values of the bundle are private."""
 
     job: str
     version: int
@@ -69,7 +71,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is told how it goes. say: a sentence at each stage. step: (step, steps, loss) of adapting."""
+    """Callbacks for progress: `say` gets a sentence at each stage, `step` gets (step, steps, loss) while adapting."""
 
     say: Callable[[str], None] = lambda _: None
     step: Callable[[int, int, float], None] = lambda step, steps, loss: None
@@ -83,21 +85,30 @@ class _Fetched:
     number: int
     digest: bytes
     tokenizer: bytes | None
-    # What private parameters start from, where a member remembers none.
+    # What private parameters start from, if the method keeps no state of them.
     start: tuple[Manifest, bytes] | None
-    # Of a prompted job.
+    # Only for a prompted job.
     backbone: "StoredBackbone | None"
 
 
 def export_own(
     name: str, options: RunOptions, out: Path, *, epochs: int | None = None, split: bool = False, watch: Watch = Watch()
 ) -> Exported:
-    """Writes the bundle `out`. epochs: how long private parameters are adapted to the version; 0: not at all; None: as
-    the job's method has it (`training.personal`). split: of a prompted job, the prompt alone, beside its backbone.
+    """Writes the bundle `out`.
+
+    Args:
+        name: The job's name.
+        options: Whose data and machine it is, as for `edge_client run`.
+        out: The folder to write.
+        epochs: How long private parameters are adapted to the version; 0: not at all; None: as the job's method has it
+            (`training.personal`).
+        split: Writes the prompt of a prompted job alone, beside its backbone.
+        watch: Callbacks for progress.
 
     Raises:
-        CommandFailed: input that cannot be used, no coordinator, nothing to export, or a model that cannot be exported.
-        StoreError: what the member keeps cannot be opened.
+        CommandFailed: The input cannot be used, the coordinator cannot be reached, there is nothing to export, or the
+            model cannot be exported.
+        StoreError: The member's private state cannot be opened.
     """
     _check_place(out)
     _check_tools()
@@ -110,12 +121,12 @@ def export_own(
         kept = _kept(found, Keeper(store, member.examples))
     tokenizer = found.tokenizer if kept is None or kept.tokenizer is None else kept.tokenizer
     if tokenizer is None:
-        fail(f"job {name} has no tokenizer, and this member keeps none", ExitCode.FAILED)
+        fail(f"job {name} has no tokenizer, and this member has none of its own; tell the operator", ExitCode.FAILED)
     return _written(found, member, tokenizer, {} if kept is None else kept.arrays, out, epochs, split, watch)
 
 
 def _check_place(out: Path) -> None:
-    """Refuses what the bundle could not be written over; writing looks again."""
+    """Refuses what the bundle could not replace. Writing checks again."""
     try:
         if not out.exists() and not out.is_symlink():
             return
@@ -124,13 +135,12 @@ def _check_place(out: Path) -> None:
         present = {entry.name for entry in out.iterdir()}
         foreign = sorted(present - {INDEX, *read_bundle(out, "model", "prompt").files}) if present else []
     except OSError as error:
-        fail(f"{out} cannot be looked into ({error.strerror}); name another folder with --out", ExitCode.USAGE)
+        fail(f"{out} cannot be read ({error.strerror}); name another folder with --out", ExitCode.USAGE)
     except BundleInvalid:
-        fail(f"{out} is neither empty nor a whole earlier export; name a new folder with --out", ExitCode.USAGE)
+        fail(f"{out} is neither empty nor a complete earlier export; name a new folder with --out", ExitCode.USAGE)
     if foreign:
         fail(
-            f"{out} holds other files ({', '.join(foreign[:3])}) and would be replaced whole; name a new folder with "
-            "--out",
+            f"{out} would be replaced and holds other files ({', '.join(foreign[:3])}); name a new folder with --out",
             ExitCode.USAGE,
         )
 
@@ -151,15 +161,15 @@ def _fetched(name: str, member: Member, folders: Sequence[Path]) -> _Fetched:
     except BackboneMissing as error:
         fail(str(error), ExitCode.NOT_FOUND)
     except (DocumentInvalid, TokenizerInvalid, BackboneInvalid) as error:
-        fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+        fail(f"{error}; the coordinator may be newer than this software; upgrade it", ExitCode.FAILED)
     except (BlobDamaged, BlobNotThere) as error:
         fail(
-            f"the coordinator does not serve what job {name} names ({error}); try again, and tell the operator if that "
-            "does not help",
+            f"the coordinator does not serve the files of job {name} ({error}); try again, and tell the operator if "
+            "that does not help",
             ExitCode.FAILED,
         )
     except OSError as error:
-        fail(f"what was fetched cannot be kept in {member.home / 'cache'}: {error}", ExitCode.FAILED)
+        fail(f"the files of the job cannot be stored in {member.home / 'cache'}: {error}", ExitCode.FAILED)
 
 
 async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbones: Backbones) -> _Fetched:
@@ -179,8 +189,8 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
         job = await fetch_job(blob, name, found.job_document)
         if isinstance(job.model, RvaeModel):
             fail(
-                f"job {name} trains a model that makes text up and labels none: there is no classifier to export. What "
-                f"it made here `edge_client corpus show {name}` shows; a classifier is trained from the corpora",
+                f"job {name} trains a generator of synthetic text, so there is no classifier to export; see its texts "
+                f"with `edge_client corpus show {name}`, and train a classifier from the corpora",
                 ExitCode.USAGE,
             )
         manifest = await fetch_manifest(blob, job)
@@ -198,10 +208,11 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
 
 
 def _kept(found: _Fetched, keeper: Keeper) -> PrivateState | None:
-    """What the member keeps of the job, or would begin a round with; None where the whole model is shared.
+    """Returns the member's private state of the job, or the one it would begin a round with; None if all is shared.
 
     Raises:
-        CommandFailed: the job keeps a state, and there is none yet. StoreError: there is one that cannot be opened.
+        CommandFailed: The job keeps a state, and there is none yet.
+        StoreError: There is a state that cannot be opened.
     """
     job = found.job
     if not keeps_anything(job.method):
@@ -210,16 +221,16 @@ def _kept(found: _Fetched, keeper: Keeper) -> PrivateState | None:
         try:
             return keeper.make(job, found.tokenizer, found.start)
         except (DocumentInvalid, TokenizerInvalid) as error:
-            fail(f"what was served of job {job.name} cannot be used: {error}; tell the operator", ExitCode.FAILED)
+            fail(f"the files of job {job.name} cannot be used: {error}; tell the operator", ExitCode.FAILED)
     try:
         kept = keeper.look(job)
     except StateForeign as error:
-        # What else it advises would cost a member that forgot an option all it keeps.
-        fail(f"{error}. If that is the data you mean, give its name with --data-name", ExitCode.USAGE)
+        # The error's other advice would cost a member that only forgot an option its whole private state.
+        fail(f"{error}. If you mean that data, give its name with --data-name", ExitCode.USAGE)
     if kept is None:
         fail(
-            f"this member keeps nothing of {job.name} yet: it has taken part in no round of it; take part with "
-            "`edge_client run`",
+            f"this member has no private state of {job.name} yet, because it has taken part in no round; take part "
+            "with `edge_client run`",
             ExitCode.NOT_FOUND,
         )
     return kept
@@ -239,7 +250,7 @@ def _written(
 
     job, number = found.job, found.number
     pairs = reads_pairs(job.model)
-    # As training leaves them out; of none at all the error says what is missing.
+    # Rows without a second text are skipped, as in training. If none is left, the error says what is missing.
     rows = [each for each in member.examples if each.text_b is not None or not pairs] or member.examples
     try:
         texts = text_rows(rows[:_SAMPLES], pairs=pairs)
@@ -250,7 +261,7 @@ def _written(
 
         private = _adapted(found, member, tokenizer, kept, epochs, watch) if kept else {}
         mixture = _mixture(job, member) if job.training.logit_adjustment else None
-        watch.say(f"making the ONNX file of version {number}, and comparing it with the model on {len(texts)} texts")
+        watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(texts)} texts")
         report = export_model(
             job,
             found.manifest,
@@ -265,8 +276,8 @@ def _written(
         )
     except TrainingDiverged as error:
         fail(
-            f"what this member keeps of {job.name} cannot be adapted to version {number}: {error}; --epochs 0 exports "
-            "it as it is",
+            f"this member's private parameters of {job.name} cannot be adapted to version {number}: {error}; "
+            "--epochs 0 exports them as they are",
             ExitCode.FAILED,
         )
     except ImportError as error:
@@ -278,18 +289,18 @@ def _written(
 
 
 def _mixture(job: JobDocument, member: Member) -> "NDArray[np.float32]":
-    """(L,) logarithms of the shares of this member's labels, which the job's members kept out of what they trained.
+    """Returns the logarithms of the shares of this member's labels, (L,), which logit adjustment kept out of training.
 
     Raises:
-        CommandFailed: no example with a label of the job.
+        CommandFailed: No example has a label of the job.
     """
     from learning.training.mixture import log_mixture
 
     places = label_places(member.examples, job.labels)
     if not (places >= 0).any():
         fail(
-            f"none of the examples has a label of {job.name}, whose model is told by each member how frequent labels "
-            "are with it; give the data that you take part with",
+            f"no example has a label of {job.name}, whose model takes the label frequencies from each member; give the "
+            "data that you take part with",
             ExitCode.USAGE,
         )
     return log_mixture(places[places >= 0], len(job.labels))
@@ -303,10 +314,12 @@ def _adapted(
     epochs: int | None,
     watch: Watch,
 ) -> "Mapping[str, NDArray[np.float32]]":
-    """Private parameters, trained for so many epochs beside the version's shared ones; None: the method's number.
+    """Returns private parameters, trained for `epochs` beside the version's shared ones; None: the method's number.
 
     Raises:
-        CommandFailed: no example to adapt on. TrainingDiverged. ValueError: parts that do not fit together.
+        CommandFailed: There is no example to adapt on.
+        TrainingDiverged: The training diverged.
+        ValueError: The parts do not fit together.
     """
     from learning.models.assembly import assembled
     from learning.training.personal import adapted, usual_epochs
@@ -318,11 +331,11 @@ def _adapted(
     if epochs:
         if not len(corpus.read().usable):
             fail(
-                f"none of the examples has a label of {job.name}; give the data that you take part with, or --epochs 0",
+                f"no example has a label of {job.name}; give the data that you take part with, or --epochs 0",
                 ExitCode.USAGE,
             )
         what = "an epoch" if epochs == 1 else f"{epochs} epochs"
-        watch.say(f"adapting what this member keeps of {job.name} to version {found.number}: {what}")
+        watch.say(f"adapting this member's private parameters of {job.name} to version {found.number}: {what}")
     return adapted(
         job,
         module,

@@ -1,8 +1,7 @@
-"""What a Prometheus server may see of one member, on request: `INSTRUMENTS` declares all of it.
+"""A member's metrics for Prometheus, on request: `INSTRUMENTS` declares all that a server may see.
 
-`edge_client run --metrics-port PORT` answers on loopback; `--metrics-file FILE.prom` writes the same for the node
-exporter (`edge_client.agent.metrics_file`). Nothing here depends on the data but what was spent on it. The port is on
-loopback only.
+`edge_client run --metrics-port PORT` answers on loopback only; `--metrics-file FILE.prom` writes the same for the node
+exporter (`edge_client.agent.metrics_file`). Of everything here, only the privacy spent depends on the data.
 """
 
 import threading
@@ -63,10 +62,10 @@ INSTRUMENTS = (
 
 
 class MemberMetrics:
-    """The instruments. Methods may be called from any thread; `changed` is set by each that tells something."""
+    """Sets the instruments, from any thread. Every method that reports a change sets `changed`."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """clock: seconds since 1970."""
+        """Makes the instruments. `clock` returns seconds since 1970."""
         self.registry = CollectorRegistry()
         self.changed = threading.Event()
         make: dict[Kind, Callable[..., Any]] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -77,10 +76,10 @@ class MemberMetrics:
         self._of.ask("written_timestamp_seconds", clock)
 
     def connected(self, open: bool) -> None:
-        """A session is open, or is not: said again at every try that fails."""
+        """Records that a session is open or not. Every failed try reports again that it is not."""
         if not open:
             self._of.add("disconnections")
-        # From the start on, not being connected is no change.
+        # A member starts unconnected, so its first failed try changes nothing.
         if open != bool(self._is_connected):
             self._of.set("connection_changed_timestamp_seconds", self._clock())
         self._is_connected = open
@@ -88,43 +87,43 @@ class MemberMetrics:
         self.changed.set()
 
     def certificate_expires(self, at: float) -> None:
-        """When this member's certificate ends, seconds since 1970."""
+        """Sets when this member's certificate expires, in seconds since 1970."""
         self._of.set("certificate_expires_timestamp_seconds", at)
         self.changed.set()
 
     def assigned(self) -> None:
-        """The coordinator asks for an update."""
+        """Counts a request of the coordinator for an update."""
         self._of.add("assignments")
         self.changed.set()
 
     def ready(self) -> None:
-        """An update is trained and offered."""
+        """Counts an update that is trained and offered."""
         self._of.add("updates")
         self.changed.set()
 
     def privacy(self, figures: Figures) -> None:
-        """What the ledger says now."""
+        """Sets what the ledger says now."""
         self._of.set("privacy_epsilon_spent", figures.epsilon)
         self._of.set("privacy_epsilon_limit", figures.limit)
         self._of.set("privacy_share_left", figures.share_left)
         self.changed.set()
 
     def attempt_ended(self, outcome: str) -> None:
-        """How an attempt ended: `published`, or a word of `tacit.reason`."""
+        """Counts how an attempt ended: `published`, or a word of `tacit.reason`."""
         self._of.add("attempts", outcome=outcome)
         if outcome == "published":
             self._of.set("published_timestamp_seconds", self._clock())
         self.changed.set()
 
     def uploaded(self, size: int) -> None:
-        """So many bytes more. Told with the next change: an upload says this many times a second."""
+        """Adds `size` bytes. It does not set `changed`, because an upload calls it many times a second."""
         self._of.add("masked_bytes", size)
 
     def text(self) -> str:
-        """All of it in the Prometheus text format."""
+        """Returns all metrics in the Prometheus text format."""
         return generate_latest(self.registry).decode()
 
     def serve(self, port: int) -> WSGIServer:
-        """Answers on 127.0.0.1 (port 0: any free one). Raises: OSError: the port is taken."""
+        """Serves the metrics on 127.0.0.1 (port 0: any free one). Raises OSError if the port is taken."""
         server, _ = start_http_server(port, "127.0.0.1", self.registry)
         return server

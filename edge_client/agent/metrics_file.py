@@ -1,8 +1,9 @@
-"""A member's metrics as a file for the node exporter's textfile collector: where no port may be opened.
+"""Writes a member's metrics to a file for the node exporter's textfile collector, where no port may be opened.
 
-Written when something changed, and at least every `seconds`; each time whole, under another name first, so that no
-reader finds half of it. At a clean end it is removed: figures of a member that is not running must not look alive. A
-member that is killed leaves the file behind; then `tacit_edge_written_timestamp_seconds` in it stands still.
+The file is written when something changed, and at least every `seconds`. Each time it is first written whole under
+another name, so that no reader finds half of it. A clean end removes it, because figures of a member that is not
+running must not look alive. A killed member leaves the file behind; its `tacit_edge_written_timestamp_seconds` then no
+longer changes.
 """
 
 import contextlib
@@ -19,22 +20,22 @@ __all__ = ["MetricsFile", "MetricsFileUnusable"]
 
 log = structlog.get_logger("edge_client")
 
-# Changes that come close together are written together.
+# Changes within this many seconds are written together.
 _MIN_SECONDS = 1.0
 
 
 class MetricsFileUnusable(ValueError):
-    """The text says why, and what to do."""
+    """The metrics file cannot be used. The text says why, and what to do."""
 
 
 class MetricsFile:
-    """Keeps the file as long as it is entered."""
+    """A context manager that keeps the file up to date while it is entered."""
 
     def __init__(self, path: Path, metrics: MemberMetrics, seconds: float = 15.0) -> None:
-        """Raises: MetricsFileUnusable: the node exporter would not read a file of this name."""
+        """Checks the name. Raises MetricsFileUnusable if the node exporter would not read such a file."""
         if path.suffix != ".prom":
             raise MetricsFileUnusable(
-                f"{path} does not end in .prom: the node exporter reads no other; name it {path.name}.prom"
+                f"the node exporter reads only files that end in .prom, and {path} does not; name it {path.name}.prom"
             )
         self._path = path
         self._metrics = metrics
@@ -44,17 +45,17 @@ class MetricsFile:
         self._thread = threading.Thread(target=self._keep, name="metrics file", daemon=True)
 
     def __enter__(self) -> "MetricsFile":
-        """Writes it for the first time.
+        """Writes the file for the first time.
 
         Raises:
-            MetricsFileUnusable: it cannot be written; later, that is logged and costs nothing but the file.
+            MetricsFileUnusable: The file cannot be written. A later failure is only logged.
         """
         try:
             self._write()
         except OSError as error:
             raise MetricsFileUnusable(
-                f"{self._path} cannot be written: {error.strerror}; name a file in the folder that the node exporter "
-                "reads (--collector.textfile.directory), which this user may write to"
+                f"{self._path} cannot be written: {error.strerror}; name a file that this user may write, in the "
+                "folder that the node exporter reads (--collector.textfile.directory)"
             ) from error
         self._thread.start()
         return self
@@ -86,12 +87,12 @@ class MetricsFile:
             self._stop.wait(_MIN_SECONDS)
 
     def _write(self) -> None:
-        # Another ending, so that the collector passes it over; in the same folder, so that renaming is one step.
+        # The ending makes the collector ignore the draft. In the same folder, renaming it is one step.
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.new")
         try:
             with draft.open("w", encoding="utf-8") as file:
                 file.write(self._metrics.text())
-            # For the exporter's user: nothing in it is secret on this machine.
+            # The exporter's user must be able to read it. Nothing in it is secret on this machine.
             draft.chmod(0o644)
             draft.replace(self._path)
         finally:

@@ -1,7 +1,7 @@
 """The progress line of `edge_client run`: job, round, phase, progress and time left, on one line of any width.
 
-`fitted` decides what a width has room for; `ProgressLine` draws it. What is needed least goes first: the bar, then the
-note (the loss, or the megabytes), then the end of a long job name, then the time left.
+`fitted` decides what fits into a width, and `ProgressLine` draws it. On a narrow line the least useful parts go first:
+the bar, then the note (the loss, or the megabytes), then the end of a long job name, then the time left.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ __all__ = ["Fitted", "ProgressLine", "Work", "fitted"]
 
 MIN_BAR = 8
 MAX_BAR = 40
-# A name is cut no further than this for the time left.
+# A name is not cut below this length to make room for the time left.
 MIN_NAME = 12
 
 
 @dataclass(frozen=True)
 class Work:
-    """What goes on now. note: what else there is to tell. seconds_left: None where nobody knows yet."""
+    """The work in progress, with an extra note. `seconds_left` is None while it is unknown."""
 
     job: str
     round: int
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A line: text, a bar of so many columns (0: none), and text."""
+    """A line: text, then a bar of `bar` columns (0: no bar), then text."""
 
     before: str
     bar: int
@@ -44,7 +44,7 @@ class Fitted:
 
 
 def fitted(work: Work, width: int) -> Fitted:
-    """Fits the work into `width` columns. Names of jobs are ASCII, so characters are columns."""
+    """Fits the work into `width` columns. Job names are ASCII, so a character is one column."""
     where = f"round {work.round} {work.phase}"
     share = f"{work.done / work.total if work.total else 1:4.0%}"
     left, note = f"{_clock(work.seconds_left)} left", work.note
@@ -77,11 +77,11 @@ def _clock(seconds: float | None) -> str:
 class ProgressLine(ProgressColumn):
     """The one column of the progress display. A task has the fields job, round, phase and note."""
 
-    # The note changes with each step.
+    # The note changes with each step, so no render is cached.
     max_refresh = None
 
     def render(self, task: Task) -> RenderableType:
-        """One task as a line."""
+        """Returns a task as a line."""
         fields = task.fields
         done, total = int(task.completed), int(task.total or 0)
         work = Work(fields["job"], fields["round"], fields["phase"], done, total, fields["note"], task.time_remaining)

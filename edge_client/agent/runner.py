@@ -1,4 +1,4 @@
-"""Putting a member together: identity, policy, data, journal, agent. What `edge_client run` does."""
+"""Puts a member together for `edge_client run`: identity, policy, data, journal, agent."""
 
 import asyncio
 import contextlib
@@ -45,14 +45,14 @@ __all__ = ["Member", "RunOptions", "Table", "load_member", "run_member"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `edge_client run`; `edge_client export` has those that say whose data and machine it is."""
+    """The options of `edge_client run`. `edge_client export` shares those on the data and the machine."""
 
     data: Path
     text: str = "text"
     label: str = "label"
-    # Rows that cannot be read are left out and counted, in place of an error.
+    # Skips and counts rows that cannot be read, instead of failing.
     skip_invalid: bool = False
-    # Of a pair's second text; None: `text_b`, where it is there.
+    # The column of a pair's second text; None: `text_b`, if the file has it.
     text_b: str | None = None
     jobs: tuple[str, ...] = ()
     device: str = "auto"
@@ -61,20 +61,21 @@ class RunOptions:
     until_finished: bool = False
     log_format: Literal["console", "json"] | None = None
     as_json: bool = False
-    # The member's own name for the data: one privacy ledger for each.
+    # The member's own name for the data. Each name has its own privacy ledger.
     data_name: str = "data"
     metrics_port: int | None = None
     metrics_file: Path | None = None
-    # Word vectors that private embeddings start from, and what seals them at rest.
+    # Word vectors that private embeddings start from.
     embedding: Path | None = None
+    # The key file that seals private states on disk.
     private_key_file: Path | None = None
-    # Where frozen models of prompted jobs may lie, beside TACIT_BACKBONES.
+    # Folders to look in for frozen models of prompted jobs, besides those of TACIT_BACKBONES.
     backbones: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """Word vectors that the member names with `--embedding`, and how many numbers each has."""
+    """The file of word vectors that the member names with `--embedding`, and the length of each vector."""
 
     path: Path
     width: int
@@ -82,19 +83,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Member:
-    """A member, ready to connect: everything was read and checked."""
+    """A member that is ready to connect: everything is read and checked."""
 
     home: Path
     identity: MemberIdentity
     policy: Policy
     examples: list[Example]
     device: str
-    # False where the data is a table without a column for a pair's second text.
+    # False if the data is a table without a column for a pair's second text.
     second_column: bool = True
     table: Table | None = None
     # The member's own name for the data.
     data_name: str = "data"
-    # What was left out of the file: `examples`, and so N, are without it.
+    # The rows that were skipped. They are not in `examples`, and so do not count towards N.
     skipped: Skipped = field(default_factory=Skipped)
 
 
@@ -102,7 +103,7 @@ def load_member(options: RunOptions) -> Member:
     """Reads and checks identity, policy and data.
 
     Raises:
-        CommandFailed: a sentence for whatever is wrong.
+        CommandFailed: Something is wrong; the sentence says what.
     """
     home = home_path(options.home)
     try:
@@ -121,15 +122,16 @@ def load_member(options: RunOptions) -> Member:
         device = pick_device(options.device)
         table = None
         if options.embedding is not None:
-            # It is read in a job's first round only: a slip of the pen would decline that, hours later.
+            # The file is read only in a job's first round. Without this check, a mistyped path would make the member
+            # decline that round, hours later.
             width = width_of(options.embedding, named="--embedding, a GloVe file or a checkpoint's folder")
             table = Table(options.embedding, width)
         if missing := [str(each) for each in options.backbones if not each.exists()]:
             raise DataInvalid(
-                f"{missing[0]} does not exist; --backbone is a folder that transformers' save_pretrained wrote"
+                f"{missing[0]} does not exist; give --backbone a folder that transformers' save_pretrained wrote"
             )
     except RowInvalid as error:
-        fail(f"{error}; or leave such rows out with --skip-invalid", ExitCode.USAGE)
+        fail(f"{error}; or skip such rows with --skip-invalid", ExitCode.USAGE)
     except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(
@@ -139,13 +141,13 @@ def load_member(options: RunOptions) -> Member:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[IO[str]]:
-    """One process a home: two would answer for one member and lose each other's secrets."""
+    """Allows one process per home. Two would answer for the same member and lose each other's secrets."""
     try:
         lock = (home / "run.lock").open("w")
     except OSError as error:
         fail(
-            f"{home} cannot be written ({error.strerror}); look at free space and the folder's rights: a member "
-            "writes down what it sends before it sends it",
+            f"{home} cannot be written ({error.strerror}); check free space and the folder's permissions: a member "
+            "records what it sends before it sends it",
             ExitCode.USAGE,
         )
     with lock as file:
@@ -153,18 +155,18 @@ def _alone(home: Path) -> Iterator[IO[str]]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             fail(
-                f"another `edge_client run` uses {home}; end it, or give this one another --home",
+                f"another `edge_client run` uses {home}; stop it, or give this one another --home",
                 ExitCode.USAGE,
             )
         yield file
 
 
 def run_member(options: RunOptions, observer: Observer | None = None) -> None:
-    """Runs until interrupted, or until every job is over if that was asked for.
+    """Runs the member until it is interrupted or, with `until_finished`, until every job is over.
 
     Raises:
-        CommandFailed: input that cannot be used, a coordinator that refuses this member for good, or jobs that too many
-            members declined.
+        CommandFailed: The input cannot be used, the coordinator refuses this member for good, or too many members
+            declined the jobs.
     """
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
     configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
@@ -232,7 +234,7 @@ def _metered(watcher: Observer, identity: MemberIdentity, options: RunOptions) -
             try:
                 server = metrics.serve(port)
             except OSError as error:
-                fail(f"metrics cannot be served on port {port}: {error.strerror}; choose another one", ExitCode.USAGE)
+                fail(f"metrics cannot be served on port {port}: {error.strerror}; choose another port", ExitCode.USAGE)
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
             log.info("metrics_served", port=server.server_port)
@@ -269,8 +271,8 @@ async def _run(
         certificate_of=verification.certificate_of,
     )
     if not member.policy.peers:
-        # Who holds the authority's key can enrol members of its own making: without pins the bound on corrupt members
-        # rests on its not doing so.
+        # The holder of the authority's key can enrol members of its own making. Without pins, the bound on corrupt
+        # members assumes that it does not.
         log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
     cache = BlobCache(member.home / "cache")
     cache.trim()

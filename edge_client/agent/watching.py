@@ -1,4 +1,4 @@
-"""What a person sees of a member at work: progress bars on a terminal, fields in a log elsewhere."""
+"""Shows a member at work: progress bars on a terminal, log events elsewhere, and metrics beside either."""
 
 import time
 from types import TracebackType
@@ -30,37 +30,37 @@ _LOG_SECONDS = 5.0
 
 
 class LogWatcher:
-    """One line an event; training every few seconds."""
+    """Logs one line an event; during training, one every few seconds."""
 
     def __init__(self) -> None:
         self._last_training = 0.0
 
     def connected(self, federation: str) -> None:
-        """A session is open."""
+        """Logs that a session is open."""
         log.info("connected", federation=federation[:16])
 
     def disconnected(self, sentence: str, seconds: float) -> None:
-        """It broke, or could not be made."""
+        """Logs that a session broke or could not be opened."""
         log.warning("disconnected", why=sentence, next_try_seconds=f"{seconds:.2f}")
 
     def assigned(self, assignment: Assignment) -> None:
-        """A round begins; the machine logs it."""
+        """Does nothing: the state machine already logs that a round begins."""
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
-        """One step."""
+        """Logs a training step, at most every few seconds and always the last."""
         now = time.monotonic()
         if step == steps or now - self._last_training >= _LOG_SECONDS:
             self._last_training = now
             log.info("training", job=job, round=round, step=step, steps=steps, loss=f"{loss:.4f}")
 
     def ready(self, job: str, round: int, update: Update) -> None:
-        """The update is trained."""
-        # Under a mechanism nothing but the change is made, and so there is no accuracy.
+        """Logs that the update is trained."""
+        # Under a mechanism, training computes nothing but the change, so there is no accuracy.
         measured = {"accuracy": f"{update.correct / update.count:.4f}"} if update.count else {}
         log.info("ready", job=job, round=round, examples=update.examples, **measured)
 
     def privacy(self, figures: Figures) -> None:
-        """What the ledger says now."""
+        """Logs what the ledger says now."""
         left = f"{figures.share_left:.4f}"
         log.info("privacy", epsilon=f"{figures.epsilon:.4g}", limit=figures.limit, share_left=left)
 
@@ -71,18 +71,18 @@ class LogWatcher:
         """Bytes handed to the network."""
 
     def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
-        """How an attempt ended."""
+        """Logs how an attempt ended."""
         outcome = "published" if ended.published else "abandoned"
         reason = "" if ended.published else word(ended.reason)
         log.info("attempt_ended", attempt=str(attempt), outcome=outcome, reason=reason, result=ended.result)
 
     def job_over(self, ended: JobEnded) -> None:
-        """A job is finished, paused or aborted."""
+        """Logs that a job is finished, paused or aborted."""
         log.info("job_over", job=ended.job, reason=word(ended.reason), version=ended.final_version)
 
 
 class TerminalWatcher:
-    """A progress line for training and sending, a sentence for everything else."""
+    """Shows a progress line for training and sending, and a sentence for everything else."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.progress = Progress(
@@ -114,27 +114,27 @@ class TerminalWatcher:
         self.progress.console.print(printable(text), markup=False)
 
     def connected(self, federation: str) -> None:
-        """A session is open."""
+        """Prints that a session is open."""
         self._line(f"connected to the federation {federation[:16]}...")
 
     def disconnected(self, sentence: str, seconds: float) -> None:
-        """It broke, or could not be made."""
+        """Prints why a session broke or could not be opened."""
         self._line(f"not connected: {sentence}. Trying again in {seconds:.0f} s.")
 
     def assigned(self, assignment: Assignment) -> None:
-        """A round begins."""
+        """Prints that a round begins."""
         self._line(f"{assignment.job}: round {assignment.round} from version {assignment.version_number}")
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
-        """One step."""
+        """Moves the progress line of training."""
         self._bar(job, round, "training", step, steps, f"loss {loss:.3f}")
 
     def ready(self, job: str, round: int, update: Update) -> None:
-        """The update is trained."""
+        """Prints that the update is trained."""
         self._line(f"{job}: update ready, waiting for the others")
 
     def privacy(self, figures: Figures) -> None:
-        """What the ledger says now."""
+        """Prints what the ledger says now."""
         if figures.epsilon:
             left = max(0.0, 1 - figures.epsilon / figures.limit)
             month = f", {figures.share_left:.0%} this month" if figures.share_left < left - 0.005 else ""
@@ -144,19 +144,19 @@ class TerminalWatcher:
         """The vector is about to be masked."""
 
     def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
-        """Bytes handed to the network."""
+        """Moves the progress line of sending: bytes handed to the network so far."""
         note = f"{sent / 2**20:.1f} of {total / 2**20:.1f} MiB"
         self._bar(attempt.job, attempt.round, "sending", sent, total, note)
 
     def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
-        """How an attempt ended."""
+        """Prints how an attempt ended."""
         if ended.published:
             self._line(f"{attempt.job}: round {attempt.round} is in version {ended.new_version.hex()[:12]}")
         else:
             self._line(f"{attempt.job}: attempt {attempt.attempt} ended: {ended.detail or sentence(ended.reason)}")
 
     def job_over(self, ended: JobEnded) -> None:
-        """A job is finished, paused or aborted."""
+        """Prints that a job is finished, paused or aborted."""
         if ended.reason == Reason.REASON_JOB_FINISHED:
             self._line(f"{ended.job} is finished; its model is version {ended.final_version.hex()[:12]}")
         else:
@@ -164,54 +164,54 @@ class TerminalWatcher:
 
 
 class MeteredWatcher:
-    """Another watcher, and the member's own metrics beside it."""
+    """Wraps another watcher and keeps the member's metrics beside it."""
 
     def __init__(self, watcher: Observer, metrics: "MemberMetrics") -> None:
         self._watcher = watcher
         self._metrics = metrics
         self._sent: dict[AttemptId, int] = {}
-        # Everything that no figure is kept of goes through as it is.
+        # No metric counts these, so they go straight to the other watcher.
         self.training = watcher.training
         self.encoded = watcher.encoded
         self.job_over = watcher.job_over
 
     def connected(self, federation: str) -> None:
-        """A session is open."""
+        """Records and passes on that a session is open."""
         self._metrics.connected(True)
         self._watcher.connected(federation)
 
     def certificate_expires(self, at: float) -> None:
-        """The member's certificate is another one, and ends then: seconds since 1970."""
+        """Sets when the member's new certificate expires, in seconds since 1970."""
         self._metrics.certificate_expires(at)
 
     def disconnected(self, sentence: str, seconds: float) -> None:
-        """It broke, or could not be made."""
+        """Records and passes on that a session broke or could not be opened."""
         self._metrics.connected(False)
         self._watcher.disconnected(sentence, seconds)
 
     def assigned(self, assignment: Assignment) -> None:
-        """A round begins."""
+        """Counts and passes on that a round begins."""
         self._metrics.assigned()
         self._watcher.assigned(assignment)
 
     def ready(self, job: str, round: int, update: Update) -> None:
-        """The update is trained."""
+        """Counts and passes on that the update is trained."""
         self._metrics.ready()
         self._watcher.ready(job, round, update)
 
     def privacy(self, figures: Figures) -> None:
-        """What the ledger says now."""
+        """Sets and passes on what the ledger says now."""
         self._metrics.privacy(figures)
         self._watcher.privacy(figures)
 
     def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
-        """Bytes handed to the network; an upload that goes on after a break counts what it sends again."""
+        """Counts bytes handed to the network. An upload resumed after a break also counts what it sends again."""
         self._metrics.uploaded(max(0, sent - self._sent.get(attempt, 0)))
         self._sent[attempt] = sent
         self._watcher.uploading(attempt, sent, total)
 
     def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
-        """How an attempt ended."""
+        """Counts and passes on how an attempt ended."""
         self._sent.pop(attempt, None)
         self._metrics.attempt_ended("published" if ended.published else word(ended.reason))
         self._watcher.attempt_ended(attempt, ended)

@@ -1,4 +1,4 @@
-"""The command line of a member's machine. Commands import what they need when they run: `--help` stays quick."""
+"""The command line of a member's machine. Commands import what they need only when they run: `--help` stays quick."""
 
 from edge_client.cli.corpus import app as corpus
 from edge_client.cli.doctor import doctor
@@ -26,7 +26,7 @@ app = program(
     "edge_client",
     _version,
     help="Train a model together with others; no text ever leaves this machine.\n\n"
-    "First time: `edge_client enrol` (it asks for the token, or reads it from standard input), then "
+    "The first time: `edge_client enrol` (it asks for the token, or reads it from standard input), then "
     "`edge_client doctor`, then `edge_client run --data FILE`.",
     epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
     "Every command takes --json; TACIT_HOME names the member's folder.",
@@ -39,8 +39,8 @@ app.command()(run)
 app.command()(export)
 app.command()(predict)
 app.add_typer(policy, name="policy")
-app.add_typer(privacy, name="privacy", help="What privacy costs, before you join.")
-app.add_typer(ledger, name="ledger", help="What your data has spent, and proof of it.")
+app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, before you join.")
+app.add_typer(ledger, name="ledger", help="Show and verify the privacy that your data has spent.")
 app.add_typer(private, name="private")
 app.add_typer(corpus, name="corpus")
 

@@ -1,6 +1,6 @@
-"""`edge_client corpus ...`: text that this member made up for a job: read it, then give it away or not. Works offline.
+"""`edge_client corpus ...` shows the synthetic text that this member made for a job, and decides on its release.
 
-It runs beside `edge_client run`, which sees a decision within seconds; without one it is carried out at the next start.
+It works offline. A running `edge_client run` sees a decision within seconds; otherwise the next start carries it out.
 """
 
 import json
@@ -18,27 +18,31 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Text that you made up for a job: read it, then give it away or not.", no_args_is_help=True)
+app = typer.Typer(
+    help="Read the synthetic text made for a job, then approve or veto its release.", no_args_is_help=True
+)
 
-Home = Annotated[Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)]
+Home = Annotated[
+    Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 Job = Annotated[str, typer.Argument(help="The job's name.")]
 
-# What each stage is to its owner.
+# How each stage reads to the owner.
 _STAGES = {
-    "made": "waits for you",
-    "approved": "approved; it is sent as soon as `edge_client run` runs",
-    "sending": "on its way",
-    "received": "given away",
+    "made": "waits for your decision",
+    "approved": "approved; `edge_client run` sends it when it next runs",
+    "sending": "being sent",
+    "received": "released; the coordinator has it",
     "refused": "refused by the coordinator",
     "vetoed": "vetoed; its texts are deleted",
-    "withheld": "kept back; there are no texts",
+    "withheld": "withheld; there are no texts",
 }
 
 
 @app.command("list")
 def list_(home: Home = None, as_json: Json = False) -> None:
-    """List the jobs that a corpus was made for, and what became of it."""
+    """List the jobs that a corpus was made for, and the state of each corpus."""
     from edge_client.corpus_release.folder import corpora
     from edge_client.identity.home import home_path
 
@@ -53,17 +57,17 @@ def list_(home: Home = None, as_json: Json = False) -> None:
             printable(f"{each.job}: {_STAGES[_stage(each, state)]}{size}{f' ({state.detail})' if state.detail else ''}")
         )
     if not found and not (as_json or json_requested()):
-        typer.echo(f"{folder} holds no corpus: none of its jobs that order text is finished.")
+        typer.echo(f"{folder} holds no corpus: no job that orders synthetic text is finished.")
 
 
 @app.command()
 def show(
     job: Job,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows to print; 0: none.")] = 10,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows to print.")] = 10,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Print where the file lies, what stands behind it, its labels, and rows to read."""
+    """Print where the file is, what it promises, the model behind it, its labels, and some of its rows."""
     from edge_client.corpus_release.folder import CorpusUnusable
 
     folder, state = _found(home, job)
@@ -89,29 +93,29 @@ def show(
     typer.echo(f"  promise  {_promise(statement)}")
     typer.echo(f"  model    as this member trained it in round {statement.round}, under {statement.mechanism}")
     labels = ", ".join(f"{each.label} {each.rows}" for each in statement.labels)
-    by = "after your own, noised and charged" if statement.histogram == "noised" else "in equal parts"
+    by = "as in your data, with noise, and charged" if statement.histogram == "noised" else "in equal parts"
     typer.echo(f"  labels   {printable(labels)} ({by})")
     for each in texts:
-        # A text is made of words, and a terminal is not asked to trust them.
+        # A generated text may hold control characters, which the terminal must not see.
         typer.echo(f"    {printable(each['label'])}: {clean(str(each['text']), MAX_SHOWN)}")
     if _stage(folder, state) == "sending":
-        typer.echo(f"`edge_client corpus veto {job}` still calls it back: the coordinator is told, and deletes it.")
+        typer.echo(f"`edge_client corpus veto {job}` still recalls it: the coordinator is told, and deletes it.")
     if state.stage == "made":
         typer.echo(
-            f"Read the whole file. Then `edge_client corpus approve {job}` gives it away, whole and as it is: an "
-            f"edited file no longer fits its statement and is refused. `edge_client corpus veto {job}` deletes it."
+            f"Read the whole file. Then `edge_client corpus approve {job}` releases it, whole and unchanged: an "
+            f"edited file no longer matches its statement and is refused. `edge_client corpus veto {job}` deletes it."
         )
 
 
 @app.command()
 def approve(job: Job, home: Home = None, as_json: Json = False) -> None:
-    """Give the corpus away: `edge_client run` sends it to the coordinator."""
+    """Release the corpus: `edge_client run` sends it to the coordinator."""
     _decide(home, job, "approve", as_json)
 
 
 @app.command()
 def veto(job: Job, home: Home = None, as_json: Json = False) -> None:
-    """Keep the corpus back: its texts are deleted here and now, and the coordinator is told that there are none."""
+    """Withhold the corpus: its texts are deleted at once, and the coordinator is told that there are none."""
     _decide(home, job, "veto", as_json)
 
 
@@ -124,13 +128,16 @@ def _decide(home: Path | None, job: str, choice: "Choice", as_json: bool) -> Non
     except CorpusUnusable as error:
         fail(str(error), ExitCode.REFUSED)
     except OSError as error:
-        fail(f"{folder.path} cannot be written ({error.strerror}); nothing was decided", ExitCode.USAGE)
+        fail(
+            f"nothing was decided: {folder.path} cannot be written ({error.strerror}); free it and try again",
+            ExitCode.USAGE,
+        )
     if as_json or json_requested():
         print_json(_summary(folder, state))
     elif choice == "approve":
-        typer.echo(f"Approved: the corpus of {job} is sent by `edge_client run`, at once if it runs.")
+        typer.echo(f"Approved: `edge_client run` sends the corpus of {job}, at once if it is running.")
     else:
-        typer.echo(f"Vetoed: the texts are deleted, and `edge_client run` tells the coordinator that {job} gets none.")
+        typer.echo(f"Vetoed: the texts are deleted; `edge_client run` tells the coordinator that {job} gets none.")
 
 
 def _found(home: Path | None, job: str) -> "tuple[CorpusFolder, CorpusState]":
@@ -139,12 +146,12 @@ def _found(home: Path | None, job: str) -> "tuple[CorpusFolder, CorpusState]":
     from tacit.identity import name_is_valid
 
     folder = home_path(home)
-    # A name is a folder's.
+    # The name becomes a folder's, so an invalid one is never looked up.
     corpus = CorpusFolder(folder, job) if name_is_valid(job) else None
     state = None if corpus is None else corpus.state()
     if corpus is None or state is None:
         fail(
-            f"{folder} holds no corpus of a job {job}; one is made once the job is finished, by `edge_client run`. "
+            f"{folder} holds no corpus of job {job}; `edge_client run` makes one once the job is finished. "
             "`edge_client corpus list` shows what there is",
             ExitCode.NOT_FOUND,
         )

@@ -1,4 +1,4 @@
-"""`edge_client doctor`: what is wrong between this machine and the coordinator."""
+"""`edge_client doctor` finds what is wrong between this machine and the coordinator."""
 
 import sys
 from pathlib import Path
@@ -14,20 +14,20 @@ __all__ = ["doctor"]
 def doctor(
     home: Annotated[
         Path | None,
-        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="host:port of a federation port, in place of the enrolled one.", show_default=False),
+        typer.Option(help="host:port of the federation port, in place of the enrolled one.", show_default=False),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for each step.", min=0.1)] = 10.0,
+    timeout: Annotated[float, typer.Option(help="Time limit of each check, in seconds.", min=0.1)] = 10.0,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
-    """Look at identity, name, connection, TLS, clock, session and versions, and say what to do.
+    """Check identity, name, connection, TLS, clock, session and versions, and say what to do.
 
-    Ends with 0 if nothing failed (warnings count as nothing), else with the exit code of the first failure.
+    The exit code is that of the first failure, or 0 if there is none. Warnings do not count.
     """
     from toolkit.tls import tls_13_only
 

@@ -1,4 +1,4 @@
-"""`edge_client enrol`: this machine becomes a member."""
+"""`edge_client enrol` makes this machine a member."""
 
 import sys
 from pathlib import Path
@@ -15,24 +15,22 @@ def enrol(
     token: Annotated[
         str | None,
         typer.Argument(
-            help="The join token that the operator printed with `coordinator member invite`. Without it "
-            "(or with -) it is asked for, so that it stays out of the shell's history.",
+            help="The join token, from the operator's `coordinator member invite`. Without it, or with -, the command "
+            "asks for it (or reads standard input), which keeps it out of the shell's history.",
             envvar="TACIT_JOIN_TOKEN",
             show_envvar=True,
         ),
     ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Give up the identity that the folder holds for the new one.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the identity that the folder holds.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
-    """Join a federation with a token. The key is made here and never leaves this machine."""
+    """Join a federation with a token. The private key is made here and never leaves this machine."""
     from toolkit.tls import tls_13_only
 
     if "grpc" not in sys.modules:
@@ -62,7 +60,7 @@ def enrol(
         return
     typer.echo(f"{identity.member} is a member of the federation {identity.federation.hex()[:16]}...")
     typer.echo(f"The certificate in {folder} is valid until {identity.expires:%Y-%m-%d %H:%M} UTC.")
-    typer.echo("Next: `edge_client doctor` looks at the connection, `edge_client run` takes part.")
+    typer.echo("Next: `edge_client doctor` checks the connection, `edge_client run` takes part.")
 
 
 def _token(argument: str | None) -> str:

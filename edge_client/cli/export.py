@@ -1,4 +1,4 @@
-"""`edge_client export`: this member's own model, for `edge_client predict`."""
+"""`edge_client export` writes this member's own model, for `edge_client predict`."""
 
 import sys
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            help="The folder to write: a new or an empty one, or an earlier export, which is replaced.",
+            help="The folder to write: new, empty, or an earlier export, which is replaced.",
             show_default=False,
         ),
     ],
@@ -31,13 +31,12 @@ def export(
     text_b: Annotated[
         str | None,
         typer.Option(
-            help="The column that holds a pair's second text, for jobs that read pairs. Default: text_b, if there is "
-            "one.",
+            help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if the file has it.",
             show_default=False,
         ),
     ] = None,
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave out rows that cannot be read, and say how many and which.")
+        bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
     ] = False,
     data_name: Annotated[str, typer.Option(help="Your name for this data, as for `edge_client run`.")] = "data",
     epochs: Annotated[
@@ -45,8 +44,8 @@ def export(
         typer.Option(
             min=0,
             max=1000,
-            help="Epochs in which what you keep of the model is adapted to the version, on your data. Default: one; "
-            "of a fedrecon job, whose private rows are made anew, as many as its method.epochs.",
+            help="Epochs on your data that adapt your private parameters to the version. Default: 1. For a fedrecon "
+            "job, which makes its private rows anew: the job's method.epochs.",
             show_default=False,
         ),
     ] = None,
@@ -54,29 +53,29 @@ def export(
         bool,
         typer.Option(
             "--split",
-            help="Of a prompted job: the prompt alone, beside its backbone, which all prompts on it share. The "
-            "backbone is written beside --out unless it is there.",
+            help="For a prompted job: write the prompt alone. Its backbone, which all prompts on it share, is "
+            "written beside --out unless it is there.",
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     home: Annotated[
-        Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)
+        Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
     ] = None,
     backbone: Annotated[
         list[Path] | None,
         typer.Option(help="A folder with a prompted job's frozen model, as for `edge_client run`.", show_default=False),
     ] = None,
     private_key_file: Annotated[
-        Path | None, typer.Option(help="The key file that seals what you keep, if one does.", show_default=False)
+        Path | None, typer.Option(help="The key file that seals your private parameters, if any.", show_default=False)
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
-    """Write the job's newest model, with your own vocabulary and embedding in it, as ONNX.
+    """Write the job's newest model as ONNX, with your own vocabulary and embedding in it.
 
-    Where the job keeps a part of the model with its members, or leaves it to them how frequent labels are, the folder
-    holds yours: it belongs on this machine.
+    The folder holds your private part of the model or your label frequencies, if the job leaves these to its members.
+    It should then stay on this machine.
     """
     from toolkit.tls import tls_13_only
 
@@ -116,19 +115,19 @@ def export(
             }
         )
         return
-    typer.echo(f"version {done.version} of {done.job} is in {out}; try `edge_client predict --bundle {out} TEXT`")
+    typer.echo(f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`.")
     if shared is not None:
         typer.echo(
-            f"it stands on {shared.folder}, {sum(shared.files.values()) / 1e6:,.1f} MB, "
-            f"{'written just now' if shared.written else 'which was there'}: keep them beside each other"
+            f"It needs its backbone {shared.folder}, {sum(shared.files.values()) / 1e6:,.1f} MB, "
+            f"{'written just now' if shared.written else 'which was there already'}: keep both in the same folder."
         )
     if done.private:
-        typer.echo(f"{done.private:,} values in it are your own: keep the folder on this machine")
+        typer.echo(f"{done.private:,} of its values are private to you: keep the folder on this machine.")
 
 
 @contextmanager
 def _watching(quiet: bool) -> Iterator["Watch"]:
-    """Sentences on standard error, and where that is a terminal a bar for the epochs; quiet: neither."""
+    """Yields what shows progress: sentences on standard error and, on a terminal, a bar. When quiet, neither."""
     from edge_client.agent.exporting import Watch
 
     if quiet or not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""`edge_client ledger ...`: what this member's data has spent, whether that record holds, and a copy to hand over."""
+"""`edge_client ledger ...` shows what this member's data has spent, verifies that record, and exports a copy of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +21,17 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-Home = Annotated[Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)]
-DataName = Annotated[
-    str | None, typer.Option(help="Your name for the data. Default: every ledger there is.", show_default=False)
+Home = Annotated[
+    Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
 ]
+DataName = Annotated[str | None, typer.Option(help="Your name for the data. Default: all ledgers.", show_default=False)]
 All = Annotated[bool, typer.Option("--all", help="Also print the tighter figure, which the gate does not use.")]
 Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 
 
 @app.command()
 def show(data_name: DataName = None, every: All = False, home: Home = None, as_json: Json = False) -> None:
-    """Show limits and what was spent of them, by job.
+    """Show the limits and how much of them each job has spent.
 
     Epsilon is what the gate counts against the limit. It holds even if later jobs are chosen knowing earlier results.
     --all and --json add a tighter figure (PLD where there is one), which holds for the releases as they happened.
@@ -57,25 +57,26 @@ def show(data_name: DataName = None, every: All = False, home: Home = None, as_j
 def verify(
     data_name: DataName = None,
     export: Annotated[
-        Path | None, typer.Option("--export", help="A file of `ledger export`, in place of this machine's ledgers.")
+        Path | None,
+        typer.Option("--export", help="Verify a file of `ledger export` instead of this machine's ledgers."),
     ] = None,
     head: Annotated[
         str | None,
         typer.Option(
             metavar="HASH[:NUMBER]",
-            help="A head of this ledger that was kept elsewhere (this command prints it): a record must have it.",
+            help="A head of this ledger, which this command prints and you kept elsewhere: a record must have it.",
             show_default=False,
         ),
     ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Check hash chains, limits, pins, receipts and signatures, offline; one line a problem.
+    """Verify hash chains, limits, pins, receipts and signatures, offline. Prints one line for each problem.
 
-    A chain alone does not show a tail that was cut off, or a ledger made anew. The pin does, unless it was replaced
-    too; a head kept away from this machine always does: give it with --head.
+    The chain alone does not reveal that its tail was cut off, or that the ledger was made anew.
+    The pin does, unless it was replaced too. A head kept away from this machine always does: give it with --head.
 
-    Ends with 0 if nothing is wrong, with 1 if something is. Notes are facts, not problems.
+    The exit code is 0 if nothing is wrong and 1 otherwise. Notes are facts, not problems.
     """
     from edge_client.ledger import verification
     from edge_client.ledger.store import LedgerError
@@ -90,7 +91,7 @@ def verify(
         else:
             receipts, paths = _home(home) / "receipts", _ledgers(home, data_name)
             if kept is not None and len(paths) > 1:
-                fail("a head is of one ledger; name it with --data-name", ExitCode.USAGE)
+                fail("a head belongs to one ledger; name that one with --data-name", ExitCode.USAGE)
             found = [(str(path), verification.verify(path, receipts, kept)) for path in paths]
     except LedgerError as error:
         raise _failed(error) from error
@@ -112,7 +113,8 @@ def export(
 ) -> None:
     """Write a ledger with its receipts as JSON lines, for somebody else to verify.
 
-    It holds names of jobs and members, sizes, times and digests; no text, and nothing that text can be looked up with.
+    The file holds names of jobs and members, sizes, times and digests.
+    It holds no text, and nothing by which a text could be looked up.
     """
     from edge_client.ledger import verification
     from edge_client.ledger.store import LedgerError
@@ -131,13 +133,13 @@ def export(
     except FileExistsError:
         fail(f"{file} exists; choose another name", ExitCode.USAGE)
     except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror}", ExitCode.USAGE)
+        fail(f"{file} cannot be written: {error.strerror}; choose another file", ExitCode.USAGE)
     except LedgerError as error:
         raise _failed(error) from error
     if as_json:
         print_json({"file": str(file), "lines": lines})
     else:
-        typer.echo(f"Wrote {file}: {lines} lines. Verify it with `edge_client ledger verify --export {file}`.")
+        typer.echo(f"Wrote {file}: {lines} lines. To verify it: `edge_client ledger verify --export {file}`.")
 
 
 def _head(text: str | None) -> "KeptHead | None":
@@ -156,7 +158,7 @@ def _home(option: Path | None) -> Path:
 
 
 def _ledgers(home: Path | None, data: str | None) -> list[Path]:
-    """Files of the ledgers that are meant, at least one. Raises: CommandFailed."""
+    """Returns the files of the chosen ledgers, at least one. Raises CommandFailed."""
     from edge_client.ledger.ledger import LedgerError, ledger_path
 
     folder = _home(home)
@@ -167,7 +169,7 @@ def _ledgers(home: Path | None, data: str | None) -> list[Path]:
     if not found or not all(path.exists() for path in found):
         what = "no ledger" if data is None else f"no ledger of {data}"
         fail(
-            f"{folder} holds {what}; `edge_client run` makes one for each --data-name when it first starts with it",
+            f"{folder} holds {what}; `edge_client run` makes one when it first starts with a --data-name",
             ExitCode.NOT_FOUND,
         )
     return found
@@ -188,31 +190,31 @@ def _lines(file: Path) -> Iterator[bytes]:
             for line in lines:
                 yield line.removesuffix(b"\n")
     except FileNotFoundError:
-        fail(f"{file} does not exist", ExitCode.NOT_FOUND)
+        fail(f"{file} does not exist; check its path", ExitCode.NOT_FOUND)
     except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}", ExitCode.USAGE)
+        fail(f"{file} cannot be read: {error.strerror}; check its path and permissions", ExitCode.USAGE)
 
 
 def _check_is_export(file: Path) -> None:
-    """A file that is something else is named as that, and not line by line. Raises: CommandFailed."""
+    """Rejects a file that is something else as a whole, not line by line. Raises CommandFailed."""
     import json
 
     first = next(_lines(file), b"")
     try:
         json.loads(first)
     except (ValueError, RecursionError):
-        fail(f"{file} is no export of a ledger; `edge_client ledger export FILE` writes one", ExitCode.USAGE)
+        fail(f"{file} is not an export of a ledger; `edge_client ledger export FILE` writes one", ExitCode.USAGE)
 
 
 def _summary(state: "LedgerState", *, tighter: bool) -> dict[str, Any]:
-    """What `show` prints of one ledger. tighter: with the figure that takes seconds, and that gates nothing."""
+    """Returns what `show` prints of one ledger. `tighter` adds the figure that takes seconds and gates nothing."""
     from edge_client.ledger.gate import Gate
     from edge_client.ledger.replay import month_of
     from edge_client.ledger.store import LedgerDamaged
 
     opened, numbers = state.opened, state.limit
     if opened is None or numbers is None:
-        raise LedgerDamaged("the ledger holds no record; `edge_client ledger verify` says more")
+        raise LedgerDamaged("the ledger holds no record; run `edge_client ledger verify` for details")
     gate, month = Gate(numbers, state.monthly), month_of(_now_ms(state))
     limit = gate.limit
 
@@ -252,7 +254,7 @@ def _tighter(counts: "Counter[PrivacyEvent]", limit: "Limit") -> dict[str, Any]:
 def _now_ms(state: "LedgerState") -> int:
     import time
 
-    # As the ledger itself decides which month it is.
+    # The ledger itself decides in this way which month it is.
     return max(int(time.time() * 1000), state.at_ms)
 
 
@@ -287,7 +289,7 @@ def _print(summary: dict[str, Any]) -> None:
     console.print(about)
     if summary["jobs"]:
         more = ["tighter"] if "tighter" in spent else []
-        table = Table("job", "releases", "epsilon, if it were alone", *more)
+        table = Table("job", "releases", "epsilon of this job alone", *more)
         for job in summary["jobs"]:
             tighter = [f"{job['tighter']:.3g} ({_ACCOUNTANTS[job['tighter_by']]})"] if more else []
             table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.3g}", *tighter)
@@ -298,11 +300,11 @@ _ACCOUNTANTS = {"pld": "PLD", "renyi": "Rényi"}
 
 
 def _spent(figures: dict[str, Any], limit: float, at: str = "") -> str:
-    """One epsilon, and what is left in its unit; the tighter figure where it was asked for."""
+    """Says how much of the limit is spent and left, with the tighter figure where there is one."""
     left = max(0.0, 1 - figures["epsilon"] / limit)
     said = f"epsilon {figures['epsilon']:.3g} of {limit:g}{at}; {left:.0%} left"
     if "tighter" in figures:
-        said += f" (tighter, without the gate's promise: {figures['tighter']:.3g} by "
+        said += f" (tighter, without the gate's guarantee: {figures['tighter']:.3g} by "
         said += f"{_ACCOUNTANTS[figures['tighter_by']]})"
     return said
 

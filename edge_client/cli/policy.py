@@ -1,4 +1,4 @@
-"""`edge_client policy ...`: write the policy, look at it, and hold a job against it. Works offline."""
+"""`edge_client policy ...` writes the policy, shows it, and checks a job against it. It works offline."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ __all__ = ["app", "default_file"]
 
 _Kind = TypeVar("_Kind", bound="Document")
 
-app = typer.Typer(help="Write your policy, look at it, and hold a job against it.", no_args_is_help=True)
+app = typer.Typer(help="Write your policy, show it, and check a job against it.", no_args_is_help=True)
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)
+    Path | None,
+    typer.Option("--home", help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
 ]
 PolicyFile = Annotated[
     Path | None,
@@ -38,27 +39,27 @@ Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=F
 
 @app.command()
 def check(
-    job: Annotated[Path, typer.Argument(help="A job file (TOML), a job document (job.json), or a job's bundle.")],
+    job: Annotated[Path, typer.Argument(help="A job file (.toml), a job document (job.json), or a job's bundle.")],
     policy: PolicyFile = None,
     examples: Annotated[
         int | None,
-        typer.Option(min=1, help="How many examples you have: says what the job costs.", show_default=False),
+        typer.Option(min=1, help="How many examples you have: prints what the job costs.", show_default=False),
     ] = None,
-    now: Annotated[bool, typer.Option("--now", help="Look at this machine as well: hours, memory, power.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Also check this machine: hours, memory, power.")] = False,
     device: Annotated[
-        str | None, typer.Option(help="With --now: what would train. Default: the fastest here.", show_default=False)
+        str | None, typer.Option(help="With --now: the device that trains. Default: the fastest.", show_default=False)
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also print rules that are met by default or ask nothing.")
+        bool, typer.Option("--all", help="Also print rules that are met by default or require nothing.")
     ] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Say what the policy makes of a job: what refuses it, what cannot be told yet, and the rules that you set.
+    """Check a job against the policy: print the rules that refuse it, those still open, and those that you set.
 
-    --all prints every rule, and so does --json.
+    --all and --json print every rule.
 
-    Ends with 0 if this member would take part as far as can be told here, with 4 if a rule refuses.
+    The exit code is 0 if this member would take part, as far as can be told here, and 4 if a rule refuses.
     """
     from edge_client.identity.home import home_path
     from edge_client.policy.verdicts import Outcome
@@ -105,7 +106,7 @@ def check(
 
 
 def _matters(policy: "Policy", verdict: "Verdict") -> bool:
-    """Whether a verdict is news: a refusal, an open question, or the member's own rule at work."""
+    """Whether a verdict is worth showing: a refusal, an open question, or a rule that the member set."""
     from edge_client.policy.verdicts import Outcome, free_verdict
 
     if verdict.outcome is not Outcome.OK:
@@ -156,7 +157,7 @@ def _identity(home: Path) -> "MemberIdentity | None":
     try:
         return MemberIdentity.load(home)
     except HomeUnusable:
-        # Whoever writes a policy need not have enrolled; `edge_client doctor` says what is wrong.
+        # One may write a policy before enrolling. `edge_client doctor` says what is wrong with an identity.
         return None
 
 
@@ -185,7 +186,7 @@ def _document(kind: "type[_Kind]", path: Path) -> "_Kind":
     try:
         return kind.from_file(path)
     except OSError as error:
-        fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
+        fail(f"{path} cannot be read: {error.strerror}; check its path and permissions", ExitCode.USAGE)
 
 
 def _conditions(policy: "Policy", device: str | None) -> "Conditions":
@@ -193,7 +194,7 @@ def _conditions(policy: "Policy", device: str | None) -> "Conditions":
 
     every = type(policy).model_fields["devices"].default
     if device is None and set(policy.devices) != set(every):
-        # Only then is it worth the seconds that torch takes to say what there is.
+        # Only such a policy is worth the seconds that torch takes to find the devices.
         from learning.training.device import pick_device
 
         try:
@@ -208,9 +209,10 @@ def _conditions(policy: "Policy", device: str | None) -> "Conditions":
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of a job's rounds, for an untouched ledger. None: cannot be told, or nothing is promised.
+    """What a job's rounds cost an untouched ledger. Numbers are None if unknown, or if the job promises nothing.
 
-    epsilon: the least limit whose gate lets all rounds pass, at delta. fitting: how many rounds the policy's lets pass.
+    `epsilon` is the least limit whose gate lets all rounds pass, at `delta`. `fitting` is how many rounds the policy's
+    limits let pass.
     """
 
     sentence: str
@@ -232,17 +234,17 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
     if isinstance(job, JobSpec):
         if job.mechanism.name == "distributed-gaussian":
             return _Cost("depends on the number of values; make the bundle, and check its job.json")
-        # What a release costs under the other mechanisms depends on none of these.
+        # Under the other mechanisms, the cost of a release depends on none of these.
         unknown = {"manifest": bytes(32), "tokenizer": bytes(32), "weights": bytes(32), "values": 1}
         job = JobDocument.model_validate(job.model_dump(exclude={"vocabulary", "start"}) | unknown)
     try:
         protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
         if protection.event is None:
-            return _Cost("no epsilon: the job adds no noise, and promises no differential privacy")
+            return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
         limit = policy.limit()
         one = cost(protection.event, limit)
     except (EventUnaccountable, ValueError) as error:
-        return _Cost(f"cannot be told: {error}")
+        return _Cost(f"unknown: {error}")
     filters = [RenyiFilter(limit)]
     if policy.epsilon_a_job is not None:
         filters.append(RenyiFilter(dataclasses.replace(limit, epsilon=policy.epsilon_a_job)))
@@ -251,20 +253,20 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
     def passes(count: int) -> bool:
         return all(each.admits(np.zeros_like(one), count * one) for each in filters)
 
-    # The most rounds that pass: what one more round takes never shrinks.
+    # Bisection for the most rounds that pass, since every further round only adds to the cost.
     low, high = 0, rounds
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if passes(middle) else (low, middle - 1)
     least = epsilon_counted(rounds * one, limit.delta)
-    budget = f"the policy has {limit.epsilon:g}" + (
+    budget = f"the policy allows {limit.epsilon:g}" + (
         f", and {policy.epsilon_a_job:g} for a job" if policy.epsilon_a_job is not None else ""
     )
-    fit = "all of them fit" if low == rounds else f"{low} of them fit"
-    again = "; every further attempt of a round counts as a round" if protection.each_attempt else ""
+    fit = "all rounds fit" if low == rounds else f"{low} rounds fit"
+    again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
-        f"{rounds} rounds with {examples} examples take epsilon {least:.3g} at delta {limit.delta:g} of an untouched "
-        f"ledger, as its gate counts; {budget}: {fit}{again}"
+        f"{rounds} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
+        f"{limit.delta:g}, as its gate counts; {budget}: {fit}{again}"
     )
     return _Cost(sentence, least, limit.delta, rounds, low)
 
@@ -274,7 +276,7 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
 
 @app.command()
 def show(policy: PolicyFile = None, home: Home = None, as_json: Json = False) -> None:
-    """Print the policy in force with every key, and what others need to know of this member: its fingerprints."""
+    """Print the policy in force with every key, and the fingerprints that other members may pin."""
     from edge_client.identity.home import home_path
 
     folder = home_path(home)
@@ -291,11 +293,11 @@ def show(policy: PolicyFile = None, home: Home = None, as_json: Json = False) ->
         typer.echo(f"# This federation, for `authorities`: {federation}")
         typer.echo(f"# This member's key, for the others' `peers`: {key}")
     else:
-        typer.echo("# Not enrolled: there is no key yet that others could pin.")
+        typer.echo("# Not enrolled yet: there is no key that others could pin.")
 
 
 def _fingerprints(home: Path) -> tuple[str | None, str | None]:
-    """Of the federation and of this member's public key, in hexadecimal."""
+    """Returns the fingerprints of the federation and of this member's public key, in hexadecimal."""
     identity = _identity(home)
     if identity is None:
         return None, None
@@ -310,10 +312,10 @@ def _fingerprints(home: Path) -> tuple[str | None, str | None]:
 def init(
     policy: PolicyFile = None,
     home: Home = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over the file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a policy file that says what the defaults are: every key with its meaning, commented out."""
+    """Write a policy file with every key, its meaning and its default, all commented out."""
     from edge_client.identity.home import Home as Folder
     from edge_client.identity.home import HomeUnusable, home_path
 
@@ -327,26 +329,28 @@ def init(
     except HomeUnusable as error:
         fail(str(error), ExitCode.USAGE)
     except FileExistsError:
-        fail(f"{path} is there already; edit it, or write over it with --force", ExitCode.USAGE)
+        fail(f"{path} exists; edit it, or replace it with --force", ExitCode.USAGE)
     except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}", ExitCode.USAGE)
+        fail(
+            f"{path} cannot be written: {error.strerror}; choose another place with --policy or --home", ExitCode.USAGE
+        )
     if as_json or json_requested():
         print_json({"policy": str(path)})
         return
-    typer.echo(f"Wrote {path}: it changes nothing until you take the # from a line.")
-    typer.echo("Next: `edge_client policy check job.toml` says what it makes of a job.")
+    typer.echo(f"Wrote {path}: it changes nothing until you remove the # from a line.")
+    typer.echo("Next: `edge_client policy check job.toml` checks a job against it.")
 
 
 def default_file() -> str:
-    """policy.toml with the defaults: as it stands, and with any of its keys uncommented, a valid policy."""
+    """Returns a policy.toml of the defaults. It is valid as it is, and with any of its keys uncommented."""
     import textwrap
 
     from edge_client.policy.policy import Policy
 
     defaults = Policy().model_dump(mode="json")
     lines = [
-        "# What this member agrees to; no job can pass it. Each key stands here with its default: take the # away to",
-        "# change one. `edge_client policy check JOB` says what the policy makes of a job.",
+        "# What this member agrees to. No job can exceed these limits. Each key has its default here: remove the #",
+        "# to change it. `edge_client policy check JOB` checks a job against the policy.",
         "schema = 1",
     ]
     for name, field in Policy.model_fields.items():
@@ -356,7 +360,7 @@ def default_file() -> str:
         value = defaults[name]
         if value is None or value in ([], {}):
             examples: list[Any] = field.examples or []
-            # Of a list the examples are its items.
+            # The examples of a list are its items.
             value = examples if isinstance(value, list) else examples[0]
             lines.append("# Not set. For example:")
         lines.append(f"# {name} = {_toml(value)}")
@@ -364,7 +368,7 @@ def default_file() -> str:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML writes it, on one line. Strings of JSON are strings of TOML."""
+    """Returns a value as TOML, on one line. A JSON string is a TOML string, too."""
     import json
 
     match value:

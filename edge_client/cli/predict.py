@@ -1,4 +1,4 @@
-"""`edge_client predict`: labels for texts, by an exported model, on this machine. No torch."""
+"""`edge_client predict` labels texts with an exported model, on this machine and without torch."""
 
 import sys
 from pathlib import Path
@@ -15,10 +15,12 @@ __all__ = ["predict"]
 
 
 def predict(
-    bundle: Annotated[Path, typer.Option(help="The folder that the export wrote.", show_default=False)],
+    bundle: Annotated[Path, typer.Option(help="The folder that `export` wrote.", show_default=False)],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts. With none, and no --file: standard input, one a line.", show_default=False),
+        typer.Argument(
+            help="The texts. Without any, and without --file, standard input has one a line.", show_default=False
+        ),
     ] = None,
     file: Annotated[
         Path | None,
@@ -33,17 +35,17 @@ def predict(
         bool,
         typer.Option(
             "--skip-invalid",
-            help="Leave out rows of --file that cannot be read; standard error says how many and which. Not for .txt.",
+            help="Skip rows of --file that cannot be read, and say on standard error how many and which. Not for .txt.",
         ),
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model at once.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="How many texts go through the model at once.")] = 64,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="One JSON object a line.")
     ] = False,
 ) -> None:
-    """Print the most probable label and its probability, one line a text, in the order of the texts.
+    """Print the most probable label of each text and its probability, one line a text, in the order of the texts.
 
-    Empty lines are left out. A model of pairs takes texts two by two, and lines with a tab between the two.
+    Empty lines are skipped. A model for pairs takes the texts two by two, or lines with a tab between the two.
     """
     from export.predictor import Predictor
     from learning.text.data import DataInvalid, RowInvalid
@@ -60,16 +62,16 @@ def predict(
         else:
             given = _lines(_from_standard_input(), "standard input", predictor.pairs)
     except RowInvalid as error:
-        hint = "" if file is None or _is_plain(file) else "; or leave such rows out with --skip-invalid"
+        hint = "" if file is None or _is_plain(file) else "; or skip such rows with --skip-invalid"
         fail(f"{error}{hint}", ExitCode.USAGE)
     except (BundleInvalid, DataInvalid) as error:
         missing = not bundle.exists() or (file is not None and not file.exists())
         fail(str(error), ExitCode.NOT_FOUND if missing else ExitCode.USAGE)
     given = [item for item in given if not isinstance(item, str) or item.strip()]
     if not given:
-        fail("no text to label; give texts, --file FILE, or lines on standard input", ExitCode.USAGE)
+        fail("there is no text to label; give texts, --file FILE, or lines on standard input", ExitCode.USAGE)
     width = max(map(len, predictor.labels))
-    # Batch by batch, so that a long file shows what is ready.
+    # Batch by batch, so that a long file shows its first results early.
     for first in range(0, len(given), batch):
         for prediction in predictor.predict(given[first : first + batch], batch):
             if as_json or json_requested():
@@ -87,14 +89,14 @@ def predict(
 def _two_by_two(texts: list[str]) -> "list[TextRow]":
     if len(texts) % 2:
         fail(
-            f"the model labels pairs of texts, and there are {len(texts)}; give each text and then its second one",
+            f"the model labels pairs, and there are {len(texts)} texts; give each pair's two texts one after the other",
             ExitCode.USAGE,
         )
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _lines(lines: list[str], where: str, pairs: bool) -> "list[TextRow]":
-    """Texts one a line, or pairs with a tab between the two; empty lines are left out of these."""
+    """Reads one text a line, or one pair a line with a tab between; skips empty lines between pairs."""
     if not pairs:
         return [*lines]
     found: list[TextRow] = []
@@ -104,7 +106,7 @@ def _lines(lines: list[str], where: str, pairs: bool) -> "list[TextRow]":
         first, tab, second = line.partition("\t")
         if not tab or not first.strip() or not second.strip():
             fail(
-                f"{where}, line {number}: the model labels pairs of texts; write both on one line, with a tab between",
+                f"{where}, line {number}: the model labels pairs of texts; write both in one line, with a tab between",
                 ExitCode.USAGE,
             )
         found.append((first, second))
@@ -116,10 +118,10 @@ def _from_file(path: Path, column: str, second: str | None, pairs: bool, skip_in
 
     if _is_plain(path):
         if skip_invalid:
-            fail(f"--skip-invalid is for .jsonl, .csv and .tsv; every line of {path} is a text", ExitCode.USAGE)
+            fail(f"every line of {path} is a text; --skip-invalid is for .jsonl, .csv and .tsv", ExitCode.USAGE)
         return _lines([line.removesuffix("\r") for line in read_text(path).split("\n")], str(path), pairs)
     if skip_invalid and pairs:
-        # Named, so that a row without its second text is one that cannot be read.
+        # With a name for the column, a row without its second text counts as one that cannot be read.
         second = second or "text_b"
     rows = read_data(path, text=column, label=None, text_b=second, skip_invalid=skip_invalid)
     if rows.skipped:
@@ -128,13 +130,13 @@ def _from_file(path: Path, column: str, second: str | None, pairs: bool, skip_in
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether each line of the file is a text."""
+    """Whether every line of the file is a text."""
     return path.name.lower().endswith((".txt", ".txt.gz"))
 
 
 def _from_standard_input() -> list[str]:
     if sys.stdin.isatty():
-        typer.echo("one text a line (a pair: with a tab between); end with Ctrl-D", err=True)
+        typer.echo("Type one text a line (a pair with a tab between); end with Ctrl-D.", err=True)
     try:
         lines = sys.stdin.buffer.read().decode().split("\n")
     except UnicodeDecodeError:

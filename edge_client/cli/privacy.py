@@ -1,4 +1,4 @@
-"""`edge_client privacy plan`: noise, budget and accuracy weighed against each other, before anyone joins."""
+"""`edge_client privacy plan` weighs noise, budget and accuracy against each other, before anyone joins."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,34 +18,36 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"]
 
-# From here on the noise drowns the longest update that clipping leaves.
+# From this ratio on, the noise drowns the longest update that clipping leaves.
 _DROWNED = 10.0
 
 
 @app.callback()
 def _group() -> None:
-    """What training gives away of this machine's data."""
+    """Plan what training costs in privacy."""
 
 
 @app.command()
 def plan(
     job: Annotated[
         Path | None,
-        typer.Argument(help="A job file (.toml) or document (.json): what it costs you.", show_default=False),
+        typer.Argument(help="A job file (.toml) or job document (.json), to see what it costs.", show_default=False),
     ] = None,
     examples: Annotated[
         int | None, typer.Option(min=1, help="How many examples you have (N).", show_default=False)
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds that you take part in.", show_default=False)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How many rounds you take part in (T).", show_default=False)
+    ] = None,
     mechanism: Annotated[
         MechanismName | None, typer.Option(help="Default: dp-sgd.", show_default=False, case_sensitive=False)
     ] = None,
     lot: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Examples of a lot; several times for several rows.", show_default=False),
+        typer.Option(min=1, help="Examples in a lot; give it several times for several rows.", show_default=False),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps a round, for dp-sgd. Default: 10.", show_default=False)
+        int | None, typer.Option(min=1, help="Steps in a round, for dp-sgd. Default: 10.", show_default=False)
     ] = None,
     sampling: Annotated[
         Literal["poisson", "fixed"] | None,
@@ -53,38 +55,47 @@ def plan(
     ] = None,
     honest: Annotated[
         int | None,
-        typer.Option(min=1, help="Shares that distributed-gaussian counts on (h). Default: 1.", show_default=False),
+        typer.Option(
+            min=1, help="Shares of the noise that distributed-gaussian counts on (h). Default: 1.", show_default=False
+        ),
     ] = None,
     unit: Annotated[
         Literal["example", "member"] | None,
         typer.Option(help="What distributed-gaussian protects. Default: example.", show_default=False),
     ] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option(help="Several times for several rows. Default: 1 2 4 8.", show_default=False)
+        list[float] | None,
+        typer.Option(
+            help="Privacy budget; give it several times for several rows. Default: 1 2 4 8.", show_default=False
+        ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Well below 1 / examples.")] = 1e-6,
+    delta: Annotated[float, typer.Option(help="Choose it well below 1 / examples.")] = 1e-6,
     clip: Annotated[
         float | None,
-        typer.Option(help="Norm that is clipped to: shows the noise's deviation.", show_default=False),
+        typer.Option(
+            help="Norm that updates are clipped to: shows the noise's standard deviation.", show_default=False
+        ),
     ] = None,
     values: Annotated[
         int | None,
-        typer.Option(min=1, help="Parameters sent (d): shows how the noise compares to an update.", show_default=False),
+        typer.Option(
+            min=1, help="How many parameters are sent (d): compares the noise with an update.", show_default=False
+        ),
     ] = None,
-    members: Annotated[int, typer.Option(min=1, help="Members whose updates are averaged.")] = 1,
+    members: Annotated[int, typer.Option(min=1, help="How many members' updates are averaged.")] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
-    """Print how much noise each epsilon needs, with your number of examples.
+    """Print how much noise each epsilon needs, for your number of examples.
 
-    Two answers: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD). Nothing is
-    sent, and no data is read.
+    It prints two figures: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD).
+    It sends nothing and reads no data.
     """
     from learning.accounting.planning import Setting
 
     if examples is None:
-        fail("say how many examples you have with --examples N; the sampling rate follows from it", ExitCode.USAGE)
+        fail("give --examples N, how many examples you have; the sampling rate follows from it", ExitCode.USAGE)
     wanted = list(epsilon or (1.0, 2.0, 4.0, 8.0))
     chosen = {
         "--mechanism": mechanism, "--rounds": rounds, "--lot": lot, "--steps": steps, "--sampling": sampling,
@@ -93,11 +104,11 @@ def plan(
     if job is not None:
         given = [name for name, value in chosen.items() if value not in (None, [])]
         if given:
-            fail(f"the job says these itself: leave out {', '.join(given)}, or leave out the job", ExitCode.USAGE)
+            fail(f"the job already sets {', '.join(given)}; leave out these options, or the job", ExitCode.USAGE)
         _plan_job(job, examples, delta, values, members, wanted, as_json)
         return
     if rounds is None:
-        fail("say how many rounds you take part in with --rounds T, or name a job file", ExitCode.USAGE)
+        fail("give --rounds T, how many rounds you take part in, or name a job file", ExitCode.USAGE)
     templates = _templates(mechanism or "dp-sgd", chosen)
     try:
         _print_rows(templates, Setting(examples, rounds, delta, values, members), wanted, as_json, clip is not None)
@@ -114,7 +125,7 @@ def _plan_job(
     from tacit.vector import max_in_sum
 
     job = _job(path)
-    # A job file does not know how many values its model has.
+    # A job file does not say how many values its model has.
     sent = job.values if isinstance(job, JobDocument) else values
     try:
         most = max_in_sum(job, job.rounds.target_members)
@@ -127,7 +138,7 @@ def _plan_job(
 
 
 def _job(path: Path) -> "JobDocument | JobSpec":
-    """A job's file or document: the one place that reads it."""
+    """Reads a job's file or document."""
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument, JobSpec
 
@@ -137,14 +148,14 @@ def _job(path: Path) -> "JobDocument | JobSpec":
         try:
             return JobDocument.from_file(path)
         except FileNotFoundError:
-            fail(f"{path} does not exist", ExitCode.NOT_FOUND)
+            fail(f"{path} does not exist; check its path", ExitCode.NOT_FOUND)
         except OSError as error:
-            fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
+            fail(f"{path} cannot be read: {error.strerror}; check its path and permissions", ExitCode.USAGE)
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE if path.exists() else ExitCode.NOT_FOUND)
 
 
-# Which options each mechanism knows besides --rounds, --clip and --mechanism, and what it calls them.
+# Which options each mechanism takes besides --rounds and --mechanism, and what it calls them.
 _KNOWN: dict[str, dict[str, str]] = {
     "dp-sgd": {"--lot": "lot", "--steps": "steps", "--clip": "clip"},
     "gaussian-update": {"--lot": "lot", "--sampling": "sampling", "--clip": "clip"},
@@ -154,7 +165,7 @@ _KNOWN: dict[str, dict[str, str]] = {
 
 
 def _templates(name: MechanismName, chosen: dict[str, Any]) -> "list[Noised]":
-    """The mechanism once for each lot; its multiplier is what the plan is about."""
+    """Returns the mechanism once for each lot. Its multiplier is only a placeholder: the plan computes it."""
     from pydantic import TypeAdapter, ValidationError
 
     from tacit.documents import sentence_of
@@ -167,7 +178,7 @@ def _templates(name: MechanismName, chosen: dict[str, Any]) -> "list[Noised]":
         if value not in (None, []) and option not in known and option not in ("--mechanism", "--rounds")
     ]
     if strange:
-        fail(f"{name} knows no {', '.join(strange)}; leave it out, or choose another --mechanism", ExitCode.USAGE)
+        fail(f"{name} does not take {', '.join(strange)}; leave it out, or choose another --mechanism", ExitCode.USAGE)
     numbers = {key: chosen[option] for option, key in known.items() if chosen[option] not in (None, [])}
     lots = numbers.pop("lot", [None])
     multiplier = {"epsilon": 1.0} if name == "laplace-update" else {"noise_multiplier": 1.0}
@@ -212,7 +223,7 @@ def _print_rows(
         "NOISE (PLD)": [_digits(row.pld) for row in rows],
         "NOISE (GATE, ALL SHARES)": [_digits(row.central) for row in rows] if central else [],
         "EPSILON A ROUND": [_digits(1 / row.gate if row.gate else None) for row in rows] if laplace else [],
-        "DEVIATION": [_digits(row.std) for row in rows] if with_std else [],
+        "NOISE STD": [_digits(row.std) for row in rows] if with_std else [],
         "NOISE : UPDATE": [_digits(row.noise_to_signal) for row in rows],
     }
     _echo(
@@ -242,10 +253,10 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
         return
     described = _described(mechanism, setting, steps)
     _echo(f"Job {job.name}: {described}, {cost.adjacency} neighbours of one {mechanism.unit}")
-    by_pld = "" if cost.pld is None else f", and {_digits(cost.pld)} as it is usually given (PLD)"
+    by_pld = "" if cost.pld is None else f"; other tools would report {_digits(cost.pld)} (PLD)"
     _echo(
-        f"All rounds together need a limit of epsilon {_digits(cost.gate)} to pass your ledger{by_pld}, "
-        f"at delta {setting.delta:g}."
+        f"To pass your ledger, all rounds together need a limit of epsilon {_digits(cost.gate)} "
+        f"at delta {setting.delta:g}{by_pld}."
     )
     _echo_table(
         {
@@ -262,7 +273,7 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
 
 
 def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str | None:
-    """What a noised histogram of labels costs beside the rounds; None where the job orders none of its members."""
+    """Says what a noised histogram of labels costs on top of the rounds. None if the job orders none from members."""
     from edge_client.corpus_release.making import order_of
     from learning.accounting.calibration import epsilon_at_gate
     from learning.accounting.costs import Noised, adjacency_of
@@ -272,18 +283,18 @@ def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str |
     if order is None or order.histogram_std is None or not isinstance(job.mechanism, Noised):
         return None
     if job.mechanism.unit != "example":
-        return "A ledger that counts members has no formula for the histogram of labels: they come in equal parts."
+        return "A ledger with unit member has no formula for the histogram of labels, so all labels get equal parts."
     adjacency = adjacency_of(job.mechanism)
     event = histogram_event(order.histogram_std, len(job.labels), adjacency)
     return (
-        "The histogram of your labels is charged once more, when the job is finished: epsilon "
-        f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))} of its own. "
-        "Synthetic texts cost nothing beyond it."
+        "When the job is finished, the histogram of your labels is charged too: alone it costs epsilon "
+        f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))}. "
+        "The synthetic texts cost nothing more."
     )
 
 
 def _described(mechanism: "Noised", setting: "Setting", steps: int | None = None) -> str:
-    """steps: those of a round of dp-sgd, where they are more than the mechanism's."""
+    """Describes the plan. `steps` are those that a dp-sgd round charges, which may exceed the mechanism's own."""
     from learning.accounting.costs import rate_of
     from tacit.mechanism import DistributedGaussian, DpSgd
 
@@ -297,24 +308,25 @@ def _described(mechanism: "Noised", setting: "Setting", steps: int | None = None
 
 
 def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list[str]:
-    named = "the multiplier that a job names"
+    named = "the noise multiplier that a job sets"
     if mechanism.name == "laplace-update":
-        named = "the scale over 2 B, so 1 / the epsilon of a round, which is what a job names"
-    said = [f"NOISE is {named}: that of GATE passes your ledger, whatever you choose later."]
+        named = "the scale divided by 2 B, that is 1 / the epsilon of a round, which a job sets"
+    said = [f"NOISE is {named}. With that of GATE, all rounds pass your ledger, whatever you choose later."]
     if any(row.pld is not None for row in rows):
-        said.append("That of PLD would do for a plan that is fixed beforehand; it is what other tools print.")
+        said.append("That of PLD is enough for a plan that is fixed beforehand; other tools print this figure.")
     if any(row.gate is None for row in rows):
         said.append(
-            "- where no noise is enough for so many rounds: raise epsilon, or lower rounds, steps, lot or parameters."
+            "A - means that no noise is enough for that many rounds: raise epsilon, or lower rounds, steps, lot or "
+            "parameters."
         )
     if mechanism.name == "gaussian-update":
-        said.append("One example can turn the whole clipped update round, so sigma is accounted for as sigma / 2.")
+        said.append("One example can reverse the whole clipped update, so sigma is accounted for as sigma / 2.")
     if mechanism.name == "distributed-gaussian":
         said.append(
-            "GATE counts on your own share of the noise alone; ALL SHARES where your policy trusts the others'."
+            "GATE counts only your own share of the noise; ALL SHARES applies if your policy trusts the others'."
         )
     if setting.values is None:
-        said.append("With --values D (parameters sent) this also shows how long the noise is beside an update.")
+        said.append("Give --values D (how many parameters are sent) to compare the noise with an update.")
     said += _noise_remarks([row.noise_to_signal for row in rows], setting)
     return said
 
@@ -325,13 +337,13 @@ def _job_remarks(cost: "JobCost", mechanism: "Noised", setting: "Setting", steps
     said = []
     if isinstance(mechanism, DpSgd) and steps != mechanism.steps:
         said.append(
-            f"Adaptive updating takes {mechanism.steps} noised steps a round on the private embedding alone, beside "
-            f"the {mechanism.steps} over everything: both are charged."
+            f"Adaptive updating takes {mechanism.steps} noised steps a round on the private embedding alone, and "
+            f"{mechanism.steps} over everything. The ledger charges both."
         )
     if mechanism.name == "gaussian-update":
-        said.append("One example can turn the whole clipped update round, so sigma is accounted for as sigma / 2.")
+        said.append("One example can reverse the whole clipped update, so sigma is accounted for as sigma / 2.")
     if cost.noise_to_signal is not None:
-        said.append(f"The noise is {_digits(cost.noise_to_signal)} times as long as the longest update it hides.")
+        said.append(f"The noise is {_digits(cost.noise_to_signal)} times as long as the longest update that it hides.")
     return said + _noise_remarks([cost.noise_to_signal], setting)
 
 
@@ -339,12 +351,12 @@ def _noise_remarks(ratios: list[float | None], setting: "Setting") -> list[str]:
     said = []
     if any(ratio is not None and ratio >= _DROWNED for ratio in ratios):
         said.append(
-            "NOISE : UPDATE is the noise's length over the longest update that clipping leaves. Where it is many times "
-            "1 the model will not learn: send fewer parameters, take more examples or members, or a larger epsilon."
+            "NOISE : UPDATE is the length of the noise over that of the longest clipped update. If it is far above 1, "
+            "the model will not learn: send fewer parameters, or take more examples, members or epsilon."
         )
     if setting.delta * setting.examples >= 1:
         said.append(
-            f"Delta {setting.delta:g} is not below 1 / {setting.examples}: that would allow publishing an example."
+            f"Delta {setting.delta:g} is not below 1 / {setting.examples}, which would allow publishing an example."
         )
     return said
 
@@ -372,5 +384,5 @@ def _echo_table(columns: dict[str, list[str]]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
-    # A pipe has no width, and a table cut to 80 columns is of no use to whoever reads it.
+    # A pipe has no width, and a table cut to 80 columns would be useless.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False).print(table)

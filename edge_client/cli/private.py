@@ -1,6 +1,6 @@
-"""`edge_client private ...`: what this member keeps of jobs for itself: look, back up, move, remove, seal.
+"""`edge_client private ...` shows, backs up, restores, removes and seals this member's private parameters.
 
-No command prints a value or a word: names of parameters, shapes, counts and sizes are all there is to see.
+No command prints a value or a word: only names of parameters, shapes, counts and sizes.
 """
 
 import sys
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["app", "sentences"]
 
 app = typer.Typer(
-    help="What you keep of jobs for yourself: your vocabulary, your embedding. TACIT_PASSPHRASE opens what is sealed.",
+    help="Look after your private parameters: your vocabulary and your embedding. TACIT_PASSPHRASE opens sealed ones.",
     no_args_is_help=True,
 )
 
-Home = Annotated[Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)]
+Home = Annotated[
+    Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 KeyFile = Annotated[
     Path | None,
     typer.Option(
-        "--private-key-file", help="The key that states are sealed with, if not a passphrase.", show_default=False
+        "--private-key-file", help="The key file that seals the states, if not a passphrase.", show_default=False
     ),
 ]
-OneJob = Annotated[str | None, typer.Option("--job", help="One job. Default: all of them.", show_default=False)]
+OneJob = Annotated[str | None, typer.Option("--job", help="Only this job. Default: all jobs.", show_default=False)]
 
 
 @app.command("list")
 def list_(home: Home = None, as_json: Json = False) -> None:
-    """List the jobs that something private is kept for."""
+    """List the jobs that have a private state here."""
     from edge_client.private_store.upkeep import held_all
 
     with sentences():
@@ -52,7 +54,7 @@ def list_(home: Home = None, as_json: Json = False) -> None:
         else:
             typer.echo(f"{each.job}: round {each.header.round}, {_megabytes(each.bytes)}, {_kept(each.header)}")
     if not found and not as_json:
-        typer.echo(f"{_home(home)} keeps nothing private of any job.")
+        typer.echo(f"{_home(home)} holds no private state of any job.")
 
 
 @app.command()
@@ -62,9 +64,9 @@ def show(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Check what is kept for a job, and show its round, its arrays by name and shape, and its vocabulary's size.
+    """Check a job's private state; show its round, the names and shapes of its arrays, and its vocabulary's size.
 
-    Of a sealed state without its passphrase or key file, only the round and the version.
+    Without the passphrase or key file, a sealed state shows only its round and version.
     """
     from edge_client.private_store.upkeep import held, look
 
@@ -86,9 +88,9 @@ def backup(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Write what is kept into one file, to store elsewhere or to move to another machine of this member.
+    """Write private states into one file, to store elsewhere or to move to another machine of this member.
 
-    Sealed states stay sealed in it. It needs no key and may run beside `edge_client run`.
+    Sealed states stay sealed in it. The command needs no key and may run beside `edge_client run`.
     """
     from edge_client.private_store.backup import back_up
 
@@ -106,26 +108,29 @@ def backup(
     typer.echo(f"Wrote {file}: {', '.join(jobs)}. Put it back with `edge_client private restore {file}`.")
     if open_ones:
         typer.echo(
-            f"Not sealed: {', '.join(open_ones)}. Whoever has the file can read your vocabulary; keep it like your "
-            "data, or seal what you keep with `edge_client private rekey` and back up again."
+            f"Not sealed: {', '.join(open_ones)}. Anyone who has the file can read your vocabulary. Protect it like "
+            "your data, or seal the states with `edge_client private rekey` and back up again."
         )
 
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="A file of `edge_client private backup`.")],
+    file: Annotated[Path, typer.Argument(help="A file that `edge_client private backup` wrote.")],
     job: OneJob = None,
-    force: Annotated[bool, typer.Option("--force", help="Also over a newer state, or one of something else.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace even a newer state, or one of another job document, federation or data."),
+    ] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Put back what a backup holds, once all of it was verified. Updates staged for these jobs are dropped."""
+    """Put back the private states of a backup, after verifying all of it. Drops updates staged for these jobs."""
     from edge_client.private_store.backup import restore as restored
 
     folder = _home(home)
     identity = _identity(folder)
     if identity is None:
-        fail(f"{folder} holds no identity; join the federation with `edge_client enrol TOKEN` first", ExitCode.USAGE)
+        fail(f"{folder} holds no identity; first join the federation with `edge_client enrol TOKEN`", ExitCode.USAGE)
     with sentences():
         done = restored(folder, file, federation=identity.federation, member=identity.member, job=job, force=force)
     if as_json:
@@ -144,14 +149,14 @@ def remove(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Delete what is kept for a job. This member's own model of it is gone then, unless there is a backup."""
+    """Delete a job's private state. Without a backup, this member's own model of the job is lost."""
     from edge_client.private_store.upkeep import held
     from edge_client.private_store.upkeep import remove as removed
 
     folder = _home(home)
     with sentences():
         held(folder, job)
-        _confirm(f"Delete the private state of {job}? Without a backup it cannot be had back.", yes)
+        _confirm(f"Delete the private state of {job}? Without a backup it cannot be recovered.", yes)
         removed(folder, job)
     if as_json:
         print_json({"removed": job})
@@ -163,16 +168,17 @@ def remove(
 def rekey(
     key_file: KeyFile = None,
     new_key_file: Annotated[
-        Path | None, typer.Option("--new-private-key-file", help="The key file from now on.", show_default=False)
+        Path | None, typer.Option("--new-private-key-file", help="The new key file.", show_default=False)
     ] = None,
-    unseal: Annotated[bool, typer.Option("--unseal", help="From now on without a key.")] = False,
+    unseal: Annotated[bool, typer.Option("--unseal", help="Store the states without a key.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Seal all that is kept, change its passphrase or key file, or unseal it.
+    """Seal all private states, change their passphrase or key file, or unseal them.
 
-    The present key comes as ever: TACIT_PASSPHRASE, or --private-key-file, or neither. The new one comes in the
-    environment as TACIT_NEW_PASSPHRASE, or as --new-private-key-file. If it is interrupted, run it again.
+    Give the present key as usual: TACIT_PASSPHRASE, --private-key-file, or neither.
+    Give the new one as TACIT_NEW_PASSPHRASE in the environment, or as --new-private-key-file.
+    If the command is interrupted, run it again.
     """
     from edge_client.private_store.upkeep import rekey as rekeyed
 
@@ -180,8 +186,8 @@ def rekey(
         old, new = _key(key_file), _key(new_key_file, "TACIT_NEW_PASSPHRASE")
         if unseal == (new is not None):
             fail(
-                "give the new key as TACIT_NEW_PASSPHRASE in the environment or as --new-private-key-file, or --unseal "
-                "for none",
+                "give the new key as TACIT_NEW_PASSPHRASE in the environment or with --new-private-key-file, or give "
+                "--unseal for no key",
                 ExitCode.USAGE,
             )
         jobs = rekeyed(_home(home), old, new)
@@ -189,9 +195,9 @@ def rekey(
     if as_json:
         print_json({"changed": jobs, "sealed": None if new is None else new.kind})
     elif jobs:
-        typer.echo(f"{', '.join(jobs)}: {how} from now on. Backups made before keep their old key.")
+        typer.echo(f"{', '.join(jobs)}: {how} from now on. Earlier backups keep their old key.")
     else:
-        typer.echo(f"Nothing to change: all there is is {how}.")
+        typer.echo(f"Nothing to change: every private state is {how}.")
 
 
 def _home(option: Path | None) -> Path:
@@ -207,7 +213,7 @@ def _key(file: Path | None, variable: str = "TACIT_PASSPHRASE") -> "StoreKey | N
 
 
 def _identity(folder: Path) -> "IdentityDocument | None":
-    """Who the home belongs to; also with a certificate that has expired. Raises: CommandFailed: it cannot be read."""
+    """Returns whose home this is, even if the certificate has expired. Raises CommandFailed if it cannot be read."""
     from edge_client.identity.home import Home as MemberHome
     from edge_client.identity.home import IdentityDocument
     from tacit.documents import DocumentInvalid
@@ -223,7 +229,7 @@ def _identity(folder: Path) -> "IdentityDocument | None":
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What is wrong with a private state, as a command's end. Raises: CommandFailed."""
+    """Turns what is wrong with a private state into CommandFailed."""
     from edge_client.private_store import errors
 
     usage = (errors.KeyUnusable, errors.StateSealed, errors.StateConflict, errors.StateForeign, errors.StateNewer)
@@ -238,11 +244,11 @@ def sentences() -> Iterator[None]:
 
 
 def _confirm(question: str, yes: bool) -> None:
-    """Asks before what cannot be undone; without a terminal `--yes` is needed. Raises: CommandFailed."""
+    """Asks before what cannot be undone. Raises CommandFailed without consent, or without `--yes` or a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        fail(f"{question} Say so with --yes.", ExitCode.USAGE)
+        fail(f"{question} Confirm with --yes.", ExitCode.USAGE)
     if not typer.confirm(question):
         fail("nothing was changed", ExitCode.REFUSED)
 
@@ -273,7 +279,7 @@ def _content_json(state: "PrivateState") -> dict[str, Any]:
 
 
 def _tokenizer_json(tokenizer: bytes | None) -> dict[str, Any] | None:
-    """Its size, and not one entry of it."""
+    """Returns a vocabulary's size, and none of its entries."""
     import json
 
     if tokenizer is None:
@@ -305,7 +311,7 @@ def _print(summary: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     if "arrays" not in summary:
         console.print(about)
-        typer.echo("Arrays and vocabulary show with the passphrase or the key file.")
+        typer.echo("Give the passphrase or the key file to see the arrays and the vocabulary.")
         return
     tokenizer = summary["tokenizer"]
     entries = "the job's" if tokenizer is None else f"own, {tokenizer['entries']} entries, {tokenizer['bytes']} bytes"

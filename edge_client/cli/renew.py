@@ -1,4 +1,4 @@
-"""`edge_client renew`: the member's next certificate, now."""
+"""`edge_client renew` gets the member's next certificate now."""
 
 import sys
 from pathlib import Path
@@ -14,23 +14,21 @@ __all__ = ["renew"]
 def renew(
     home: Annotated[
         Path | None,
-        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
     ] = None,
     new_key: Annotated[
         bool,
-        typer.Option(
-            "--new-key", help="With another key. Members that have pinned this one's key in `peers` must be told."
-        ),
+        typer.Option("--new-key", help="Make a new key. Tell the members that pin this member's key in their `peers`."),
     ] = False,
     address: Annotated[
         str | None,
-        typer.Option(help="host:port of a federation port, in place of the enrolled one.", show_default=False),
+        typer.Option(help="host:port of the federation port, in place of the enrolled one.", show_default=False),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
-    """Renew this member's certificate. `edge_client run` does so by itself, also while this runs."""
+    """Renew this member's certificate. `edge_client run` does so by itself; both may run at the same time."""
     from toolkit.tls import tls_13_only
 
     if "grpc" not in sys.modules:
@@ -64,7 +62,7 @@ def renew(
             }
         )
         return
-    what = "is renewed" if renewed else "stands: less than half of its life is over"
+    what = "is renewed" if renewed else "was not renewed, because less than half of its life is over"
     typer.echo(f"The certificate of {identity.member} {what}; it is valid until {identity.expires:%Y-%m-%d %H:%M} UTC.")
     if new_key:
-        typer.echo(f"Its key is another one: members that have pinned it write {key} into `peers`.")
+        typer.echo(f"It has a new key. Members that pin the old one in `peers` must replace it with {key}.")

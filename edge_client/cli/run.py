@@ -1,4 +1,4 @@
-"""`edge_client run`: take part in the federation's jobs with one file of data."""
+"""`edge_client run` takes part in the federation's jobs with one file of data."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,14 +15,13 @@ def run(
     text_b: Annotated[
         str | None,
         typer.Option(
-            help="The column that holds a pair's second text, for jobs that read pairs. Default: text_b, if there is "
-            "one.",
+            help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if the file has it.",
             show_default=False,
         ),
     ] = None,
     job: Annotated[
         list[str] | None,
-        typer.Option(help="Take part in jobs of this name only; * and ? match; may be given more than once."),
+        typer.Option(help="Take part only in jobs of this name; * and ? are wildcards; may be given more than once."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     policy: Annotated[
@@ -30,16 +29,16 @@ def run(
     ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
     ] = None,
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave out rows that cannot be read, and say how many and which.")
+        bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
     ] = False,
     data_name: Annotated[
         str,
         typer.Option(
-            help="Your name for this data: each name has one privacy ledger, whatever file it is read from, and what "
-            "you keep of a job's model belongs to it too."
+            help="Your name for this data. Each name has its own privacy ledger, whatever file the data comes from, "
+            "and its own private parameters of each job."
         ),
     ] = "data",
     metrics_port: Annotated[
@@ -48,39 +47,41 @@ def run(
     metrics_file: Annotated[
         Path | None,
         typer.Option(
-            help="Write this member's metrics to a .prom file for the node exporter's textfile collector; removed "
-            "at the end.",
+            help="Write this member's metrics to a .prom file, for the node exporter's textfile collector. The file "
+            "is removed at the end.",
             show_default=False,
         ),
     ] = None,
     embedding: Annotated[
         Path | None,
         typer.Option(
-            help="Word vectors that private embeddings start from: a GloVe text file, or a checkpoint's folder. Where "
-            "you build your own vocabulary, the table's words are in it too. Default: what the job says, or random."
+            help="Word vectors that private embeddings start from: a GloVe text file or a checkpoint's folder. If you "
+            "build your own vocabulary, it also takes in their words. Default: what the job says, or random."
         ),
     ] = None,
     backbone: Annotated[
         list[Path] | None,
         typer.Option(
             help="A folder with a frozen language model for prompted jobs, as save_pretrained writes it; may be given "
-            "more than once. Also TACIT_BACKBONES.",
+            "more than once. TACIT_BACKBONES may name further folders.",
             show_default=False,
         ),
     ] = None,
     private_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="Seal private vocabularies and embeddings on disk with this file's key (or a passphrase: "
-            "TACIT_PASSPHRASE)."
+            help="Seal private vocabularies and embeddings on disk with the key in this file. To use a passphrase "
+            "instead, set TACIT_PASSPHRASE."
         ),
     ] = None,
     until_finished: Annotated[
-        bool, typer.Option("--until-finished", help="End once every job taken part in is over.")
+        bool, typer.Option("--until-finished", help="End once every job that this member took part in is over.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Send nothing: print what each open job would send, and what the policy says."),
+        typer.Option(
+            "--dry-run", help="Send nothing. Print what each open job would send, and what the policy says to it."
+        ),
     ] = False,
     log_format: Annotated[
         Literal["console", "json"] | None,
@@ -92,8 +93,8 @@ def run(
 ) -> None:
     """Train with others on your own data, until interrupted.
 
-    The text stays here: what leaves is a masked vector, of which the coordinator can read the sum over the cohort only.
-    A connection that breaks is made again.
+    The text stays here. What leaves is a masked vector; the coordinator can read only the sum over the cohort.
+    The command reconnects when the connection breaks.
     """
     from toolkit.tls import tls_13_only
 

@@ -1,1 +1,1 @@
-"""What a member downloads by digest and keeps: the blob cache, and backbones from their four sources."""
+"""Downloads that a member keeps by digest: the blob cache, and backbones from their four sources."""

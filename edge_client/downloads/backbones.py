@@ -1,16 +1,19 @@
-"""Where a member has a job's backbone from: its cache, its own folders, the hub, the coordinator, in this order.
+"""Gets a job's backbone from the member's cache, its own folders, the hub or the coordinator, in this order.
 
-Guarantees: what `open` hands over has the digest that the job's document names, whoever gave it; a folder or a hub's
-files with another digest are passed over, with both digests in this machine's log. From the coordinator nothing larger
-than the config's canonical file is fetched. From the hub at most twice that is, in weights (they may hold a pooler and
-copies of tied tables); sizes are known before a file is asked for, and all of it goes into the cache and within its
-bound. What was fetched lies in the cache once, for all jobs, and is pinned while one of them has it open, so that the
-next job on the same backbone transfers nothing.
+Guarantees:
 
-The hub is asked only where the member's policy names it in `backbones`, which is not the default, and the document
-names a commit there: whoever asks it says that it takes part in something with this model.
+- A backbone that `open` returns has the digest that the job's document names, whatever its source. A folder, or the
+  hub's files, with another digest is skipped, and both digests go to this machine's log.
+- The coordinator is asked for nothing larger than the config's canonical file.
+- The hub is asked for at most twice that, in weights (which may hold a pooler and copies of tied tables). Sizes are
+  known before a file is requested, and all files go into the cache and within its bound.
+- A fetched backbone is in the cache once, for all jobs, and pinned while one of them has it open. The next job on the
+  same backbone transfers nothing.
 
-Errors name folders of this machine: they are for its own log, not for the coordinator.
+The hub is asked only if the member's policy names it in `backbones`, which is not the default, and the document names a
+commit there. A request tells the hub that this member takes part in something with this model.
+
+Errors name folders of this machine. They are for its own log, not for the coordinator.
 """
 
 import asyncio
@@ -37,12 +40,12 @@ from tacit.prompt import SOURCES, PromptedModel, Source
 
 __all__ = ["SOURCES", "BackboneMissing", "Backbones", "Source", "Wanted", "named_folders"]
 
-# fetch(digest, into, limit): by digest, resumable, verified, no more than `limit` bytes.
+# fetch(digest, into, limit) fetches by digest, resumes, verifies, and takes at most `limit` bytes.
 Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
 T = TypeVar("T")
 
-# Weights on the hub may hold more tensors than the canonical file, and none need be twice as wide as its float32.
+# Weights on the hub may hold more tensors than the canonical file. None needs to be twice as wide as its float32.
 _HUB_TIMES = 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -50,12 +53,18 @@ log = structlog.get_logger("edge_client")
 
 
 class BackboneMissing(LookupError):
-    """No source has the job's backbone. The text says of each why not, and what to do; it names folders."""
+    """No source has the job's backbone. The text says why for each, and what to do. It names folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The backbone of a job: digest, 32 bytes; config, checked; the name on the hub that the document hints at."""
+    """The backbone of a job.
+
+    Attributes:
+        digest: Its 32 bytes.
+        config: The checked config.
+        hub: The name on the hub that the document suggests.
+    """
 
     digest: bytes
     config: Mapping[str, Any]
@@ -63,30 +72,36 @@ class Wanted:
 
     @classmethod
     def of(cls, model: PromptedModel) -> Self:
-        """What this job's members train on. Raises: BackboneInvalid: a config that is none, or no bundle's model."""
+        """Returns what the members of a job train on.
+
+        Raises:
+            BackboneInvalid: The config is invalid, or the model is not a bundle's.
+        """
         if model.backbone is None or model.config is None:
             raise BackboneInvalid("model.backbone: the model has a base and no digest yet; make a job bundle of it")
         return cls(model.backbone, checked_config(model.config), model.hub)
 
     @property
     def size(self) -> int:
-        """Of the canonical file, in bytes."""
+        """The size of the canonical file, in bytes."""
         return layout_of(self.config).size
 
 
 def named_folders(given: Sequence[Path], environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Where the member says that backbones lie. given: from `--backbone`. In the environment paths are separated as in
-    PATH.
-    """
+    """Returns the folders of `--backbone` and of TACIT_BACKBONES, whose paths are separated as in PATH."""
     more = [Path(each) for each in environment.get("TACIT_BACKBONES", "").split(os.pathsep) if each]
     return tuple(dict.fromkeys(path.expanduser() for path in (*given, *more)))
 
 
 class Backbones:
-    """Backbones of all jobs of a process, each open once.
+    """The backbones of all jobs of a process, each open once.
 
-    folders: checkpoints as transformers saves them, or canonical files. allowed: the policy's `backbones`. hub: fetches
-    the files of a name on the hub into a folder, no more than so many bytes of weights.
+    Args:
+        cache: Holds what is fetched.
+        folders: Checkpoints as transformers saves them, or canonical files.
+        allowed: The policy's `backbones`.
+        hub: hub(name, folder, max_bytes) fetches the files of a name on the hub into a folder, with at most `max_bytes`
+            of weights.
     """
 
     def __init__(
@@ -103,18 +118,21 @@ class Backbones:
         self._hub = hub
         self._open: dict[bytes, tuple[StoredBackbone, Pin]] = {}
         self._locks: dict[bytes, asyncio.Lock] = {}
-        # What a place said of a backbone that it does not have: reading a gigabyte again would not change it.
+        # Why a place does not have a backbone. Reading a gigabyte again would not change it.
         self._differs: dict[tuple[str, bytes], str] = {}
 
     async def open(self, wanted: Wanted, fetch: Fetch) -> StoredBackbone:
-        """The job's backbone, read-only and shared by all who ask for it in this process.
+        """Returns the job's backbone, read-only and shared by all callers in this process.
 
-        fetch: from the coordinator, as long as it takes; what it raises goes through, but that the blob is not there.
+        Args:
+            wanted: The backbone.
+            fetch: Fetches from the coordinator, for as long as it takes. Its errors pass through, except that the blob
+                is missing or damaged.
 
         Raises:
-            BackboneMissing: no source has it.
-            BackboneInvalid: its bytes are not what the job's config says.
-            OSError: the disk does not take it.
+            BackboneMissing: No source has it.
+            BackboneInvalid: Its bytes do not match the job's config.
+            OSError: The disk cannot store it.
         """
         async with self._locks.setdefault(wanted.digest, asyncio.Lock()):
             if (found := self._open.get(wanted.digest)) is not None:
@@ -130,7 +148,7 @@ class Backbones:
             return backbone
 
     def release(self, digest: bytes) -> None:
-        """The job is over, and the file may go when room is needed. Who still trains on it keeps its memory."""
+        """Allows the file to be deleted, once its job is over. A training that still uses it keeps its memory."""
         if (found := self._open.pop(digest, None)) is not None:
             found[1].release()
 
@@ -155,13 +173,13 @@ class Backbones:
                 return path
             said += [f"{source}: {each}" for each in refusals]
         raise BackboneMissing(
-            f"the job's backbone {wanted.digest.hex()} is nowhere to be had; {'; '.join(said)}. Save the model that "
-            "the operator took into a folder and name it with --backbone, or let the policy take it from the "
-            "coordinator"
+            f"no source has the job's backbone {wanted.digest.hex()}; {'; '.join(said)}. Save the model that the "
+            "operator used into a folder and name it with --backbone, or allow the coordinator in the policy's "
+            "`backbones`"
         )
 
     async def _from_disk(self, wanted: Wanted, path: Path) -> list[str]:
-        """Nothing once it lies at `path`; else what each place said."""
+        """Returns nothing if the backbone is at `path` now, else why each place did not have it."""
         said = [] if self._folders else ["no folder was named (--backbone, TACIT_BACKBONES)"]
         for folder in self._folders:
             refused = await self._judged(str(folder), partial(_take, folder, wanted, path), wanted)
@@ -172,12 +190,12 @@ class Backbones:
 
     async def _from_hub(self, wanted: Wanted, path: Path) -> list[str]:
         if (name := wanted.hub) is None:
-            return ["the job names none there"]
-        # The canonical file is made beside them.
+            return ["the job names no model there"]
+        # The canonical file is made beside the hub's files.
         room = self._cache.max_bytes - wanted.size - 2 * MAX_SMALL_BYTES
         most = min(_HUB_TIMES * wanted.size, room)
         if most < wanted.size // 2:
-            return [f"{name} and the {wanted.size:,} bytes made of it do not fit into the cache of this member"]
+            return [f"{name} and the {wanted.size:,} bytes made of it do not fit into this member's cache"]
 
         def take() -> str | None:
             with self._cache.room(wanted.digest, most + wanted.size + 2 * MAX_SMALL_BYTES) as folder:
@@ -195,13 +213,13 @@ class Backbones:
         return []
 
     async def _judged(self, where: str, take: Callable[[], str | None], wanted: Wanted) -> str | None:
-        """What `take` does in a thread, and what it says of a place that does not have the backbone: once for each."""
+        """Runs `take` in a thread, and returns why a place does not have the backbone. It looks only once at each."""
         if (known := self._differs.get((where, wanted.digest))) is not None:
             return known
         try:
             refused = await self._with_room(wanted, lambda: asyncio.to_thread(take))
         except (BackboneInvalid, CheckpointInvalid) as error:
-            # It may be there the next time.
+            # Such an error is not remembered: the place may have the backbone next time.
             return str(error)
         if refused is None:
             return None
@@ -211,7 +229,7 @@ class Backbones:
         return sentence
 
     async def _with_room(self, wanted: Wanted, act: Callable[[], Awaitable[T]]) -> T:
-        """Old versions are the first to go when a disk is full."""
+        """Runs `act`. If the disk is full, it deletes other blobs from the cache first and runs `act` again."""
         try:
             return await act()
         except OSError as error:
@@ -222,7 +240,7 @@ class Backbones:
 
 
 def _is(path: Path, digest: bytes) -> bool:
-    """Whether the file of that digest lies there; one that has been damaged goes."""
+    """Whether `path` holds the file of that digest. Deletes a damaged one."""
     try:
         if digest_of(path) == digest:
             return True
@@ -233,15 +251,19 @@ def _is(path: Path, digest: bytes) -> bool:
 
 
 def _take(place: Path, wanted: Wanted, path: Path) -> str | None:
-    """In a thread: the canonical file of what lies at `place`, beside `path` first. None, or what is wrong with it.
+    """Writes the canonical file of the backbone at `place` to `path`, through a file beside it. Runs in a thread.
+
+    Returns:
+        None, or what is wrong with the backbone at `place`.
 
     Raises:
-        BackboneInvalid, CheckpointInvalid: no backbone at all. OSError: the disk.
+        BackboneInvalid, CheckpointInvalid: There is no backbone at `place`.
+        OSError: The disk failed.
     """
     whole = place.is_file()
     if not whole:
         if not place.is_dir():
-            return "is not there"
+            return "does not exist"
         if (difference := _difference(folder_config(place), wanted.config)) is not None:
             return f"holds another model: {difference}"
     elif place.stat().st_size != wanted.size:
@@ -257,7 +279,7 @@ def _take(place: Path, wanted: Wanted, path: Path) -> str | None:
             found = write_backbone(place, wanted.config, written)
         if found != wanted.digest:
             return (
-                f"has the backbone {found.hex()}, and the job's is {wanted.digest.hex()}: the same sizes, other values"
+                f"has the backbone {found.hex()}, and the job's is {wanted.digest.hex()}: same sizes, different values"
             )
         written.replace(path)
     finally:
@@ -267,8 +289,10 @@ def _take(place: Path, wanted: Wanted, path: Path) -> str | None:
 
 
 def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """What makes these two models' tensors different ones. A head that the folder has and the job does not need is left
-    out; numbers that no shape depends on are the job's, whatever the folder says.
+    """Says why two models have different tensors, or returns None if they have the same.
+
+    A head that the folder has and the job does not need is ignored. Numbers that no shape depends on are the job's,
+    whatever the folder says.
     """
     heads = {key for key in HEAD_FLAGS if found.get(key) and not wanted.get(key)}
     same = {**found, **dict.fromkeys(heads, False)}

@@ -1,10 +1,12 @@
-"""What was fetched by digest, kept for the next time: HOME/cache, one file a blob, oldest use goes first.
+"""Keeps blobs that were fetched by digest in HOME/cache, one file each. The least recently used one goes first.
 
-A cache only: every file can be deleted at any time, and every read is of a file whose digest was checked when it came.
-What is in use for as long as a job runs, a backbone of a gigabyte, can be pinned: no process that trims this folder or
-makes room in it deletes it then. A pin is a lock on an empty file beside the blob, so that it ends with its process.
-Certificates of other members lie in HOME/certificates in the same way. What is kept there says nothing of whether one
-is valid: its digest is checked when it is read, and everything else where it is relied on.
+It is only a cache: every file may be deleted at any time, and the digest of every file was checked when it arrived. A
+blob that is in use while a job runs, such as a backbone of a gigabyte, can be pinned; then no process that trims this
+folder or makes room in it deletes the blob. A pin is a lock on an empty file beside the blob, so it ends with its
+process.
+
+Certificates of other members are kept in HOME/certificates in the same way. That a certificate is kept there says
+nothing about whether it is valid: its digest is checked when it is read, and everything else where it is used.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ from tacit.limits import MAX_CERTIFICATE_BYTES
 __all__ = ["BlobCache", "CertificateCache", "Pin"]
 
 _MAX_BYTES = 4 * 1024**3
-# Of certificates: with the usual 1.2 KB those of fifty thousand members.
+# The bound for certificates. At the usual 1.2 KB, those of fifty thousand members fit.
 _MAX_CERTIFICATES_BYTES = 64 * 1024**2
 _PIN = ".pin"
 
@@ -37,41 +39,42 @@ class BlobCache:
         self._max_bytes = max_bytes
 
     def path(self, digest: bytes) -> Path:
-        """Where the blob lies, or would."""
+        """Returns where the blob is, or would be, and marks it as used."""
         path = self._folder / digest.hex()
-        # It is not there yet; or the disk takes no writes, and what lies there is good all the same.
+        # Either the blob is not there yet, or the disk is read-only and the blob is good all the same.
         with contextlib.suppress(OSError):
             os.utime(path)
         return path
 
     def pin(self, digest: bytes) -> "Pin":
-        """Keeps the blob of this digest, and what has arrived of it, until the pin is released: also of other processes
-        with this folder. A disk that takes no writes keeps no pin; a blob that then goes is fetched again.
+        """Keeps the blob of this digest, or its partial file, until the pin is released, from all processes.
+
+        A disk that takes no writes keeps no pin. If the blob is then deleted, it is fetched again.
         """
         return Pin(self._folder / (digest.hex() + _PIN))
 
     @property
     def max_bytes(self) -> int:
-        """What `trim` leaves at most."""
+        """The most that `trim` leaves, in bytes."""
         return self._max_bytes
 
     @contextlib.contextmanager
     def room(self, digest: bytes, size: int) -> Iterator[Path]:
-        """An empty folder in here for what it takes to make the blob of this digest, gone when the block ends.
+        """Makes an empty folder in which to make the blob of this digest, and deletes it when the block ends.
 
-        The caller pins the blob, which keeps the folder too, and writes no more than `size` bytes. Others make room for
-        them first. A folder that a killed process left goes with the next `trim`.
+        Other blobs are deleted to make room for `size` bytes. The caller pins the blob, which also keeps the folder,
+        and writes at most `size` bytes. The next `trim` deletes a folder that a killed process left.
         """
         self.trim(reserve=size)
         with tempfile.TemporaryDirectory(prefix=f"{digest.hex()}.", dir=self._folder) as made:
             yield Path(made)
 
     def trim(self, *, reserve: int = 0) -> None:
-        """Deletes what was not used for longest and nobody has pinned, until the rest fits beside `reserve` bytes."""
+        """Deletes the least recently used blobs that are not pinned, until the rest fits beside `reserve` bytes."""
         pinned = self._pinned()
         found, total = [], 0
         for path in self._folder.iterdir():
-            # Another job's fetch may just have given its file its final name.
+            # The fetch of another job may just have renamed its file.
             with contextlib.suppress(FileNotFoundError):
                 status, size = path.stat(), _size(path)
                 if path.name.partition(".")[0] in pinned:
@@ -84,10 +87,12 @@ class BlobCache:
                 _remove(path)
 
     def clear(self, besides: bytes) -> bool:
-        """Makes what room there is to make: the disk is full of other things. Partial files and what is pinned stay,
-        they are in use.
+        """Deletes every blob but the one of this digest, for a disk that is full of other things.
 
-        Returns: whether anything but the blob of this digest was there to delete.
+        Partial files and pinned blobs stay, because they are in use.
+
+        Returns:
+            Whether there was anything to delete.
         """
         kept = {besides.hex(), *self._pinned()}
         found = [path for path in self._folder.glob("[0-9a-f]" * 64) if path.name not in kept]
@@ -96,7 +101,7 @@ class BlobCache:
         return bool(found)
 
     def _pinned(self) -> set[str]:
-        """The names of blobs that are pinned; pins that a killed process left are removed."""
+        """Returns the names of the pinned blobs, and removes pins that a killed process left."""
         found = set()
         for path in self._folder.glob("*" + _PIN):
             with contextlib.suppress(OSError), path.open("rb") as file:
@@ -110,7 +115,7 @@ class BlobCache:
 
 
 def _size(path: Path) -> int:
-    """Of a file, or of the files in a folder, in bytes. Raises: FileNotFoundError."""
+    """Returns the size of a file, or of the files in a folder, in bytes. Raises FileNotFoundError."""
     if not path.is_dir():
         return path.stat().st_size
     return sum(each.stat().st_size for each in path.iterdir())
@@ -124,7 +129,7 @@ def _remove(path: Path) -> None:
 
 
 class Pin:
-    """That a blob is in use. Made by `BlobCache.pin`; a context manager."""
+    """A context manager that marks a blob as in use. Made by `BlobCache.pin`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,12 +138,12 @@ class Pin:
             self._file = _shared(path)
 
     def release(self) -> None:
-        """The blob may go. A second call does nothing."""
+        """Allows the blob to be deleted. A second call does nothing."""
         file, self._file = self._file, None
         if file is None:
             return
         with file, contextlib.suppress(OSError):
-            # Only the last to go takes the file along.
+            # Only the last holder of the lock removes the file.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._path.unlink(missing_ok=True)
 
@@ -152,12 +157,12 @@ class Pin:
 
 
 def _shared(path: Path) -> BinaryIO:
-    """The file, open and locked with whoever else has it locked. Raises: OSError."""
+    """Returns the open file under a shared lock. Raises OSError."""
     while True:
         file = path.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
-            # Whoever looked at the pins in between may have found nobody there, and removed the name.
+            # A process that listed the pins in between may have found this one unlocked, and removed its name.
             if os.fstat(file.fileno()).st_nlink:
                 return file
         except BaseException:
@@ -167,14 +172,14 @@ def _shared(path: Path) -> BinaryIO:
 
 
 class CertificateCache:
-    """Certificates of other members by digest. Whatever the disk does, it costs no more than fetching them again."""
+    """Certificates of other members by digest. A disk failure costs no more than fetching them again."""
 
     def __init__(self, folder: Path, max_bytes: int = _MAX_CERTIFICATES_BYTES) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
 
     def read(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Those of these that are here, by digest: DER, at most 4 KiB each."""
+        """Returns those of these certificates that are here, by digest: DER, at most 4 KiB each."""
         found = {}
         with contextlib.suppress(OSError):
             files = BlobCache(self._folder, self._max_bytes)
@@ -188,17 +193,17 @@ class CertificateCache:
                 if hashlib.sha256(data).digest() == digest:
                     found[digest] = data
                 else:
-                    # Damaged: it is fetched again.
+                    # The file is damaged, and will be fetched again.
                     path.unlink(missing_ok=True)
         return found
 
     def keep(self, certificates: Iterable[bytes]) -> None:
-        """For the next time. Raises: OSError: the disk does not take them."""
+        """Stores certificates for the next time. Raises OSError if the disk does not take them."""
         files = BlobCache(self._folder, self._max_bytes)
         for certificate in certificates:
             path = files.path(hashlib.sha256(certificate).digest())
             if not path.exists():
-                # Under its name only when it is whole.
+                # The file gets its name only when it is complete.
                 partial = path.with_name(path.name + ".partial")
                 partial.write_bytes(certificate)
                 partial.replace(path)

@@ -1,1 +1,1 @@
-"""Who this machine is: its folder, enrolment, certificates, connection, proxy, and `edge_client doctor`."""
+"""The member's identity: its folder, enrolment, certificates, connection, proxy, and `edge_client doctor`."""

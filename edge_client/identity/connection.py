@@ -1,8 +1,8 @@
-"""The member's way to the coordinator: one mutual-TLS channel, and sentences for what can go wrong on it.
+"""The member's connection to the coordinator: one mutual-TLS channel, and sentences for what can go wrong on it.
 
-gRPC says "Socket closed" for a client certificate that was missing, unknown or expired, and UNAVAILABLE for
-nearly everything else. `explain` puts what the transport knows beside what the member knows (its certificate,
-its clock) and says the likeliest cause and what to do. It never decides anything; it is for people.
+gRPC says "Socket closed" for a client certificate that is missing, unknown or expired, and UNAVAILABLE for nearly
+everything else. `explain` combines what the transport knows with what the member knows (its certificate, its clock),
+and names the likeliest cause and what to do. Its sentences are for people; they decide nothing.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ __all__ = [
     "raise_if_told_to_stop",
 ]
 
-# What a coordinator says to a call that it will never answer otherwise.
+# Status codes of a call that the coordinator will always refuse.
 NOT_SERVED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
-# How a call ends whose connection broke. A channel that is closed cancels its calls, and whoever awaits one of them
-# sees CancelledError, as if he himself were to stop.
+# The errors of a call whose connection broke. A closed channel cancels its calls, and the task that awaits one sees
+# CancelledError, as if the task itself were to stop.
 CALL_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
 
 
 def raise_if_told_to_stop(error: BaseException) -> None:
-    """Of an error of `CALL_BROKEN`: raises it where it was this task that was cancelled, and not its call."""
+    """Raises an error of `CALL_BROKEN` again if this task itself was cancelled, and not just its call."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """What every channel of a member is opened with."""
+    """Returns the options of every channel of a member."""
     return [
-        # Several members in one process (simulations, phones' test benches) must not share one connection.
+        # Several members in one process (simulations, test benches) must not share a connection.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", MAX_FROM_COORDINATOR),
         ("grpc.max_send_message_length", MAX_FROM_MEMBER),
-        # A session idles for minutes while others train: middleboxes forget silent connections, and a
-        # coordinator that vanished must be noticed. The coordinator's server options allow for it.
+        # A session is silent for minutes while others train. Middleboxes forget silent connections, and the member must
+        # notice a coordinator that vanished. The coordinator's server options allow these pings.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", 30_000),
-        # Refusals are the caller's to weigh; nothing is repeated behind its back.
+        # The caller decides what to do about a refusal, so gRPC must not retry by itself.
         ("grpc.enable_retries", 0),
     ]
 
 
 def open_channel(identity: MemberIdentity, address: str | None = None) -> grpc.aio.Channel:
-    """A channel to the federation port (`identity.address` unless given). Dials on first use; the caller
-    closes it.
+    """Returns a channel to the federation port, at `identity.address` unless given. The caller closes it.
 
-    The one trust root is the federation's own; the machine's store of public authorities plays no part.
+    The channel connects on first use. It trusts only the federation's own authorities, not the machine's store of
+    public ones.
     """
     credentials = grpc.ssl_channel_credentials(
         root_certificates=identity.root_pem,
@@ -86,9 +86,13 @@ def explain(
     address: str | None = None,
     now: datetime | None = None,
 ) -> str:
-    """A sentence for a person about a call that failed: what happened, then what to do.
+    """Explains to a person why a call failed, and what to do.
 
-    `address` is what was dialled (`identity.address` unless given), `now` this machine's clock.
+    Args:
+        error: What the call raised.
+        identity: The member that called, if any.
+        address: The address that was dialled; `identity.address` unless given.
+        now: The time by this machine's clock.
     """
     reason, details = reason_of(error)
     if reason is not None:
@@ -98,14 +102,14 @@ def explain(
 
 
 def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str, where: str) -> str | None:
-    """What the member's own certificate explains, where the connection did not come about."""
+    """Explains a failed connection by the member's own certificate, if that can be the cause."""
     closed = "failed to connect" in details and "socket closed" in details.lower()
     if not closed or "handshake read failed" in details.lower():
         return None
     if identity is None:
         return (
-            f"the coordinator closed the connection because no client certificate was shown: {where} is the "
-            "federation port, for members only; become one with `edge_client enrol TOKEN`"
+            f"the coordinator closed the connection because it got no client certificate: {where} is the federation "
+            "port, for members only; join with `edge_client enrol TOKEN`"
         )
     if now > identity.expires:
         return (
@@ -113,21 +117,21 @@ def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str
             "for a new join token and run `edge_client enrol TOKEN --force`"
         )
     return (
-        f"the coordinator closed the connection on seeing this member's certificate ({identity.member}, "
-        f"valid until {identity.expires:%Y-%m-%d %H:%M} UTC): it belongs to another federation, or the two "
-        "clocks are apart; `edge_client doctor` says which"
+        f"the coordinator refused this member's certificate ({identity.member}, valid until "
+        f"{identity.expires:%Y-%m-%d %H:%M} UTC): it belongs to another federation, or the two clocks differ; "
+        "`edge_client doctor` says which"
     )
 
 
 _UNNAMED = (
-    "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
-    "coordinator.toml and restarts"
+    "the coordinator's certificate does not name {where}; ask the operator to add the name to `advertise` in "
+    "coordinator.toml and to restart"
 )
 _UNRESOLVED = "the name in {where} cannot be resolved; check its spelling and this machine's DNS"
 _SILENT = "{where} does not answer; check the network, and that a firewall lets the port through"
 _NO_ROUTE = "there is no network route to {where}; check this machine's network"
 
-# In this order: the first text that occurs in gRPC's details decides.
+# The first text that occurs in gRPC's details decides.
 _TRANSPORT: tuple[tuple[str, str], ...] = (
     (
         "http proxy returned response code",
@@ -144,23 +148,23 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ),
     (
         "unsupported certificate purpose",
-        "what answers at {where} shows a certificate that may not serve: it is not the coordinator; check the "
+        "the server at {where} shows a certificate that is not a server's, so it is not the coordinator; check the "
         "address, and tell the operator",
     ),
     (
         "certificate_verify_failed",
-        "the server at {where} was not certified by this member's federation: another coordinator answers "
-        "there, or something in between opens the connection; check the address with the operator",
+        "the server at {where} was not certified by this member's federation: another coordinator answers there, or "
+        "something in between intercepts the connection; check the address with the operator",
     ),
     ("hostname verification check failed", _UNNAMED),
     ("is not in peer certificate", _UNNAMED),
     (
         "wrong_version_number",
-        "what answers at {where} does not speak TLS; check the port, and that no proxy is between",
+        "the server at {where} does not speak TLS; check the port, and that no proxy is in between",
     ),
     (
         "handshake read failed",
-        "what answers at {where} closed the connection before TLS; check the port, and that no firewall is between",
+        "the server at {where} closed the connection before TLS; check the port, and that no firewall is in between",
     ),
     ("address lookup failed", _UNRESOLVED),
     ("errors resolving", _UNRESOLVED),
@@ -173,7 +177,7 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ("no route to host", _NO_ROUTE),
     ("timed out", _SILENT),
     ("timeout", _SILENT),
-    ("failed to connect", "{where} cannot be reached; `edge_client doctor` says where it ends"),
+    ("failed to connect", "{where} cannot be reached; `edge_client doctor` says why"),
 )
 
 
@@ -186,15 +190,15 @@ def _of_transport(error: grpc.RpcError, details: str, where: str) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"{where} did not answer in time; check the network, and that a firewall lets the port through"
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return f"what answers at {where} does not offer this service; check the port, or upgrade the older side"
+        return f"the server at {where} does not offer this service; check the port, or upgrade the older side"
     if code is grpc.StatusCode.UNAVAILABLE:
-        return f"the connection to {where} broke off: the coordinator went away or the network failed; try again"
+        return f"the connection to {where} broke: the coordinator stopped or the network failed; try again"
     name = code.name if code is not None else "an error without a status"
     return f"{where} answered {name}: {details}"
 
 
 def exit_code_of(error: grpc.RpcError) -> ExitCode:
-    """REFUSED where the coordinator gave a reason, UNREACHABLE where the transport failed."""
+    """Returns REFUSED or FAILED if the coordinator gave a reason, and UNREACHABLE if the transport failed."""
     reason, _ = reason_of(error)
     if reason is None:
         return ExitCode.UNREACHABLE

@@ -1,18 +1,18 @@
-"""What is wrong between this machine and the coordinator, and what to do about it.
+"""Finds what is wrong between this machine and the coordinator, and says what to do about it.
 
-`examine` looks in this order, and what cannot be looked at because an earlier step failed is `skip`:
+`examine` checks in this order. A check that an earlier failure makes impossible is `skip`:
 
     identity     the folder, its modes, the certificate and its key, how long it is still valid
     name         the coordinator's name resolves
-    tcp          somebody listens there
+    tcp          a server listens there
     tls          TLS 1.3, and a chain of this member's own federation that names the host
-    clock        against the certificates' validity, and the coordinator's time where it answers
-    session      the coordinator takes this member's certificate, and answers as one
-    renewal      how long the certificate is still valid; one that is due is renewed
+    clock        against the certificates' validity, and the coordinator's time if it tells one
+    session      the coordinator accepts this member's certificate, and answers as one
+    renewal      how long the certificate is still valid; a certificate that is due is renewed
     python, grpcio, protobuf, torch, onnxruntime    versions
 
-It opens no session, so a running agent is not disturbed, and changes nothing but a certificate that is due: a running
-agent would have renewed that itself, and takes what it finds.
+It opens no session, so it does not disturb a running agent. It changes nothing but a certificate that is due, which a
+running agent would have renewed itself, and which the agent then picks up.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's. A failure's `what` says what happened and what to do."""
+    """One line of the doctor's output. A failure's `what` says what happened and what to do."""
 
     check: str
     status: Status
@@ -72,7 +72,7 @@ class Finding:
 
 
 def exit_code(findings: list[Finding]) -> ExitCode:
-    """Of the first failure, else OK."""
+    """Returns the exit code of the first failure, or OK."""
     return next((finding.code for finding in findings if finding.status is Status.FAIL), ExitCode.OK)
 
 
@@ -83,16 +83,20 @@ async def examine(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     timeout: float = 10.0,  # noqa: ASYNC109  it bounds the steps that block, too
 ) -> list[Finding]:
-    """All checks. `address` (host:port of a federation port) takes the place of the enrolled one.
+    """Runs all checks. It reports what is wrong and never raises for it.
 
-    Never raises for what is wrong; `timeout` bounds each step, in seconds.
+    Args:
+        home: The member's folder.
+        address: host:port of the federation port, in place of the enrolled one.
+        now: Tells the time by this machine's clock.
+        timeout: Bounds each step, in seconds.
     """
     findings: list[Finding] = []
     identity = _identity(home, now(), findings)
     where = address or (identity.address if identity is not None else None)
     if where is None:
         findings += [
-            Finding(check, Status.SKIP, "no coordinator is known; give one with --address host:port")
+            Finding(check, Status.SKIP, "the coordinator is unknown; give its address with --address host:port")
             for check in ("name", "tcp", "tls", "clock", "session", "renewal")
         ]
     else:
@@ -130,13 +134,13 @@ async def _network(
     limit: float,
     findings: list[Finding],
 ) -> None:
-    """From the name to the session; stops where nothing further can be learnt."""
+    """Checks from the name to the renewal, and stops where nothing further can be learnt."""
     steps = ["name", "tcp", "tls", "clock", "session", "renewal"]
 
     def give_up(check: str, sentence: str) -> None:
         findings.append(Finding(check, Status.FAIL, sentence, ExitCode.UNREACHABLE))
         for later in steps[steps.index(check) + 1 :]:
-            findings.append(Finding(later, Status.SKIP, f"not looked at, as {check} failed"))
+            findings.append(Finding(later, Status.SKIP, f"not checked, because {check} failed"))
 
     try:
         addresses = await asyncio.to_thread(resolve, where)
@@ -153,7 +157,7 @@ async def _network(
         (await asyncio.to_thread(connect, where, timeout=limit)).close()
     except HandshakeFailed as error:
         return give_up("tcp", error.sentence)
-    findings.append(Finding("tcp", Status.OK, f"{where} takes connections"))
+    findings.append(Finding("tcp", Status.OK, f"{where} accepts connections"))
 
     client = None
     if identity is not None:
@@ -171,7 +175,7 @@ async def _network(
     except CertificateInvalid as error:
         return give_up("tls", f"the server at {where} is not this federation's coordinator: {error}")
     if identity is None:
-        findings.append(Finding("tls", Status.WARN, f"{shown.version}; not enrolled, so the chain is not judged"))
+        findings.append(Finding("tls", Status.WARN, f"{shown.version}; not enrolled, so the chain is not checked"))
         findings.append(Finding("clock", Status.SKIP, "not enrolled"))
         findings.append(Finding("session", Status.SKIP, "not enrolled"))
         findings.append(Finding("renewal", Status.SKIP, "not enrolled"))
@@ -179,29 +183,25 @@ async def _network(
     findings.append(Finding("tls", Status.OK, f"{shown.version}, a chain of this federation that names the host"))
     renewal: Finding | None = None
     if not identity.issued_by_trusted():
-        # Nobody takes it as it is.
+        # Nobody accepts the certificate as it is, so it is renewed before the session is checked.
         renewal, identity = await _renewal(identity, where, now())
     session, server_time = await _session(identity, where, shown, limit, now)
     findings.append(_clock(server_time, now()))
     findings.append(session)
     if renewal is None and session.status is Status.OK:
         renewal, _ = await _renewal(identity, where, now())
-    findings.append(renewal or Finding("renewal", Status.SKIP, "not looked at, as session failed"))
+    findings.append(renewal or Finding("renewal", Status.SKIP, "not checked, because session failed"))
     return None
 
 
 async def _known_to(identity: MemberIdentity, shown: Handshake, where: str, now: datetime) -> MemberIdentity:
-    """The identity as it is; or after it has followed to the authority of a server that it does not know.
-
-    Raises:
-        RenewalFailed: the server proves nothing.
-    """
+    """Returns the identity, after following to the authority of the server if it does not know that one."""
     try:
         verify_server(shown.chain, identity.trust.roots, address=where, federation=identity.federation, now=now)
     except CertificateInvalid:
         last = shown.chain[-1] if shown.chain else None
         if last is None or last in identity.authorities.certificates:
-            return identity  # An authority that it knows: what is wrong is something else.
+            return identity  # The authority is known, so something else is wrong.
         try:
             return await follow(identity, where)
         except RenewalFailed:
@@ -217,10 +217,10 @@ async def _renewal(identity: MemberIdentity, where: str, now: datetime) -> tuple
     try:
         renewed = await renew_now(identity, address=where)
     except RenewalFailed as failure:
-        what = f"the certificate ends on {identity.expires:%Y-%m-%d %H:%M} UTC, and could not be renewed: "
+        what = f"the certificate expires on {identity.expires:%Y-%m-%d %H:%M} UTC and could not be renewed: "
         return Finding("renewal", Status.FAIL, what + failure.sentence, failure.code), identity
     if renewed.certificate == identity.certificate:
-        what = "due by this machine's clock, and not yet by the coordinator's"
+        what = "due by this machine's clock, but not yet by the coordinator's"
         return Finding("renewal", Status.OK, what), identity
     what = f"was due: renewed, valid until {renewed.expires:%Y-%m-%d %H:%M} UTC"
     return Finding("renewal", Status.OK, what), renewed
@@ -228,7 +228,7 @@ async def _renewal(identity: MemberIdentity, where: str, now: datetime) -> tuple
 
 def _clock(server_time: datetime | None, now: datetime) -> Finding:
     if server_time is None:
-        return Finding("clock", Status.OK, "inside the validity of both certificates; the coordinator told no time")
+        return Finding("clock", Status.OK, "within the validity of both certificates; the coordinator told no time")
     skew = now - server_time
     if abs(skew) > MAX_CLOCK_SKEW:
         minutes = abs(skew) / timedelta(minutes=1)
@@ -245,7 +245,7 @@ def _clock(server_time: datetime | None, now: datetime) -> Finding:
 async def _session(
     identity: MemberIdentity, where: str, shown: Handshake, limit: float, now: Callable[[], datetime]
 ) -> tuple[Finding, datetime | None]:
-    """Asks a question that changes nothing and that only members may ask."""
+    """Makes a call that changes nothing and that only members may make."""
     if shown.alert is not None:
         return Finding("session", Status.FAIL, _of_alert(shown.alert), ExitCode.REFUSED), None
     channel = open_channel(identity, where)
@@ -258,27 +258,27 @@ async def _session(
             server_time = time_of(error.trailing_metadata())
             reason, _ = reason_of(error)
             if reason is not None and error.code() in _TAKEN:
-                return Finding("session", Status.OK, "the coordinator takes this member's certificate"), server_time
+                return Finding("session", Status.OK, "the coordinator accepts this member's certificate"), server_time
             sentence = explain(error, identity, address=where, now=now())
             return Finding("session", Status.FAIL, sentence, exit_code_of(error)), server_time
         server_time = time_of(await call.trailing_metadata())
-        return Finding("session", Status.OK, "the coordinator takes this member's certificate"), server_time
+        return Finding("session", Status.OK, "the coordinator accepts this member's certificate"), server_time
     finally:
         await channel.close(None)
 
 
-# A refusal with one of these is about the (empty) question, not about who asked it.
+# A refusal with one of these codes is about the (empty) question, not about the caller.
 _TAKEN = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND})
 
 
 def _of_alert(alert: str) -> str:
-    # The certificate is good by what this machine knows: `identity` and `tls` have passed. gRPC servers close
+    # As far as this machine knows, the certificate is good: `identity` and `tls` have passed. gRPC servers close
     # without an alert; other TLS servers (a proxy in between) name the cause.
     if "expired" in alert:
-        return "the coordinator takes this member's certificate for expired: its clock is ahead; tell the operator"
+        return "to the coordinator this member's certificate is expired, so its clock is ahead; tell the operator"
     return (
-        f"the coordinator ended the connection on seeing this member's certificate ({alert}): it trusts another "
-        "authority, its clock is off, or something in between opens the connection; tell the operator"
+        f"the coordinator refused this member's certificate ({alert}): it trusts another authority, its clock is off, "
+        "or something in between intercepts the connection; tell the operator"
     )
 
 

@@ -1,17 +1,16 @@
-"""How this machine becomes a member. The key is made here and never leaves.
+"""Makes this machine a member. The key is made here and never leaves.
 
-In this order, each step only after the one before it held:
+The steps run in this order, each only after the one before it succeeded:
 
-1. the token is whole, and not expired by this machine's clock;
-2. the server's chain holds the certificate that the token names by its fingerprint, or the server can prove that a
-   later authority follows on that one (`tacit.authorities`); a token that names a later authority, too, asks for that
-   proof in any case. Then: one that is trusted still signed the server's own certificate, which names the host that was
-   dialled: only now is the coordinator known;
-3. the key is on the disk: whatever breaks from here on, the same command repeats with the same key;
-4. the token's secret and the certificate request go out, over TLS that trusts that federation and nobody else;
-5. the answer certifies this key, for this member, in this federation; the two clocks agree;
-6. the whole identity moves into place in one step. One that is there already is only replaced on demand
-   (`force`).
+1. The token is complete, and not expired by this machine's clock.
+2. The server's chain holds the certificate that the token names by its fingerprint, or the server proves that a later
+   authority follows from that one (`tacit.authorities`). A token that also names a later authority always requires that
+   proof. Then an authority that is still trusted must have signed the server's own certificate, and that certificate
+   must name the host that was dialled. Only now is the coordinator known.
+3. The key is on the disk. Whatever breaks from here on, the same command repeats with the same key.
+4. The token's secret and the certificate request go out, over TLS that trusts only that federation.
+5. The answer certifies this key, for this member, in this federation, and the two clocks agree.
+6. The whole identity moves into place in one step. An existing identity is only replaced on demand (`force`).
 """
 
 import asyncio
@@ -42,13 +41,12 @@ from toolkit.durable import durable_file
 
 __all__ = ["MAX_CLOCK_SKEW", "EnrolmentFailed", "enrol"]
 
-# Certificates are backdated by as much.
+# Certificates are backdated by the same amount.
 MAX_CLOCK_SKEW = timedelta(minutes=5)
 
 
 class EnrolmentFailed(Exception):
-    """This machine did not become a member. The sentence says why and what to do; `reason` is the
-    coordinator's."""
+    """This machine did not become a member. The sentence says why and what to do; `reason` is the coordinator's."""
 
     def __init__(self, sentence: str, code: ExitCode, reason: Reason | None = None) -> None:
         super().__init__(sentence)
@@ -65,17 +63,22 @@ async def enrol(
     now: datetime | None = None,
     timeout: float = 20.0,  # noqa: ASYNC109  it bounds the steps that block, too
 ) -> MemberIdentity:
-    """Spends a join token and stores the identity under `home`.
+    """Redeems a join token and stores the identity under `home`.
 
-    `now` is this machine's clock (for tests); `timeout` bounds each of the two connections, in seconds.
+    Args:
+        home: The member's folder.
+        token_text: The join token.
+        force: Replaces an existing identity.
+        now: The time by this machine's clock, for tests.
+        timeout: Bounds each of the two connections, in seconds.
 
     Raises:
-        EnrolmentFailed: in every foreseen case, with the exit code that the command ends with.
+        EnrolmentFailed: In every foreseen case, with the command's exit code.
     """
     now = now if now is not None else datetime.now(UTC)
     token = _read(token_text)
     folder = Home(home)
-    # A token that an earlier try has spent for a key that lies here is the coordinator's to judge.
+    # The coordinator decides about a token that an earlier try has redeemed for a key that is stored here.
     if now > token.expires and not folder.pending(token.id).key.exists():
         raise EnrolmentFailed(
             f"the join token expired at {token.expires:%Y-%m-%d %H:%M} UTC (this machine's clock says "
@@ -90,8 +93,8 @@ async def enrol(
         raise EnrolmentFailed(str(error), ExitCode.USAGE) from error
     if folder.identity.path.exists() and not force:
         raise EnrolmentFailed(
-            f"{home} holds an identity already{_whose(folder.identity)}; use another folder with --home, or "
-            "give up that identity for the new one with --force",
+            f"{home} already holds an identity{_whose(folder.identity)}; use another folder with --home, or replace "
+            "that identity with --force",
             ExitCode.USAGE,
         )
     authorities = await _recognise(token, now, timeout)
@@ -106,8 +109,8 @@ async def enrol(
         folder.adopt(pending)
     except OSError as error:
         raise EnrolmentFailed(
-            f"the identity cannot be stored in {home} ({error.strerror}); make room or repair the disk and repeat "
-            "the same command: the token is kept for this machine's key",
+            f"the identity cannot be stored in {home} ({error.strerror}); make room or repair the disk, and repeat the "
+            "same command: the token still works for this machine's key",
             ExitCode.FAILED,
         ) from error
     return MemberIdentity.load(home, now=now)
@@ -128,9 +131,11 @@ def _whose(identity: IdentityFolder) -> str:
 
 
 async def _recognise(token: JoinToken, now: datetime, limit: float) -> Authorities:
-    """The federation's authorities: its first root out of the chain that the server at the token's address shows, or
-    their whole list, from whoever answers there: it proves itself. Of a token that names a later authority the first
-    root in a chain counts for nothing: it may have been retired.
+    """Returns the federation's authorities, from the server at the token's address.
+
+    They are either the first root in the chain that the server shows, or the whole list, which proves itself no matter
+    who sends it. If the token names a later authority, the first root in a chain proves nothing, because it may have
+    been retired.
     """
     try:
         shown = await asyncio.to_thread(shake_hands, token.address, timeout=limit)
@@ -145,27 +150,26 @@ async def _recognise(token: JoinToken, now: datetime, limit: float) -> Authoriti
         known = followed
     else:
         raise EnrolmentFailed(
-            f"the server at {token.address} is not of the federation that invited this machine: its chain "
-            f"lacks the authority {token.federation.hex()[:16]}... that the join token names. Nothing "
-            "secret was sent. Another server answers there, or something in between opens the connection; "
-            "ask the operator",
+            f"the server at {token.address} does not belong to the federation of the join token: its chain lacks the "
+            f"authority {token.federation.hex()[:16]}... that the token names. Nothing secret was sent. Another server "
+            "answers there, or something in between intercepts the connection; ask the operator",
             ExitCode.UNREACHABLE,
         )
     try:
         verify_server(shown.chain, known.trust.roots, address=token.address, federation=token.federation, now=now)
     except CertificateInvalid as error:
         raise EnrolmentFailed(
-            f"the coordinator at {token.address} cannot be trusted: {error}. Nothing secret was sent",
+            f"the coordinator at {token.address} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
             ExitCode.UNREACHABLE,
         ) from error
     return known
 
 
 async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) -> Authorities:
-    """The list of authorities that the server tells, no older than the one that the token was made with.
+    """Returns the server's list of authorities, if it is no older than the one that the token was made with.
 
     Raises:
-        EnrolmentFailed: it proves nothing, lacks the authority that the token names, or is from before a retirement.
+        EnrolmentFailed: The list proves nothing, lacks the authority that the token names, or predates a retirement.
     """
     try:
         document = await asked_authorities(token.address, client=None, limit=limit)
@@ -174,8 +178,8 @@ async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) 
         raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
     except grpc.aio.AioRpcError as error:
         raise EnrolmentFailed(
-            f"the server at {token.address} did not tell the federation's authorities, and nothing secret was sent: "
-            f"{explain(error, address=token.address, now=now)}",
+            f"the server at {token.address} did not send the federation's authorities, and nothing secret was sent to "
+            f"it: {explain(error, address=token.address, now=now)}",
             ExitCode.UNREACHABLE,
         ) from error
     except AuthoritiesInvalid as error:
@@ -185,23 +189,23 @@ async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) 
         ) from error
     if newest not in {federation_of(root) for root in found.certificates}:
         raise EnrolmentFailed(
-            f"the server at {token.address} is not of the federation that invited this machine: it does not know the "
-            f"authority {newest.hex()[:16]}... that the join token names. Nothing secret was sent. Another server "
-            "answers there, or somebody has the key of an earlier authority; ask the operator",
+            f"the server at {token.address} does not belong to the federation of the join token: it does not know the "
+            f"authority {newest.hex()[:16]}... that the token names. Nothing secret was sent. Another server answers "
+            "there, or somebody has the key of an earlier authority; ask the operator",
             ExitCode.UNREACHABLE,
         )
     if found.number < token.number:
         raise EnrolmentFailed(
-            f"the server at {token.address} tells an older list of authorities ({found.number}) than the one that the "
-            f"join token was made with ({token.number}). Nothing secret was sent. Somebody may have the key of a "
-            "retired authority, or the coordinator was set back to an earlier state; ask the operator",
+            f"the server at {token.address} sent an older list of authorities ({found.number}) than the join token was "
+            f"made with ({token.number}). Nothing secret was sent. Somebody may have a retired authority's key, or the "
+            "coordinator was restored to an earlier state; ask the operator",
             ExitCode.UNREACHABLE,
         )
     return found
 
 
 async def _followed(token: JoinToken, limit: float) -> Authorities | None:
-    """The list of authorities that the server tells, if it proves itself to the token."""
+    """Returns the server's list of authorities, if it proves itself to the token."""
     try:
         document = await asked_authorities(token.address, client=None, limit=limit)
         return Authorities.read(document, federation=token.federation)
@@ -210,19 +214,20 @@ async def _followed(token: JoinToken, limit: float) -> Authorities | None:
 
 
 def _told(response: enrolment_pb2.EnrolResponse, token: JoinToken, known: Authorities) -> Authorities:
-    """What the answer says of the authorities, if it is newer than what is known."""
+    """Returns the authorities that the answer names if they are newer, else the known ones."""
     if not response.authorities:
         return known
     try:
         found = Authorities.read(response.authorities, federation=token.federation)
         return found if found.follows(known) else known
     except AuthoritiesInvalid as error:
-        raise EnrolmentFailed(f"the coordinator cannot be trusted: {error}", ExitCode.FAILED) from error
+        raise EnrolmentFailed(
+            f"the coordinator cannot be trusted: {error}; ask the operator", ExitCode.FAILED
+        ) from error
 
 
 def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
-    """The key of this enrolment: the one an earlier try with the same token left, else a new one, stored
-    first."""
+    """Returns the key that an earlier try with the same token stored, or stores a new one."""
     try:
         pending.path.mkdir(mode=0o700, exist_ok=True)
         if pending.key.exists():
@@ -242,7 +247,7 @@ def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
 async def _ask(
     token: JoinToken, key: rsa.RSAPrivateKey, trust: Trust, now: datetime, limit: float
 ) -> tuple[enrolment_pb2.EnrolResponse, datetime | None]:
-    # The name is for whoever reads a capture; the authority takes nothing from the request but the key.
+    # The name helps a person who reads a capture. The authority uses only the key of the request.
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token.member)])
     csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     request = enrolment_pb2.EnrolRequest(
@@ -273,8 +278,8 @@ def _check_clock(server_time: datetime | None, now: datetime) -> None:
     direction = "ahead of" if now > server_time else "behind"
     raise EnrolmentFailed(
         f"this machine's clock is {minutes:.0f} minutes {direction} the coordinator's "
-        f"({server_time:%Y-%m-%d %H:%M} UTC); set it (NTP) and repeat the same command: the token is kept "
-        "for this machine's key",
+        f"({server_time:%Y-%m-%d %H:%M} UTC); set it (NTP) and repeat the same command: the token still works for this "
+        "machine's key",
         ExitCode.FAILED,
         Reason.REASON_CLOCK_SKEW,
     )
@@ -287,8 +292,8 @@ def _judge(
     trust: Trust,
     now: datetime,
 ) -> bytes:
-    """The member's certificate, DER, once it says exactly what was asked for."""
-    blame = "the coordinator answered with something else than a certificate for this machine"
+    """Returns the member's certificate, DER, if it certifies exactly what was asked for."""
+    blame = "the coordinator did not answer with a certificate for this machine"
     if not response.certificate_chain:
         raise EnrolmentFailed(f"{blame}: there is none; tell the operator", ExitCode.FAILED)
     der = response.certificate_chain[0]
@@ -317,5 +322,5 @@ def _store(
     durable_file(pending.root, first.public_bytes(serialization.Encoding.PEM))
     if authorities.number:
         durable_file(pending.authorities, authorities.canonical())
-    # Last: a pending folder that holds it is complete.
+    # The document comes last, because a pending folder that holds it is complete.
     durable_file(pending.document, document.canonical() + b"\n")

@@ -1,10 +1,10 @@
-"""A look at a server before it is trusted: resolve, connect, shake hands, read the certificates it shows.
+"""Inspects a server before it is trusted: resolves, connects, shakes hands, reads the certificates it shows.
 
-gRPC trusts a server or not, and shows nobody its chain. Enrolment must find the federation's root in that
-chain by its fingerprint before a secret is sent, and `doctor` must say what is wrong with a chain that is not
-trusted; both look through here. Nothing is verified in the handshake itself and nothing is sent over it:
-`verify_server` judges the chain afterwards. TLS 1.3 at least, ALPN h2. All of it blocks; call it from a
-thread where a loop runs. Where the environment names an HTTP proxy the way leads through it, as gRPC's does.
+gRPC either trusts a server or not, and never shows its chain. Enrolment must find the federation's root in that chain
+by its fingerprint before it sends a secret, and `doctor` must say what is wrong with an untrusted chain. Both use this
+module. The handshake itself verifies nothing, and nothing is sent over it: `verify_server` checks the chain afterwards.
+It needs TLS 1.3 or newer, and ALPN h2. Everything here blocks, so call it from a thread where a loop runs. If the
+environment names an HTTP proxy, the connection goes through it, like gRPC's.
 """
 
 import ipaddress
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Step(StrEnum):
-    """Where it ended."""
+    """The step at which a handshake failed."""
 
     NAME = "name"
     TCP = "tcp"
@@ -53,7 +53,7 @@ class Step(StrEnum):
 
 
 class HandshakeFailed(Exception):
-    """The server could not be looked at; the sentence says what to do."""
+    """The server could not be inspected. The sentence says what to do."""
 
     def __init__(self, step: Step, sentence: str) -> None:
         super().__init__(sentence)
@@ -75,17 +75,18 @@ class Handshake:
 
     version: str
     protocol: str
-    # As sent: the server's own certificate first.
+    # In the order sent: the server's own certificate first.
     chain: tuple[x509.Certificate, ...]
-    # What the server said of the client's certificate afterwards: None if it took it (or asked for none).
+    # The server's alert about the client's certificate. None: it accepted it, or asked for none.
     alert: str | None
 
 
 def resolve(address: str) -> tuple[str, ...]:
-    """The IP addresses of host:port; of the proxy where one is between, since it is the one that knows the host.
+    """Returns the IP addresses of host:port, or those of the proxy if there is one, since the proxy resolves the host.
 
     Raises:
-        HandshakeFailed: there is no such name. ValueError: no address.
+        HandshakeFailed: There is no such name.
+        ValueError: `address` is not host:port.
     """
     host, port = split_address(address)
     try:
@@ -104,14 +105,14 @@ def resolve(address: str) -> tuple[str, ...]:
 
 
 def connect(address: str, *, timeout: float) -> socket.socket:
-    """A TCP connection to the first address that answers, or through the proxy. Raises: HandshakeFailed."""
+    """Connects to the first address that answers, or through the proxy. Raises HandshakeFailed."""
     host, port = split_address(address)
     try:
         proxy = proxy_for(host)
     except ProxyUnusable as error:
         raise HandshakeFailed(Step.NAME, str(error)) from error
     if proxy is not None:
-        # The name of the proxy itself.
+        # Checks the name of the proxy itself.
         resolve(address)
         try:
             return tunnel(proxy, host, port, timeout=timeout)
@@ -120,8 +121,8 @@ def connect(address: str, *, timeout: float) -> socket.socket:
         except OSError as error:
             raise HandshakeFailed(
                 Step.TCP,
-                f"the proxy {proxy} that https_proxy names does not answer; check the variable, or unset it where the "
-                "way out is direct",
+                f"the proxy {proxy} that https_proxy names does not answer; check the variable, or unset it if this "
+                "machine connects directly",
             ) from error
     last: OSError | None = None
     for ip in resolve(address):
@@ -139,14 +140,14 @@ def connect(address: str, *, timeout: float) -> socket.socket:
 
 
 def shake_hands(address: str, *, client: ClientKey | None = None, timeout: float = 10.0) -> Handshake:
-    """One handshake, and with a client's key also the server's verdict on it. Nothing else is sent.
+    """Performs one handshake and, with a client's key, waits for the server's verdict on it. Sends nothing else.
 
     Raises:
-        HandshakeFailed: no such name, nobody there, no TLS, TLS older than 1.3, no HTTP/2.
+        HandshakeFailed: No such name, nobody there, no TLS, TLS older than 1.3, or no HTTP/2.
     """
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
-    # Whom to trust is judged on the chain, by fingerprint and identity, once it is here.
+    # Trust is decided on the chain afterwards, by fingerprint and identity.
     context.set_verify(SSL.VERIFY_NONE)
     context.set_alpn_protos([b"h2"])
     if client is not None:
@@ -180,27 +181,30 @@ def _handshake(connection: SSL.Connection, raw: socket.socket, address: str, dea
     except TimeoutError as error:
         raise HandshakeFailed(
             Step.TLS,
-            f"{address} takes connections but does not answer in TLS; check the port, and that it is no plain-text one",
+            f"{address} accepts connections but does not answer in TLS; check that the port is not a plain-text one",
         ) from error
     except (SSL.SysCallError, SSL.ZeroReturnError, ConnectionError) as error:
         raise HandshakeFailed(
             Step.TLS,
-            f"{address} closed the connection before TLS; check the port and that no firewall is between",
+            f"{address} closed the connection before TLS; check the port, and that no firewall is in between",
         ) from error
     except SSL.Error as error:
         text = _text(error)
         if "wrong version number" in text or "packet length" in text or "record" in text:
-            sentence = f"what answers at {address} does not speak TLS; check the port and that no proxy is between"
+            sentence = f"the server at {address} does not speak TLS; check the port, and that no proxy is in between"
         elif "protocol version" in text or "unsupported protocol" in text:
-            sentence = f"what answers at {address} speaks no TLS 1.3: it is no Tacit coordinator; check the address"
+            sentence = f"the server at {address} speaks no TLS 1.3: it is no Tacit coordinator; check the address"
         else:
-            sentence = f"the TLS handshake with {address} failed ({text}); check the address and what lies between"
+            sentence = f"the TLS handshake with {address} failed ({text}); check the address and what is in between"
         raise HandshakeFailed(Step.TLS, sentence) from error
 
 
 def _verdict(connection: SSL.Connection, raw: socket.socket, deadline: float) -> str | None:
-    """In TLS 1.3 the client is done before the server has judged its certificate: the answer is the first
-    record. A server of HTTP/2 that is content sends its settings; one that is not, an alert."""
+    """Returns the server's alert about the client's certificate, or None.
+
+    In TLS 1.3 the client finishes before the server has checked its certificate, so the answer is the first record: a
+    server of HTTP/2 that accepts it sends its settings, and one that does not sends an alert.
+    """
     try:
         while True:
             try:
@@ -228,7 +232,7 @@ def _text(error: SSL.Error) -> str:
 
 
 def find_root(chain: tuple[x509.Certificate, ...], federation: bytes) -> x509.Certificate | None:
-    """The certificate of a chain that a fingerprint names."""
+    """Returns the certificate of a chain that a fingerprint names, if there is one."""
     return next((certificate for certificate in chain if federation_of(certificate) == federation), None)
 
 
@@ -240,14 +244,20 @@ def verify_server(
     federation: bytes,
     now: datetime,
 ) -> Certificate:
-    """Checks that a chain's first certificate is that federation's server, for the host that was dialled. root: of the
-    authority that must have issued it, or of those of which one must.
+    """Checks that a chain's first certificate is that federation's server, for the host that was dialled.
+
+    Args:
+        chain: The certificates that the server showed, its own first.
+        root: The root of the authority that must have issued it, or several roots of which one must have.
+        address: The host:port that was dialled.
+        federation: The federation's fingerprint, 32 bytes.
+        now: The time at which the certificate must be valid.
 
     Raises:
-        CertificateInvalid: another issuer, outside its validity, no server, another host.
+        CertificateInvalid: Another issuer, outside its validity, not a server, or another host.
     """
     if not chain:
-        raise CertificateInvalid("the server showed no certificate")
+        raise CertificateInvalid("the server showed no certificate; check the address")
     leaf = chain[0]
     verified = verify_certificate(
         leaf.public_bytes(serialization.Encoding.DER), root, federation=federation, role=Role.SERVER, now=now
@@ -257,8 +267,8 @@ def verify_server(
     wanted = str(ipaddress.ip_address(host)) if _is_ip(host) else host.lower()
     if wanted not in hosts:
         raise CertificateInvalid(
-            f"the coordinator's certificate names {', '.join(sorted(hosts)) or 'no host'}, not {host}; the "
-            "operator adds the name to `advertise` in coordinator.toml and restarts"
+            f"the coordinator's certificate names {', '.join(sorted(hosts)) or 'no host'}, not {host}; ask the "
+            "operator to add the name to `advertise` in coordinator.toml and to restart"
         )
     return verified
 

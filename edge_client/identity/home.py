@@ -1,21 +1,20 @@
 """The member's own folder: who this machine is, and the key that proves it.
 
-`--home`, else `TACIT_HOME`, else `~/.tacit`; mode 0700. Nothing in it ever leaves the machine. Of enrolment
-it holds
+The folder is `--home`, else `TACIT_HOME`, else `~/.tacit`, with mode 0700. Nothing in it ever leaves the machine.
+Enrolment keeps these files in it:
 
-    identity/                 complete, or not there at all
+    identity/                 complete, or absent
       key.pem                 0600, made here
-      cert.pem                what the federation's authority made of it; replaced when it is renewed
-      root.pem                the certificate of the federation's first authority, which names it
-      authorities.json        the authorities since, each signed by the one before; not there before the second
+      cert.pem                this key's certificate by the federation's authority; replaced when it is renewed
+      root.pem                the certificate of the federation's first authority, which names the federation
+      authorities.json        later authorities, each signed by the one before; absent while there is only the first
       identity.json           `IdentityDocument`
-    pending-TOKEN/            the same while the token of that id is being spent; key.pem comes first, so that
-    an
-                              enrolment that broke off is repeated with the same key
+    pending-TOKEN/            the same while the token of that id is being redeemed; key.pem comes first, so that an
+                              interrupted enrolment is repeated with the same key
     renewal.lock              held while the certificate is renewed
 
-The other rooms keep their files beside these (ledger, private parameters, receipts). A folder or a key that
-others may read is refused, not repaired: who could read a key may have copied it.
+Other packages keep their files beside these (ledger, private parameters, receipts). A folder or a key that others may
+read is refused, not repaired: anyone who could read a key may have copied it.
 """
 
 import fcntl
@@ -53,7 +52,7 @@ __all__ = [
 
 
 class HomeUnusable(Exception):
-    """The folder does not hold a usable identity; the sentence says what to do."""
+    """The folder does not hold a usable identity. The sentence says what to do."""
 
 
 class NotEnrolled(HomeUnusable):
@@ -61,7 +60,7 @@ class NotEnrolled(HomeUnusable):
 
 
 class IdentityDocument(Document):
-    """identity.json."""
+    """The content of identity.json."""
 
     federation: Digest
     member: Short
@@ -72,7 +71,7 @@ class IdentityDocument(Document):
     @classmethod
     def _member(cls, value: str) -> str:
         if not name_is_valid(value):
-            raise ValueError("no member's name")
+            raise ValueError("not a valid member name")
         return value
 
     @field_validator("address")
@@ -83,7 +82,7 @@ class IdentityDocument(Document):
 
 
 def home_path(option: Path | None = None) -> Path:
-    """The folder to use: the option, else `TACIT_HOME`, else `~/.tacit`."""
+    """Returns the folder to use: the option, else `TACIT_HOME`, else `~/.tacit`."""
     if option is not None:
         return option
     return Path(os.environ.get("TACIT_HOME") or Path.home() / ".tacit")
@@ -127,7 +126,7 @@ class Home:
         return IdentityFolder(self.path / "identity")
 
     def pending(self, token_id: str) -> IdentityFolder:
-        """Where an enrolment with this token keeps what it has so far."""
+        """Returns where an enrolment with this token keeps its files until it is complete."""
         return IdentityFolder(self.path / f"{_PENDING}{token_id}")
 
     @property
@@ -139,10 +138,10 @@ class Home:
         return self.path / "identity.old"
 
     def prepare(self) -> None:
-        """Makes the folder, 0700, or checks the one that is there.
+        """Makes the folder with mode 0700, or checks the existing one.
 
         Raises:
-            HomeUnusable: it cannot be made, or others may look into it.
+            HomeUnusable: The folder cannot be made, or others may read it.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -151,21 +150,23 @@ class Home:
         self.check_modes()
 
     def check_modes(self) -> None:
-        """Raises: HomeUnusable: others than the owner may look into the folder, or read or write the key."""
+        """Raises HomeUnusable if anyone but the owner may read the folder, or read or write the key."""
         try:
             check_private(self.path)
             check_private(self.identity.path)
             check_private(self.identity.key)
         except NotPrivate as error:
-            raise HomeUnusable(f"{error}. If somebody else uses this machine, enrol anew") from error
+            raise HomeUnusable(f"{error}. If somebody else uses this machine, enrol again") from error
         except OSError as error:
-            raise HomeUnusable(f"{error.filename or self.path} cannot be read: {error.strerror}") from error
+            raise HomeUnusable(
+                f"{error.filename or self.path} cannot be read: {error.strerror}; check its permissions"
+            ) from error
 
     def adopt(self, pending: IdentityFolder) -> None:
-        """Makes a complete pending identity the member's own, in place of the present one if there is any."""
+        """Makes a complete pending identity the member's own, replacing the present one if there is any."""
         with self.locked():
             if not pending.path.exists():
-                return  # Another process has settled it meanwhile.
+                return  # Another process has settled it in the meantime.
             if self.identity.path.exists():
                 self.identity.path.rename(self._old)
             # A crash here leaves no identity; `settle` finishes the step.
@@ -173,12 +174,12 @@ class Home:
             self._clean()
 
     def replace_certificate(self, certificate: bytes) -> None:
-        """The next certificate (DER) for the key that is there. In one step, on the disk before it returns."""
+        """Stores the next certificate (DER) for the present key, in one step. It is on the disk before this returns."""
         pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
         durable_file(self.identity.certificate, pem)
 
     def replace_key(self, key: rsa.RSAPrivateKey, certificate: bytes) -> None:
-        """The next certificate (DER) and the key that it is for. In one step, as an enrolment is adopted."""
+        """Stores the next certificate (DER) and its new key in one step, as an enrolment is adopted."""
         pending = self.pending("renewal")
         shutil.rmtree(pending.path, ignore_errors=True)
         pending.path.mkdir(mode=0o700)
@@ -190,13 +191,13 @@ class Home:
             (self.identity.authorities, pending.authorities),
             (self.identity.document, pending.document),
         ):
-            # The document last: a pending folder that holds it is complete.
+            # The document comes last, because a pending folder that holds it is complete.
             if kept.exists():
                 durable_file(copy, kept.read_bytes())
         self.adopt(pending)
 
     def keep_authorities(self, authorities: Authorities) -> None:
-        """What is known of the federation's authorities from now on."""
+        """Stores what is known of the federation's authorities from now on."""
         durable_file(self.identity.authorities, authorities.canonical())
 
     def settle(self) -> None:
@@ -210,8 +211,7 @@ class Home:
                 self._clean()
 
     def _interrupted(self) -> list[Path]:
-        # The document is written last, and only then is an old identity put aside: the newest complete one
-        # counts.
+        # The document is written last, and only then is an old identity put aside. So the newest complete one counts.
         documents = sorted(self.path.glob(f"{_PENDING}*/identity.json"), key=lambda path: -path.stat().st_mtime_ns)
         return [path.parent for path in documents] + ([self._old] if self._old.exists() else [])
 
@@ -226,7 +226,7 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While the identity is replaced, or read by who must not meet it half way."""
+        """Holds the lock under which the identity is replaced, or read by a process that must not see it half done."""
         with self.lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -237,7 +237,7 @@ _PENDING = "pending-"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemberIdentity:
-    """A member, complete: it can dial the coordinator and sign. Its `repr` shows no key."""
+    """A complete member: it can dial the coordinator and sign. Its `repr` shows no key."""
 
     home: Path
     document: IdentityDocument
@@ -245,10 +245,10 @@ class MemberIdentity:
     # DER.
     certificate: bytes
     expires: datetime
-    # Of the federation's first authority.
+    # The certificate of the federation's first authority.
     root: x509.Certificate
     begins: datetime | None = None
-    # None: there has been one authority only.
+    # None: there has been only one authority.
     known_authorities: Authorities | None = None
 
     def __repr__(self) -> str:
@@ -266,12 +266,12 @@ class MemberIdentity:
 
     @property
     def authorities(self) -> Authorities:
-        """What this member knows of the federation's authorities."""
+        """The federation's authorities, as far as this member knows them."""
         return self.known_authorities or Authorities.first(self.root)
 
     @property
     def trust(self) -> Trust:
-        """Whose certificates this member takes."""
+        """The authorities whose certificates this member accepts."""
         return self.authorities.trust
 
     @property
@@ -296,7 +296,7 @@ class MemberIdentity:
 
     @property
     def root_pem(self) -> bytes:
-        """The roots that are trusted, for gRPC, PEM."""
+        """The trusted roots for gRPC, PEM."""
         return self.trust.pem
 
     def issued_by_newest(self) -> bool:
@@ -304,22 +304,21 @@ class MemberIdentity:
         return issued_by(x509.load_der_x509_certificate(self.certificate), self.trust.roots[0])
 
     def issued_by_trusted(self) -> bool:
-        """Whether one that is trusted still did: with any other certificate nobody takes this member."""
+        """Whether an authority that is still trusted issued its certificate. Nobody accepts any other."""
         certificate = x509.load_der_x509_certificate(self.certificate)
         return any(issued_by(certificate, root) for root in self.trust.roots)
 
     def sign(self, message: bytes) -> bytes:
-        """RSA-PSS over a framed statement, as `tacit.identity` verifies it."""
+        """Signs a framed statement with RSA-PSS, as `tacit.identity` verifies it."""
         return sign(self.key, message)
 
     @classmethod
     def load(cls, home: Path, *, now: datetime | None = None) -> "MemberIdentity":
-        """Reads and checks the whole identity: what it returns can be used at `now` (by default, at this
-        moment).
+        """Reads and checks the whole identity. The result can be used at `now`, by default at this moment.
 
         Raises:
-            NotEnrolled: there is none.
-            HomeUnusable: a part is missing, open to others, belongs to another federation or has expired.
+            NotEnrolled: There is no identity.
+            HomeUnusable: A part is missing, open to others, of another federation, or has expired.
         """
         folder = Home(home)
         folder.settle()
@@ -328,7 +327,7 @@ class MemberIdentity:
         except HomeUnusable:
             if not folder.lock.exists():
                 raise
-            # Another process may have been replacing it at this moment.
+            # Another process may have been replacing the identity at this moment.
             with folder.locked():
                 return cls._load(folder, now)
 
@@ -359,17 +358,19 @@ class MemberIdentity:
                 else Authorities.read(listed, federation=document.federation, what=str(names.authorities))
             )
         except AuthoritiesInvalid as error:
-            raise HomeUnusable(f"{error}; remove that file: this member asks the coordinator for it anew") from error
+            raise HomeUnusable(
+                f"{error}; remove that file, and this member asks the coordinator for it again"
+            ) from error
         der = certificate.public_bytes(serialization.Encoding.DER)
         present = now if now is not None else datetime.now(UTC)
         if present > certificate.not_valid_after_utc:
             raise HomeUnusable(
                 f"{names.certificate}: the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
-                f"UTC. While `edge_client run` runs it is renewed in time; this machine was off, or without the "
-                f"coordinator, for longer than that. {_AGAIN[0].upper()}{_AGAIN[1:]}"
+                f"UTC. `edge_client run` renews it in time while it runs, but this machine was off or without the "
+                f"coordinator for too long. {_AGAIN[0].upper()}{_AGAIN[1:]}"
             )
         try:
-            # Also of one that is retired: it may be exchanged for a new one.
+            # A certificate of a retired authority passes as well, because it may be exchanged for a new one.
             verified = authorities.history.verify(der, role=Role.MEMBER, now=present)
         except CertificateInvalid as error:
             raise HomeUnusable(f"{names.certificate}: {error}; {_AGAIN}") from error

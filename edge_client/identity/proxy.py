@@ -1,12 +1,12 @@
-"""The way out through an HTTP proxy: the same rules as gRPC's own, for the connections that gRPC does not make.
+"""Connects through an HTTP proxy by gRPC's own rules, for the connections that gRPC does not make.
 
-gRPC reads the environment and asks a proxy with CONNECT. Enrolment and `doctor` look at the server's certificates over
-a socket of their own, and must take the same way: the variables are looked at in gRPC's order (`grpc_proxy`,
-`https_proxy`, `http_proxy`, in small letters; `no_grpc_proxy`, `no_proxy`), and with its meaning: an entry of
-`no_proxy` is the end of a host's name, or a network that an address lies in (gRPC Core, default HTTP proxy mapper).
-TLS runs through the tunnel from end to end: the proxy sees a host, a port and sizes.
+gRPC reads the environment and asks a proxy with CONNECT. Enrolment and `doctor` read the server's certificates over a
+socket of their own, which must take the same route. So this module reads the variables in gRPC's order (`grpc_proxy`,
+`https_proxy`, `http_proxy`, in lower case; `no_grpc_proxy`, `no_proxy`) and with its meaning: an entry of `no_proxy` is
+the end of a host's name, or a network that holds the address (gRPC Core, default HTTP proxy mapper). TLS runs through
+the tunnel from end to end: the proxy sees a host, a port and sizes.
 
-What a proxy's URL holds before the @ is a password: it goes to the proxy and is never printed.
+The part of a proxy's URL before the @ is a password. It goes to the proxy and is never printed.
 """
 
 import base64
@@ -23,16 +23,16 @@ __all__ = ["Proxy", "ProxyRefused", "ProxyUnusable", "proxy_for", "tunnel"]
 
 _VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
-# Of a proxy's answer to CONNECT: its status and a few headers.
+# Maximum bytes of a proxy's answer to CONNECT: its status and a few headers.
 _MAX_ANSWER = 16 * 1024
 
 
 class ProxyUnusable(ValueError):
-    """An environment variable that names no proxy; the sentence says which, and never what stands in it."""
+    """An environment variable does not name a proxy. The sentence says which one, and never its value."""
 
 
 class ProxyRefused(OSError):
-    """The proxy would not connect; the sentence says what to do."""
+    """The proxy did not connect. The sentence says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Proxy:
 
     host: str
     port: int
-    # user:password, as the URL has them.
+    # user:password, from the URL.
     credentials: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -49,10 +49,10 @@ class Proxy:
 
 
 def proxy_for(host: str, environment: Mapping[str, str] | None = None) -> Proxy | None:
-    """The proxy that gRPC would ask for this host, or None for the direct way.
+    """Returns the proxy that gRPC would ask for this host, or None for a direct connection.
 
     Raises:
-        ProxyUnusable: the first variable that is set is no `http://` URL.
+        ProxyUnusable: The first variable that is set is not an `http://` URL.
     """
     environment = os.environ if environment is None else environment
     name = next((name for name in _VARIABLES if environment.get(name)), None)
@@ -67,7 +67,7 @@ def proxy_for(host: str, environment: Mapping[str, str] | None = None) -> Proxy 
     except ValueError:
         url, port = urllib.parse.urlsplit(""), None
     if url.scheme != "http" or not url.hostname:
-        raise ProxyUnusable(f"the environment variable {name} names no proxy; write http://HOST:PORT, or unset it")
+        raise ProxyUnusable(f"the environment variable {name} names no proxy; set it to http://HOST:PORT, or unset it")
     credentials = url.netloc.rpartition("@")[0]
     return Proxy(url.hostname, 80 if port is None else port, urllib.parse.unquote(credentials) or None)
 
@@ -82,11 +82,11 @@ def _covers(entry: str, host: str) -> bool:
 
 
 def tunnel(proxy: Proxy, host: str, port: int, *, timeout: float) -> socket.socket:
-    """A connection to host:port through the proxy, which resolves the name.
+    """Connects to host:port through the proxy, which resolves the name.
 
     Raises:
-        ProxyRefused: it answered, and not with 200.
-        OSError: it cannot be reached, or did not answer in `timeout` seconds.
+        ProxyRefused: The proxy answered with something other than 200.
+        OSError: The proxy cannot be reached, or did not answer in `timeout` seconds.
     """
     end = time.monotonic() + timeout
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -105,7 +105,7 @@ def tunnel(proxy: Proxy, host: str, port: int, *, timeout: float) -> socket.sock
 
 
 def _answer(connection: socket.socket, end: float) -> bytes:
-    """Up to the empty line and not a byte further: what comes behind it is the server's."""
+    """Reads up to the empty line and not a byte further, because the next bytes are the server's."""
     read = bytearray()
     while not read.endswith(b"\r\n\r\n"):
         left = end - time.monotonic()
@@ -127,12 +127,9 @@ def _status(answer: bytes) -> int | None:
 
 def _sentence(proxy: Proxy, where: str, status: int | None) -> str:
     if status is None:
-        return f"what answers at {proxy} is no HTTP proxy; check https_proxy in this environment"
+        return f"the server at {proxy} is not an HTTP proxy; check https_proxy in this environment"
     if status == 407:
-        return (
-            f"the proxy {proxy} wants a user and a password (407); write them into https_proxy as "
-            "http://USER:PASSWORD@HOST:PORT"
-        )
+        return f"the proxy {proxy} wants a user and a password (407); set https_proxy to http://USER:PASSWORD@HOST:PORT"
     if status in (502, 503, 504):
         return f"the proxy {proxy} cannot reach {where} ({status}); check that the coordinator runs, and its address"
-    return f"the proxy {proxy} refuses a tunnel to {where} ({status}); its administrator must allow CONNECT to there"
+    return f"the proxy {proxy} refuses a tunnel to {where} ({status}); ask its administrator to allow CONNECT there"

@@ -1,19 +1,21 @@
-"""The member's certificate, kept valid while it runs; and the federation's authorities, as they change.
+"""Keeps the member's certificate valid while it runs, and follows the federation's authorities as they change.
 
-A certificate is renewed when about two thirds of its life are over (`due`), under the one that is there, and at once
-where the federation has a newer authority. In this order:
+A certificate is renewed under the present one when about two thirds of its life are over (`due`), or soon after the
+member learns of a newer authority. The steps run in this order:
 
-1. `HOME/renewal.lock` is held: one process of this home renews at a time, and what another one got is taken;
-2. the request goes out; the coordinator stores the next certificate before it answers, and takes the present one
-   until the next is used: killed anywhere from here on, this machine still has one that is good, and asks again;
-3. what came certifies this key, for this member, in this federation, by an authority that this machine can follow to;
-4. it is put in place in one step, and only then used.
+1. The process holds `HOME/renewal.lock`. One process of this home renews at a time, and the others use what it got.
+2. The request goes out. The coordinator stores the next certificate before it answers, and accepts the present one
+   until the next is used. If this machine is killed anywhere from here on, it still has a good certificate and asks
+   again.
+3. The answer certifies this key, for this member, in this federation, by an authority that this machine can follow to.
+4. The next certificate is put in place in one step, and only then used.
 
-The key stays, as other members may have pinned it and attempts that are under way were joined with it; another one is
+The key stays the same, because other members may have pinned it and running attempts were joined with it. A new key is
 made on demand (`edge_client renew --new-key`).
 
-Who was asleep while the authorities changed is shown a server that it does not know. It then asks for the list of
-authorities, trusting nobody, and believes it as far as it proves itself from the one that it knows (`follow`).
+A member that was offline while the authorities changed meets a server that it does not know. It then asks for the list
+of authorities while trusting nobody, and believes the list as far as it proves itself from the one that it knows
+(`follow`).
 """
 
 import asyncio
@@ -63,22 +65,22 @@ __all__ = [
 
 log = structlog.get_logger("edge_client")
 
-# Certificates begin so much before they are issued.
+# Certificates begin this long before they are issued.
 BACKDATED = timedelta(minutes=5)
-# Between these parts of a certificate's life its renewal is due: spread, so that a fleet that enrolled on one morning
-# does not come back on one morning.
+# The renewal is due between these fractions of a certificate's life. They are spread, so that members that enrolled on
+# the same morning do not all renew on the same morning.
 _EARLIEST, _LATEST = 0.60, 0.70
-# A newer authority: within this part of the life, and no more than ten minutes.
+# A member moves to a newer authority within this fraction of the certificate's life, and within ten minutes.
 _MOVE_SHARE, _MAX_MOVE = 0.01, timedelta(minutes=10)
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=1)
-# A clock that was set, or a machine that slept, is noticed after so long.
+# A clock that was set, or a machine that slept, is noticed after this long at the latest.
 _LONGEST_SLEEP = timedelta(minutes=10)
 _CALL_SECONDS = 20.0
 _LOCK_PAUSE = 0.1
 
 
 class RenewalFailed(Exception):
-    """There is no next certificate. The sentence says why and what to do; the present one is as good as before."""
+    """There is no next certificate. The sentence says why and what to do. The present one is as good as before."""
 
     def __init__(self, sentence: str, code: ExitCode, reason: Reason | None = None) -> None:
         super().__init__(sentence)
@@ -88,16 +90,16 @@ class RenewalFailed(Exception):
 
 
 def due(identity: MemberIdentity) -> datetime:
-    """When the certificate is to be renewed: always the same moment for one certificate."""
+    """Returns when the certificate is due for renewal: always the same moment for the same certificate."""
     issued = (identity.begins or identity.expires) + BACKDATED
     life = max(identity.expires - issued, timedelta(0))
-    # The certificate's own digest is as good as a throw of dice, and a restart does not throw again.
+    # The certificate's digest serves as a random draw that a restart does not repeat.
     drawn = int.from_bytes(identity.fingerprint[:4], "big") / 2**32
     return issued + life * (_EARLIEST + (_LATEST - _EARLIEST) * drawn)
 
 
 def server_unknown(error: grpc.RpcError) -> bool:
-    """Whether a call failed because the server was certified by nobody whom this member knows."""
+    """Whether a call failed because no authority that this member knows certified the server."""
     reason, details = reason_of(error)
     return reason is None and "certificate_verify_failed" in details.lower()
 
@@ -113,12 +115,19 @@ async def renew(
     channel: grpc.aio.Channel | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> MemberIdentity:
-    """The identity with its next certificate, stored. channel: an open one under the present certificate, if any.
+    """Gets and stores the next certificate, and returns the identity with it.
 
-    Where another process of this home has renewed meanwhile, what that one got is returned.
+    If another process of this home has renewed in the meantime, its result is returned.
+
+    Args:
+        identity: The present identity.
+        another_key: Makes a new key.
+        address: host:port to ask; `identity.address` unless given.
+        channel: An open channel under the present certificate, if there is one.
+        now: Tells the time by this machine's clock.
 
     Raises:
-        RenewalFailed: nobody answered, the coordinator refused, or what came is no certificate for this member.
+        RenewalFailed: Nobody answered, the coordinator refused, or the answer is not a certificate for this member.
     """
     try:
         lock = await asyncio.to_thread(_lock_file, identity.home)
@@ -143,7 +152,7 @@ async def renew(
         except OSError as error:
             raise RenewalFailed(
                 f"the next certificate cannot be stored in {identity.home} ({error.strerror}); make room or repair the "
-                "disk: the present one stays good, and it is tried again",
+                "disk: the present one stays valid, and the next try renews it",
                 ExitCode.FAILED,
             ) from error
         return renewed
@@ -152,10 +161,10 @@ async def renew(
 async def renew_now(
     identity: MemberIdentity, *, another_key: bool = False, address: str | None = None
 ) -> MemberIdentity:
-    """The same for a person who asks: follows to another authority first where that is needed, and uses what came.
+    """Renews because a person asks: first follows to another authority if needed, and uses the new certificate at once.
 
     Raises:
-        RenewalFailed: as above.
+        RenewalFailed: As for `renew`.
     """
     try:
         renewed = await renew(identity, another_key=another_key, address=address)
@@ -169,11 +178,12 @@ async def renew_now(
 
 
 async def first_use(identity: MemberIdentity, address: str | None = None) -> None:
-    """A call under a certificate that was just stored: the coordinator then knows that this machine has it, and takes
-    the one before it no more.
+    """Makes a call under a certificate that was just stored.
+
+    It tells the coordinator that this machine has the certificate; the one before is then no longer accepted.
 
     Raises:
-        RenewalFailed: it could not be made; the next connection is as good.
+        RenewalFailed: The call failed. The next connection has the same effect.
     """
     async with open_channel(identity, address) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
@@ -207,8 +217,10 @@ async def _ask(
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        # Nobody told this task to stop: the channel was closed under the call.
-        raise RenewalFailed("the connection broke while the certificate was renewed", ExitCode.UNREACHABLE) from error
+        # Nobody cancelled this task: the channel was closed during the call.
+        raise RenewalFailed(
+            "the connection broke while the certificate was renewed; try again", ExitCode.UNREACHABLE
+        ) from error
     finally:
         if own is not None:
             await own.close(None)
@@ -217,8 +229,8 @@ async def _ask(
 def _judged(
     identity: MemberIdentity, response: pb.RenewResponse, key: rsa.RSAPrivateKey, now: datetime
 ) -> MemberIdentity:
-    """What the response makes of an identity, once it says exactly what was asked for."""
-    blame = "the coordinator answered with something else than this member's next certificate"
+    """Returns the identity with the certificate of the response, if it certifies exactly what was asked for."""
+    blame = "the coordinator did not answer with this member's next certificate"
     if not response.certificate_chain:
         raise RenewalFailed(f"{blame}: there is none; tell the operator", ExitCode.FAILED)
     der = response.certificate_chain[0]
@@ -226,7 +238,7 @@ def _judged(
         known = followed(identity, response.authorities)
         verified = known.trust.verify(der, role=Role.MEMBER, now=now)
     except (AuthoritiesInvalid, CertificateInvalid) as error:
-        raise RenewalFailed(f"{blame}: {error}", ExitCode.FAILED) from error
+        raise RenewalFailed(f"{blame}: {error}; tell the operator", ExitCode.FAILED) from error
     if verified.key != key.public_key() or verified.identity.name != identity.member:
         raise RenewalFailed(f"{blame}: it is for another key or another member; tell the operator", ExitCode.FAILED)
     return replace(known, key=key, certificate=der, begins=verified.begins, expires=verified.expires)
@@ -246,10 +258,10 @@ def _store(before: MemberIdentity, renewed: MemberIdentity, another_key: bool) -
 
 
 def followed(identity: MemberIdentity, document: bytes) -> MemberIdentity:
-    """An identity that believes what it was told of the authorities, if that is newer than what it knows.
+    """Returns the identity with the authorities of `document` if they are newer than the ones that it knows.
 
     Raises:
-        AuthoritiesInvalid: it proves nothing, or contradicts what is known.
+        AuthoritiesInvalid: The document proves nothing, or contradicts what is known.
     """
     if not document:
         return identity
@@ -258,10 +270,13 @@ def followed(identity: MemberIdentity, document: bytes) -> MemberIdentity:
 
 
 async def follow(identity: MemberIdentity, address: str | None = None) -> MemberIdentity:
-    """Asks a server that this member does not know for the list of authorities; stores and returns what it proves.
+    """Asks a server that this member does not know for the list of authorities, and stores what the list proves.
+
+    Returns:
+        The identity that trusts the proven authorities.
 
     Raises:
-        RenewalFailed: nobody answers, or what answers proves nothing: it is not this federation's coordinator.
+        RenewalFailed: Nobody answers, or the answer proves nothing: the server is not this federation's coordinator.
     """
     where = address or identity.address
     client = ClientKey(identity.key, x509.load_der_x509_certificate(identity.certificate))
@@ -273,12 +288,14 @@ async def follow(identity: MemberIdentity, address: str | None = None) -> Member
     except grpc.aio.AioRpcError as error:
         raise RenewalFailed(explain(error, identity, address=where), exit_code_of(error)) from error
     except AuthoritiesInvalid as error:
-        raise RenewalFailed(f"the server at {where} is not to be trusted: {error}", ExitCode.UNREACHABLE) from error
+        raise RenewalFailed(
+            f"the server at {where} cannot be trusted: {error}; ask the operator", ExitCode.UNREACHABLE
+        ) from error
     if known is identity or known.known_authorities is None:
         raise RenewalFailed(
             f"the server at {where} was not certified by this member's federation, and knows of no newer authority: "
-            "another coordinator answers there, or something in between opens the connection; check the address with "
-            "the operator",
+            "another coordinator answers there, or something in between intercepts the connection; check the address "
+            "with the operator",
             ExitCode.UNREACHABLE,
         )
     await asyncio.to_thread(Home(identity.home).keep_authorities, known.known_authorities)
@@ -287,15 +304,19 @@ async def follow(identity: MemberIdentity, address: str | None = None) -> Member
 
 
 async def asked_authorities(address: str, *, client: ClientKey | None, limit: float = 20.0) -> bytes:
-    """The list of authorities of whoever answers at an address; nothing secret is sent, nothing is believed.
+    """Returns the list of authorities of any server that answers at an address. Sends nothing secret, believes nothing.
 
-    client: what to show at the federation port; None asks at an enrolment port. limit: of each step, in seconds.
+    Args:
+        address: host:port to ask.
+        client: What to show at the federation port; None asks at an enrolment port.
+        limit: Bounds each step, in seconds.
 
     Raises:
-        HandshakeFailed: nobody answers in TLS. grpc.aio.AioRpcError.
+        HandshakeFailed: Nobody answers in TLS.
+        grpc.aio.AioRpcError: The call failed.
     """
     shown = await asyncio.to_thread(shake_hands, address, client=client, timeout=limit)
-    # Whoever this is: the channel below reaches the very same.
+    # Trusting the shown root makes sure that the channel below reaches the same server, whoever it is.
     root = shown.chain[-1].public_bytes(serialization.Encoding.PEM)
     if client is None:
         credentials = grpc.ssl_channel_credentials(root_certificates=root)
@@ -324,7 +345,7 @@ async def asked_authorities(address: str, *, client: ClientKey | None, limit: fl
 
 
 class Renewer:
-    """Keeps one member's identity. Used from one event loop; `identity` is what to dial and to sign with next."""
+    """Keeps one member's identity up to date, in one event loop. `identity` is the one to connect and sign with."""
 
     def __init__(
         self,
@@ -333,18 +354,18 @@ class Renewer:
         trusted: Callable[[Trust], None] = lambda trust: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """trusted: told whose certificates count, when that changes."""
+        """Starts from `identity`. `trusted` is called with the new trust whenever it changes."""
         self.identity = identity
         self._trusted = trusted
-        # Told the identity whenever its certificate is another.
+        # Called with the identity whenever it changes.
         self.listeners: list[Callable[[MemberIdentity], None]] = []
         self._now = now
-        # Set when the wait for the next renewal has to be thought over.
+        # Set when the wait for the next renewal must be computed again.
         self._woken = asyncio.Event()
         self._moves_at: datetime | None = None
 
     def take(self, identity: MemberIdentity) -> None:
-        """This is the identity from now on."""
+        """Makes this the identity from now on."""
         before, self.identity = self.identity, identity
         if identity.trust != before.trust:
             self._trusted(identity.trust)
@@ -360,7 +381,7 @@ class Renewer:
         self._woken.set()
 
     def heard(self, document: bytes) -> None:
-        """The coordinator says that the authorities have changed. What proves nothing is not believed, and told."""
+        """Takes a changed list of authorities from the coordinator. A list that proves nothing is only logged."""
         try:
             known = followed(self.identity, document)
         except AuthoritiesInvalid as error:
@@ -371,13 +392,13 @@ class Renewer:
         try:
             Home(known.home).keep_authorities(known.known_authorities)
         except OSError as error:
-            # Believed while this process lives; the next one asks again.
+            # This process believes it anyway, and the next one asks again.
             log.warning("authorities_not_kept", error=str(error))
         log.info("authorities_followed", number=known.known_authorities.number)
         self.take(known)
 
     async def before_dialling(self) -> None:
-        """What another process of this home has put in place counts; and whom nobody would take renews first."""
+        """Loads what another process of this home has stored, and renews a certificate that nobody would accept."""
         await self.reload()
         if not self.identity.issued_by_trusted():
             try:
@@ -386,14 +407,14 @@ class Renewer:
                 log.warning("certificate_not_renewed", error=failure.sentence)
 
     async def reload(self) -> bool:
-        """Whether another process of this home has put something newer in place; it counts from now on."""
+        """Loads a newer identity that another process of this home has stored. Returns whether there was one."""
         newer = await asyncio.to_thread(self._reload)
         if newer is not None:
             self.take(newer)
         return newer is not None
 
     async def catch_up(self) -> bool:
-        """After a server that this member does not know: whether there is more to trust now."""
+        """Follows to the authority of a server that this member does not know. Returns whether it did."""
         try:
             self.take(await follow(self.identity))
         except (RenewalFailed, OSError) as error:
@@ -402,26 +423,31 @@ class Renewer:
         return True
 
     async def renew(self, channel: grpc.aio.Channel | None = None) -> None:
-        """Once. Raises: RenewalFailed."""
+        """Renews once. Raises RenewalFailed."""
         self.take(await renew(self.identity, channel=channel, now=self._now))
 
     async def run(
         self, channel: Callable[[], Awaitable[grpc.aio.Channel]], moved: Callable[[], Awaitable[None]]
     ) -> None:
-        """Until cancelled. channel: waits for a session and gives its channel. moved: called after each renewal."""
+        """Renews whenever it is due, until cancelled.
+
+        Args:
+            channel: Waits for a session and returns its channel.
+            moved: Called after each renewal.
+        """
         pause = _FIRST_PAUSE
         while True:
             await self._until_due()
             open_one = await channel()
             if self._wait() > timedelta(0):
                 continue
-            before, problem = self.identity.certificate, "the coordinator gave the same certificate once more"
+            before, problem = self.identity.certificate, "the coordinator sent the same certificate again"
             try:
                 await self.renew(open_one)
             except RenewalFailed as failure:
                 problem = failure.sentence
             except Exception as error:
-                # An error of our own must not end a member that has a good certificate.
+                # A bug of ours must not end a member that has a good certificate.
                 problem = ""
                 log.error("certificate_not_renewed", error=f"{type(error).__name__}: {error}", exc_info=error)
             if self.identity.certificate != before:
@@ -443,7 +469,7 @@ class Renewer:
                 pass
 
     def _wait(self) -> timedelta:
-        """How long until the certificate is to be renewed; nothing or less: now."""
+        """Returns the time until the renewal is due; zero or less means now."""
         at = due(self.identity)
         if not self.identity.issued_by_newest():
             if self._moves_at is None:
@@ -464,7 +490,7 @@ class Renewer:
         except OSError:
             return None
         except HomeUnusable:
-            return None  # What is in memory may still be good, and says best what is wrong with it.
+            return None  # The identity in memory may still be good, and says best what is wrong with it.
         further = kept.authorities.number > self.identity.authorities.number
         return kept if further or kept.certificate != self.identity.certificate else None
 

@@ -1,7 +1,7 @@
-"""The agent: works out what comes over the line (`link`), and carries out what the member's machine decides.
+"""The agent takes messages from the connection (`link`) and carries out what the member's state machine decides.
 
-Trained updates and the secrets of an attempt stay in memory while the line is down; the coordinator says where things
-stand when the session is back.
+Trained updates and the secrets of an attempt stay in memory while there is no session. When it is back, the coordinator
+says where each job is.
 """
 
 import asyncio
@@ -57,17 +57,17 @@ __all__ = ["CHUNK", "Agent", "JobsUnfinished", "Observer"]
 
 log = structlog.get_logger("edge_client")
 
-# Of a masked vector: the coordinator's window opens for one of these at a time, so it is what a long line carries in a
-# round trip.
+# Bytes of a masked vector in one message. The coordinator's window opens for one of these at a time, so it is what a
+# link with a long delay carries in a round trip.
 CHUNK = 384 * 1024
-# Messages whose signatures and shares take a while to check: worked out in a thread, so that the session stays alive.
+# Messages whose signatures and shares take long to check. A thread handles them, so that the session stays alive.
 _TAKE_A_WHILE = (
     secure_agg.Roster,
     secure_agg.DigestRoster,
     secure_agg.ReceivedDealings,
     secure_agg.Confirmations,
 )
-# Messages of the coordinator that are read and not worked out yet: a roster has up to 13 MiB.
+# Maximum messages of the coordinator that are read and not handled yet. A roster has up to 13 MiB.
 _MESSAGES_AHEAD = 16
 
 
@@ -82,7 +82,7 @@ def _takes_a_while(event: m.Event) -> bool:
 
 
 def _attempt_of(event: m.Event) -> AttemptId | None:
-    """The attempt that an event belongs to, where it is the coordinator that waits for its answer."""
+    """Returns the attempt of an event if the coordinator waits for the answer."""
     if isinstance(event, m.CertificatesFetched):
         return event.attempt
     if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
@@ -91,62 +91,62 @@ def _attempt_of(event: m.Event) -> AttemptId | None:
 
 
 def _digest_of(preparation: Preparation) -> bytes | None:
-    """Which update this is, where the job adds no noise."""
+    """Returns the digest of the update if the job adds no noise."""
     if not isinstance(preparation.job.mechanism, NoMechanism):
         return None
     return update_digest(preparation.job, preparation.update)
 
 
 class Observer(Protocol):
-    """Who watches: a terminal, a log, a demonstration. `training`, `privacy` and `encoded` are called from threads."""
+    """Watches a member: a terminal, a log, a demonstration. Threads call `training`, `privacy` and `encoded`."""
 
     def connected(self, federation: str) -> None:
-        """A session is open."""
+        """Called when a session is open."""
 
     def disconnected(self, sentence: str, seconds: float) -> None:
-        """It broke, or could not be made; the next try is in so many seconds."""
+        """Called when a session broke or could not be opened. `seconds` is the time to the next try."""
 
     def assigned(self, assignment: Assignment) -> None:
-        """A round begins."""
+        """Called when a round begins."""
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
-        """One step of local training is done."""
+        """Called after each step of local training."""
 
     def ready(self, job: str, round: int, update: Update) -> None:
-        """The update is trained."""
+        """Called when the update is trained."""
 
     def privacy(self, figures: Figures) -> None:
-        """What the ledger says now; called from a thread."""
+        """Called with what the ledger says now."""
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
-        """The vector is about to be masked, in place: a copy is needed to keep it."""
+        """Called before the vector is masked in place. An observer that keeps it must copy it."""
 
     def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
-        """So much of the masked vector was handed to the network."""
+        """Called with the bytes of the masked vector that the network has taken."""
 
     def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
-        """How an attempt ended."""
+        """Called when an attempt ended."""
 
     def job_over(self, ended: JobEnded) -> None:
-        """A job is finished, paused or aborted."""
+        """Called when a job is finished, paused or aborted."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What is held for a job."""
+    """What the agent holds for a job."""
 
     assignment: Assignment
     update: Update
     protection: Protection
     reserved: BudgetReservation
-    # What private parameters were staged under with it.
+    # The token under which private parameters were staged with the update.
     staged: str | None = None
-    # What this member makes text up from, where the job orders some.
+    # What this member makes synthetic text from, if the job orders some.
     model: TrainedModel | None = None
 
 
 class JobsUnfinished(Exception):
-    """Every job is over, and one of them not by being finished; the sentence says why and what to do."""
+    """Every job is over, and at least one is not finished. The sentence says why and what to do."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -154,7 +154,7 @@ class JobsUnfinished(Exception):
 
 
 class Agent:
-    """One member's process. `run` returns when every job it took part in is over (if asked to), else never."""
+    """One member's process. With `until_finished`, `run` returns when every job that it took part in is over."""
 
     def __init__(
         self,
@@ -171,8 +171,20 @@ class Agent:
         renewer: Renewer | None = None,
         releaser: Releaser | None = None,
     ) -> None:
-        """renewer: keeps the identity's certificate; without one it is used as long as it is valid. releaser: makes and
-        gives away what jobs order of made-up text; without one nothing is.
+        """Starts from what the journal remembers.
+
+        Args:
+            identity: Who the member is.
+            environment: What the state machine uses besides its state.
+            journal: What the member must remember of attempts.
+            preparer: Trains updates.
+            budget: The ledger that pays for rounds.
+            observer: Watches the member.
+            keeper: The private states of jobs.
+            admits: Patterns of job names to take part in; empty: all jobs.
+            until_finished: Lets `run` return when every job is over.
+            renewer: Keeps the identity's certificate valid; without one, it is used as long as it is valid.
+            releaser: Makes and releases the synthetic text that jobs order; without one, the member makes none.
         """
         self._link = Link(
             identity,
@@ -202,26 +214,26 @@ class Agent:
         self._room = asyncio.Semaphore(_MESSAGES_AHEAD)
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._held: dict[str, _Held] = {}
-        # Masked vectors on their way.
+        # Uploads of masked vectors, by attempt.
         self._uploads: dict[AttemptId, asyncio.Task[None]] = {}
-        # By attempt: what private parameters are staged under with the vector that was sent.
+        # By attempt: the token of the private parameters that were staged with the vector that was sent.
         self._sent_with: dict[AttemptId, str] = {}
-        # Certificates on their way, by the attempt that they are for; and those that are written to the disk.
+        # Fetches of certificates, by attempt; and writes of certificates to the disk.
         self._rosters: dict[AttemptId, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Task[None]] = set()
         self._taken: set[str] = set()
         self._over: set[str] = set()
-        # Jobs that too many members declined for good, and what this member itself declined each with.
+        # Jobs that too many members declined for good, and why this member declined a job, by job.
         self._abandoned: set[str] = set()
         self._declined: dict[str, str] = {}
         self._finished = asyncio.Event()
 
     async def run(self) -> None:
-        """Goes on until cancelled, or until every job is over.
+        """Runs until cancelled or, with `until_finished`, until every job is over.
 
         Raises:
-            AgentStopped: the coordinator refuses this member for good.
-            JobsUnfinished: every job is over, and too many members declined one of them for good.
+            AgentStopped: The coordinator refuses this member for good.
+            JobsUnfinished: Every job is over, and too many members declined one of them for good.
         """
         tasks = [
             asyncio.create_task(self._link.run()),
@@ -253,10 +265,10 @@ class Agent:
         own = f" This member declined: {self._declined[job]}." if job in self._declined else ""
         return (
             f"Job {job} stopped before it was finished: too many members declined it for good.{own} Ask its operator, "
-            "and run this again once the job goes on."
+            "and run this again once the job continues."
         )
 
-    # ---- the line ---------------------------------------------------------------------------------------------------
+    # ---- the link ---------------------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
         return Hello(PROTOCOL_VERSION, __version__, self._process, self._admits, ledger=self._budget.counter)
@@ -274,12 +286,12 @@ class Agent:
         self._observer.disconnected(sentence, seconds)
 
     async def _received(self, message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]) -> None:
-        """What waits to be worked out is bounded: beyond it the coordinator's line is not read."""
+        """Queues a message for the state machine. If too many wait, the link reads no further messages."""
         await self._room.acquire()
         self._events.put_nowait(m.Received(message))
 
     def _take_identity(self, identity: MemberIdentity) -> None:
-        """For what is dialled, joined and signed from now on; attempts that were joined go on with what they have."""
+        """Connects, joins and signs with this identity from now on. Attempts already joined keep the one they have."""
         if identity.certificate != self._link.identity.certificate:
             self._budget.renewed(identity)
             if self._releaser is not None:
@@ -301,7 +313,7 @@ class Agent:
     async def _work(self, event: m.Event) -> None:
         try:
             if _takes_a_while(event):
-                # The state is assigned here, on the loop; and no other event is worked out before.
+                # The loop assigns the state, and handles no other event before that.
                 worked = await asyncio.to_thread(transition, self._environment, self._state, event)
                 self._state, effects = worked
             else:
@@ -318,8 +330,8 @@ class Agent:
             except (sqlite3.Error, OSError) as error:
                 log.error("journal_failing", error=str(error))
                 if isinstance(effect, m.Joined | m.VectorLeaving | m.Signed):
-                    # What follows in this step must not happen without what could not be written; and the attempt is
-                    # left before the next message, which would be answered as if it were.
+                    # The effects that follow must not happen without the record that could not be written. The member
+                    # leaves the attempt before the next message, which it would otherwise answer as if it had one.
                     detail = "this member cannot write its journal"
                     await self._work(m.MaskingFailed(effect.attempt, Reason.REASON_LEDGER_FAILING, detail))
                     return
@@ -372,11 +384,11 @@ class Agent:
     def _job_over(self, ended: JobEnded) -> None:
         self._observer.job_over(ended)
         if ended.reason == Reason.REASON_MEMBERS_DECLINED:
-            # It may go on, but only if somebody changes something first.
+            # The job may continue, but only if somebody changes something first.
             self._over.add(ended.job)
             self._abandoned.add(ended.job)
             self._end_if_over()
-        # Any other job that is paused, by the operator or by itself, may go on.
+        # Any other paused job, whether by the operator or by itself, may continue.
         elif ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
             self._over.add(ended.job)
             self._preparer.job_over(ended.job)
@@ -387,14 +399,16 @@ class Agent:
 
     def _say(self, message: FromMember) -> None:
         if isinstance(message, Decline):
-            # A job that this member declines is waited for, too, also where nothing was prepared for it.
+            # The member also waits for the end of a job that it declines, even if it prepared nothing for it.
             self._taken.add(message.job)
             self._declined[message.job] = message.detail.rstrip(".")
         self._link.say(message)
 
     def _end_if_over(self) -> None:
-        """Ends `run` once every job taken part in is over, and what they ordered of text is given away, given up, or
-        waits for its owner; that may be all that there was to do since the start.
+        """Ends `run` once every job that the member took part in is over, and no ordered text is left to do.
+
+        Text is done when it is released, given up, or waits for its owner. That may be all there was to do since the
+        start.
         """
         if not self._until_finished or (self._releaser is not None and self._releaser.busy):
             return
@@ -416,7 +430,7 @@ class Agent:
             raise
         except Exception as error:
             log.error("preparation_failed", job=assignment.job, error=str(error), exc_info=error)
-            detail = f"preparing failed ({type(error).__name__}); the member's own log says how"
+            detail = f"preparing failed ({type(error).__name__}); the member's own log says why"
             self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
             return
         try:
@@ -444,12 +458,12 @@ class Agent:
         self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter, update))
 
     def _read(self, statement: Statement) -> PrivacyReport | None:
-        """The member's own figures, and what the coordinator is told of them. In a thread."""
+        """Shows the member's figures, and returns what the coordinator is told of them. Runs in a thread."""
         try:
             self._observer.privacy(statement.figures())
             return statement.report() if self._budget.reports else None
         except Exception as error:
-            # A report, never the authority: the round goes on without it.
+            # The report decides nothing, so the round continues without it.
             log.error("report_failed", error=str(error), exc_info=error)
             return None
 
@@ -461,7 +475,7 @@ class Agent:
     # ---- masking and sending --------------------------------------------------------------------------------------
 
     def _drop_held(self, job: str) -> None:
-        """What is held is of no use any more; what was reserved for it and never charged is free again."""
+        """Drops the held update of a job. What was reserved for it and never charged is released."""
         if (held := self._held.pop(job, None)) is not None:
             self._budget.release(held.reserved, "the update was not sent")
             if held.staged is not None:
@@ -475,19 +489,19 @@ class Agent:
         self._observer.attempt_ended(effect.attempt, effect.ended)
 
     def _sign(self, effect: m.Signed) -> None:
-        """U3 into the journal; and what was staged with a vector that is in it counts from now on."""
+        """Records U3 in the journal, and commits what was staged with this member's vector if U3 names the member."""
         staged = self._sent_with.pop(effect.attempt, None)
         self._journal.signed(effect.attempt, effect.survivors, staged)
         if staged is not None:
             self._keeper.confirmed(effect.attempt.job, staged, effect.survivors, self._link.identity.member)
 
     def _send(self, effect: m.MaskAndUpload) -> None:
-        """Charges, and only then begins to encode."""
+        """Charges the ledger, and only then begins to encode."""
         held = self._held.get(effect.attempt.job)
         trained_for = None if held is None else (held.assignment.round, held.assignment.version)
         try:
             if held is None or trained_for != (effect.attempt.round, effect.version):
-                gone = "the update that was trained for this attempt is gone"
+                gone = "this member no longer has the update that it trained for this attempt"
                 raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, gone)
             self._budget.charge(effect.attempt, held.reserved)
         except PolicyRefusal as refusal:
@@ -498,7 +512,7 @@ class Agent:
         self._uploads[effect.attempt] = asyncio.create_task(self._mask_and_upload(effect, held))
 
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
-        """For an attempt that is charged."""
+        """Masks and uploads the update of an attempt that is charged."""
         if held.model is not None and self._releaser is not None:
             reservation = self._budget.charged_to(effect.attempt)
             await asyncio.to_thread(self._releaser.keep, held.model, reservation)
@@ -512,9 +526,9 @@ class Agent:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_VECTOR_INVALID, str(error)))
             return
         except Exception as error:
-            # Nobody waits for this task: what it does not say, nobody hears.
+            # Nobody awaits this task, so it must report its own errors.
             log.error("masking_failed", attempt=str(effect.attempt), error=str(error), exc_info=error)
-            detail = f"masking failed ({type(error).__name__}); the member's own log says how"
+            detail = f"masking failed ({type(error).__name__}); the member's own log says why"
             self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_INTERNAL, detail))
             return
         try:
@@ -529,17 +543,17 @@ class Agent:
         self, effect: m.MaskAndUpload, held: _Held
     ) -> tuple[memoryview, secure_agg.AwaitingSurvivors, secure_agg.MaskedInput]:
         if effect.update is not None and update_digest(effect.job, held.update) != effect.update:
-            # Another training for the same assignment ended meanwhile.
-            raise RuntimeError("the update that is held is not the one that the journal has for this attempt")
+            # Another training for the same assignment has ended in the meantime.
+            raise RuntimeError("the update that is held is not the one that the journal names for this attempt")
         vector = held.protection.encode(effect.job, held.update, effect.cohort, self._environment.random)
         self._observer.encoded(effect.attempt, vector)
         stage, message = effect.stage.mask(vector)
-        # In the vector's own memory: b bits a value are what travels, and what the signed digest is of.
+        # Packs in the vector's own memory. These b bits a value are what is sent, and what the signed digest covers.
         packed = secure_agg.pack_in_place(vector, effect.stage.seat.context.bits)
         return packed, stage, message
 
     async def _upload(self, attempt: AttemptId, packed: memoryview, message: secure_agg.MaskedInput) -> None:
-        """Until the coordinator has it whole; an upload that broke goes on where it stopped."""
+        """Uploads until the coordinator has the whole vector. A broken upload resumes where it stopped."""
         while True:
             stub = await self._link.stub()
             try:

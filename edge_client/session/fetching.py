@@ -1,6 +1,4 @@
-"""What a member fetches beside its session: blobs and others' certificates, by digest, over as many connections as it
-takes.
-"""
+"""Fetches blobs and other members' certificates beside the session, by digest, over as many connections as it takes."""
 
 import asyncio
 import hashlib
@@ -27,22 +25,27 @@ log = structlog.get_logger("edge_client")
 
 
 class Fetcher:
-    """One member's. Nothing is taken whose digest is not the one that was asked for."""
+    """Fetches for one member. It accepts nothing whose digest differs from the requested one."""
 
     def __init__(self, link: Link, certificates: CertificateCache | None) -> None:
-        """certificates: those that were found good before; None: all are fetched each time."""
+        """`certificates` holds those that passed every check before; None fetches all of them each time."""
         self._link = link
         self._certificates = certificates
-        # One at a time for each digest; forgotten when nobody waits any more.
+        # One lock per digest, forgotten when nobody waits for it any more.
         self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def blob(self, digest: bytes, into: Path, limit: int) -> None:
-        """The blob with this SHA-256 into the file `into`, where part of it may lie already. limit: bytes.
+        """Fetches a blob into a file.
+
+        Args:
+            digest: SHA-256 of the blob.
+            into: The file, which may already hold part of the blob.
+            limit: The most bytes to take.
 
         Raises:
-            PreparationRefused: the coordinator does not have it, or sends another one.
+            PreparationRefused: The coordinator does not have the blob, or sends another one.
         """
-        # Two jobs may share a blob; the second finds it in the cache.
+        # Two jobs may share a blob. The second job then finds it in the cache.
         lock = self._fetching.setdefault(digest, asyncio.Lock())
         async with lock:
             while True:
@@ -57,10 +60,10 @@ class Fetcher:
                     await self._link.pause_after_failure(stub)
 
     async def certificates(self, attempt: AttemptId, digests: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Those with these SHA-256s, from this machine's cache, and from the coordinator what is not there; fewer where
-        it does not have them. The protocol has bounded how many: no more than a roster of the cohort names.
+        """Returns the certificates with these SHA-256s, from this machine's cache or else from the coordinator.
 
-        attempt: for the log.
+        Those that the coordinator does not have are missing. The protocol bounds their number: at most as many as a
+        roster of the cohort names. `attempt` is for the log.
         """
         found: dict[bytes, bytes] = {}
         if self._certificates is not None:
@@ -71,7 +74,7 @@ class Fetcher:
             got = await self._ask_for_certificates(asked)
             found |= got
             if len(got) < len(asked):
-                # One that is missing ends the attempt here: nothing more is fetched for it.
+                # A missing certificate ends the attempt here, so nothing more is fetched for it.
                 break
         log.info(
             "certificates_fetched",
@@ -83,13 +86,15 @@ class Fetcher:
         return tuple(found.values())
 
     async def _ask_for_certificates(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Those that the coordinator has, by digest. What is sent beyond that, or has another digest, ends the call, so
-        that no more than a certificate for each digest is ever taken.
+        """Returns those that the coordinator has, by digest.
+
+        A certificate too many, or one with another digest, ends the call. So the member never takes more than one
+        certificate for each digest.
         """
         found: dict[bytes, bytes] = {}
         while True:
             stub = await self._link.stub()
-            # What came over an earlier connection is not asked for again.
+            # Certificates that came over an earlier connection are not requested again.
             asked = [digest for digest in digests if digest not in found]
             try:
                 call = stub.FetchCertificates(pb.FetchCertificatesRequest(digests=asked))
@@ -100,8 +105,8 @@ class Fetcher:
                         if certificate and (not right or hashlib.sha256(certificate).digest() != asked[at]):
                             call.cancel()
                             detail = (
-                                f"the coordinator sent another certificate than was asked for, or one of more than "
-                                f"{MAX_CERTIFICATE_BYTES} bytes; the rest of its answer was not taken"
+                                f"the coordinator sent a certificate that was not requested, or one of more than "
+                                f"{MAX_CERTIFICATE_BYTES} bytes; the rest of its answer was ignored"
                             )
                             log.warning("certificates_wrong", detail=detail)
                             return found
@@ -120,7 +125,7 @@ class Fetcher:
                 await self._link.pause_after_failure(stub)
 
     def keep(self, certificates: Sequence[bytes]) -> None:
-        """Certificates that were found good. In a thread; what the disk does not take is fetched again."""
+        """Stores certificates that passed every check. Runs in a thread. If the disk fails, they are fetched again."""
         if self._certificates is None:
             return
         try:

@@ -1,11 +1,15 @@
-"""What a member must remember of attempts, on its disk before it acts: HOME/journal.db.
+"""HOME/journal.db: what a member must remember of attempts, on its disk before it acts.
 
-Guarantees: the highest (round, attempt) of a job is stored before the member advertises. A masked vector, and the
-digest of the update that it carries, is stored before its first byte leaves. U3 is stored before it is confirmed, once,
-and no later call changes it. So no crash makes a member speak twice in one attempt, send two different updates for one
-version, or confirm two different sums of it. The table's triggers hold each row against every writer of the file, this
-class included; the home's lock keeps a second process of the member out. A journal that is copied back from a backup
-forgets: keep it where it is.
+Guarantees:
+
+- The highest (round, attempt) of a job is stored before the member advertises.
+- That a masked vector leaves, and the digest of the update that it carries, is stored before its first byte leaves.
+- U3 is stored before it is confirmed, once, and no later call changes it.
+
+So no crash makes a member speak twice in one attempt, send two different updates for one version, or confirm two
+different sums of it. The table's triggers protect each row against every writer of the file, this class included. The
+home's lock keeps a second process of the member out. A journal that is restored from a backup has forgotten what
+happened since, so keep it where it is.
 """
 
 import json
@@ -63,7 +67,7 @@ _VERSION = 1
 
 
 class JournalUnusable(ValueError):
-    """The file cannot be used; the sentence says what to do."""
+    """The journal cannot be used. The sentence says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,9 @@ class Sent:
     document: bytes
     # SHA-256 of the update that it carries (`learning.mechanisms.contribution.update_digest`); None under a mechanism.
     update: bytes | None = None
-    # U3, where the member has signed it; None where it never learned it.
+    # U3, if the member has signed it.
     survivors: frozenset[str] | None = None
-    # What private parameters were staged under with it; None where the job keeps none.
+    # The token of the private state staged with it; None if the job keeps none.
     staged: str | None = None
 
 
@@ -85,16 +89,16 @@ class Sent:
 class Memory:
     """What the journal holds."""
 
-    # By job: the highest (round, attempt) ever joined.
+    # The highest (round, attempt) ever joined, by job.
     highest: dict[str, tuple[int, int]]
     sent: tuple[Sent, ...] = ()
 
     def sent_for(self, job: str, round: int, version: bytes) -> tuple[Sent, ...]:
-        """Vectors that this member sent in this round of the job, or from this version of it.
+        """Returns the vectors that this member sent in this round of the job, or from this version of it.
 
         Other jobs do not count. Honest jobs start from the same public weights, and each may have its sums. A
-        coordinator that asks for the same sum under another job's name could as well change one bit of the version,
-        and no digest shows that.
+        coordinator that asks for the same sum under another job's name could just as well change one bit of the
+        version, and no digest would show that.
         """
         return tuple(
             each
@@ -104,10 +108,14 @@ class Memory:
 
 
 class Journal:
-    """One member's journal in one federation. Synchronous: a write has reached the disk when it returns."""
+    """One member's journal in one federation. A write has reached the disk when it returns."""
 
     def __init__(self, path: Path, federation: bytes) -> None:
-        """Opens or creates the file. Raises: JournalUnusable: newer software wrote it, or the disk does not take it."""
+        """Opens or creates the file.
+
+        Raises:
+            JournalUnusable: Other software wrote it, or the disk cannot store it.
+        """
         self._federation = federation
         try:
             path.touch(mode=0o600, exist_ok=True)
@@ -119,8 +127,8 @@ class Journal:
                 raise
         except (OSError, sqlite3.Error) as error:
             raise JournalUnusable(
-                f"{path} cannot be used ({error}); look at free space and the rights of {path.parent}. Without it "
-                "this member would not know what it has sent, so it takes part in nothing. Do not delete it"
+                f"{path} cannot be used ({error}); check free space and the permissions of {path.parent}, and do not "
+                "delete the file: without it this member would not know what it has sent, so it takes part in nothing"
             ) from error
 
     def _begin(self, path: Path) -> None:
@@ -131,17 +139,17 @@ class Journal:
             raise JournalUnusable(
                 f"{path} was written by other software (schema {version}); start the edge_client that wrote it"
             )
-        # A member that starts on a full disk has nothing to write yet.
+        # An existing table is left alone, so that a member can start on a full disk.
         if version == 0:
             self._create()
 
     def _create(self) -> None:
-        """Table and version in one step: a process that is killed on the way leaves the file as it was."""
+        """Creates the table and sets the version in one step. A process killed on the way leaves the file unchanged."""
         script = f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
         self._connection.executescript(script)
 
     def memory(self) -> Memory:
-        """What must not be forgotten."""
+        """Returns what must not be forgotten."""
         rows = self._connection.execute(
             "SELECT job, MAX(round), MAX(attempt) FROM attempts WHERE federation = ? GROUP BY job",
             (self._federation,),
@@ -166,7 +174,7 @@ class Journal:
         return Memory(highest, sent)
 
     def joined(self, attempt: AttemptId, version: bytes, document: bytes) -> None:
-        """The member takes part in an attempt. Raises sqlite3.IntegrityError if it did before."""
+        """Records that the member joins an attempt. Raises sqlite3.IntegrityError if it joined before."""
         self._connection.execute(
             "INSERT INTO attempts (federation, job, round, attempt, version, document, joined_ms) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -174,38 +182,42 @@ class Journal:
         )
 
     def opened(self, attempt: AttemptId, update: bytes | None = None) -> None:
-        """The first byte of a masked vector may leave from now on. update: SHA-256 of what it carries, 32 bytes.
+        """Records that the first byte of a masked vector may leave from now on.
+
+        Args:
+            attempt: The attempt that it is for.
+            update: SHA-256 of the update that it carries, 32 bytes; None under a mechanism.
 
         Raises:
-            sqlite3.IntegrityError: a vector was opened for this attempt before.
+            sqlite3.IntegrityError: A vector was recorded for this attempt before.
         """
         self._update("opened_ms = ?, update_digest = ?", (_now_ms(), update), attempt, once="opened_ms")
 
     def signed(self, attempt: AttemptId, survivors: Iterable[str], staged: str | None = None) -> None:
-        """The member is about to confirm this U3, and with it what was staged with its vector.
+        """Records that the member is about to confirm this U3, and with it the state staged with its vector.
 
         Raises:
-            sqlite3.IntegrityError: it signed a U3 in this attempt before.
+            sqlite3.IntegrityError: The member signed a U3 in this attempt before.
         """
         self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt, once="survivors")
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
-        """How the attempt ended, as far as the member was told."""
+        """Records how the attempt ended, as far as the member knows."""
         self._update("ended_ms = ?, outcome = ?, result = ?", (_now_ms(), outcome, result or None), attempt)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         self._connection.close()
 
     def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId, *, once: str = "") -> None:
-        """once: a column that must be empty still."""
+        """Changes the row of an attempt. The column `once`, if given, must still be empty."""
         unset = f" AND {once} IS NULL" if once else ""
         changed = self._connection.execute(
             f"UPDATE attempts SET {assignment} WHERE federation = ? AND job = ? AND attempt = ?{unset}",  # noqa: S608  constants
             (*values, self._federation, attempt.job, attempt.attempt),
         )
         if changed.rowcount != 1:
-            raise sqlite3.IntegrityError(f"the journal has no attempt {attempt} of which this is new")
+            raise sqlite3.IntegrityError(f"the journal has no attempt {attempt}, or already has this record of it")
 
 
 def _now_ms() -> int:

@@ -1,8 +1,11 @@
-"""What a member keeps of a job's model from round to round: where it starts, and when a new state counts.
+"""A member's private state of a job's model from round to round: where it starts, and when a new state counts.
 
-Guarantees: what is trained becomes the state only once its masked vector is confirmed; until then it lies beside it,
-and is thrown away with the update. After a crash the journal decides: a U3 that this member signed with itself in it
-is a confirmation. Nothing of it is logged but names and counts, and nothing of it is sent.
+Guarantees:
+
+- Trained private parameters become the state only once their masked vector is confirmed. Until then they are staged
+  beside it, and are discarded with the update.
+- After a crash the journal decides: a U3 that this member signed, and that names this member, is a confirmation.
+- Of the private state only names and counts are logged, and nothing is sent.
 """
 
 import secrets
@@ -30,30 +33,39 @@ __all__ = ["Keeper", "TableUnused", "table_unused"]
 
 log = structlog.get_logger("edge_client")
 
-# Why a member's table of vectors is not looked at in a job: the embedding is no member's own, or the member has its own
-# already, and goes on from it.
+# Why a job does not use a member's table of vectors: its embedding is not private, or the member already has one of its
+# own and continues with it.
 TableUnused = Literal["embedding_not_private", "private_state_exists"]
 
 
 def table_unused(job: JobDocument, *, exists: bool) -> TableUnused | None:
-    """Why a table is not what the member's embedding starts from; None: it is. exists: whether it has a state."""
+    """Says why the member's embedding does not start from the table, or returns None if it does.
+
+    `exists` tells whether the member has a private state of the job.
+    """
     if "embedding" not in private_parts(job.method):
         return "embedding_not_private"
     return "private_state_exists" if exists else None
 
 
 def new_token(round: int) -> str:
-    """What one training's private state is staged under. Never used twice: a round may be trained again after a crash,
-    and a confirmation of the first vector is none of the second.
+    """Returns a token, never used twice, under which the private state of one training is staged.
+
+    A round may be trained again after a crash, and a confirmation of the first vector does not confirm the second.
     """
     return f"{round}-{secrets.token_hex(8)}"
 
 
 class Keeper:
-    """The private states of one member's jobs. Calls block on the disk, and take turns with it whatever threads they
-    come from: a training ends in one thread while another job's U3 is signed in another.
+    """The private states of one member's jobs.
 
-    table: word vectors that the member wants its private embeddings to start from.
+    Calls block on the disk. They take turns with it whatever thread they come from: a training ends in one thread while
+    another job's U3 is signed in another.
+
+    Args:
+        store: Where the states are.
+        examples: The member's data.
+        table: Word vectors that the member wants its private embeddings to start from.
     """
 
     def __init__(self, store: PrivateStore, examples: Sequence[Example], table: Path | None = None) -> None:
@@ -61,23 +73,24 @@ class Keeper:
         self._turn = threading.Lock()
         self._examples = examples
         self._table = table
-        # Jobs whose use of the table this process knows of.
+        # Jobs whose use of the table this process has checked.
         self._looked: set[str] = set()
 
     def tell_of_table(self, job: JobDocument, found: PrivateState | None) -> None:
-        """Once a job, before its first round here: a table that was named and is not looked at is said in the log.
-        found: what the member has of this job.
+        """Logs once a job, before its first round here, that a table was named and is not used.
+
+        `found` is the member's private state of this job, if there is one.
         """
         if self._table is None or job.name in self._looked:
             return
-        # Of a state that this process makes of the table, the rounds that follow say nothing.
+        # The check runs once, because this process may now make a state from the table, and later rounds find that.
         self._looked.add(job.name)
         reason = table_unused(job, exists=found is not None)
         if reason is not None:
             log.warning("embedding_table_unused", job=job.name, reason=reason)
 
     def recover(self, memory: Memory, member: str) -> None:
-        """At the start: what was confirmed before a crash counts, what was not is gone. Raises: StoreError."""
+        """Commits what was confirmed before a crash, and discards the rest. Raises StoreError."""
         confirmed = {
             (each.attempt.job, each.staged)
             for each in memory.sent
@@ -92,34 +105,38 @@ class Keeper:
             log.warning("private_state_failing", why=problem)
 
     def load(self, job: JobDocument) -> PrivateState | None:
-        """What the member has of this job; None before its first round. Raises: StoreError."""
+        """Returns the member's private state of this job, or None before its first round. Raises StoreError."""
         with self._turn:
             return self._store.load(job.name, job.digest())
 
     def look(self, job: JobDocument) -> PrivateState | None:
-        """As `load`, also while another process runs this member. Raises: StoreError."""
+        """Does the same as `load`, even while another process runs this member. Raises StoreError."""
         return self._store.peek(job.name, job.digest())
 
     def make(self, job: JobDocument, tokenizer: bytes | None, start: tuple[Manifest, bytes] | None) -> PrivateState:
-        """What a member begins with: its own vocabulary if the job says so, and its private parameters.
+        """Makes what a member begins with: its own vocabulary if the job says so, and its private parameters.
 
-        tokenizer: the job's, if it has one. start: manifest and values of the private parameters, if it has them.
+        Args:
+            job: The job document.
+            tokenizer: The job's, if it has one.
+            start: Manifest and values of the private parameters, if the job has them.
 
         Raises:
-            StoreError: it cannot be written. VocabularyInvalid, TableInvalid, DocumentInvalid: it cannot be made.
+            StoreError: The state cannot be written.
+            VocabularyInvalid, TableInvalid, DocumentInvalid: The state cannot be made.
         """
         from learning.training.start import first_private
 
         own = seed = None
         if job.vocabulary is not None:
             own = self._own_vocabulary(job, job.vocabulary)
-            # Entries come by how often they stand in the texts: vectors that everybody knows by their places would be
-            # a public table in all but name.
+            # Entries are ordered by their frequency in the texts. With vectors that everybody knows by position, they
+            # would be a public table in all but name.
             seed = secrets.randbits(63)
         arrays = first_private(job, own or tokenizer or b"", start, self._table, seed=seed)
         state = PrivateState(job.digest(), 0, job.weights, arrays, own)
         if keeps_state(job.method):
-            # It depends on no round, and a vocabulary is not built the same twice.
+            # The state depends on no round, so it counts at once. A vocabulary is not built the same twice.
             token = new_token(0)
             with self._turn:
                 self._store.stage(job.name, token, state)
@@ -127,8 +144,12 @@ class Keeper:
         return state
 
     def _own_vocabulary(self, job: JobDocument, wanted: OwnVocabulary) -> bytes:
-        """Raises: VocabularyInvalid: the texts hold nothing to build it of, and no noise hides whether they do.
-        TableInvalid: there is no such table."""
+        """Builds the member's own vocabulary.
+
+        Raises:
+            VocabularyInvalid: The texts hold nothing to build it from, and no noise hides whether they do.
+            TableInvalid: There is no such table.
+        """
         from learning.training.start import own_vocabulary
 
         try:
@@ -147,7 +168,7 @@ class Keeper:
         arrays: "Mapping[str, NDArray[np.float32]]",
         before: PrivateState,
     ) -> str:
-        """Beside the state that counts; returns what it is staged under. Raises: StoreError."""
+        """Stages a state beside the one that counts, and returns its token. Raises StoreError."""
         token = new_token(assignment.round)
         state = PrivateState(before.document, assignment.round, assignment.version, arrays, before.tokenizer)
         with self._turn:
@@ -155,8 +176,10 @@ class Keeper:
         return token
 
     def confirmed(self, job: str, token: str, survivors: Collection[str], member: str) -> None:
-        """U3 is signed: if this member is in it, what was staged with its vector counts. A failure is logged: the sum
-        may hold this member's update all the same, and its embedding is a round older than it could be.
+        """Commits what was staged with this member's vector if the signed U3 names the member.
+
+        A failure is only logged. The sum may still hold this member's update; its embedding is then a round older than
+        it could be.
         """
         try:
             with self._turn:
@@ -166,7 +189,7 @@ class Keeper:
             log.error("private_state_failing", job=job, why=str(error))
 
     def discard(self, job: str, token: str) -> None:
-        """The update is thrown away; what was staged with it too, unless it counts already."""
+        """Discards what was staged with a discarded update, unless it counts already."""
         try:
             with self._turn:
                 self._store.discard(job, token)

@@ -1,9 +1,9 @@
-"""The line to the coordinator: one session at a time, made again when it breaks, and the calls beside it.
+"""The member's connection to the coordinator: one session at a time, reopened when it breaks, and the calls beside it.
 
-A member always dials out; nothing listens on its machine. A connection that breaks is made again with growing pauses
-and jitter, so that a fleet does not come back in one instant. What is said without a session is dropped, and so is what
-was not sent yet when it broke: the coordinator says where things stand when there is one again, and the member's
-machine answers that.
+A member always connects outwards; nothing listens on its machine. A broken connection is retried after growing pauses
+with jitter, so that members that lost it together do not return together. Messages without a session are dropped, and
+so are those that were not sent yet when it broke. Once there is a session again, the coordinator says where each job
+is, and the member's state machine answers that.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ log = structlog.get_logger("edge_client")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
-# Channels of one session that calls may still be under way on: its own, and those since renewals.
+# Maximum open channels of a session. Calls may still run on its own channel and on those opened after renewals.
 _CHANNELS = 3
 _MOVE_SECONDS = 20.0
 
-# The coordinator said no, and asking again will not change its mind.
+# Refusals of the coordinator that asking again does not change.
 _FINAL = frozenset(
     {
         Reason.REASON_CLIENT_CERTIFICATE_MISSING,
@@ -61,7 +61,7 @@ _FINAL = frozenset(
 
 
 class AgentStopped(Exception):
-    """The agent cannot go on; the sentence says why and what to do."""
+    """The agent cannot continue. The sentence says why and what to do."""
 
     def __init__(self, reason: Reason, sentence: str) -> None:
         super().__init__(sentence)
@@ -70,7 +70,7 @@ class AgentStopped(Exception):
 
 
 class Link:
-    """The member's end of the line. Used from one event loop."""
+    """The member's end of the connection. Used from one event loop."""
 
     def __init__(
         self,
@@ -82,83 +82,87 @@ class Link:
         on_message: Callable[[Assignment | JobEnded | AttemptMessage[CoordinatorPayload]], Awaitable[None]],
         on_break: Callable[[str, float], None],
     ) -> None:
-        """renewer: keeps the identity's certificate; without one it is used as long as it is valid.
+        """Prepares the link; `run` opens sessions.
 
-        hello: what a session begins with. on_welcome: the coordinator has taken it; may raise AgentStopped. on_message:
-        for the member's machine; the line is not read until it returns. on_break: why there is no session, and in how
-        many seconds the next is tried.
+        Args:
+            identity: Whose certificate and address to use.
+            renewer: Keeps the identity's certificate valid; without one, it is used as long as it is valid.
+            hello: Makes the first message of a session.
+            on_welcome: Called when the coordinator accepts the session; may raise AgentStopped.
+            on_message: Takes a message for the state machine. The next one is not read until it returns.
+            on_break: Told why there is no session, and the seconds until the next try.
         """
-        # What is dialled with next.
+        # The identity to connect with next.
         self.identity = identity
         self._renewer = renewer
         self._hello = hello
         self._on_welcome = on_welcome
         self._on_message = on_message
         self._on_break = on_break
-        # Of the session that is open: its channel, and those under certificates that were renewed since.
+        # The open session's own channel, and those under certificates that were renewed since.
         self._channels: list[grpc.aio.Channel] = []
         self._outgoing: asyncio.Queue[FromMember] | None = None
         self._stub: federation_pb2_grpc.FederationServiceStub | None = None
         self._linked = asyncio.Event()
-        # Whether the last session was taken.
+        # Whether the coordinator accepted the last session.
         self._stood = False
 
-    # ---- for who has something to say -------------------------------------------------------------------------------
+    # ---- for senders ------------------------------------------------------------------------------------------------
 
     def say(self, message: FromMember) -> None:
-        """To the coordinator, if there is a session."""
+        """Sends to the coordinator, if there is a session."""
         if self._outgoing is not None:
             self._outgoing.put_nowait(message)
 
     async def stub(self) -> federation_pb2_grpc.FederationServiceStub:
-        """The stub of the present session; waits for one."""
+        """Returns the stub of the present session; waits for one."""
         while self._stub is None:
             await self._linked.wait()
         return self._stub
 
     async def channel(self) -> grpc.aio.Channel:
-        """The newest channel of the present session; waits for one."""
+        """Returns the newest channel of the present session; waits for one."""
         await self.stub()
         return self._channels[-1]
 
     async def pause_after_failure(self, stub: object) -> None:
-        """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
+        """Pauses after a call failed on this stub, if its session is open. Otherwise the next call waits anyway."""
         if self._stub is not stub:
             return
         if self._renewer is not None and await self._renewer.reload():
-            # Another process of this home has renewed: the certificate that this stub shows is taken no more.
+            # Another process of this home has renewed, and the coordinator no longer accepts this stub's certificate.
             await self.move()
         else:
             await asyncio.sleep(random.uniform(0.2, 1.0))
 
     async def move(self) -> None:
-        """After a renewal: calls go out under the next certificate, and the session stays as it is."""
+        """Sends calls under the next certificate after a renewal. The session stays as it is."""
         channel = open_channel(self.identity)
         stub = federation_pb2_grpc.FederationServiceStub(channel)
         try:
-            # The first use: from here on the coordinator lets the session stand for the life of the next certificate.
+            # This is the first use. From now on the session may last for the life of the next certificate.
             await stub.Renew(pb.RenewRequest(), timeout=_MOVE_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.warning("certificate_not_used", error=explain(error, self.identity))
             await channel.close(None)
             return
         if self._stub is None:
-            # The session broke meanwhile: the next one is dialled with it.
+            # The session broke in the meantime, and the next one uses the new certificate anyway.
             await channel.close(None)
             return
         self._stub = stub
         self._channels.append(channel)
         if len(self._channels) > _CHANNELS:
-            # The first is the session's own.
+            # The first channel is the session's own.
             await self._channels.pop(1).close(None)
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Session after session, until cancelled.
+        """Opens session after session, until cancelled.
 
         Raises:
-            AgentStopped: the coordinator refuses this member for good.
+            AgentStopped: The coordinator refuses this member for good.
         """
         pause = _FIRST_PAUSE
         while True:
@@ -174,25 +178,27 @@ class Link:
                 if reason is not None and await self._is_final(reason, dialled_with):
                     raise AgentStopped(reason, problem) from error
                 if server_unknown(error) and self._renewer is not None and await self._renewer.catch_up():
-                    problem = "the federation has another authority now; this member has followed to it"
+                    problem = "the federation has a new authority, which this member now trusts"
             if self._stood:
                 pause = _FIRST_PAUSE
-            # Full jitter: a fleet that lost its coordinator together does not come back together.
+            # Jitter: members that lost the coordinator together do not return together.
             seconds = random.uniform(pause / 2, pause)
             self._on_break(problem, seconds)
             await asyncio.sleep(seconds)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _is_final(self, reason: Reason, identity: MemberIdentity) -> bool:
-        """Whether asking again is in vain, with this certificate and with any other that can be had."""
+        """Whether asking again is in vain, with this certificate and with any other that the member can get."""
         if reason == Reason.REASON_CLOCK_SKEW:
-            # Clocks that differ may be set; a certificate that is over by this one, too, stays so.
+            # Somebody may set a wrong clock. A certificate that is expired by this clock, too, stays expired.
             return datetime.now(UTC) > identity.expires
         return reason in _FINAL and not await self._replaced(identity, reason)
 
     async def _replaced(self, identity: MemberIdentity, reason: Reason) -> bool:
-        """Whether there is a newer certificate in place of this one: another process of this home put it there, or the
-        coordinator gives it, as it does to who slept through the end of an authority.
+        """Whether a newer certificate has replaced this one.
+
+        Another process of this home may have stored one, or the coordinator issues one, as it does to a member that was
+        offline while an authority ended.
         """
         if self._renewer is None:
             return False
@@ -206,7 +212,7 @@ class Link:
         return self.identity.certificate != identity.certificate
 
     async def _session(self) -> str:
-        """One session, from dialling to its end; returns why it ended."""
+        """Runs one session, from connecting to its end, and returns why it ended."""
         outgoing: asyncio.Queue[FromMember] = asyncio.Queue()
         identity = self.identity
         async with open_channel(self.identity) as channel:
@@ -216,8 +222,8 @@ class Link:
             try:
                 async for encoded in call:
                     if encoded is None:
-                        # What gRPC makes of bytes that do not parse.
-                        raise wire.WireInvalid("a message that is none")
+                        # gRPC returns None for bytes that do not parse.
+                        raise wire.WireInvalid("a message that does not parse")
                     message = wire.from_coordinator(encoded)
                     match message:
                         case Welcome():
@@ -228,7 +234,7 @@ class Link:
                                 raise AgentStopped(message.reason, detail)
                             return message.detail or sentence(message.reason)
                         case AuthoritiesChanged():
-                            # Before anything that comes after it: the next authority may have signed that.
+                            # Handled before any later message, which the next authority may have signed.
                             if self._renewer is not None:
                                 self._renewer.heard(message.document)
                         case Standby():
@@ -239,7 +245,7 @@ class Link:
             except wire.WireInvalid as error:
                 return f"the coordinator sent something unreadable: {error}"
             except asyncio.CancelledError as error:
-                # Nobody told this member to stop: the call itself was cancelled.
+                # Nobody cancelled this task: the call itself was cancelled.
                 raise_if_told_to_stop(error)
                 return "the session broke"
             finally:
@@ -256,7 +262,7 @@ class Link:
             try:
                 encoded = wire.to_coordinator(message)
             except (ValueError, TypeError) as error:
-                # An error of our own; left to gRPC it would end the session without a word.
+                # This is our own bug. gRPC would end the session without logging it.
                 log.error("message_failed", kind=type(message).__name__, error=str(error), exc_info=error)
             else:
                 yield encoded

@@ -1,15 +1,16 @@
-"""The pure machine of one member: `transition(environment, state, event) -> (state, effects)`.
+"""The pure state machine of one member: `transition(environment, state, event) -> (state, effects)`.
 
-What it guarantees:
+Guarantees:
 
 - A member joins an attempt only with an update trained under exactly the job document and version that the attempt's
   context names, only if every number of the context passes its own policy, and only once.
 - That it joined, that a masked vector is about to leave, and what that costs, is on the disk before it happens.
-- A message that comes again is answered with the bytes it was answered with; another message in its place is refused.
-- Without noise, a member sends one update for one version, and confirms one sum of it. It says so before it shows a key
+- A repeated message gets the same bytes as the first time. A different message in its place is refused.
+- Without noise, a member sends one update for one version, and confirms one sum of it. It refuses before it shows a key
   or deals to a roster, so that nothing is lost that others have masked.
-- A refusal tells the coordinator its reason, and whom it names; it sits out the rest of the round.
-- Whenever an attempt is left, its secrets are overwritten.
+- A refusal tells the coordinator its reason, and names the member at fault if there is one. The member then sits out
+  the rest of the round.
+- Whenever the member leaves an attempt, it overwrites the attempt's secrets.
 
 Secrets (the protocol's states) live inside this state, in memory, for one attempt.
 """
@@ -76,7 +77,7 @@ __all__ = ["transition"]
 
 @dataclass
 class _Step:
-    """A transition being worked out."""
+    """A transition that is being computed."""
 
     environment: Environment
     state: MemberState
@@ -90,7 +91,7 @@ class _Step:
 
 
 def transition(environment: Environment, state: MemberState, event: Event) -> tuple[MemberState, tuple[Effect, ...]]:
-    """The next state and what is to be done, in order."""
+    """Returns the next state, and the effects to carry out in order."""
     step = _Step(environment, state)
     match event:
         case Received(message=Assignment() as assignment):
@@ -133,7 +134,7 @@ def _assigned(step: _Step, assignment: Assignment) -> None:
         case Holding(assignment=present) as holding:
             _hold_or_prepare(step, holding, present, assignment)
         case InAttempt() as phase:
-            # The coordinator is back in training: that attempt is over, whatever became of it.
+            # The coordinator is back in training, so that attempt is over, however it ended.
             _leave_attempt(step, phase, AttemptEnded(False, Reason.REASON_ATTEMPT_STALE))
             _hold_or_prepare(step, phase.holding, phase.holding.assignment, assignment)
 
@@ -158,9 +159,9 @@ def _prepare(step: _Step, assignment: Assignment) -> None:
 
 
 def _check_vector(step: _Step, holding: Holding) -> None:
-    """Raises: PolicyRefusal: without noise, the member sent another update for this version or round."""
+    """Raises PolicyRefusal if, without noise, the member sent another update for this version or round."""
     if not isinstance(holding.job.mechanism, NoMechanism):
-        # The same noised vector is charged once, and shares that are drawn anew are charged anew.
+        # With noise, the same noised vector is charged once, and newly drawn shares are charged again.
         return
     assignment = holding.assignment
     earlier = step.state.memory.sent_for(assignment.job, assignment.round, assignment.version)
@@ -169,7 +170,7 @@ def _check_vector(step: _Step, holding: Holding) -> None:
 
 
 def _check_members(step: _Step, phase: InAttempt, members: Iterable[str]) -> None:
-    """Raises: PolicyRefusal: without noise, they are not those of the sum that this member confirmed before."""
+    """Raises PolicyRefusal if, without noise, they are not the members of the sum that this member confirmed before."""
     holding, attempt = phase.holding, phase.attempt
     if not isinstance(holding.job.mechanism, NoMechanism) or holding.job.aggregation.groups is not None:
         return
@@ -184,7 +185,7 @@ def _prepared(step: _Step, event: Prepared) -> None:
     phase = step.state.phase(assignment.job)
     if not isinstance(phase, Preparing) or not _same(phase.assignment, assignment):
         if not isinstance(phase, Holding | InAttempt):
-            # Nobody waits for it any more: what is held and reserved for it is given back.
+            # Nobody waits for it any more, so what is held and reserved for it is released.
             step.do(Discard(assignment.job))
         return
     ready = Ready(assignment.job, assignment.round, assignment.version, event.privacy, event.ledger)
@@ -192,7 +193,7 @@ def _prepared(step: _Step, event: Prepared) -> None:
 
 
 def _hold(step: _Step, holding: Holding) -> None:
-    """Says READY, or why this update may not be sent."""
+    """Sends READY, or declines if this update may not be sent."""
     assignment = holding.assignment
     try:
         _check_vector(step, holding)
@@ -227,7 +228,7 @@ def _job_ended(step: _Step, ended: JobEnded) -> None:
         case Preparing():
             step.do(StopPreparing(ended.job))
         case Holding():
-            pass  # Kept: a paused job may go on with the same round.
+            pass  # It is kept, because a paused job may continue with the same round.
         case InAttempt() as phase:
             _leave_attempt(step, phase, AttemptEnded(False, ended.reason))
             step.enter(ended.job, phase.holding)
@@ -243,7 +244,7 @@ def _job_ended(step: _Step, ended: JobEnded) -> None:
 
 # ---- an attempt ---------------------------------------------------------------------------------------------------
 
-# Of each kind of message: what a second, different one is called, and what people call the message.
+# By kind of message: the reason for refusing a second, different one, and the name that people use for the message.
 _SECOND: dict[type, tuple[Reason, str]] = {
     AttemptOpened: (Reason.REASON_ATTEMPT_REPLAYED, "set of numbers"),
     secure_agg.Roster: (Reason.REASON_SECOND_ROSTER, "roster"),
@@ -254,12 +255,12 @@ _SECOND: dict[type, tuple[Reason, str]] = {
 
 
 def _kind(payload: CoordinatorPayload) -> type:
-    """Messages of one kind come once an attempt. A roster is one with its certificates or by their digests."""
+    """Returns the kind of a message, of which an attempt has one. Both forms of a roster are the same kind."""
     return secure_agg.Roster if isinstance(payload, secure_agg.DigestRoster) else type(payload)
 
 
-# The update stays good for the next attempt of the round: it may be without who dealt like that, or, where a sum was
-# confirmed before, with exactly its members.
+# After these refusals the update stays good for the next attempt of the round. That attempt may leave out the faulty
+# dealer or, if a sum was confirmed before, have exactly its members.
 _MAY_GO_ON = frozenset(
     {
         Reason.REASON_POLICY_SECOND_SUM,
@@ -286,20 +287,20 @@ def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayloa
         _say_refusal(step, attempt, phase.refused.reason, phase.refused.detail)
     else:
         detail = (
-            f"this process is not in attempt {attempt.round}.{attempt.attempt}: it was started after that began, or "
-            "left it; nothing was sent, and it takes part again with its next update"
+            f"this process is not in attempt {attempt.round}.{attempt.attempt}: it started after the attempt began, or "
+            "has left it; it sent no answer, and takes part again with its next update"
         )
         _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, detail)
 
 
 def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) -> None:
-    """Every check before the member shows a key: is it new, is it what the update was trained under, is it allowed."""
+    """Makes every check before the member shows a key: the attempt is new, matches the update, and is allowed."""
     highest = step.state.memory.highest.get(attempt.job, (0, 0))
     if attempt.round < highest[0] or attempt.attempt <= highest[1]:
         detail = (
             f"attempt {attempt.round}.{attempt.attempt} is not above {highest[0]}.{highest[1]}, the highest in this "
-            "member's journal, and none is joined twice; if the coordinator's database was restored from an older "
-            "copy, the operator creates the job anew under another name"
+            "member's journal, and a member joins none twice; if the coordinator's database was restored from an older "
+            "copy, the operator must create the job again under another name"
         )
         _say_refusal(step, attempt, Reason.REASON_ATTEMPT_REPLAYED, detail)
         return
@@ -310,7 +311,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
     if not isinstance(phase, Holding):
         detail = (
             f"this process holds no update for attempt {attempt.round}.{attempt.attempt}: it was restarted, or the "
-            "update was published or given up; it trains again when it is assigned a round"
+            "update was published or dropped; it trains again when it is assigned a round"
         )
         _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, detail)
         return
@@ -347,19 +348,19 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
 
 
 def _context(opened: AttemptOpened) -> secure_agg.RoundContext:
-    """Raises: PolicyRefusal: the numbers that arrived are none of any attempt."""
+    """Returns the attempt's context. Raises PolicyRefusal if its numbers are impossible."""
     try:
         return opened.context
     except secure_agg.ContextInvalid as error:
         raise PolicyRefusal(
             Reason.REASON_CONTEXT_INVALID,
             f"the attempt's numbers are missing or contradict each other: {error}. This member showed no key and sits "
-            "out the round; the coordinator runs other software than this, or lies",
+            "out the round; the coordinator runs different software, or lies",
         ) from error
 
 
 def _check_context(environment: Environment, holding: Holding, context: secure_agg.RoundContext) -> None:
-    """The context must say what this update was trained under; every number of it is derived here once more."""
+    """Checks that the context matches what this update was trained under. It derives every number again."""
     assignment, job = holding.assignment, holding.job
     least, most = job.rounds.min_members, job.rounds.target_members
     if not least <= context.cohort <= most:
@@ -375,7 +376,7 @@ def _check_context(environment: Environment, holding: Holding, context: secure_a
         )
     except (secure_agg.ContextInvalid, secure_agg.LayoutInvalid) as error:
         raise PolicyRefusal(
-            Reason.REASON_CONTEXT_UNEXPECTED, f"no attempt of this job is like that: {error}"
+            Reason.REASON_CONTEXT_UNEXPECTED, f"this job cannot have such an attempt: {error}"
         ) from error
     wrong = [
         name
@@ -385,18 +386,18 @@ def _check_context(environment: Environment, holding: Holding, context: secure_a
     wrong += _other_numbers(context, expected, ("round", "values", "bits"))
     wrong += _weaker(context, expected)
     if isinstance(job.mechanism, DistributedGaussian) and context.honest < job.mechanism.honest:
-        # The noise of so many shares is what was accounted for.
+        # The privacy cost counts on the noise of that many honest shares.
         wrong.append(f"honest ({context.honest}, not {job.mechanism.honest})")
     _unexpected(wrong)
 
 
 def _unexpected(wrong: list[str]) -> None:
-    """Raises: PolicyRefusal: there is anything in the list."""
+    """Raises PolicyRefusal if the list is not empty."""
     if wrong:
         raise PolicyRefusal(
             Reason.REASON_CONTEXT_UNEXPECTED,
             f"the attempt's {', '.join(wrong)} is not what this member trained under; it showed no key and sits out "
-            "the round. The coordinator runs the round under another job document than it announced, or lies",
+            "the round. The coordinator uses another job document than it announced, or lies",
         )
 
 
@@ -406,11 +407,11 @@ def _other_numbers(has: object, wanted: object, names: Iterable[str]) -> list[st
 
 
 def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext) -> list[str]:
-    """The numbers that stand between the coordinator and one input, where they are not those of the job.
+    """Lists the numbers that protect one input from the coordinator and that differ from the job's.
 
-    On the complete graph n_C may be larger than the job's: t and h follow, and the policy looks at them. The numbers of
-    a sparse graph hang together, and which are weaker together is not to be seen one by one: they are the job's, all.
-    So are those of groups.
+    On the complete graph n_C may be larger than the job's: t and h follow from it, and the policy checks them. The
+    numbers of a sparse graph depend on one another, and single numbers do not show which set of them is weaker. So all
+    of them must be the job's, and so must those of groups.
     """
     split, wanted_split = context.grouped, expected.grouped
     if split is not None or wanted_split is not None:
@@ -440,14 +441,15 @@ def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext)
 
 
 def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
-    """Whom the policy pins, once every certificate of the roster is verified. Raises: PolicyRefusal."""
+    """Checks the peers that the policy pins, once every certificate of the roster is verified. Raises PolicyRefusal."""
     keys = {member: environment.key_of(entry.certificate) for member, entry in session.entries.items()}
     environment.policy.check_roster(keys, session.context, own=environment.identity.member)
 
 
 def _check_same_round(memory: Memory, assignment: Assignment) -> None:
-    """A round has one version and one job document: another one after a vector has left would ask for a second,
-    nearly equal update under a new name.
+    """Checks that a round keeps one version and one job document after a vector has left.
+
+    Another one would ask for a second, nearly equal update under a new name.
     """
     for sent in memory.sent:
         same_round = (sent.attempt.job, sent.attempt.round) == (assignment.job, assignment.round)
@@ -465,7 +467,7 @@ def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> N
             reason, what = _SECOND[kind]
             detail = (
                 f"the coordinator sent a second, different {what} for attempt {phase.attempt.round}."
-                f"{phase.attempt.attempt}; this member answered the first one only, left the attempt and sits out the "
+                f"{phase.attempt.attempt}; this member answered only the first one, left the attempt and sits out the "
                 "round. No honest coordinator does that: compare its log of the attempt with this member's"
             )
             _refuse(step, phase, reason, detail)
@@ -476,7 +478,7 @@ def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> N
 
 
 def _guarded(step: _Step, phase: InAttempt, advance: Callable[[], None]) -> None:
-    """Goes on, or refuses with the reason why not."""
+    """Advances, or leaves the attempt with the reason."""
     try:
         advance()
     except secure_agg.Refusal as refusal:
@@ -486,11 +488,11 @@ def _guarded(step: _Step, phase: InAttempt, advance: Callable[[], None]) -> None
     except PolicyRefusal as refusal:
         _refuse(step, phase, refusal.reason, refusal.detail)
     except secure_agg.IdentityInvalid as error:
-        # A certificate that was good when the roster was checked, and ended before its key was looked at.
+        # A certificate was valid when the roster was checked, and expired before its key was read.
         _refuse(step, phase, Reason.REASON_ROSTER_SIGNATURE_INVALID, str(error))
 
 
-# What people call the message that each stage waits for.
+# The name that people use for the message that each stage waits for.
 _AWAITED: dict[type, str] = {
     secure_agg.AwaitingRoster: "the roster",
     secure_agg.AwaitingDealings: "the dealt shares",
@@ -502,7 +504,7 @@ _AWAITED: dict[type, str] = {
 
 
 def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
-    """One phase of the protocol. Raises secure_agg.Refusal, PolicyRefusal."""
+    """Runs one phase of the protocol. Raises secure_agg.Refusal, PolicyRefusal."""
     match phase.stage, payload:
         case secure_agg.AwaitingRoster(), secure_agg.Roster():
             _on_roster(step, phase, payload, ())
@@ -527,7 +529,7 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
         case _:
             detail = (
                 f"{type(payload).__name__} came out of turn: this member waits for {_AWAITED[type(phase.stage)]}. It "
-                "left the attempt and sits out the round; the coordinator's log says what it sent before"
+                "left the attempt and sits out the round; the coordinator's log says what was sent before"
             )
             _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, detail)
 
@@ -538,7 +540,7 @@ def _on_roster(
     roster: secure_agg.Roster | secure_agg.DigestRoster,
     certificates: tuple[bytes, ...],
 ) -> None:
-    """Raises secure_agg.Refusal, PolicyRefusal."""
+    """Deals to the roster. Raises secure_agg.Refusal, PolicyRefusal."""
     assert isinstance(phase.stage, secure_agg.AwaitingRoster)  # noqa: S101  for the type checker: both callers looked
     awaiting_dealings, dealing = phase.stage.on_roster(roster, certificates)
     try:
@@ -554,7 +556,7 @@ def _on_roster(
 
 
 def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
-    """The roster that they were fetched for goes on; it refuses, by name, where one is still missing."""
+    """Continues with the roster that the certificates were fetched for. It refuses by name if one is still missing."""
     phase = step.state.phase(event.attempt.job)
     if (
         not isinstance(phase, InAttempt)
@@ -575,7 +577,10 @@ def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Sta
 
 
 def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask) -> None:
-    """The update is about to leave, masked: remembered first. Asked when it joined, too; this is where it counts."""
+    """Records that the masked update is about to leave, and starts to send it.
+
+    The member also checked the vector when it joined, but only this check counts.
+    """
     memory, assignment = step.state.memory, phase.holding.assignment
     try:
         _check_vector(step, phase.holding)
@@ -594,7 +599,7 @@ def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, rea
 
 
 def _sign(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> None:
-    """Which sum this member's update may be in is remembered before the member says yes to it."""
+    """Records which sum this member's update may be in, before the member confirms it."""
     memory = step.state.memory
     sent = tuple(
         replace(each, survivors=frozenset(survivors)) if each.attempt == phase.attempt else each for each in memory.sent
@@ -612,7 +617,7 @@ def _masked(step: _Step, event: Masked) -> None:
     ):
         step.enter(event.attempt.job, replace(phase, stage=event.stage))
     else:
-        # Of an attempt that was left while its vector was being masked.
+        # The member left this attempt while its vector was being masked.
         event.stage.forget()
 
 
@@ -622,7 +627,7 @@ def _masking_failed(step: _Step, event: MaskingFailed) -> None:
         _refuse(step, phase, event.reason, event.detail)
 
 
-# Characters of a refusal: some hold what the coordinator sent.
+# Maximum characters of a refusal, since some hold what the coordinator sent.
 _LONGEST_DETAIL = 500
 
 
@@ -639,9 +644,9 @@ def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str, m
 
 
 def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str, member: str = "") -> None:
-    """Go no further: say why, forget the secrets, and sit out the round unless the next attempt may differ.
+    """Leaves the attempt: says why, forgets the secrets, and sits out the round unless the next attempt may differ.
 
-    member: the dealer at fault. Only the receiver of a sealed share sees that it is rubbish.
+    `member` is the dealer at fault. Only the receiver of a sealed share sees that it is invalid.
     """
     _say_refusal(step, phase.attempt, reason, detail, member)
     _leave_attempt(step, phase, AttemptEnded(False, reason, detail))
@@ -667,5 +672,5 @@ def _attempt_ended(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:
         step.do(Discard(phase.attempt.job))
         step.enter(phase.attempt.job, Waiting())
     else:
-        # The update is still good for this round; the coordinator asks for it with the next assignment.
+        # The update is still good for this round. The coordinator asks for it with the next assignment.
         step.enter(phase.attempt.job, phase.holding)

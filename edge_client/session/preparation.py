@@ -1,4 +1,4 @@
-"""Between an assignment and READY: fetch by digest, ask the policy, read the data, reserve budget, train, add noise.
+"""Prepares an update between an assignment and READY: fetch, ask the policy, read the data, reserve, train, add noise.
 
 Guarantees:
 
@@ -6,8 +6,8 @@ Guarantees:
   start.
 - Everything from others is fetched by the digest that the job document or the assignment names. A backbone may come
   from elsewhere under its digest (`edge_client.downloads.backbones`), once for all jobs.
-- What cannot go on raises `PreparationRefused` with a reason and a sentence. Its reservation is released if the data
-  had no part in the failure. Under a mechanism, any failure after the data was read forfeits the reservation, and the
+- A failure raises `PreparationRefused` with a reason and a sentence. The reservation is released if the data had no
+  part in the failure. Under a mechanism, any failure after the data was read forfeits the reservation, and the
   coordinator hears the same sentence for all of them.
 - Training changes memory only. Private parameters are staged beside the state in force (`edge_client.session.keeping`).
   Training runs in its own thread and stops between two steps when told to.
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
 
-# fetch(digest, into, limit): by digest, resumable, verified, no more than `limit` bytes; waits for the coordinator as
-# long as it takes.
+# fetch(digest, into, limit) fetches by digest, resumes, verifies, and takes at most `limit` bytes. It waits for the
+# coordinator as long as it takes.
 Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
-_TRAINING_FAILED = "training failed; the member's own log says how"
+_TRAINING_FAILED = "training failed; the member's own log says why"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger("edge_client")
@@ -74,8 +74,8 @@ log = structlog.get_logger("edge_client")
 class PreparationRefused(Exception):
     """There will be no update for this assignment.
 
-    `detail` travels to the coordinator and must say nothing of the data; what does, `private`, stays in this
-    machine's log.
+    `detail` goes to the coordinator and must say nothing about the data. `private` may, and stays in this machine's
+    log.
     """
 
     def __init__(self, reason: Reason, detail: str, private: str = "") -> None:
@@ -86,29 +86,29 @@ class PreparationRefused(Exception):
 
 
 class TrainingWatcher(Protocol):
-    """Who watches training go on. Called from the training thread."""
+    """Watches the progress of training. Called from the training thread."""
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
-        """One step is done."""
+        """Called after each step."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A job document, the update that was trained and protected under it, and what is reserved for it."""
+    """A job document, the update that was trained and protected under it, and its budget reservation."""
 
     job: JobDocument
     update: Update
     protection: Protection
     reserved: BudgetReservation
-    # What private parameters are staged under; None where the member trained none.
+    # The token under which private parameters are staged; None if the member trained none.
     staged: str | None = None
-    # What this member makes text up from, where the job orders some; kept once an attempt is charged.
+    # What this member makes synthetic text from, if the job orders some. It is kept once an attempt is charged.
     model: TrainedModel | None = None
 
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """What the policy refuses is not prepared."""
+    """Turns a refusal of the policy into PreparationRefused."""
     try:
         yield
     except PolicyRefusal as refusal:
@@ -117,20 +117,20 @@ def _refusing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keeping() -> Iterator[None]:
-    """What cannot be kept, or read back, is said in this machine's log; the coordinator hears that it is so."""
+    """Turns an error of the private state into PreparationRefused, with details only for this machine's log."""
     try:
         yield
     except (StoreError, TableInvalid, VocabularyInvalid) as error:
         raise PreparationRefused(
             Reason.REASON_PRIVATE_STATE_UNUSABLE,
-            "what this member keeps of the job's model cannot be used; its own log says why",
+            "this member's private state of the job cannot be used; its own log says why",
             private=str(error),
         ) from error
 
 
 @contextlib.contextmanager
 def _unsuitable() -> Iterator[None]:
-    """What was served and cannot be used is the coordinator's to hear of: it says nothing of the data."""
+    """Turns an error in what the coordinator served into PreparationRefused. It says nothing about the data."""
     try:
         yield
     except (DocumentInvalid, TokenizerInvalid, TemplateInvalid, BackboneInvalid) as error:
@@ -140,7 +140,7 @@ def _unsuitable() -> Iterator[None]:
 def _trained_model(
     job: JobDocument, assignment: Assignment, manifest: Manifest, base: bytes, tokenizer: bytes | None, update: Update
 ) -> TrainedModel | None:
-    """Where the job orders text of its members: the version and this member's own change, noise and all."""
+    """Returns the version plus this member's own change with its noise, if the job orders text from its members."""
     if order_of(job) is None or tokenizer is None:
         return None
     values = manifest.decode(base) + update.change
@@ -166,8 +166,22 @@ class Preparer:
         *,
         second_column: bool = True,
     ) -> None:
-        """backbones: where prompted jobs have theirs from; None: from this cache, the hub and the coordinator, as far
-        as the policy allows. second_column: False where the data is a table without a column for a pair's second text.
+        """Prepares for one member.
+
+        Args:
+            examples: The member's data.
+            federation: The federation's fingerprint, 32 bytes.
+            member: The member's name.
+            policy: The member's policy.
+            budget: The ledger that pays for rounds.
+            random: Source of the noise.
+            cache: Where blobs are kept.
+            device: Where to train: cpu, cuda or mps.
+            watcher: Watches the training.
+            keeper: The private states of jobs.
+            backbones: Gets the backbones of prompted jobs. None: from this cache, the hub and the coordinator, as far
+                as the policy allows.
+            second_column: False if the data is a table without a column for a pair's second text.
         """
         self._examples = examples
         self._federation = federation
@@ -181,19 +195,19 @@ class Preparer:
         self._keeper = keeper
         self._second_column = second_column
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
-        # Jobs without a guarantee that this machine's log has said so of.
+        # Jobs without a guarantee, of which the log has already said so.
         self._warned: set[str] = set()
-        # By job: open until it is over.
+        # The backbone of each job, open until the job is over.
         self._digests: dict[str, bytes] = {}
         self._corpus: EncodedExamples | None = None
-        # Training takes the whole machine: jobs take turns.
+        # Training takes the whole machine, so jobs take turns.
         self._turn = asyncio.Lock()
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
-        """An update for this assignment. Cancelling the task stops the training within a step.
+        """Returns an update for this assignment. Cancelling the task stops the training within a step.
 
         Raises:
-            PreparationRefused: policy, data, what was served, or the training itself.
+            PreparationRefused: The policy, the data, what was served, or the training itself does not allow it.
         """
         blob = functools.partial(self._blob, fetch)
         with _unsuitable():
@@ -216,12 +230,13 @@ class Preparer:
         self._check_data(job)
         async with self._turn:
             with _refusing():
-                # Once more: jobs take turns, and the last one's training may have taken hours.
+                # Checked again, because jobs take turns and the training of the last one may have taken hours.
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 protection = self._budget.protection(job, len(self._examples))
                 reserved = self._budget.reserve(assignment, job, protection)
             try:
-                # Only now: it reads the data and writes to the disk, and a job that cannot pay for a round has neither.
+                # Only now, because this reads the data and writes to the disk, and a job that cannot pay for a round
+                # must do neither.
                 kept, corpus = await self._made(job, tokenizer, found, start)
                 update, staged = await self._train(assignment, job, manifest, corpus, base, protection, kept, backbone)
             except Exception as error:
@@ -229,7 +244,7 @@ class Preparer:
                 self._budget.release(reserved, "training did not end")
                 raise unheard from error
             except BaseException:
-                # Told to stop: by others, whatever the data is.
+                # The task was cancelled from outside, whatever the data is.
                 self._budget.release(reserved, "training did not end")
                 raise
             model = _trained_model(job, assignment, manifest, base, tokenizer, update)
@@ -238,14 +253,15 @@ class Preparer:
     def _forfeited(
         self, error: Exception, job: JobDocument, protection: Protection, reserved: BudgetReservation
     ) -> Exception:
-        """What the coordinator is to hear of a failure behind the first look at the data. Under a mechanism that there
-        was one may depend on the data, by the size of a vocabulary or for want of memory or disk: it is paid for, and
-        no kind of it is told from another. What was served and fits nothing is the coordinator's own, whatever the
-        data, unless members build the vocabulary.
+        """Returns what the coordinator hears of a failure after the first look at the data.
+
+        Under a mechanism, whether there was a failure may depend on the data, through the size of a vocabulary or for
+        lack of memory or disk. So the failure is paid for, and the coordinator cannot tell one kind from another. An
+        error in what was served is the coordinator's own whatever the data, unless members build the vocabulary.
         """
         served = isinstance(error, PreparationRefused) and error.reason in (
             Reason.REASON_BUNDLE_UNSUITABLE,
-            # Under a mechanism nothing but the version itself is called diverged.
+            # Under a mechanism, only the version itself is ever called diverged.
             Reason.REASON_TRAINING_DIVERGED,
         )
         if served and job.tokenizer is not None:
@@ -262,23 +278,23 @@ class Preparer:
         return PreparationRefused(Reason.REASON_TRAINING_FAILED, _TRAINING_FAILED, private=private)
 
     def job_over(self, name: str) -> None:
-        """Nothing more will be prepared for this job; its backbone may leave the cache, if no other job is on it."""
+        """Releases the backbone of a job that is over, if no other job uses it."""
         digest = self._digests.pop(name, None)
         if digest is not None and digest not in self._digests.values():
             self._backbones.release(digest)
 
     def _warn(self, job: JobDocument) -> None:
-        """Once a job: what its variant does not promise."""
+        """Logs once a job that its variant gives no guarantee."""
         if isinstance(job.model, RvaeModel) and job.model.variant == "published" and job.name not in self._warned:
             self._warned.add(job.name)
             log.warning("no_guarantee", job=job.name, promise=promise_of("published"))
 
     async def _backbone(self, job: JobDocument, fetch: Fetch) -> "StoredBackbone | None":
-        """A prompted job's, open until `job_over`; None of any other.
+        """Returns a prompted job's backbone, open until `job_over`; None for any other job.
 
         Raises:
-            PreparationRefused: it is nowhere to be had, or the disk does not take it. BackboneInvalid: what the
-                document says of it cannot be; the text says nothing of this machine.
+            PreparationRefused: No source has it, or the disk cannot store it.
+            BackboneInvalid: What the document says of it is impossible. The text says nothing about this machine.
         """
         if not isinstance(job.model, PromptedModel):
             return None
@@ -289,24 +305,24 @@ class Preparer:
             except BackboneMissing as error:
                 raise PreparationRefused(
                     Reason.REASON_BUNDLE_UNSUITABLE,
-                    "this member has the job's backbone from nowhere; its own log says why",
+                    "this member cannot get the job's backbone; its own log says why",
                     private=str(error),
                 ) from error
         self._digests[job.name] = wanted.digest
         return backbone
 
     def _corpus_of(self, job: JobDocument, tokenizer: bytes) -> EncodedExamples:
-        """The examples as this job reads them; the last job's are kept, since it asks again in its next round.
+        """Returns the examples as this job reads them. Those of the last job are kept, for its next round.
 
         Raises:
-            TokenizerInvalid, TemplateInvalid: not a tokenizer or template that this model's texts can be cut with.
+            TokenizerInvalid, TemplateInvalid: The tokenizer or template cannot cut texts for this model.
         """
         if self._corpus is None or not self._corpus.serves(job, tokenizer):
             self._corpus = EncodedExamples(self._examples, job, tokenizer)
         return self._corpus
 
     async def _found(self, job: JobDocument) -> PrivateState | None:
-        """What this member remembers of the job's model. Raises: PreparationRefused: it cannot be read."""
+        """Returns this member's private state of the job. Raises PreparationRefused if it cannot be read."""
         if not keeps_state(job.method):
             return None
         with _keeping():
@@ -319,10 +335,10 @@ class Preparer:
         found: PrivateState | None,
         start: tuple[Manifest, bytes] | None,
     ) -> tuple[PrivateState | None, EncodedExamples]:
-        """What this member keeps of the model, made if this is its first round, and the examples as it reads them.
+        """Returns the member's private state, made if this is its first round, and the examples as the job reads them.
 
         Raises:
-            PreparationRefused: what is kept, or served, cannot be used.
+            PreparationRefused: The private state, or what was served, cannot be used.
         """
         with _unsuitable(), _keeping():
             if found is None and keeps_anything(job.method):
@@ -330,19 +346,21 @@ class Preparer:
             if found is not None and found.tokenizer is not None:
                 tokenizer = found.tokenizer
             if tokenizer is None:
-                raise DocumentInvalid("the job has no tokenizer, and its members keep none")
+                raise DocumentInvalid("the job has no tokenizer, and its members build none")
             return found, await asyncio.to_thread(self._corpus_of, job, tokenizer)
 
     def _check_data(self, job: JobDocument) -> None:
-        """Without a mechanism a label that is not the job's is refused, and so is an example without a second text
-        where the job reads pairs; the coordinator hears of it. Under one it must not: those examples count for nothing,
-        though they count among all examples, and this machine's log says how many they are. That holds where all of
-        them are such: one example more could change it.
+        """Checks that the data fits the job.
 
-        A table's header is no example's: that it has no column for the second text is refused in any case.
+        Without a mechanism, the member refuses labels that are not the job's, and examples without a second text if the
+        job reads pairs, and the coordinator hears of it. Under a mechanism the coordinator must not hear of it: such
+        examples contribute nothing, although they count among all examples, and only this machine's log says how many
+        there are. This holds even if no example fits, because one more example could change that.
+
+        A table's header belongs to no example, so a missing column for the second text is refused in any case.
 
         Raises:
-            PreparationRefused: no mechanism, and data that is not the job's; or no second column.
+            PreparationRefused: The data does not fit a job without a mechanism, or there is no second column.
         """
         if reads_pairs(job.model):
             try:
@@ -375,7 +393,7 @@ class Preparer:
             log.warning("examples_left_out", job=job.name, why=str(error))
 
     async def _blob(self, fetch: Fetch, digest: bytes, limit: int) -> bytes:
-        """Fetched by way of the cache. Raises: PreparationRefused: this machine's disk does not take it."""
+        """Returns a blob, fetched into the cache. Raises PreparationRefused if this machine's disk cannot store it."""
         with self._on_disk():
             path = self._cache.path(digest)
             try:
@@ -383,25 +401,25 @@ class Preparer:
             except OSError as error:
                 if error.errno not in _NO_SPACE or not await asyncio.to_thread(self._cache.clear, digest):
                     raise
-                # Old versions are the first to go when a disk is full.
+                # When the disk is full, old versions go first.
                 log.warning("cache_cleared", why=error.strerror)
                 await fetch(digest, path, limit)
             data = await asyncio.to_thread(path.read_bytes)
-            # A version a round would fill the disk in the end.
+            # Without this, a new version each round would fill the disk in the end.
             await asyncio.to_thread(self._cache.trim)
         return data
 
     @contextlib.contextmanager
     def _on_disk(self) -> Iterator[None]:
-        """Raises: PreparationRefused: this machine's disk does not take what is written in here."""
+        """Turns an error of this machine's disk into PreparationRefused."""
         try:
             yield
         except OSError as error:
             raise PreparationRefused(
                 Reason.REASON_TRAINING_FAILED,
-                "this member's disk does not take what the job needs; the member's own log says why",
-                private=f"{error.filename or 'the cache'} cannot be written ({error.strerror or error}); make room, or "
-                "look at the folder's rights. What lies in the cache may be deleted",
+                "this member's disk cannot store what the job needs; the member's own log says why",
+                private=f"{error.filename or 'the cache'} cannot be written ({error.strerror or error}); make room or "
+                "check the folder's permissions; everything in the cache may be deleted",
             ) from error
 
     async def _train(
@@ -415,7 +433,7 @@ class Preparer:
         kept: PrivateState | None,
         backbone: "StoredBackbone | None",
     ) -> tuple[Update, str | None]:
-        """The update, and what private parameters are staged under."""
+        """Returns the update and the token of the staged private parameters, if there are any."""
         cancelled = threading.Event()
 
         def run() -> tuple[Update, str | None]:
@@ -459,7 +477,7 @@ class Preparer:
                 return update, None
             with _keeping():
                 staged = self._keeper.stage(job, assignment, update.private, kept)
-            # On the disk is where it belongs from here on.
+            # From now on the private parameters are only on the disk.
             return replace(update, private=None), staged
 
         task = asyncio.create_task(asyncio.to_thread(run))
@@ -467,7 +485,7 @@ class Preparer:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled.set()
-            # The thread must be out of the way before the next training begins.
+            # The thread must end before the next training begins.
             (left,) = await asyncio.gather(task, return_exceptions=True)
             if isinstance(left, tuple) and left[1] is not None:
                 self._keeper.discard(job.name, left[1])
@@ -475,7 +493,7 @@ class Preparer:
         except PreparationRefused:
             raise
         except Exception as error:
-            # Before the data was looked at: what was served does not fit together.
+            # Any other error comes from before the data was read: what was served does not fit together.
             raise PreparationRefused(
                 Reason.REASON_BUNDLE_UNSUITABLE,
                 f"what was served cannot be trained ({type(error).__name__}); the member's own log says why",
@@ -483,10 +501,10 @@ class Preparer:
             ) from error
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
-        """Local randomness (order, dropout), from public numbers and the member's name.
+        """Returns the seed of local randomness (order, dropout), from public numbers and the member's name.
 
-        It follows the version and not the round, so that a member that trains again from one version has the same
-        update again: without noise it may send no other for that version.
+        It depends on the version and not on the round. So a member that trains again from the same version gets the
+        same update, and without noise it may send no other one for that version.
         """
         parts = f"{job.seed}/{job.name}/{assignment.version.hex()}/{self._member}".encode()
         return int.from_bytes(hashlib.sha256(b"tacit/training/v1/" + parts).digest()[:7], "big")

@@ -1,6 +1,6 @@
-"""What a member's machine speaks of: where a job stands, what can happen, what is to be done. All of it is immutable.
+"""The vocabulary of a member's state machine: phases of a job, events and effects. All of it is immutable.
 
-Waiting --Assignment--> Preparing --trained--> Holding (READY was said) --AttemptOpened--> InAttempt
+Waiting --Assignment--> Preparing --trained--> Holding (READY is sent) --AttemptOpened--> InAttempt
    ^                                              ^                                           |
    |                                              +------ attempt abandoned ------------------+
    +------------------------- published, refused, job over -----------------------------------+
@@ -62,12 +62,12 @@ __all__ = [
     "Waiting",
 ]
 
-# ---- what the machine stands on ---------------------------------------------------------------------------------
+# ---- environment and state --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What never changes while the process runs."""
+    """What the machine uses besides its state. Only the identity changes, when its certificate is renewed."""
 
     identity: secure_agg.Identity
     federation: bytes
@@ -75,27 +75,27 @@ class Environment:
     key_of: secure_agg.KeyOf
     random: secure_agg.RandomSource
     policy: Policy
-    # Certificates that `verify` accepted before, by digest; what a roster names and this does not have is fetched.
+    # Finds a certificate that `verify` accepted before, by digest. Others that a roster names are fetched.
     certificate_of: secure_agg.CertificateOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing to do for this job. `refused` is the round that is being sat out, and why."""
+    """There is nothing to do for this job. `refused` is the round that the member sits out, and why."""
 
     refused: Decline | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """Fetching, checking, training."""
+    """The member fetches, checks and trains."""
 
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """An update is trained and READY was said."""
+    """An update is trained and READY is sent."""
 
     assignment: Assignment
     job: JobDocument
@@ -116,12 +116,12 @@ Stage = (
 
 @dataclass(frozen=True)
 class InAttempt:
-    """Taking part in an aggregation with the update that is held."""
+    """The member takes part in an attempt with the update that it holds."""
 
     holding: Holding
     attempt: AttemptId
     stage: Stage = field(repr=False)
-    # What was heard, and what was answered to it, by kind of message: for repeats.
+    # The messages received, and the answer to each, by kind of message. They answer repeats.
     heard: Mapping[type, CoordinatorPayload] = field(repr=False)
     said: Mapping[type, MemberPayload] = field(repr=False)
 
@@ -131,13 +131,13 @@ Phase = Waiting | Preparing | Holding | InAttempt
 
 @dataclass(frozen=True)
 class MemberState:
-    """One member: a phase for each job, and what its journal holds."""
+    """The state of one member: a phase for each job, and what its journal holds."""
 
     memory: Memory
     jobs: Mapping[str, Phase] = field(default_factory=dict)
 
     def phase(self, job: str) -> Phase:
-        """Where a job stands."""
+        """Returns the phase of a job."""
         return self.jobs.get(job, Waiting())
 
 
@@ -146,16 +146,22 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The coordinator said something about a job."""
+    """A message of the coordinator about a job arrived."""
 
     message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An update for this assignment is trained; `privacy` and `ledger` are what the coordinator is told of its cost.
+    """An update for this assignment is trained.
 
-    update: SHA-256 of it where the job adds no noise (`learning.mechanisms.contribution.update_digest`), else None.
+    Attributes:
+        assignment: What it was trained for.
+        job: The job document.
+        privacy: What the coordinator is told of its privacy cost.
+        ledger: What the coordinator is told of the member's ledger.
+        update: SHA-256 of the update if the job adds no noise (`learning.mechanisms.contribution.update_digest`), else
+            None.
     """
 
     assignment: Assignment
@@ -176,7 +182,7 @@ class PreparationFailed:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """The vector is masked and on its way."""
+    """The vector is masked and is being sent."""
 
     attempt: AttemptId
     stage: secure_agg.AwaitingSurvivors = field(repr=False)
@@ -184,7 +190,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class MaskingFailed:
-    """The vector could not be masked, or the coordinator did not take it."""
+    """The vector could not be masked, or the coordinator did not accept it."""
 
     attempt: AttemptId
     reason: Reason
@@ -193,7 +199,7 @@ class MaskingFailed:
 
 @dataclass(frozen=True, slots=True)
 class CertificatesFetched:
-    """What could be had of the certificates that a roster names: fewer than were asked for where some could not."""
+    """Fetching the certificates of a roster ended. Those that could not be fetched are missing."""
 
     attempt: AttemptId
     certificates: tuple[bytes, ...] = field(repr=False)
@@ -206,28 +212,28 @@ Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed | Certi
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """To the coordinator; what cannot be said now is said again after the reconnection, on being asked again."""
+    """Send to the coordinator. If there is no session, the coordinator asks again after the reconnection."""
 
     message: FromMember
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Fetch, check against policy and data, train; then say Prepared or PreparationFailed."""
+    """Fetch, check against policy and data, train; then report Prepared or PreparationFailed."""
 
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class StopPreparing:
-    """What is being trained for this job is of no use any more."""
+    """Stop the training for this job, which is no longer of use."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCertificates:
-    """Certificates with these digests, from this machine's cache or the coordinator; then say CertificatesFetched."""
+    """Fetch these certificates from this machine's cache or the coordinator; then report CertificatesFetched."""
 
     attempt: AttemptId
     digests: tuple[bytes, ...]
@@ -235,14 +241,14 @@ class FetchCertificates:
 
 @dataclass(frozen=True, slots=True)
 class KeepCertificates:
-    """These were found good: keep them for the next time."""
+    """Keep these certificates, which passed every check, for the next time."""
 
     certificates: tuple[bytes, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Remember the attempt, on the disk."""
+    """Record on the disk that the member joined the attempt."""
 
     attempt: AttemptId
     version: bytes
@@ -251,7 +257,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Remember which U3 is about to be confirmed, on the disk."""
+    """Record on the disk which U3 the member is about to confirm."""
 
     attempt: AttemptId
     survivors: tuple[str, ...]
@@ -259,7 +265,7 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class VectorLeaving:
-    """Remember that a masked vector is about to leave, and which update it carries, on the disk."""
+    """Record on the disk that a masked vector is about to leave, and which update it carries."""
 
     attempt: AttemptId
     update: bytes | None = None
@@ -267,34 +273,34 @@ class VectorLeaving:
 
 @dataclass(frozen=True, slots=True)
 class MaskAndUpload:
-    """Charge the ledger, encode the held update for this cohort, mask it, send it; say Masked, or MaskingFailed."""
+    """Charge the ledger, encode the held update for this cohort, mask and send it; report Masked or MaskingFailed."""
 
     attempt: AttemptId
     job: JobDocument
     version: bytes
     cohort: int
     stage: secure_agg.ReadyToMask = field(repr=False)
-    # SHA-256 of the update that the journal has for this attempt; None under a mechanism.
+    # SHA-256 of the update that the journal records for this attempt; None under a mechanism.
     update: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StopUpload:
-    """The attempt is over: stop fetching for it and sending, forget the masked vector."""
+    """Stop fetching and sending for an attempt that is over, and forget its masked vector."""
 
     attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The held update of this job is spent or stale."""
+    """Drop the held update of this job, which is used up or stale."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """Remember how an attempt ended; `survivors` is the U3 that this member signed, if it came so far."""
+    """Record how an attempt ended. `survivors` is the U3 that this member signed, if it got that far."""
 
     attempt: AttemptId
     ended: AttemptEnded
@@ -303,14 +309,14 @@ class EndedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The job is finished, paused or aborted."""
+    """Report that the job is finished, paused or aborted."""
 
     ended: JobEnded
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line in the log; `warning` for what the member's operator should look at."""
+    """Write a line to the log, as a `warning` if the member's operator should look at it."""
 
     what: str
     fields: Mapping[str, str | int]

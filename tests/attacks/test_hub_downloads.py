@@ -163,7 +163,7 @@ def test_weights_that_do_not_fit_into_the_cache_are_not_requested(tmp_path, want
     with small_hub(files) as hub:
         said = refused(tmp_path, wanted, hub, max_bytes=wanted.size + 2 * MAX_SMALL_BYTES)
         assert hub.asked == []
-    assert "do not fit into the cache of this member" in said
+    assert "do not fit into this member's cache" in said
 
 
 def test_room_is_made_first_by_removing_other_files(tmp_path, wanted, files):

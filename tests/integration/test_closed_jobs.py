@@ -43,4 +43,4 @@ def test_a_dry_run_says_that_a_job_is_finished_paused_or_aborted(tmp_path):
 
         federation.operator("job", "abort", "late", "--yes")
         assert looked("--job", "la*").startswith("late is aborted: The operator aborted the job.")
-        assert looked("--job", "none").startswith("The coordinator has no job of the name none;")
+        assert looked("--job", "none").startswith("The coordinator has no job named none;")

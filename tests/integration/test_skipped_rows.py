@@ -14,7 +14,7 @@ def test_a_member_told_to_skip_bad_rows_trains_on_the_others(tmp_path):
         stopped = command(*words)
         assert stopped.returncode == 2
         assert "line 6: not UTF-8" in stopped.stderr
-        assert stopped.stderr.endswith("; or leave such rows out with --skip-invalid\n")
+        assert stopped.stderr.endswith("; or skip such rows with --skip-invalid\n")
 
         federation.job("desk", count=2)
         looked = command(*words, "--dry-run", "--skip-invalid")

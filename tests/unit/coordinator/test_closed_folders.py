@@ -192,7 +192,7 @@ def test_a_member_checks_by_the_same_rules(tmp_path):
     party.member(tmp_path / "home", "localhost:7441")
     identity = tmp_path / "home" / "identity"
     identity.chmod(0o777)
-    with pytest.raises(HomeUnusable, match=r"chmod 700 .*/identity`\. If somebody else uses this machine, enrol anew"):
+    with pytest.raises(HomeUnusable, match=r"chmod 700 .*/identity`\. If somebody else uses this machine, enrol again"):
         MemberIdentity.load(tmp_path / "home")
 
 

@@ -69,7 +69,7 @@ def test_unreadable_rows_are_skipped_on_request(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b'{"text": "who wrote the book"}\n{"text": ""}\n{"text": "where \xff"}\n{"text": "where"}\n')
-    with pytest.raises(CommandFailed, match=r"line 3: not UTF-8.*; or leave such rows out with --skip-invalid"):
+    with pytest.raises(CommandFailed, match=r"line 3: not UTF-8.*; or skip such rows with --skip-invalid"):
         run("--bundle", exported[0], "--file", file)
     expected = run("--bundle", exported[0], "who wrote the book", "where")
     assert run("--bundle", exported[0], "--file", file, "--skip-invalid") == expected

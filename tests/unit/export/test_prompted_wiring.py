@@ -349,7 +349,7 @@ def test_details_of_a_missing_backbone_stay_on_the_member(folder, job, machine):
     here.offer(job, but=(BACKBONE_FILE,))
     refused = here.refused(job.document)
     assert refused.reason == Reason.REASON_BUNDLE_UNSUITABLE
-    assert refused.detail == "this member has the job's backbone from nowhere; its own log says why"
+    assert refused.detail == "this member cannot get the job's backbone; its own log says why"
     for said in ("secret-name", "not here", "hub: this member's policy does not name it"):
         assert said in refused.private
     assert here.pinned() == set()
@@ -408,7 +408,7 @@ def test_a_dry_run_names_the_backbone(job, identity, tmp_path, capsys):
         "here": False,
         "sources": ["disk", "coordinator"],
     }
-    assert f"stays as it is: a bert, {digest.hex()[:16]}, {size / 1e6:,.1f} MB, to be had from disk, then" in said
+    assert f"stays frozen: a bert, {digest.hex()[:16]}, {size / 1e6:,.1f} MB, available from disk, then" in said
     assert not found.refusals
     there = job.document.model_copy(
         update={"model": job.document.model.model_copy(update={"hub": f"owner/name@{'a1' * 20}"})}
@@ -426,7 +426,7 @@ def test_a_missing_backbone_folder_is_reported_at_once(identity, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "a great film", "label": "positive"}\n')
     options = RunOptions(data=data, home=identity.home, backbones=(tmp_path, tmp_path / "none"))
-    with pytest.raises(CommandFailed, match=r"none does not exist; --backbone is a folder"):
+    with pytest.raises(CommandFailed, match=r"none does not exist; give --backbone a folder"):
         load_member(options)
     assert load_member(dataclasses.replace(options, backbones=(tmp_path,))).examples
 

@@ -1,4 +1,4 @@
-"""`edge_client run --dry-run`: what it says of the bytes is what a masked vector has."""
+"""Tests of `edge_client run --dry-run`: bytes, epsilon, the data, and a table of vectors."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def member(tmp_path: Path) -> Member:
 
 
 def sent(job: JobDocument, members: int) -> int:
-    """Bytes of a masked vector as it is packed for the wire."""
+    """Returns the bytes of a masked vector, packed for the wire."""
     layout = layout_of(job, members)
     return len(pack_in_place(np.zeros(layout.values, np.uint32), layout.bits))
 
@@ -57,7 +57,7 @@ def sent(job: JobDocument, members: int) -> int:
     ],
     ids=str,
 )
-def test_the_bytes_are_those_of_a_packed_vector(changes: dict[str, Any]) -> None:
+def test_the_bytes_shown_are_those_of_a_packed_vector(changes: dict[str, Any]) -> None:
     job = a_job(**changes)
     told = Plan(job, MANIFEST, ()).as_json()
     assert told["bytes_a_round"] == sent(job, 3) < 4 * MANIFEST.values
@@ -65,7 +65,7 @@ def test_the_bytes_are_those_of_a_packed_vector(changes: dict[str, Any]) -> None
     assert sum(told["segments"].values()) == layout_of(job, 3).values
 
 
-def test_tensors_are_shown_with_their_values_and_the_vector_with_its_bytes(
+def test_it_shows_values_of_each_tensor_and_bytes_of_the_vector(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = a_job()
@@ -83,7 +83,7 @@ def test_tensors_are_shown_with_their_values_and_the_vector_with_its_bytes(
     assert few < many
 
 
-def test_a_job_that_sends_nothing_but_the_change_shows_nothing_else(
+def test_a_job_that_sends_only_the_change_shows_nothing_else(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _show(plan_of(a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.0}), MANIFEST, member), member)
@@ -98,22 +98,22 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
     count = job.rounds.count
     one, every = (epsilon_at_gate(repeated(event, rounds), 1e-6, "add-remove") for rounds in (1, count))
     assert (plan.epsilon_a_round, plan.epsilon_of_all_rounds) == pytest.approx((one, every))
-    # The tighter figure would promise more rounds than the ledger lets pass.
+    # The tighter figure would suggest more rounds than the ledger lets pass.
     assert spend([repeated(event, count)], member.policy.limit()).epsilon < 0.95 * every
     _show(plan, member)
     assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
 
 
-def test_what_is_skipped_is_not_counted_in_what_a_round_costs(member: Member, tmp_path: Path) -> None:
+def test_skipped_rows_do_not_count_in_the_cost_of_a_round(member: Member, tmp_path: Path) -> None:
     """N is the count after skipping, and it is fixed before anything else looks at the data."""
     file = tmp_path / "rows.jsonl"
     good = '{"text": "one", "label": "a"}\n'
     file.write_text(good * 12 + "{\n" + good * 8 + '{"text": "two"}\n')
     options = RunOptions(data=file, home=tmp_path, device="cpu")
-    with pytest.raises(CommandFailed, match=r"line 13: not JSON; .*; or leave such rows out with --skip-invalid"):
+    with pytest.raises(CommandFailed, match=r"line 13: not JSON; .*; or skip such rows with --skip-invalid"):
         load_member(options)
     loaded = [load_member(replace(options, skip_invalid=True)) for _ in range(2)]
-    # Each start, and so each round, has the same rows.
+    # Every start, and so every round, has the same rows.
     assert loaded[0].examples == loaded[1].examples == member.examples
     assert loaded[0].skipped.rows == 2
     job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
@@ -121,7 +121,7 @@ def test_what_is_skipped_is_not_counted_in_what_a_round_costs(member: Member, tm
     assert plans[0].epsilon_a_round == plans[1].epsilon_a_round is not None
 
 
-def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member) -> None:
+def test_a_policy_for_own_vocabularies_refuses_a_public_one(member: Member) -> None:
     strict = replace(member, policy=Policy(mechanisms=("none",), vocabularies=("own",)))
     words = {"vocabulary": {"kind": "words"}, "tokenizer": None}
     start = {"private": {"manifest": "00" * 32, "weights": "00" * 32, "values": 3}}
@@ -133,7 +133,7 @@ def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member)
     assert (own["takes_part"], own["refusals"]) == (True, [])
 
 
-def test_a_member_of_one_label_hears_that_it_teaches_an_adjusted_job_nothing(member: Member) -> None:
+def test_a_note_warns_a_member_with_one_label_of_adjusted_logits(member: Member) -> None:
     job = a_job()
     adjusted = a_job(training=job.training.model_copy(update={"logit_adjustment": True}).model_dump())
     label, other = job.labels[:2]
@@ -143,7 +143,7 @@ def test_a_member_of_one_label_hears_that_it_teaches_an_adjusted_job_nothing(mem
         assert len(found) == notes
     (note,) = plan_of(adjusted, MANIFEST, replace(member, examples=rows)).notes
     assert note.startswith(
-        f"all of your rows have the label {label}: with adjusted logits they teach the model nothing"
+        f"all your rows have the label {label}: with adjusted logits they teach the shared model nothing"
     )
 
 
@@ -154,13 +154,13 @@ DISTILBERT = {"architecture": "transformer", "config": {"model_type": "distilber
 
 
 def own_words(**changes: Any) -> JobDocument:
-    """A job whose members keep an embedding of their own words."""
+    """Returns a job whose members each keep an embedding of their own words."""
     own = {"method": "fedvocab", "model": BILSTM, "vocabulary": {"kind": "words", "size": 50}, "tokenizer": None}
     return a_job(**own | changes)
 
 
 def planned(job: JobDocument, member: Member, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
-    """As `--json` has the plan, and as a person reads it."""
+    """Returns the plan as `--json` prints it, and as a person reads it."""
     plan = plan_of(job, MANIFEST, member)
     _show(plan, member)
     return plan.as_json(), capsys.readouterr().out
@@ -190,8 +190,8 @@ def test_a_table_of_another_width_is_refused_before_the_first_round(
     told, shown = planned(job, naming(member, 4), capsys)
     assert told["embedding_table"] == {"width": 4, "needed": needed, "unused": None}
     sentence = (
-        f"{member.home / 'vectors.txt'}: its vectors have 4 numbers where the job's embedding has {needed}; name a "
-        f"table of {needed} with --embedding, or leave --embedding out"
+        f"{member.home / 'vectors.txt'}: its vectors have 4 numbers and the job's embedding has {needed}; give "
+        f"--embedding a table of {needed}, or leave the option out"
     )
     assert (told["takes_part"], told["refusals"]) == (False, [sentence])
     assert f"  refused: {sentence}\n" in shown
@@ -201,19 +201,17 @@ def test_a_table_of_another_width_is_refused_before_the_first_round(
     assert (told["embedding_table"], told["takes_part"]) == (None, True)
 
 
-def test_a_table_that_would_not_be_looked_at_is_a_note_whatever_its_width(
-    member: Member, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unused_table_of_any_width_is_only_a_note(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
     named = naming(member, 4)
     told, shown = planned(a_job(), named, capsys)
     assert told["embedding_table"] == {"width": 4, "needed": None, "unused": "embedding_not_private"}
     assert (told["takes_part"], told["refusals"]) == (True, [])
-    note = "--embedding is not looked at: fedavg leaves you no whole embedding of your own"
+    note = "--embedding is not used: fedavg leaves you no whole embedding of your own"
     assert told["notes"] == [note]
     assert f"  note: {note}\n" in shown
 
     job = own_words()
-    # A state that is sealed needs no key to be there.
+    # The plan sees that a sealed state exists without its key.
     key = StoreKey.from_passphrase("where is the heron")
     with PrivateStore(member.home, member.identity.federation, "data", key) as store:
         Keeper(store, member.examples).make(job, None, None)
@@ -221,15 +219,13 @@ def test_a_table_that_would_not_be_looked_at_is_a_note_whatever_its_width(
     assert told["embedding_table"] == {"width": 4, "needed": None, "unused": "private_state_exists"}
     assert (told["takes_part"], told["refusals"]) == (True, [])
     (note,) = told["notes"]
-    assert note.startswith("--embedding is not looked at: you have an embedding of this job already, and go on from it")
+    assert note.startswith("--embedding is not used: you already have an embedding of this job, and continue with it")
     assert f"`edge_client private remove {job.name}`" in note
     assert f"  note: {note}\n" in shown
 
 
-def test_a_state_of_another_job_or_other_data_is_no_reason_to_leave_a_table_aside(
-    member: Member, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run would end at it too."""
+def test_a_state_of_another_job_or_other_data_is_a_refusal(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real run would refuse it too, rather than ignore the table."""
     with PrivateStore(member.home, member.identity.federation, "data") as store:
         Keeper(store, member.examples).make(own_words(), None, None)
     told, _ = planned(own_words(seed=9), naming(member, 3), capsys)

@@ -1,4 +1,4 @@
-"""`edge_client export` against a federation port that serves jobs over mutual TLS: whole commands, whole bundles."""
+"""Tests of `edge_client export` as whole commands, against a federation port that serves jobs over mutual TLS."""
 
 import asyncio
 import hashlib
@@ -79,7 +79,7 @@ def spec(name, method, vocabulary, mechanism="none", training=()):
 
 
 class Town(federation_pb2_grpc.FederationServiceServicer):
-    """A coordinator that has jobs and blobs, and no session; `served` and `versions` are the tests' to bend."""
+    """A coordinator with jobs and blobs and without sessions. Tests may change `served` and `versions`."""
 
     def __init__(self, folder):
         self.bundles, self.served, self.versions = {}, {}, {}
@@ -88,10 +88,10 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
         for job in (
             spec("own", "fedvocab", {"kind": "words", "size": 50}),
             spec("plain", "fedavg", FILE),
-            # Its private row starts from a table, and not from the seed that a member knows anyway.
+            # Its private row starts from a table, not from the seed that every member knows.
             spec("recon", RECON, FILE | {"pretrained": "vectors.txt"}),
             spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
-            spec("leaning", "fedavg", FILE, training={"logit_adjustment": True}),
+            spec("adjusted", "fedavg", FILE, training={"logit_adjustment": True}),
             spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
@@ -100,7 +100,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             files = [(folder / job.name / name).read_bytes() for name in document.files]
             for data in (document.canonical(), *files):
                 self.serve(data)
-            # The newest version is not the one that the job began with.
+            # The newest version differs from the initial one.
             values = bundle.manifest.decode(bundle.weights) * np.float32(1.5)
             self.versions[job.name] = (4, self.serve(values.tobytes()))
 
@@ -132,7 +132,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """(the coordinator, its port)."""
+    """Yields the coordinator and its port."""
     folder = tmp_path_factory.mktemp("coordinator")
     town = Town(tmp_path_factory.mktemp("jobs"))
     server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -147,7 +147,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def town(served):
-    """The coordinator as it was."""
+    """Yields the coordinator, and restores its blobs and versions afterwards."""
     made = served[0]
     blobs, versions = dict(made.served), dict(made.versions)
     yield made
@@ -156,7 +156,7 @@ def town(served):
 
 class Watcher:
     def training(self, *_):
-        """Steps are of no interest here."""
+        """Ignores training steps."""
 
 
 class Machine:
@@ -175,14 +175,12 @@ class Machine:
         return PrivateStore(self.home, self.identity.federation, name, key)
 
     def keep(self, job, key=None):
-        """What a first round leaves: the member's own vocabulary, and its embedding."""
+        """Makes what a first round leaves: the member's own vocabulary and its embedding."""
         with self.store(key) as store:
             return Keeper(store, read_examples(self.data)).make(job, None, None)
 
     def take_part(self, town, job):
-        """A round of a job under a mechanism as far as this machine is concerned: trained, charged, and confirmed. Its
-        event.
-        """
+        """Trains, charges and confirms a round of a noised job, on this machine's side. Returns its event."""
 
         async def fetch(digest, into, limit):
             into.parent.mkdir(exist_ok=True, parents=True)
@@ -215,12 +213,12 @@ class Machine:
             return budget.statement(job).of_job
 
     def written(self):
-        """What the member's home holds, by path, but for what was fetched."""
+        """Returns the files of the member's home by path, without the cache."""
         found = [path for path in self.home.rglob("*") if self.home / "cache" not in (path, *path.parents)]
         return {path.relative_to(self.home): path.read_bytes() for path in found if path.is_file()}
 
     def export(self, *words):
-        """(what was printed, what was said beside it)."""
+        """Exports, and returns standard output and standard error."""
         return self.command("export", *words, "--out", self.out)
 
     def command(self, *words):
@@ -231,7 +229,7 @@ class Machine:
         return done.stdout, done.stderr
 
     def refused(self, *words):
-        """(exit code, sentence); nothing was written."""
+        """Returns the exit code and the sentence of an export that must fail and write nothing."""
         before = self.tree()
         with pytest.raises(CommandFailed) as refused:
             self.export(*words)
@@ -239,14 +237,14 @@ class Machine:
         return refused.value.code, refused.value.sentence
 
     def tree(self):
-        """What lies at --out, and beside it."""
+        """Returns the files at --out and beside it."""
         found = [path for path in self.out.parent.rglob("*") if self.home not in (path, *path.parents)]
         return {path: path.read_bytes() if path.is_file() else None for path in found}
 
 
 @pytest.fixture
 def machine(served, tmp_path, monkeypatch):
-    # Only before gRPC is imported, and here it is.
+    # It may only be called before gRPC is imported, and here gRPC is imported.
     monkeypatch.setattr(toolkit.tls, "tls_13_only", lambda: None)
     return Machine(tmp_path, f"localhost:{served[1]}")
 
@@ -261,7 +259,7 @@ def accuracy(machine):
 # ---- what is written ------------------------------------------------------------------------------------------------
 
 
-def test_a_member_with_its_own_vocabulary_has_a_model_of_its_own(machine, town):
+def test_an_own_vocabulary_makes_an_own_model(machine, town):
     bundle = town.bundles["own"]
     before = machine.keep(bundle.document)
     said, beside = machine.export("own", "--epochs", 30, "--json")
@@ -277,7 +275,7 @@ def test_a_member_with_its_own_vocabulary_has_a_model_of_its_own(machine, town):
     assert written.index.model.version == version
     # Thirty epochs of the embedding alone are enough for the member's own sixteen texts.
     assert accuracy(machine) == 1.0
-    # The state is as the member left it.
+    # The private state is unchanged.
     with machine.store() as store:
         after = store.load("own", bundle.document.digest())
         assert not store.staged("own")
@@ -287,7 +285,7 @@ def test_a_member_with_its_own_vocabulary_has_a_model_of_its_own(machine, town):
 
 @pytest.fixture
 def converted(monkeypatch):
-    """The private parameters of each export, whose graph is not made: that takes seconds."""
+    """Returns the private parameters of each export. No graph is made, since that takes seconds."""
     given = []
     monkeypatch.setattr(export.onnx, "_convert", lambda module, encoder: b"graph %d" % len(given))
     monkeypatch.setattr(
@@ -296,12 +294,12 @@ def converted(monkeypatch):
     return given
 
 
-def test_without_epochs_what_is_kept_goes_in_as_it_is_and_over_an_earlier_export(machine, town, converted):
+def test_without_epochs_the_state_is_exported_over_an_earlier_export(machine, town, converted):
     before = machine.keep(town.bundles["own"].document)
     machine.out.mkdir()
     said, beside = machine.export("own", "--epochs", 0)
     assert np.array_equal(converted[0], before.arrays[EMBEDDING])
-    assert f"{before.arrays[EMBEDDING].size} values in it are your own: keep the folder on this machine" in said
+    assert f"{before.arrays[EMBEDDING].size} of its values are private to you: keep the folder on this machine" in said
     assert "adapting" not in beside
     assert read_bundle(machine.out, "model").files["model.onnx"] == b"graph 0"
     machine.export("own")
@@ -310,7 +308,7 @@ def test_without_epochs_what_is_kept_goes_in_as_it_is_and_over_an_earlier_export
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_terminal_sees_the_epochs_go_by_unless_json_is_asked_for(quiet, monkeypatch, capsys):
+def test_a_terminal_shows_progress_unless_json_is_asked_for(quiet, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -324,23 +322,23 @@ def test_a_terminal_sees_the_epochs_go_by_unless_json_is_asked_for(quiet, monkey
     assert ("loss 0.250" in shown.err) == (not quiet)
 
 
-def test_where_all_is_shared_the_export_is_the_version(machine, town):
+def test_without_private_parts_the_export_is_the_version(machine, town):
     said, beside = machine.export("plain")
     assert "adapting" not in beside
-    assert "your own" not in said
-    assert said.startswith(f"version 4 of plain is in {machine.out}; try `edge_client predict")
+    assert "private to you" not in said
+    assert said.startswith(f"Wrote {machine.out}: version 4 of plain. Try `edge_client predict")
     written = read_bundle(machine.out, "model")
     assert written.files["tokenizer.json"] == town.bundles["plain"].tokenizer
     assert not written.index.model.private
     assert not (machine.home / "private").exists()
 
 
-def test_a_member_that_remembers_nothing_makes_its_private_rows_anew(machine, town):
+def test_a_member_without_a_state_makes_its_private_rows_anew(machine, town):
     bundle = town.bundles["recon"]
     said, beside = machine.export("recon")
     # The row of the one entry with a digit.
-    assert f"{MODEL['embedding']} values in it are your own" in said
-    assert "adapting what this member keeps of recon to version 4: 3 epochs" in beside
+    assert f"{MODEL['embedding']} of its values are private to you" in said
+    assert "adapting this member's private parameters of recon to version 4: 3 epochs" in beside
     written = read_bundle(machine.out, "model")
     assert written.files["tokenizer.json"] == bundle.tokenizer
     assert written.index.model.private
@@ -348,8 +346,9 @@ def test_a_member_that_remembers_nothing_makes_its_private_rows_anew(machine, to
 
 
 def reconstructed(machine, town, epochs):
-    """The embedding that the reconstruction of a fedrecon round makes beside the newest version, but on all examples
-    and for so many epochs; and as it was before.
+    """Returns the embedding that a fedrecon round would reconstruct beside the newest version, and the one before.
+
+    Unlike a round, it trains on all examples, and for `epochs`.
     """
     bundle = town.bundles["recon"]
     job = bundle.document
@@ -370,26 +369,26 @@ def reconstructed(machine, town, epochs):
 
 
 @pytest.mark.parametrize(("words", "epochs"), [((), 3), (("--epochs", 1), 1)])
-def test_private_rows_are_made_as_the_method_makes_them_but_on_all_examples(machine, town, converted, words, epochs):
+def test_private_rows_are_made_by_the_method_on_all_examples(machine, town, converted, words, epochs):
     machine.export("recon", *words)
     expected, before = reconstructed(machine, town, epochs)
     moved = (converted[0].numpy() != before).any(axis=1)
-    # The row of 7 alone: padding and unknown come before the words.
+    # Only the row of 7 moved. Padding and unknown come before the words.
     assert np.flatnonzero(moved).tolist() == [2 + WORDS.index("7")]
     assert np.array_equal(converted[0], expected)
 
 
-def test_without_epochs_private_rows_are_the_public_ones_that_they_start_from(machine, town, converted):
+def test_without_epochs_private_rows_are_their_public_start(machine, town, converted):
     _, beside = machine.export("recon", "--epochs", 0)
     assert "adapting" not in beside
     assert np.array_equal(converted[0], reconstructed(machine, town, 1)[1])
     assert converted[0][2 + WORDS.index("7")].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_adapting_to_the_last_release_of_a_job_with_noise_costs_nothing(machine, town, converted):
-    """What export makes stays here: neither the ledger nor its pin, no receipt and no state has another byte."""
+def test_adapting_to_a_version_of_a_noised_job_costs_nothing(machine, town, converted):
+    """The export stays here: ledger, pin, receipts and private state keep every byte."""
     (event,) = machine.take_part(town, "noised")
-    # Of two clips' sensitivity, half the job's multiplier is left.
+    # The sensitivity is two clips, so half the job's multiplier is left.
     assert (event.kind, event.multiplier, event.steps) == ("sampled-gaussian", NOISE["noise_multiplier"] / 2, 1)
     with machine.store() as store:
         kept = store.load("noised", town.bundles["noised"].document.digest())
@@ -398,12 +397,12 @@ def test_adapting_to_the_last_release_of_a_job_with_noise_costs_nothing(machine,
     assert {"ledgers", "pins", "private"} <= {path.parts[0] for path in before}
     machine.export("noised", "--epochs", 2)
     assert machine.written() == before
-    # It did train on the data.
+    # The export did train on the data.
     assert converted[0].shape == kept.arrays[EMBEDDING].shape
     assert not np.array_equal(converted[0], kept.arrays[EMBEDDING])
 
 
-def test_a_frozen_embedding_becomes_the_members_own_in_its_export_alone(machine, town, converted):
+def test_a_frozen_embedding_is_adapted_only_in_the_export(machine, town, converted):
     bundle = town.bundles["frozen"]
     with machine.store() as store:
         kept = Keeper(store, read_examples(machine.data)).make(bundle.document, bundle.tokenizer, bundle.private)
@@ -413,25 +412,25 @@ def test_a_frozen_embedding_becomes_the_members_own_in_its_export_alone(machine,
     before = machine.written()
     machine.export("frozen")
     assert machine.written() == before
-    # The vectors of the words that it has met, and of padding none.
+    # The vectors of the words in the data moved, and that of padding did not.
     moved = np.flatnonzero((converted[0].numpy() != start).any(axis=1)).tolist()
     met = {word for text, _ in ROWS for word in text.split()}
     assert moved == sorted({2 + WORDS.index(word) if word in WORDS else 1 for word in met})
 
 
-def test_a_model_that_knows_no_mixture_of_labels_is_told_the_members(machine, town):
-    """The head has it, and nobody else can open the folder; more examples of one label make another head."""
+def test_an_adjusted_model_gets_the_members_label_frequencies(machine, town):
+    """The head holds them, and nobody else can open the folder. More examples of one label make another head."""
     birds = [row for row in ROWS if row[1] == "bird"]
     logits = []
     for rows in (ROWS, [*ROWS, *birds, *birds]):
         machine.write(rows)
-        said, _ = machine.export("leaning")
-        assert "2 values in it are your own" in said
+        said, _ = machine.export("adjusted")
+        assert "2 of its values are private to you" in said
         logits.append(Predictor.load(machine.out).logits(["the heron"])[0])
     assert machine.out.stat().st_mode & 0o777 == 0o700
     assert read_bundle(machine.out, "model").index.model.private
     money = len(ROWS) - len(birds)
-    # One of each label is counted more than there is.
+    # The mixture counts one example more of each label than there are.
     more = np.log((3 * len(birds) + 1) / (money + 1)) - np.log((len(birds) + 1) / (money + 1))
     lead = logits[1] - logits[0]
     assert lead[0] - lead[1] == pytest.approx(more, abs=1e-5)
@@ -440,24 +439,24 @@ def test_a_model_that_knows_no_mixture_of_labels_is_told_the_members(machine, to
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_a_mixture_of_no_labels_is_refused(machine):
+def test_data_without_a_label_of_the_job_is_refused(machine):
     machine.write([("a heron", "fish")])
-    code, said = machine.refused("leaning")
+    code, said = machine.refused("adjusted")
     assert code == ExitCode.USAGE
-    assert said.startswith("none of the examples has a label of leaning, whose model is told by each member how")
+    assert said.startswith("no example has a label of adjusted, whose model takes the label frequencies from each")
 
 
-def test_a_job_that_is_not_there_is_named_with_those_that_are(machine):
+def test_a_missing_job_is_an_error_that_lists_the_jobs_there_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: frozen, leaning, noised, own, plain, recon",
+        "there is no job desk; this federation has: adjusted, frozen, noised, own, plain, recon",
     )
 
 
-def test_nothing_is_kept_before_the_first_round_or_under_another_name(machine, town):
+def test_there_is_no_state_before_round_one_or_under_another_name(machine, town):
     code, sentence = machine.refused("own")
     assert code is ExitCode.NOT_FOUND
-    assert sentence.startswith("this member keeps nothing of own yet")
+    assert sentence.startswith("this member has no private state of own yet")
     assert "`edge_client run`" in sentence
     machine.keep(town.bundles["own"].document)
     code, sentence = machine.refused("own", "--data-name", "ward")
@@ -466,7 +465,7 @@ def test_nothing_is_kept_before_the_first_round_or_under_another_name(machine, t
     assert sentence.endswith("give its name with --data-name")
 
 
-def test_what_is_sealed_needs_its_key(machine, town, monkeypatch, converted):
+def test_a_sealed_state_needs_its_key(machine, town, monkeypatch, converted):
     machine.keep(town.bundles["own"].document, StoreKey.from_passphrase(PASSPHRASE))
     code, sentence = machine.refused("own")
     assert code is ExitCode.USAGE
@@ -478,7 +477,7 @@ def test_what_is_sealed_needs_its_key(machine, town, monkeypatch, converted):
     assert converted
 
 
-def test_a_damaged_state_is_no_traceback(machine, town):
+def test_a_damaged_state_is_a_sentence_and_no_traceback(machine, town):
     machine.keep(town.bundles["own"].document)
     path = state_file(machine.home, "own")
     data = bytearray(path.read_bytes())
@@ -511,12 +510,12 @@ def in_the_way(out, what):
     [
         ("a file", "is not a folder"),
         ("a link", "is not a folder"),
-        ("files", "neither empty nor a whole earlier export"),
-        ("a damaged export", "neither empty nor a whole earlier export"),
+        ("files", "neither empty nor a complete earlier export"),
+        ("a damaged export", "neither empty nor a complete earlier export"),
         ("an export and files", "holds other files (notes.txt)"),
     ],
 )
-def test_what_lies_in_the_way_is_seen_before_anything_is_fetched(machine, monkeypatch, what, sentence):
+def test_an_unusable_out_is_refused_before_anything_is_fetched(machine, monkeypatch, what, sentence):
     def reached(*_):
         raise AssertionError("the coordinator was asked")
 
@@ -529,7 +528,7 @@ def test_what_lies_in_the_way_is_seen_before_anything_is_fetched(machine, monkey
     assert "--out" in said
 
 
-def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine, monkeypatch):
+def test_missing_packages_are_named_before_anything_is_fetched(machine, monkeypatch):
     real = importlib.util.find_spec
     lacking = {"onnx", "onnxscript"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else real(name))
@@ -543,7 +542,7 @@ def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine,
 @pytest.mark.parametrize(
     ("where", "error", "code", "sentence"),
     [
-        ("adapted", TrainingDiverged("the loss was not a finite number"), ExitCode.FAILED, "--epochs 0 exports it"),
+        ("adapted", TrainingDiverged("the loss was not a finite number"), ExitCode.FAILED, "--epochs 0 exports them"),
         ("adapted", RuntimeError("CUDA out of memory"), ExitCode.FAILED, "cannot be exported: CUDA out of memory"),
         ("export_model", ParityFailed("logits differ"), ExitCode.FAILED, "cannot be exported: logits differ"),
         ("export_model", OSError("no space is left"), ExitCode.FAILED, "cannot be exported: no space is left"),
@@ -551,7 +550,7 @@ def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine,
     ],
     ids=str,
 )
-def test_what_fails_on_the_way_is_a_sentence(machine, town, monkeypatch, where, error, code, sentence):
+def test_a_failure_on_the_way_is_a_sentence(machine, town, monkeypatch, where, error, code, sentence):
     def failing(*_, **__):
         raise error
 
@@ -562,17 +561,17 @@ def test_what_fails_on_the_way_is_a_sentence(machine, town, monkeypatch, where, 
     assert sentence in refused[1]
 
 
-def test_without_an_example_of_the_jobs_labels_there_is_nothing_to_adapt_on(machine, town, converted):
+def test_data_without_the_jobs_labels_cannot_be_adapted_on(machine, town, converted):
     machine.keep(town.bundles["own"].document)
     machine.write([("the heron", "something else")])
     code, sentence = machine.refused("own")
     assert code is ExitCode.USAGE
-    assert sentence.startswith("none of the examples has a label of own")
+    assert sentence.startswith("no example has a label of own")
     machine.export("own", "--epochs", 0)
     assert converted
 
 
-def test_a_coordinator_that_is_not_there_is_unreachable(machine, served):
+def test_an_absent_coordinator_is_unreachable(machine, served):
     party.member_home(machine.home.with_name("other"), "localhost:1")
     machine.home = machine.home.with_name("other")
     code, sentence = machine.refused("own")
@@ -583,19 +582,19 @@ def test_a_coordinator_that_is_not_there_is_unreachable(machine, served):
 # ---- what is served -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_served_whole_is_told(machine, town):
+def test_a_missing_file_of_the_job_is_an_error(machine, town):
     del town.served[town.versions["plain"][1]]
     code, sentence = machine.refused("plain")
     assert code is ExitCode.FAILED
-    assert sentence.startswith("the coordinator does not serve what job plain names (")
+    assert sentence.startswith("the coordinator does not serve the files of job plain (")
 
 
-def test_a_version_zero_of_the_coordinators_own_is_refused(machine, town):
+def test_a_version_0_other_than_the_documents_is_refused(machine, town):
     town.versions["plain"] = (0, town.versions["plain"][1])
     assert "version 0 is not the weights that the job document names" in machine.refused("plain")[1]
 
 
-def test_a_version_with_weights_that_no_training_leaves_is_refused(machine, town):
+def test_a_version_with_implausible_weights_is_refused(machine, town):
     bundle = town.bundles["plain"]
     values = bundle.manifest.decode(bundle.weights).copy()
     values[5] = -1.1e4
@@ -603,10 +602,10 @@ def test_a_version_with_weights_that_no_training_leaves_is_refused(machine, town
     assert "the version holds a weight beyond 10000" in machine.refused("plain")[1]
 
 
-def test_a_dry_run_reads_the_same_documents_and_says_what_stays(machine, town, monkeypatch):
+def test_a_dry_run_checks_the_documents_and_says_what_stays(machine, town, monkeypatch):
     (plan,) = [json.loads(line) for line in machine.command("run", "--dry-run", "--json")[0].splitlines()]
     assert plan["job"] == "own"
-    assert plan["stays_here"] == "embedding, by fedvocab; and a vocabulary of your own, 50 words at most"
+    assert plan["stays_here"] == "embedding, by fedvocab; and a vocabulary of your own, at most 50 words"
     assert EMBEDDING not in plan["parameters"]
     bundle = town.bundles["own"]
     document = bent(town, "own", values=bundle.manifest.values + 1)
@@ -614,25 +613,25 @@ def test_a_dry_run_reads_the_same_documents_and_says_what_stays(machine, town, m
     with pytest.raises(CommandFailed, match=f"the manifest has {bundle.manifest.values} values, the job document"):
         machine.command("run", "--dry-run")
     del town.served[bundle.document.manifest]
-    with pytest.raises(CommandFailed, match="the coordinator does not serve what its jobs name"):
+    with pytest.raises(CommandFailed, match="the coordinator does not serve the files of its jobs"):
         machine.command("run", "--dry-run")
 
 
 def bent(town, job, **changes):
-    """The job with another document under its name."""
+    """Returns a changed document of the job, and serves it."""
     document = town.bundles[job].document.model_copy(update=changes)
     town.serve(document.canonical())
     return document
 
 
-def test_a_tokenizer_of_another_form_reads_no_text(machine, town, monkeypatch):
+def test_a_tokenizer_in_another_form_is_refused(machine, town, monkeypatch):
     bundle = town.bundles["plain"]
     document = bent(town, "plain", tokenizer=town.serve(bundle.tokenizer + b" "))
     monkeypatch.setitem(town.bundles, "plain", type(bundle)(document, bundle.manifest, bundle.weights, None))
     assert "not one that `coordinator job bundle` makes" in machine.refused("plain")[1]
 
 
-def test_private_parameters_that_are_not_the_documents_are_refused(machine, town, monkeypatch):
+def test_private_parameters_other_than_the_documents_are_refused(machine, town, monkeypatch):
     bundle = town.bundles["recon"]
     started = bundle.document.private.model_copy(update={"values": bundle.document.private.values + 1})
     document = bent(town, "recon", private=started)
@@ -640,7 +639,7 @@ def test_private_parameters_that_are_not_the_documents_are_refused(machine, town
     assert "the private parameters' manifest has 6 values, the job document 7" in machine.refused("recon")[1]
 
 
-def test_documents_are_taken_for_what_they_are():
+def test_job_documents_manifests_and_values_are_checked():
     document = JobSpec(name="desk", labels=("a", "b"), vocabulary=FILE)
     manifest = Manifest.of({"output.weight": np.zeros((2, 3), np.float32)})
     with pytest.raises(DocumentInvalid, match="the job document"):
@@ -655,7 +654,7 @@ def test_documents_are_taken_for_what_they_are():
     assert checked_values(whole, manifest) == whole
 
 
-def test_a_job_document_is_that_of_its_name_in_its_canonical_form(town):
+def test_a_job_document_must_have_its_name_and_canonical_form(town):
     document = town.bundles["plain"].document
     data = document.canonical()
     assert checked_job(data, "plain", document.digest()) == document

@@ -1,4 +1,4 @@
-"""A member's metrics, and the file that holds them for the node exporter."""
+"""Tests of a member's metrics, and of the file that holds them for the node exporter."""
 
 import stat
 import threading
@@ -25,7 +25,7 @@ def value(metrics, name, **labels):
     return metrics.registry.get_sample_value(PREFIX + name, labels)
 
 
-def test_the_watcher_fills_in_everything_that_is_declared():
+def test_the_watcher_sets_every_declared_instrument():
     now = [1000.0]
     metrics = MemberMetrics(clock=lambda: now[0])
     watcher = MeteredWatcher(LogWatcher(), metrics)
@@ -58,7 +58,7 @@ def test_the_watcher_fills_in_everything_that_is_declared():
     assert shown == {PREFIX + each.name for each in INSTRUMENTS}
 
 
-def test_a_member_that_never_connects_has_not_been_connected_since_its_start():
+def test_failed_tries_to_connect_do_not_change_the_connection_time():
     now = [1000.0]
     metrics = MemberMetrics(clock=lambda: now[0])
     for now[0] in (1010.0, 1020.0):
@@ -74,30 +74,30 @@ def test_a_member_that_never_connects_has_not_been_connected_since_its_start():
 
 
 def until(holds):
-    """Waits for a condition that a thread brings about."""
+    """Waits for a condition that another thread brings about."""
     pause = threading.Event()
     for _ in range(int(PATIENCE / 0.01)):
         if holds():
             return
         pause.wait(0.01)
-    raise AssertionError("it never came so far")
+    raise AssertionError("the condition never held")
 
 
-def test_the_file_is_there_at_once_changes_with_the_figures_and_goes_at_the_end(tmp_path):
+def test_the_file_appears_at_once_follows_changes_and_goes_at_the_end(tmp_path):
     path = tmp_path / "tacit.prom"
     metrics = MemberMetrics()
-    # Only changes are written, for this test: the interval is longer than it.
+    # The interval is longer than this test, so only changes are written.
     with MetricsFile(path, metrics, seconds=10 * PATIENCE):
         assert figures(path.read_text())["tacit_edge_connected"] == 0
         assert stat.S_IMODE(path.stat().st_mode) == 0o644
         metrics.connected(True)
         until(lambda: figures(path.read_text())["tacit_edge_connected"] == 1)
-        # Nothing but the file: drafts would be read too, or fill the folder.
+        # There is no other file: the exporter would read drafts, or they would fill the folder.
         assert [each.name for each in tmp_path.iterdir() if each.suffix == ".prom"] == ["tacit.prom"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_file_is_written_at_intervals_too(tmp_path):
+def test_the_file_is_also_written_at_intervals(tmp_path):
     path, now = tmp_path / "tacit.prom", [1000.0]
     metrics = MemberMetrics(clock=lambda: now[0])
     with MetricsFile(path, metrics, seconds=0.01):
@@ -105,7 +105,7 @@ def test_the_file_is_written_at_intervals_too(tmp_path):
         until(lambda: figures(path.read_text())["tacit_edge_written_timestamp_seconds"] == 2000)
 
 
-def test_who_reads_never_finds_half_a_file(tmp_path):
+def test_a_reader_never_finds_half_a_file(tmp_path):
     path = tmp_path / "tacit.prom"
     metrics = MemberMetrics()
     with MetricsFile(path, metrics, seconds=0.001):
@@ -113,12 +113,12 @@ def test_who_reads_never_finds_half_a_file(tmp_path):
         inode = path.stat().st_ino
         metrics.certificate_expires(5.0)
         until(lambda: path.stat().st_ino != inode)
-        # What was opened before is still the whole of what it was.
+        # The file that was opened before still has its whole content.
         assert figures(first.read())["tacit_edge_certificate_expires_timestamp_seconds"] == 0
         first.close()
 
 
-def test_a_disk_that_fails_later_costs_the_file_alone(tmp_path, capsys):
+def test_a_disk_that_fails_later_costs_only_the_file(tmp_path, capsys):
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "tacit.prom"
@@ -133,12 +133,12 @@ def test_a_disk_that_fails_later_costs_the_file_alone(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["tacit.txt", "tacit"])
-def test_a_name_that_the_exporter_would_pass_over_is_refused(tmp_path, name):
+def test_a_name_that_the_exporter_would_ignore_is_refused(tmp_path, name):
     with pytest.raises(MetricsFileUnusable, match=r"name it .*\.prom"):
         MetricsFile(tmp_path / name, MemberMetrics())
 
 
-def test_a_folder_that_is_not_there_is_refused_at_the_start(tmp_path):
+def test_a_missing_folder_is_refused_at_the_start(tmp_path):
     with (
         pytest.raises(MetricsFileUnusable, match="No such file or directory"),
         MetricsFile(tmp_path / "none" / "tacit.prom", MemberMetrics()),

@@ -1,4 +1,4 @@
-"""The progress line of `edge_client run`: nothing that is needed is cut, at any width."""
+"""Tests of the progress line of `edge_client run`: no width cuts what is needed."""
 
 import io
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def shown(width: int, watch) -> list[str]:
-    """What the watcher's display is after `watch` told it something, line by line."""
+    """Returns the lines of the watcher's display after `watch` has reported to it."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False)
     watcher, clock = TerminalWatcher(console), Clock()
     watcher.progress.get_time = clock
@@ -42,7 +42,7 @@ def train(job: str):
     return watch
 
 
-def test_the_longest_name_is_one() -> None:
+def test_the_longest_name_is_valid() -> None:
     assert name_is_valid(LONGEST)
     assert not name_is_valid(LONGEST + "x")
 
@@ -53,7 +53,7 @@ def test_everything_fits(width: int, job: str) -> None:
     (line,) = shown(width, train(job))
     assert len(line) <= width
     assert line.startswith(job[:20])
-    # Round, phase, progress and time left are whole. 150 steps are left, one a second.
+    # Round, phase, progress and time left are complete. 150 steps are left, at one a second.
     assert " round 1234 training " in line
     assert " 25% " in line
     assert " 2:30 left" in line
@@ -87,16 +87,16 @@ def test_a_short_name_leaves_room_for_bar_and_note() -> None:
 
 
 @pytest.mark.parametrize("job", ["a", "desk", LONGEST])
-def test_no_width_is_passed(job: str) -> None:
+def test_a_line_never_exceeds_its_width(job: str) -> None:
     for width in range(1, 200):
         for left in (None, 5.0, 86_400.0):
             line = fitted(Work(job, 1234, "training", 50, 200, "loss 0.693", left), width)
             assert len(" ".join(filter(None, [line.before, "━" * line.bar, line.after]))) <= width
-            # The time left is dropped last.
+            # The time left goes last.
             assert "left" in line.after or width < 52
 
 
-def test_what_is_left_is_in_the_unit_of_epsilon() -> None:
+def test_the_budget_left_is_in_the_unit_of_epsilon() -> None:
     console = Console(file=io.StringIO(), width=80)
     watcher = TerminalWatcher(console)
     watcher.privacy(Figures(5.98, 8.0, 1 - 5.98 / 8))

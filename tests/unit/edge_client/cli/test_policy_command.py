@@ -1,4 +1,4 @@
-"""`edge_client policy check|show|init` as a person types them."""
+"""Tests of `edge_client policy check`, `show` and `init`, run as a person types them."""
 
 import json
 import re
@@ -44,7 +44,7 @@ DP_SGD = 'name = "dp-sgd"\nnoise_multiplier = 1.1\nlot = 32\nsteps = 5'
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with job.toml under dp-sgd, and an empty home."""
+    """Returns a folder with a job.toml under dp-sgd and an empty home."""
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "words.txt").write_text("one\ntwo\nthree\n")
     job(tmp_path)
@@ -77,7 +77,7 @@ def verdicts(folder: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
 # ---- check ----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_the_policy_takes_ends_with_0(place):
+def test_a_job_that_the_policy_accepts_exits_with_0(place):
     code, output = run(place, "check", place / "job.toml", "--all")
     assert code == ExitCode.OK
     assert output.splitlines()[0] == "desk against the defaults:"
@@ -86,18 +86,18 @@ def test_a_job_that_the_policy_takes_ends_with_0(place):
     assert [verdict.rule for verdict in Policy().explain(JobSpec.from_toml(place / "job.toml"))] == keys
 
 
-def test_only_what_matters_is_shown_and_the_rest_is_counted(place):
+def test_check_shows_what_matters_and_counts_the_rest(place):
     job_file = place / "job.toml"
     every = Policy().explain(JobSpec.from_toml(job_file))
     code, output = run(place, "check", job_file)
     assert code == ExitCode.OK
-    # Without a policy file there is nothing but what cannot be told yet.
+    # Without a policy file, only the open rules are shown.
     rules = [verdict.rule for verdict in every if verdict.outcome == "open"]
     _, *shown, rest, _ = output.splitlines()
     assert [line.split()[:2] for line in shown] == [["open", f"{rule}:"] for rule in rules]
     assert rest == f"{len(every) - len(rules)} more rules refuse nothing; --all shows them."
 
-    # A rule that the member set is shown if it asks something; one that refuses is shown, whoever set it.
+    # A rule that the member set is shown if it requires something. A rule that refuses is always shown.
     policy(place, 'min_cohort = 7\nhours = []\nmechanisms = ["none"]\n')
     code, output = run(place, "check", job_file)
     assert code == ExitCode.REFUSED
@@ -109,7 +109,7 @@ def test_only_what_matters_is_shown_and_the_rest_is_counted(place):
     assert len(told["verdicts"]) == len(every)
 
 
-def test_a_job_that_is_refused_ends_with_4_and_says_every_rule_that_refuses(place):
+def test_a_refused_job_exits_with_4_and_names_every_refusing_rule(place):
     policy(place, 'mechanisms = ["none"]\nmin_cohort = 201\n')
     code, output = run(place, "check", place / "job.toml")
     assert code == ExitCode.REFUSED
@@ -120,7 +120,7 @@ def test_a_job_that_is_refused_ends_with_4_and_says_every_rule_that_refuses(plac
     assert output.splitlines()[-1] == "This member would not take part: mechanisms, min_cohort."
 
 
-def test_json_says_the_same(place):
+def test_json_agrees_with_the_text(place):
     code, told = verdicts(place, place / "job.toml")
     assert (code, told["takes_part"], told["job"], told["cost"]) == (0, True, "desk", None)
     policy(place, 'jobs = ["other"]\n')
@@ -132,7 +132,7 @@ def test_json_says_the_same(place):
     assert refused["reason"] == "job_not_admitted"
 
 
-def test_a_bundle_or_its_job_document_tells_more_than_a_job_file(place):
+def test_a_bundle_or_job_document_settles_more_than_a_job_file(place):
     spec = JobSpec.from_toml(place / "job.toml")
     document = make_job_bundle(spec, place, place / "bundle")
     policy(place, f'base_models = ["{document.weights.hex()}"]\nshared_parameters = ["filters.*"]\n')
@@ -153,12 +153,12 @@ def test_a_bundle_or_its_job_document_tells_more_than_a_job_file(place):
     assert "not the manifest" in sentence
 
 
-def test_whose_vocabulary_a_job_has_is_told_of_a_job_file_and_of_a_bundle(place):
+def test_the_vocabulary_rule_reads_job_files_and_bundles(place):
     policy(place, 'mechanisms = ["none"]\nvocabularies = ["own"]\n')
     path = job(place, 'name = "none"')
     public = path.read_text()
     make_job_bundle(JobSpec.from_toml(path), place, place / "public")
-    # The same words, private rows: the operator's table all the same.
+    # The same words with private rows: the vocabulary is still the operator's.
     path.write_text(public + '[method]\nname = "fedvocab"\n')
     make_job_bundle(JobSpec.from_toml(path), place, place / "private")
     assert (place / "private" / "private.bin").exists()
@@ -180,7 +180,7 @@ def test_whose_vocabulary_a_job_has_is_told_of_a_job_file_and_of_a_bundle(place)
     assert 'vocabularies: is empty, but every job has a vocabulary; write "own", "public" or both' in sentence
 
 
-def test_the_authority_is_that_of_the_enrolled_member(place):
+def test_the_authority_rule_uses_the_enrolled_federation(place):
     federation = party.authority().federation.hex()
     policy(place, f'authorities = ["{federation}"]\n')
 
@@ -195,7 +195,7 @@ def test_the_authority_is_that_of_the_enrolled_member(place):
     assert authorities() == "refused"
 
 
-def test_this_machine_is_looked_at_when_asked(place):
+def test_now_checks_this_machine(place):
     policy(place, "min_free_memory_mib = 1\n")
     assert "open     min_free_memory_mib" in run(place, "check", place / "job.toml")[1]
     code, output = run(place, "check", place / "job.toml", "--now")
@@ -224,7 +224,7 @@ def test_this_machine_is_looked_at_when_asked(place):
         ),
     ],
 )
-def test_a_job_that_cannot_be_read_ends_with_2(place, name, content, complaint):
+def test_an_unreadable_job_exits_with_2(place, name, content, complaint):
     if content is not None:
         (place / name).write_text(content)
     code, sentence = run(place, "check", place / name)
@@ -232,7 +232,7 @@ def test_a_job_that_cannot_be_read_ends_with_2(place, name, content, complaint):
     assert complaint in sentence
 
 
-def test_a_policy_that_cannot_be_read_ends_with_2(place):
+def test_an_unreadable_policy_exits_with_2(place):
     policy(place, "min_cohrt = 3\n")
     for command in (("check", place / "job.toml"), ("show",)):
         code, sentence = run(place, *command)
@@ -243,15 +243,15 @@ def test_a_policy_that_cannot_be_read_ends_with_2(place):
     assert "does not exist" in sentence
 
 
-# ---- what it costs --------------------------------------------------------------------------------
+# ---- the cost of a job ----------------------------------------------------------------------------
 
 
-def test_the_cost_is_what_the_gate_would_let_pass(place):
+def test_the_cost_agrees_with_the_gate(place):
     _, told = verdicts(place, place / "job.toml", "--examples", 1000)
     cost = told["cost"]
     assert (cost["rounds"], cost["fitting"], cost["delta"]) == (20, 20, 1e-6)
     assert 0 < cost["epsilon"] < 8
-    # A limit of exactly that lets all rounds pass, a hair less does not.
+    # A limit of exactly this epsilon lets all rounds pass; a tenth less does not.
     policy(place, f"epsilon = {cost['epsilon'] * (1 + 1e-9)!r}\n")
     assert verdicts(place, place / "job.toml", "--examples", 1000)[1]["cost"]["fitting"] == 20
     policy(place, f"epsilon = {cost['epsilon'] * 0.9!r}\n")
@@ -264,23 +264,23 @@ def test_the_cost_is_what_the_gate_would_let_pass(place):
         assert verdicts(place, other, "--examples", 1000)[1]["cost"]["fitting"] == fitting
     job(place)
     assert told["cost"]["epsilon"] == pytest.approx(cost["epsilon"])
-    # Fewer examples are drawn more often.
+    # With fewer examples, each is drawn more often.
     assert verdicts(place, place / "job.toml", "--examples", 100)[1]["cost"]["epsilon"] > cost["epsilon"]
 
 
-def test_a_budget_without_room_for_a_round_is_a_refusal(place):
+def test_a_budget_too_small_for_one_round_is_a_refusal(place):
     policy(place, "epsilon = 0.01\n")
     code, output = run(place, "check", place / "job.toml", "--examples", 1000)
     assert code == ExitCode.REFUSED
-    assert "0 of them fit" in output
+    assert "0 rounds fit" in output
     assert output.splitlines()[-1] == "This member would not take part: epsilon."
     policy(place, "epsilon_a_job = 0.01\n")
     code, output = run(place, "check", place / "job.toml", "--examples", 1000)
     assert code == ExitCode.REFUSED
-    assert "and 0.01 for a job: 0 of them fit" in output
+    assert "and 0.01 for a job: 0 rounds fit" in output
 
 
-def test_what_has_no_cost_says_why(place):
+def test_an_unknown_cost_says_why(place):
     policy(place, 'mechanisms = ["none", "distributed-gaussian"]\nunit = "member"\n')
     job(place, 'name = "none"')
     code, output = run(place, "check", place / "job.toml", "--examples", 10)
@@ -302,7 +302,7 @@ def test_what_has_no_cost_says_why(place):
 # ---- show and init --------------------------------------------------------------------------------
 
 
-def test_show_prints_the_policy_in_force_as_a_file_that_means_the_same(place):
+def test_show_prints_the_policy_as_an_equivalent_file(place):
     policy(place, 'min_cohort = 7\nhours = ["22:00-06:00"]\npeers.north = "' + "ab" * 32 + '"\n')
     code, output = run(place, "show")
     assert code == 0
@@ -314,7 +314,7 @@ def test_show_prints_the_policy_in_force_as_a_file_that_means_the_same(place):
     assert shown["fingerprint"] is None
 
 
-def test_show_tells_the_fingerprint_that_others_pin(place):
+def test_show_prints_the_fingerprint_that_others_pin(place):
     party.member_home(place / "home", "localhost:7441")
     shown = json.loads(run(place, "show", "--json")[1])
     assert shown["federation"] == party.authority().federation.hex()
@@ -325,7 +325,7 @@ def test_show_tells_the_fingerprint_that_others_pin(place):
     assert shown["fingerprint"] in run(place, "show")[1]
 
 
-def test_init_writes_the_defaults_and_never_over_a_file_unasked(place):
+def test_init_writes_the_defaults_and_replaces_only_with_force(place):
     code, output = run(place, "init")
     path = place / "home" / "policy.toml"
     assert code == 0
@@ -352,7 +352,7 @@ def test_each_key_of_the_default_file_can_be_uncommented():
         assert (getattr(changed, key) != getattr(defaults, key)) == example, key
 
 
-def test_every_key_says_what_it_is_for():
+def test_every_key_has_its_meaning_above_it():
     lines = default_file().splitlines()
     for key in Policy.model_fields:
         if key != "schema_version":
@@ -361,7 +361,7 @@ def test_every_key_says_what_it_is_for():
     assert all(len(line) <= 112 for line in lines)
 
 
-def test_a_policy_is_checked_without_torch_and_help_is_quick(place):
+def test_check_needs_no_torch_and_help_imports_little(place):
     code = (
         "import sys\n"
         "from edge_client.cli.policy import app\n"

@@ -674,7 +674,7 @@ def test_the_owner_reads_and_decides_on_the_command_line(place):
     shown = command(here, "show", "stories", "--rows", "3").output
     assert str(here.folder.file) in shown
     assert "differentially private in each text" in shown
-    assert "after your own, noised and charged" in shown
+    assert "as in your data, with noise, and charged" in shown
     assert sum(line.startswith(("    good: ", "    bad: ")) for line in shown.splitlines()) == 3
     told = json.loads(command(here, "show", "stories", "--rows", "2", "--json").output)
     assert (told["stage"], len(told["texts"])) == ("made", 2)
@@ -682,7 +682,7 @@ def test_the_owner_reads_and_decides_on_the_command_line(place):
     assert code(command(here, "approve", "stories")) == 0
     assert "approved" in command(here, "list").output
     here.life()
-    assert "given away" in command(here, "list").output
+    assert "released; the coordinator has it" in command(here, "list").output
     late = command(here, "veto", "stories")
     assert code(late) == 4
 

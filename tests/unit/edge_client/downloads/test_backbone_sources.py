@@ -1,4 +1,4 @@
-"""Where a member has a backbone from: in order, by digest, once for all jobs."""
+"""Tests of where a member gets a backbone: sources in order, by digest, once for all jobs."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ HUB = f"people/bert@{'a1' * 20}"
 
 
 class Coordinator:
-    """Hands out one file by digest, and counts."""
+    """A coordinator that serves one file by digest and counts the requests."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.limits = path, []
@@ -36,7 +36,7 @@ class Coordinator:
 
 
 class Hub:
-    """Hands out one folder's files, and counts."""
+    """A hub that serves one folder's files and counts the requests."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.asked = folder, []
@@ -50,7 +50,7 @@ class Hub:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two models of the same sizes, and one of another kind."""
+    """Saves two models of the same sizes and one of another kind."""
     root = tmp_path_factory.mktemp("models")
     saved(root / "right", "bert", tokenizer=False)
     saved(root / "other", "bert", tokenizer=False, seed=9)
@@ -77,25 +77,25 @@ def kept(cache: BlobCache, wanted: Wanted) -> set[str]:
     return {path.name for path in cache.path(wanted.digest).parent.iterdir() if not path.name.endswith(".pin")}
 
 
-def test_a_folder_that_has_it_is_asked_before_hub_and_coordinator(models, wanted, cache):
+def test_a_folder_with_the_backbone_comes_before_hub_and_coordinator(models, wanted, cache):
     hub, coordinator = Hub(models / "right"), Coordinator(models / "file")
     backbones = Backbones(cache, folders=[models / "right"], hub=hub)
     found = opened(backbones, wanted, coordinator)
     assert found.config["model_type"] == "bert"
     assert (hub.asked, coordinator.limits) == ([], [])
     assert kept(cache, wanted) == {wanted.digest.hex()}
-    # One for all jobs of the process, and then one for all processes.
+    # All jobs of the process share one, and then all processes share the file.
     assert opened(backbones, wanted, coordinator) is found
     opened(Backbones(cache, allowed=()), wanted, coordinator)
     assert coordinator.limits == []
 
 
-def test_a_canonical_file_that_somebody_brought_along_will_do(models, wanted, cache):
+def test_a_canonical_file_is_accepted_as_a_source(models, wanted, cache):
     opened(Backbones(cache, folders=[models / "file"], allowed=["disk"]), wanted, Coordinator(None))
     assert kept(cache, wanted) == {wanted.digest.hex()}
 
 
-def test_a_folder_with_other_values_is_passed_over_and_both_digests_are_told(models, wanted, cache):
+def test_a_folder_with_other_values_is_skipped_and_logged(models, wanted, cache):
     hub, coordinator = Hub(models / "right"), Coordinator(None)
     backbones = Backbones(cache, folders=[models / "other", models / "roberta", models / "nowhere"], hub=hub)
     with structlog.testing.capture_logs() as logs:
@@ -107,40 +107,40 @@ def test_a_folder_with_other_values_is_passed_over_and_both_digests_are_told(mod
     assert other in told[0]["why"]
     assert wanted.digest.hex() in told[0]["why"]
     assert "its model_type is 'roberta', the job's 'bert'" in told[1]["why"]
-    assert "is not there" in told[2]["why"]
+    assert "does not exist" in told[2]["why"]
     assert kept(cache, wanted) == {wanted.digest.hex()}
 
 
-def test_a_hub_with_other_values_is_passed_over_too(models, wanted, cache):
+def test_a_hub_with_other_values_is_skipped(models, wanted, cache):
     coordinator = Coordinator(models / "file")
     opened(Backbones(cache, hub=Hub(models / "other")), wanted, coordinator)
-    # No more than the config's canonical file is taken.
+    # The member takes at most the config's canonical file.
     assert coordinator.limits == [layout_of(wanted.config).size]
 
 
-def test_a_head_that_the_job_does_not_need_is_left_out(models, cache, tmp_path):
+def test_a_head_that_the_job_does_not_need_is_ignored(models, cache, tmp_path):
     bare = saved(tmp_path / "bare", "bert", tokenizer=False, bare=True)
     config = folder_config(bare)
     needed = Wanted(write_backbone(bare, config, tmp_path / "file"), config)
     whole = saved(tmp_path / "whole", "bert", tokenizer=False)
-    with pytest.raises(BackboneMissing, match="the same sizes, other values"):
-        # Random numbers were drawn in another order, so these are other values; that they are looked at is the point.
+    with pytest.raises(BackboneMissing, match="same sizes, different values"):
+        # The values differ because random numbers were drawn in another order. The point is that they are compared.
         opened(Backbones(cache, folders=[whole], allowed=["disk"]), needed, Coordinator(None))
     wants_head = Wanted(bytes(32), folder_config(whole))
     with pytest.raises(BackboneMissing, match="its masked_lm is False, the job's True"):
         opened(Backbones(cache, folders=[bare], allowed=["disk"]), wants_head, Coordinator(None))
 
 
-def test_when_nobody_has_it_every_source_says_why(models, wanted, cache):
+def test_when_no_source_has_it_each_says_why(models, wanted, cache):
     coordinator = Coordinator(None)
     backbones = Backbones(cache, folders=[models / "other"], hub=Hub(None))
     with pytest.raises(BackboneMissing) as error:
         opened(backbones, wanted, coordinator)
     said = str(error.value)
-    for part in ("disk: ", "the same sizes, other values", f"hub: {HUB} is no folder", "coordinator: no job has"):
+    for part in ("disk: ", "same sizes, different values", f"hub: {HUB} is no folder", "coordinator: no job has"):
         assert part in said
     assert kept(cache, wanted) == set()
-    # A gigabyte is not read again to find the same; the coordinator may have it by now.
+    # The folder is not read again, a gigabyte for the same result. The coordinator may have the backbone by now.
     shutil.copyfile(models / "file", models / "late")
     coordinator.path = models / "late"
     (models / "other").rename(models / "away")
@@ -151,20 +151,20 @@ def test_when_nobody_has_it_every_source_says_why(models, wanted, cache):
 
 
 @pytest.mark.parametrize("allowed", [(source,) for source in SOURCES], ids=SOURCES)
-def test_the_policy_says_where_from(models, wanted, cache, allowed):
+def test_the_policy_decides_which_sources_are_asked(models, wanted, cache, allowed):
     hub, coordinator = Hub(models / "right"), Coordinator(models / "file")
     opened(Backbones(cache, folders=[models / "right"], allowed=allowed, hub=hub), wanted, coordinator)
     assert (len(hub.asked), len(coordinator.limits)) == (allowed == ("hub",), allowed == ("coordinator",))
 
 
-def test_without_any_source_only_the_cache_is_left(models, wanted, cache):
+def test_without_allowed_sources_only_the_cache_is_used(models, wanted, cache):
     hub, coordinator = Hub(models / "right"), Coordinator(models / "file")
     with pytest.raises(BackboneMissing, match="hub: this member's policy does not name it"):
         opened(Backbones(cache, folders=[models / "right"], allowed=(), hub=hub), wanted, coordinator)
     assert (hub.asked, coordinator.limits) == ([], [])
 
 
-def test_the_hub_is_not_asked_where_the_job_names_nothing_there(models, wanted, cache):
+def test_the_hub_is_not_asked_if_the_job_names_nothing_there(models, wanted, cache):
     hub = Hub(models / "right")
     unnamed = Wanted(wanted.digest, wanted.config)
     opened(Backbones(cache, hub=hub), unnamed, Coordinator(models / "file"))
@@ -182,12 +182,12 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(models, wanted, cache):
     assert digest_of(path) == wanted.digest
 
 
-def test_right_bytes_for_another_config_are_the_jobs_fault_and_name_no_folder(models, wanted, cache, tmp_path):
+def test_an_error_about_the_jobs_config_names_no_folder(models, wanted, cache, tmp_path):
     wrong = Wanted(wanted.digest, {**wanted.config, "masked_lm": False})
     with pytest.raises(BackboneInvalid) as error:
         opened(Backbones(cache, folders=[models / "file"], allowed=["coordinator"]), wrong, _any(models / "file"))
     assert str(tmp_path) not in str(error.value)
-    # The pin went with it.
+    # The pin was released.
     cache.clear(bytes(32))
     assert kept(cache, wanted) == set()
 
@@ -199,7 +199,7 @@ def _any(path: Path):
     return fetch
 
 
-def test_it_is_pinned_while_a_job_has_it_open(models, wanted, tmp_path):
+def test_a_backbone_is_pinned_while_a_job_has_it_open(models, wanted, tmp_path):
     cache = BlobCache(tmp_path / "cache", 10)
     backbones = Backbones(cache)
     opened(backbones, wanted, Coordinator(models / "file"))
@@ -212,7 +212,7 @@ def test_it_is_pinned_while_a_job_has_it_open(models, wanted, tmp_path):
     assert kept(cache, wanted) == set()
 
 
-def test_two_jobs_at_once_fetch_it_once(models, wanted, cache):
+def test_two_jobs_at_once_fetch_a_backbone_once(models, wanted, cache):
     coordinator = Coordinator(models / "file")
     backbones = Backbones(cache)
 
@@ -224,7 +224,7 @@ def test_two_jobs_at_once_fetch_it_once(models, wanted, cache):
     assert len(coordinator.limits) == 1
 
 
-def test_a_full_disk_costs_old_versions_and_no_backbone(models, wanted, cache):
+def test_a_full_disk_makes_room_by_deleting_old_versions(models, wanted, cache):
     old = cache.path(hashlib.sha256(b"old").digest())
     old.write_bytes(b"old")
     coordinator = Coordinator(models / "file")
@@ -246,7 +246,7 @@ def test_a_full_disk_with_nothing_to_delete_says_so(wanted, cache):
         opened(Backbones(cache), wanted, fetch)
 
 
-def test_what_a_job_wants_is_in_its_document(wanted):
+def test_a_jobs_document_names_its_backbone(wanted):
     task = {"name": "cloze", "verbaliser": {"a": "x", "b": "y"}}
     table = {"config": dict(wanted.config), "backbone": wanted.digest.hex(), "hub": HUB, "task": task}
     assert Wanted.of(PromptedModel.model_validate(table)) == wanted

@@ -1,4 +1,4 @@
-"""A backbone over real gRPC, from a real store: cut off twice on the way, resumed, and not sent a second time."""
+"""Tests of a backbone over real gRPC from a real store: cut off twice, resumed, and not sent a second time."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ CONFIG = checked_config(
 
 
 class Serving(federation_pb2_grpc.FederationServiceServicer):
-    """`FetchBlob` of a store, as the coordinator reads it: a chunk at a time."""
+    """Serves `FetchBlob` from a store as the coordinator does, a chunk at a time."""
 
     def __init__(self, store: Any) -> None:
         self.store, self.offsets, self.sent = store, [], 0
@@ -53,7 +53,7 @@ class Serving(federation_pb2_grpc.FederationServiceServicer):
 
 @contextlib.asynccontextmanager
 async def cut_off(port: int, after: list[int]) -> AsyncIterator[int]:
-    """A way to the port whose first connections break once so many bytes came back on them."""
+    """Forwards to the port. The first connections break after the bytes in `after` came back on them."""
     budgets = iter(after)
 
     async def carry(reader: Any, writer: Any, left: float, end: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ async def cut_off(port: int, after: list[int]) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def fetching(serving: Serving, after: list[int]) -> AsyncIterator[Any]:
-    """What a member fetches with, over connections that break."""
+    """Yields a member's fetch function, over connections that break."""
     server = grpc.aio.server()
     federation_pb2_grpc.add_FederationServiceServicer_to_server(serving, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -106,10 +106,10 @@ async def fetching(serving: Serving, after: list[int]) -> AsyncIterator[Any]:
 
 @pytest.fixture
 def wanted(tmp_path):
-    """Five megabytes that are a backbone, in a coordinator's store."""
+    """Writes a backbone of five megabytes."""
     layout = layout_of(CONFIG)
     path = tmp_path / "file"
-    # Small numbers, none the same as its neighbours.
+    # Small numbers, each different from its neighbours.
     values = np.arange((layout.size - len(layout.header)) // 4, dtype="<f4") / 1e4
     path.write_bytes(layout.header + values.tobytes())
     assert 5e6 < layout.size < 6e6
@@ -123,7 +123,7 @@ def serving(tmp_path, wanted):
     return Serving(store)
 
 
-def test_a_backbone_outlives_two_breaks_and_the_next_job_transfers_nothing(tmp_path, wanted, serving):
+def test_a_transfer_resumes_after_breaks_and_the_next_job_needs_none(tmp_path, wanted, serving):
     cache = BlobCache(tmp_path / "cache")
 
     async def scenario() -> None:
@@ -131,13 +131,13 @@ def test_a_backbone_outlives_two_breaks_and_the_next_job_transfers_nothing(tmp_p
             first = Backbones(cache, allowed=["coordinator"])
             found = await first.open(wanted, fetch)
             assert found.tensors.keys() == layout_of(CONFIG).shapes.keys()
-            # Each connection went on where the one before it broke off.
+            # Each connection resumed where the one before it broke.
             begin, middle, late = serving.offsets
             assert begin == 0 < CHUNK <= middle < late
-            # What broke with a connection is at most what was under way on it.
+            # A break loses at most the bytes in flight.
             sent = serving.sent
             assert wanted.size <= sent < 2 * wanted.size
-            # A second job of this process, and one of another: the same file.
+            # A second job of this process and a job of another process use the same file.
             assert await first.open(wanted, fetch) is found
             second = await Backbones(cache, allowed=["coordinator"]).open(wanted, fetch)
             assert second.tensors.keys() == found.tensors.keys()
@@ -148,7 +148,7 @@ def test_a_backbone_outlives_two_breaks_and_the_next_job_transfers_nothing(tmp_p
 
 
 def test_memory_stays_flat_on_both_sides(tmp_path, wanted, serving):
-    """Client and server are one process here: together they hold a few chunks, and no backbone."""
+    """Client and server share this process. Together they hold a few chunks, and no whole backbone."""
 
     async def scenario() -> int:
         async with fetching(serving, []) as fetch:
@@ -164,8 +164,8 @@ def test_memory_stays_flat_on_both_sides(tmp_path, wanted, serving):
     assert peak < 12 * CHUNK < wanted.size
 
 
-def test_more_than_the_config_needs_is_never_taken(tmp_path, wanted, serving):
-    """A coordinator whose file is larger than its job's config says."""
+def test_a_file_larger_than_the_config_needs_is_never_fetched(tmp_path, wanted, serving):
+    """The coordinator's file is larger than its job's config says."""
     smaller = Wanted(wanted.digest, checked_config({**CONFIG, "vocab_size": 2000}))
 
     async def scenario() -> None:
@@ -177,7 +177,7 @@ def test_more_than_the_config_needs_is_never_taken(tmp_path, wanted, serving):
     assert [path for path in (tmp_path / "cache").iterdir() if path.stat().st_size] == []
 
 
-def test_a_coordinator_that_lies_gives_nothing(tmp_path, wanted, serving):
+def test_wrong_bytes_of_the_coordinator_are_not_kept(tmp_path, wanted, serving):
     read = serving.store.read
     serving.store.read = lambda digest, offset, size: bytes(len(read(digest, offset, size)))
 

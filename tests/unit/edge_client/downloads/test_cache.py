@@ -1,4 +1,4 @@
-"""What was fetched is kept up to a size; whatever other jobs do in the folder meanwhile."""
+"""Tests of the cache: it keeps fetched blobs up to a size, whatever other jobs do in the folder meanwhile."""
 
 import hashlib
 import os
@@ -17,12 +17,12 @@ def blob(cache, content, used):
     return path.name
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path):
+def test_the_least_recently_used_blob_goes_first(tmp_path):
     cache = BlobCache(tmp_path, 25)
     oldest, middle, newest = (blob(cache, bytes([number]) * 10, 1000 + number) for number in range(3))
     cache.trim()
     assert kept(tmp_path) == {middle, newest}
-    # It was used: the other is the older one now.
+    # This use makes the other blob the older one.
     cache.path(bytes.fromhex(middle))
     blob(cache, b"3" * 10, 5000)
     cache.trim()
@@ -31,10 +31,10 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
     assert oldest not in kept(tmp_path)
 
 
-def test_a_file_that_goes_while_the_folder_is_looked_through_stops_nothing(tmp_path):
+def test_a_file_that_vanishes_during_a_trim_does_not_stop_it(tmp_path):
     cache = BlobCache(tmp_path, 15)
     old, new = (blob(cache, bytes([number]) * 10, 1000 + number) for number in range(2))
-    # What another job's fetch leaves of its partial file when it has found its final name: a name with nothing behind.
+    # A dangling link stands for a partial file that another job's fetch has just renamed.
     for number in range(4):
         (tmp_path / f"{number}.partial").symlink_to(tmp_path / "gone")
     cache.trim()
@@ -42,7 +42,7 @@ def test_a_file_that_goes_while_the_folder_is_looked_through_stops_nothing(tmp_p
     assert old not in kept(tmp_path)
 
 
-def test_room_is_made_with_everything_that_nobody_is_using(tmp_path):
+def test_clear_deletes_everything_that_is_not_in_use(tmp_path):
     cache = BlobCache(tmp_path)
     blob(cache, b"an old version", 1000)
     wanted = blob(cache, b"wanted", 1000)
@@ -52,7 +52,7 @@ def test_room_is_made_with_everything_that_nobody_is_using(tmp_path):
     assert not cache.clear(bytes.fromhex(wanted))
 
 
-def test_a_damaged_certificate_is_not_given_out_and_goes(tmp_path):
+def test_a_damaged_certificate_is_deleted_and_not_returned(tmp_path):
     cache = CertificateCache(tmp_path / "certificates")
     cache.keep([b"one", b"two"])
     one, two = (hashlib.sha256(each).digest() for each in (b"one", b"two"))

@@ -1,4 +1,4 @@
-"""What is pinned stays while it is in use, whoever else trims the folder, and no longer."""
+"""Tests of pins: a pinned blob stays while it is in use, whoever trims the folder, and no longer."""
 
 import fcntl
 import hashlib
@@ -28,13 +28,13 @@ def cache(tmp_path):
     return BlobCache(tmp_path, 25)
 
 
-def test_what_is_pinned_stays_however_long_ago_it_was_used(cache, tmp_path):
+def test_a_pinned_blob_stays_however_long_ago_it_was_used(cache, tmp_path):
     backbone = blob(cache, b"b" * 20, 1)
     with cache.pin(backbone):
         new, old = blob(cache, b"n" * 5, 3000), blob(cache, b"o" * 5, 2000)
-        # Another process with the same folder would find the pin as this one does.
+        # A second cache on the same folder finds the pin as another process would.
         BlobCache(tmp_path, 25).trim()
-        # What is pinned counts too: of the others as many stay as fit beside it.
+        # The pinned blob counts, so the others must fit beside it.
         assert kept(tmp_path) >= {backbone.hex(), new.hex()}
         assert old.hex() not in kept(tmp_path)
         assert cache.clear(old)
@@ -46,7 +46,7 @@ def test_what_is_pinned_stays_however_long_ago_it_was_used(cache, tmp_path):
     assert not [name for name in kept(tmp_path) if name.endswith(".pin")]
 
 
-def test_what_has_arrived_of_it_stays_too(cache, tmp_path):
+def test_a_pin_also_keeps_the_partial_file(cache, tmp_path):
     digest = hashlib.sha256(b"a backbone").digest()
     partial = cache.path(digest).with_name(f"{digest.hex()}.partial")
     partial.write_bytes(b"b" * 24)
@@ -96,13 +96,13 @@ def test_a_pin_ends_with_its_process(cache, tmp_path):
     blob(cache, b"n" * 20, 3000)
     cache.trim()
     assert backbone.hex() not in kept(tmp_path)
-    # The dead process's lock file is gone too.
+    # The lock file of the dead process is gone, too.
     assert not [name for name in kept(tmp_path) if name.endswith(".pin")]
 
 
-def test_a_disk_that_takes_no_writes_keeps_no_pin_and_stops_nothing(cache, tmp_path, monkeypatch):
+def test_a_disk_without_writes_keeps_no_pin_and_stops_nothing(cache, tmp_path, monkeypatch):
     backbone = blob(cache, b"b" * 20, 1)
-    # As a folder that is gone refuses, whoever asks.
+    # A folder that is gone refuses writes even of root.
     lost = BlobCache(tmp_path / "lost")
     (tmp_path / "lost").rmdir()
     with lost.pin(backbone):
@@ -110,8 +110,8 @@ def test_a_disk_that_takes_no_writes_keeps_no_pin_and_stops_nothing(cache, tmp_p
     assert backbone.hex() in kept(tmp_path)
 
 
-def test_a_pin_that_is_made_while_another_is_taken_away_holds(cache, tmp_path, monkeypatch):
-    """Between opening the lock file and locking it, somebody who found nobody there removes its name."""
+def test_a_pin_holds_although_its_file_is_removed_while_it_is_made(cache, tmp_path, monkeypatch):
+    """Between opening and locking the lock file, a process that found it unlocked removes its name."""
     backbone = blob(cache, b"b" * 20, 1)
     lock, removed = fcntl.flock, []
 

@@ -1,4 +1,4 @@
-"""The member's channel, and what is said when it does not come about. Every sentence meets the real thing."""
+"""Tests of the member's channel, and of each sentence against the real failure that it explains."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ DER = serialization.Encoding.DER
 
 
 def _identity(certificate, *, number=2, root=None, name="north", address="localhost:1"):
-    """An identity that `load` would refuse, as a member might hold it in memory when its time runs out."""
+    """Returns an identity that `load` would refuse, as a member may hold in memory when it expires."""
     root = root or party.authority().certificate
     return MemberIdentity(
         home=None,
@@ -55,7 +55,7 @@ async def _ask(identity, address, *, seconds=10.0):
 
 
 def _error(folder, identity, *, service=None, credentials=None, host="localhost"):
-    """The failure of one call, and the service that was (not) reached."""
+    """Returns the failure of one call, the service that was (not) reached, and the address."""
 
     async def run():
         async with serving(folder, service, credentials=credentials) as port:
@@ -71,7 +71,7 @@ def _error(folder, identity, *, service=None, credentials=None, host="localhost"
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_a_member_gets_through_and_is_known(folder, host):
+def test_a_member_connects_and_is_recognised(folder, host):
     async def run():
         async with serving(folder) as port:
             answer = await _ask(_identity(_issued()), f"{host}:{port.port}")
@@ -104,7 +104,7 @@ def test_members_in_one_process_do_not_share_a_connection(folder):
     assert asyncio.run(run()) == ["north", "south"]
 
 
-def test_an_operator_is_no_member_and_a_member_no_operator(folder):
+def test_operators_and_members_are_refused_at_each_others_ports(folder):
     operator = _identity(_issued(Role.OPERATOR))
     error, port, address = _error(folder, operator)
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -117,7 +117,7 @@ def test_an_operator_is_no_member_and_a_member_no_operator(folder):
     assert not port.callers
 
 
-def test_a_service_for_several_roles(folder):
+def test_a_service_may_accept_several_roles(folder):
     async def run():
         either = FederationPort(load_root(folder), roles=(Role.MEMBER, Role.OPERATOR))
         async with serving(folder, either) as port:
@@ -128,12 +128,12 @@ def test_a_service_for_several_roles(folder):
     assert asyncio.run(run()) == [Role.MEMBER, Role.OPERATOR]
 
 
-def test_a_session_that_outlives_its_certificate_is_refused(folder):
-    """The handshake was in time; the call is not."""
+def test_a_call_after_the_certificate_expired_is_refused(folder):
+    """The handshake was in time and the call is not."""
     late = FederationPort(load_root(folder), clock=lambda: party.present() + timedelta(days=91))
     identity = _identity(_issued())
     error, port, address = _error(folder, identity, service=late)
-    # Not final: one of the two clocks may be wrong.
+    # The refusal is not final, because one of the two clocks may be wrong.
     assert reason_of(error)[0] == Reason.REASON_CLOCK_SKEW
     sentence = explain(error, identity, address=address)
     assert "expired on" in sentence
@@ -162,8 +162,8 @@ def test_a_certificate_without_an_identity_is_refused(folder):
     assert not port.callers
 
 
-def test_no_certificate_at_a_port_that_asks_for_none_is_refused_by_peer(folder):
-    """`peer` does not lean on the port's settings."""
+def test_peer_refuses_a_missing_certificate_at_a_port_that_asks_for_none(folder):
+    """`peer` does not rely on the port's settings."""
     identity = _identity(_issued())
     error, port, _ = _error(folder, identity, credentials=enrolment_credentials(folder))
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -171,7 +171,7 @@ def test_no_certificate_at_a_port_that_asks_for_none_is_refused_by_peer(folder):
     assert not port.callers
 
 
-def test_a_reason_is_passed_on_as_it_is(folder):
+def test_a_reason_of_the_coordinator_is_passed_on(folder):
     service = FederationPort(load_root(folder))
     service.refuse = Reason.REASON_CLIENT_CERTIFICATE_REVOKED
     identity = _identity(_issued())
@@ -180,7 +180,7 @@ def test_a_reason_is_passed_on_as_it_is(folder):
     assert exit_code_of(error) is ExitCode.REFUSED
 
 
-# ---- what does not come about --------------------------------------------------------------------------------------
+# ---- what fails ----------------------------------------------------------------------------------------------------
 
 
 def test_no_client_certificate(folder):
@@ -195,7 +195,7 @@ def test_no_client_certificate(folder):
             return explain(raised.value, address=address), port.callers
 
     sentence, callers = asyncio.run(run())
-    assert "no client certificate was shown" in sentence
+    assert "it got no client certificate" in sentence
     assert "edge_client enrol" in sentence
     assert not callers
 
@@ -245,13 +245,13 @@ def test_a_coordinator_whose_certificate_expired(folder):
 
 
 def test_a_member_that_plays_coordinator(folder):
-    """Even one that is named after the host."""
+    """It is refused even if it is named after the host."""
     posing = _issued(name="localhost", number=3)
     folder.server_certificate.write_bytes(pem(posing, party.authority().certificate))
     durable_file(folder.server_key, key_pem(party.key(3)))
     identity = _identity(_issued())
     error, port, address = _error(folder, identity)
-    assert "may not serve" in explain(error, identity, address=address)
+    assert "a certificate that is not a server's" in explain(error, identity, address=address)
     assert not port.callers
 
 
@@ -323,7 +323,7 @@ def test_something_that_never_answers():
     assert "did not answer in time" in _answering(silent, timeout=0.5)
 
 
-def test_a_connection_that_breaks_in_a_call_blames_no_certificate(folder):
+def test_a_connection_that_breaks_blames_no_certificate(folder):
     class Hanging(FederationPort):
         def __init__(self, root):
             super().__init__(root)
@@ -364,8 +364,8 @@ def test_a_service_that_is_not_offered(folder):
     assert "does not offer this service" in asyncio.run(run())
 
 
-def test_a_renewed_server_certificate_is_shown_without_a_restart(folder, now):
-    """On both kinds of port, and the calls that stand go on."""
+def test_a_renewed_server_certificate_needs_no_restart(folder, now):
+    """Both kinds of port show it, and open connections continue."""
 
     async def run():
         identity = _identity(_issued())
@@ -377,7 +377,7 @@ def test_a_renewed_server_certificate_is_shown_without_a_restart(folder, now):
                 await channel.channel_ready()
                 renewed = _issued(Role.SERVER, "coordinator", number=4, hosts=("localhost", "127.0.0.1"))
                 durable_file(folder.server_key, key_pem(party.key(4)))
-                # Between the two writes the old pair is shown.
+                # Between the two writes, the port shows the old pair.
                 assert (await asyncio.to_thread(shake_hands, address)).chain[0] == before
                 durable_file(folder.server_certificate, pem(renewed, party.authority().certificate))
                 after = (await asyncio.to_thread(shake_hands, address)).chain
@@ -392,7 +392,7 @@ def test_a_renewed_server_certificate_is_shown_without_a_restart(folder, now):
 
 
 def test_options_are_spelt_as_grpc_knows_them():
-    """A misspelt one is ignored without a word."""
+    """gRPC silently ignores a misspelt option."""
     from grpc._cython import cygrpc
 
     library = Path(cygrpc.__file__).read_bytes()

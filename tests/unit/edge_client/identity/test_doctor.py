@@ -1,4 +1,4 @@
-"""The doctor, with real ports: each thing that can be wrong is found where it is."""
+"""Tests of the doctor against real ports: it finds each thing that can be wrong in the right check."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def _examine(home, address=None, *, now=None, timeout=10.0):
 
 
 def _served(folder, home, *, service=None, credentials=None, now=None, address=None):
-    """The findings with a coordinator at the address that the member enrolled with."""
+    """Returns the findings with a coordinator that answers at the given address."""
     now = now or party.present()
 
     async def run():
@@ -60,7 +60,7 @@ def test_all_is_well(folder, home):
     assert found["clock"].what.startswith("0.0 s")
 
 
-def test_an_empty_refusal_is_still_a_coordinator_that_answers(folder, home):
+def test_a_refusal_of_the_empty_question_is_an_answer(folder, home):
     service = FederationPort(load_root(folder))
     service.refuse = Reason.REASON_MESSAGE_MALFORMED
     found = _served(folder, home, service=service)
@@ -76,7 +76,7 @@ def test_not_enrolled(tmp_path):
     assert [finding.status for finding in findings[1:6]] == [Status.SKIP] * 5
 
 
-def test_not_enrolled_but_the_address_can_be_looked_at(folder, tmp_path):
+def test_without_an_identity_the_address_is_still_checked(folder, tmp_path):
     found = _served(folder, tmp_path / "nothing")
     assert (found["name"].status, found["tcp"].status, found["tls"].status) == (Status.OK, Status.OK, Status.WARN)
     assert found["session"].status is Status.SKIP
@@ -157,7 +157,7 @@ def test_the_clock_is_off(folder, home, minutes, word):
 
 
 def test_a_certificate_that_is_due_and_cannot_be_renewed(folder, home):
-    """Whoever answers here renews nothing."""
+    """The server of this test renews nothing."""
     found = _served(folder, home, now=party.present() + timedelta(days=12, minutes=1))
     assert found["identity"].status is Status.OK
     assert "48 hours left" in found["identity"].what
@@ -189,7 +189,7 @@ def test_a_key_of_another_certificate(home):
 
 
 def test_a_coordinator_that_does_not_know_the_members_authority(folder, home, tmp_path):
-    """It serves with this federation's certificate and trusts another's members: a mixed-up installation."""
+    """A mixed-up installation serves with this federation's certificate and trusts another one's members."""
     import grpc
 
     mixed = grpc.ssl_server_credentials(
@@ -206,7 +206,7 @@ def test_a_coordinator_that_does_not_know_the_members_authority(folder, home, tm
 
 @contextlib.contextmanager
 def _openssl(folder, trusted):
-    """A TLS server that, unlike gRPC's, says why it hangs up: what stands between two machines often does."""
+    """Runs a TLS server that, unlike gRPC's, says why it hangs up, as middleboxes often do."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder.server_certificate, folder.server_key)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -237,7 +237,7 @@ def test_an_alert_is_passed_on(folder, home):
     assert "unknown ca" in found["session"].what
 
 
-def test_a_server_that_takes_the_certificate_for_expired(folder):
+def test_a_server_that_believes_the_certificate_expired(folder):
     authority = party.authority()
     issued = authority.issue(party.key(2).public_key(), Role.MEMBER, "north", now=party.present())
     client = ClientKey(party.key(2), party.expired(issued, authority, shift=timedelta(days=-100)))
@@ -247,7 +247,7 @@ def test_a_server_that_takes_the_certificate_for_expired(folder):
 
 
 def test_the_wrong_port_of_the_right_coordinator(folder, home):
-    """The enrolment port: the right chain, but nobody there asks for or takes a certificate."""
+    """The enrolment port shows the right chain, but neither asks for nor accepts a certificate."""
     found = _served(folder, home, credentials=enrolment_credentials(folder))
     assert found["tls"].status is Status.OK
     assert found["session"].status is Status.FAIL

@@ -1,4 +1,4 @@
-"""The member's folder: what is refused, and that a change of identity is one step."""
+"""Tests of the member's folder: what is refused, and that a change of identity is one step."""
 
 import os
 from datetime import timedelta
@@ -18,7 +18,7 @@ def home(tmp_path):
     return party.member_home(tmp_path / "home", ADDRESS)
 
 
-def test_a_whole_identity_is_read_and_signs(home, authority, now):
+def test_a_complete_identity_loads_and_signs(home, authority, now):
     identity = MemberIdentity.load(home, now=now)
     assert (identity.member, identity.address) == ("north", ADDRESS)
     assert identity.federation == authority.federation
@@ -36,7 +36,7 @@ def test_nobody_is_enrolled_in_an_empty_folder(tmp_path):
         MemberIdentity.load(tmp_path)
 
 
-def test_which_folder(tmp_path, monkeypatch):
+def test_the_folder_is_the_option_or_the_variable_or_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TACIT_HOME", raising=False)
     assert home_path() == tmp_path / ".tacit"
@@ -57,7 +57,7 @@ def test_a_key_that_others_may_use_is_refused(home, now, mode):
         MemberIdentity.load(home, now=now)
 
 
-def test_a_folder_that_others_may_look_into_is_refused(home, now):
+def test_a_folder_that_others_may_read_is_refused(home, now):
     home.chmod(0o750)
     with pytest.raises(HomeUnusable, match="chmod 700"):
         MemberIdentity.load(home, now=now)
@@ -94,7 +94,7 @@ def test_an_expired_certificate_says_what_to_do(home, now):
         MemberIdentity.load(home, now=now + timedelta(days=91))
 
 
-def test_a_clock_that_runs_behind_is_named(home, now):
+def test_a_clock_that_is_behind_is_named(home, now):
     with pytest.raises(HomeUnusable, match="check the clock"):
         MemberIdentity.load(home, now=now - timedelta(minutes=6))
 
@@ -124,7 +124,7 @@ def test_parts_that_do_not_belong_together_are_refused(home, authority, stranger
 
 
 def _pending(home, name, token="a" * 24):
-    """Another identity, complete, waiting to be adopted."""
+    """Makes another complete identity that waits to be adopted."""
     made = party.member_home(home.parent / f"made-{name}-{token[0]}", ADDRESS, name=name, number=3)
     folder = Home(home).pending(token)
     Home(made).identity.path.rename(folder.path)
@@ -158,13 +158,13 @@ def test_a_crash_while_adopting_leaves_the_old_or_the_new(home, now, monkeypatch
     with pytest.raises(Crash):
         Home(home).adopt(folder)
     monkeypatch.setattr(Path, "rename", really)
-    # Before the first rename nothing has changed; after it only the new identity is left to take.
+    # Before the first rename nothing has changed. After it, only the new identity is left to adopt.
     assert MemberIdentity.load(home, now=now).member == ("north", "south")[renames]
     Home(home).settle()
     assert MemberIdentity.load(home, now=now).member == ("north", "south")[renames]
 
 
-def test_a_crash_after_storing_is_finished_by_whoever_comes_next(home, now):
+def test_the_next_load_finishes_an_enrolment_that_crashed(home, now):
     folder = _pending(home, "south")
     import shutil
 
@@ -189,7 +189,7 @@ def test_an_old_identity_without_a_new_one_comes_back(home, now):
     assert MemberIdentity.load(home, now=now).member == "north"
 
 
-def test_settling_twice_at_once_is_harmless(home, now):
+def test_adopting_twice_is_harmless(home, now):
     folder = _pending(home, "south")
     Home(home).adopt(folder)
     Home(home).adopt(folder)

@@ -1,4 +1,4 @@
-"""The way through an HTTP proxy: which one gRPC would take, what its answers mean, and no byte read too far."""
+"""Tests of connecting through an HTTP proxy: which one gRPC would use, what its answers mean, no byte read too far."""
 
 import socket
 import threading
@@ -43,12 +43,12 @@ HOST = "coordinator.example.org"
         "order",
     ],
 )
-def test_the_proxy_is_the_one_that_grpc_would_take(environment, expected):
+def test_the_proxy_is_the_one_that_grpc_would_use(environment, expected):
     found = proxy_for(HOST, environment)
     assert (None if found is None else str(found)) == expected
 
 
-def test_addresses_are_excepted_by_network():
+def test_no_proxy_exempts_addresses_by_network():
     environment = {"https_proxy": "http://b:2", "no_proxy": "10.0.0.0/8,192.0.2.7"}
     assert proxy_for("10.3.4.5", environment) is None
     assert proxy_for("192.0.2.7", environment) is None
@@ -56,7 +56,7 @@ def test_addresses_are_excepted_by_network():
 
 
 @pytest.mark.parametrize("value", ["proxy:3128", "https://proxy:1", "http://", "http://x:99999", "http://u:s3cret@:1"])
-def test_what_names_no_proxy_is_said_without_what_stands_in_it(value):
+def test_an_invalid_proxy_url_is_an_error_without_its_value(value):
     with pytest.raises(ProxyUnusable, match="https_proxy names no proxy") as raised:
         proxy_for(HOST, {"https_proxy": value})
     assert "s3cret" not in str(raised.value)
@@ -69,7 +69,7 @@ def test_a_password_is_sent_and_never_shown():
 
 
 def echo() -> socket.socket:
-    """A server that speaks first, as soon as it is connected to."""
+    """Starts a server that speaks first, as soon as a client connects."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -83,19 +83,19 @@ def echo() -> socket.socket:
     return listener
 
 
-def test_a_tunnel_leads_to_the_host_that_only_the_proxy_knows():
+def test_a_tunnel_reaches_a_host_that_only_the_proxy_knows():
     port = echo().getsockname()[1]
     with ConnectProxy({HOST: "127.0.0.1"}, "north:secret") as proxy:
         way = Proxy("127.0.0.1", proxy.port, "north:secret")
         with tunnel(way, HOST, port, timeout=10) as connection:
-            # Nothing of what the server said at once was taken for the proxy's answer.
+            # Nothing that the server said at once was taken for the proxy's answer.
             assert connection.recv(5, socket.MSG_WAITALL) == b"hello"
             connection.sendall(b"there")
             assert connection.recv(5, socket.MSG_WAITALL) == b"there"
         assert proxy.opened == [f"{HOST}:{port}"]
 
 
-def test_what_the_server_says_in_the_same_breath_as_the_proxy_is_the_servers():
+def test_bytes_right_after_the_proxys_answer_are_the_servers():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -114,7 +114,11 @@ def test_what_the_server_says_in_the_same_breath_as_the_proxy_is_the_servers():
     [
         ("north:wrong", HOST, r"wants a user and a password \(407\)"),
         (None, HOST, r"wants a user and a password \(407\)"),
-        ("north:secret", "elsewhere", r"refuses a tunnel to elsewhere:1 \(403\); its administrator must allow CONNECT"),
+        (
+            "north:secret",
+            "elsewhere",
+            r"refuses a tunnel to elsewhere:1 \(403\); ask its administrator to allow CONNECT",
+        ),
         ("north:secret", HOST, rf"cannot reach {HOST}:1 \(502\)"),
     ],
     ids=["wrong-password", "no-password", "forbidden", "nobody-there"],
@@ -127,11 +131,11 @@ def test_each_refusal_of_a_proxy_says_what_to_do(credentials, host, sentence):
         assert proxy.opened == []
 
 
-def test_what_is_no_proxy_is_named_as_that(monkeypatch):
+def test_a_server_that_is_no_proxy_is_an_error(monkeypatch):
     port = echo().getsockname()[1]
     monkeypatch.setenv("grpc_proxy", f"http://127.0.0.1:{port}")
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    with pytest.raises(HandshakeFailed, match="is no HTTP proxy; check https_proxy") as raised:
+    with pytest.raises(HandshakeFailed, match="is not an HTTP proxy; check https_proxy") as raised:
         connect(f"{HOST}:7441", timeout=10)
     assert raised.value.step is Step.TCP

@@ -1,5 +1,7 @@
-"""A member's next certificate: given once it is stored, good beside the one before until it is used, and never for
-whom the operator cut off. Against a whole coordinator in this process.
+"""Tests of a member's next certificate, against a whole coordinator in this process.
+
+The coordinator stores it before sending it, accepts the one before until the next is used, and issues none to a member
+that the operator cut off.
 """
 
 import asyncio
@@ -45,7 +47,7 @@ def _later(days: float):
 
 
 async def _aged(house, name="north") -> None:
-    """As if the member had had its certificate for twenty days: more than half of that life is over."""
+    """Ages the member's certificate by twenty days, so that more than half of its life is over."""
 
     def change(s):
         s.get_one(MemberCertificateRow, name).issued_ms -= 20 * 24 * 3_600_000
@@ -59,10 +61,10 @@ async def _refusal(stub, request=None) -> Reason:
     return reason_of(raised.value)[0]
 
 
-# ---- when ----------------------------------------------------------------------------------------------------------
+# ---- when due ------------------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_is_due_when_about_two_thirds_of_its_life_are_over(tmp_path):
+def test_a_certificate_is_due_after_about_two_thirds_of_its_life(tmp_path):
     identity = party.member(tmp_path, "localhost:7441")
     issued = identity.begins + timedelta(minutes=5)
     life = identity.expires - issued
@@ -70,12 +72,13 @@ def test_a_certificate_is_due_when_about_two_thirds_of_its_life_are_over(tmp_pat
     assert issued + 0.6 * life <= due(identity) <= issued + 0.7 * life
     assert due(identity) == due(MemberIdentity.load(tmp_path))
     others = {due(replace(identity, certificate=bytes([number]))) for number in range(20)}
-    # A fleet that enrolled together does not renew together.
+    # Members that enrolled together do not renew together.
     assert len(others) == 20
     assert max(others) - min(others) > timedelta(hours=10)
 
 
-def test_what_stands_is_answer_enough_only_for_this_key_this_authority_and_the_first_half_of_a_life():
+def test_an_issued_certificate_is_sent_again_only_while_it_still_fits():
+    """It must be for the same key, by the newest authority, and in the first half of its life."""
     made = party.authority().issue(party.key(2).public_key(), Role.MEMBER, "north", now=party.present())
     der = made.public_bytes(serialization.Encoding.DER)
     issued_ms = int(party.present().timestamp() * 1000)
@@ -88,7 +91,8 @@ def test_what_stands_is_answer_enough_only_for_this_key_this_authority_and_the_f
     assert standing()
     assert standing(at=issued_ms + week - 60_000)
     assert not standing(at=issued_ms + week + 60_000)
-    # Issued while the clock was ahead, and the clock is right again: it has not begun (it is backdated five minutes).
+    # It was issued while the clock was ahead, and the clock is right again. It has begun only within the five minutes
+    # of backdating.
     assert standing(at=issued_ms - 60_000)
     assert not standing(at=issued_ms - 6 * 60_000)
     assert not standing(key=3)
@@ -98,12 +102,12 @@ def test_what_stands_is_answer_enough_only_for_this_key_this_authority_and_the_f
 # ---- over the wire ---------------------------------------------------------------------------------------------------
 
 
-def test_a_renewed_certificate_takes_over_and_the_one_before_is_good_until_the_first_use(tmp_path, monkeypatch):
+def test_the_certificate_before_is_good_until_the_next_is_used(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
             early = await renew(first)
-            # Asked again before half of the life is over: the same one, and the home is as it was.
+            # Before half of its life is over, a renewal returns the same certificate and changes nothing.
             assert early.certificate == first.certificate
             await _aged(house)
             second = await renew(first)
@@ -112,7 +116,7 @@ def test_a_renewed_certificate_takes_over_and_the_one_before_is_good_until_the_f
             assert second.expires >= first.expires
             assert MemberIdentity.load(first.home).certificate == second.certificate
             async with house.stub(first) as before, house.stub(second) as after:
-                # The answer may have been lost: both are taken, and asking under the one before gives the same.
+                # The answer may have been lost, so both are accepted, and asking under the old one gives the same.
                 await before.OpenJobs(pb.OpenJobsRequest())
                 again = await before.Renew(_request(party.key(2)))
                 assert again.certificate_chain[0] == second.certificate
@@ -141,7 +145,7 @@ def _request(key) -> pb.RenewRequest:
     return pb.RenewRequest(certificate_request=csr.public_bytes(serialization.Encoding.DER))
 
 
-def test_a_member_that_was_killed_before_it_stored_what_it_got_connects_and_renews_again(tmp_path, monkeypatch):
+def test_a_member_killed_before_it_stored_the_next_one_renews_again(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -162,7 +166,7 @@ def test_a_member_that_was_killed_before_it_stored_what_it_got_connects_and_rene
             await first_use(second)
             async with house.stub(second) as stub:
                 await stub.OpenJobs(pb.OpenJobsRequest())
-            # A coordinator that was killed, too, knows it.
+            # A restarted coordinator knows the certificate, too.
             return second
 
     second = asyncio.run(scenario())
@@ -176,7 +180,7 @@ def test_a_member_that_was_killed_before_it_stored_what_it_got_connects_and_rene
     asyncio.run(later())
 
 
-def test_a_disk_that_is_full_leaves_the_certificate_that_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_present_certificate(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -187,7 +191,7 @@ def test_a_disk_that_is_full_leaves_the_certificate_that_was_there(tmp_path, mon
                     raise OSError(28, "No space left on device")
 
                 patch.setattr(Home, "replace_certificate", full)
-                with pytest.raises(RenewalFailed, match=r"No space left on device.*the present one stays good"):
+                with pytest.raises(RenewalFailed, match=r"No space left on device.*the present one stays valid"):
                     await renew(first)
             async with house.stub(MemberIdentity.load(first.home)) as stub:
                 await stub.OpenJobs(pb.OpenJobsRequest())
@@ -195,7 +199,7 @@ def test_a_disk_that_is_full_leaves_the_certificate_that_was_there(tmp_path, mon
     asyncio.run(scenario())
 
 
-def test_another_key_is_made_on_demand_and_ends_what_stands_under_the_one_before(tmp_path, monkeypatch):
+def test_a_new_key_on_demand_ends_the_session_under_the_old_key(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -210,7 +214,7 @@ def test_another_key_is_made_on_demand_and_ends_what_stands_under_the_one_before
                 kept = MemberIdentity.load(first.home)
                 assert kept.certificate == second.certificate
                 assert kept.key.public_key() == second.key.public_key()
-                # The session stands until the next one is used: then whoever holds the old key is out.
+                # The session lasts until the next certificate is used. From then on the old key is worthless.
                 await first_use(second)
                 goodbye = await stream.until(Goodbye)
                 assert goodbye.reason == Reason.REASON_DISCONNECTED
@@ -244,8 +248,8 @@ async def _session(house, identity):
         yield stream
 
 
-def test_a_session_stands_as_long_as_the_certificate_that_its_member_renewed_to(tmp_path, monkeypatch):
-    """The first certificate ends under the session; then the second one does."""
+def test_a_session_lasts_as_long_as_the_renewed_certificate(tmp_path, monkeypatch):
+    """The first certificate expires during the session, and then the second one does."""
     second = timedelta(seconds=2)
 
     async def scenario():
@@ -262,7 +266,7 @@ def test_a_session_stands_as_long_as_the_certificate_that_its_member_renewed_to(
                 goodbye = await stream.until(Goodbye)
                 assert goodbye.reason == Reason.REASON_CLOCK_SKEW
                 assert "expired" in goodbye.detail
-                # Not when the first one did.
+                # The session did not end when the first certificate expired.
                 assert datetime.now(UTC) >= longer.expires > short.expires
 
     asyncio.run(scenario())
@@ -290,7 +294,7 @@ async def _served_under(house, identity, lifetime, before=None):
     return replace(identity, certificate=der, expires=made.not_valid_after_utc, begins=made.not_valid_before_utc)
 
 
-def test_whoever_was_cut_off_gets_nothing_more_and_nothing_that_was_open_goes_on(tmp_path, monkeypatch):
+def test_a_revoked_member_gets_nothing_and_its_open_calls_end(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -302,7 +306,7 @@ def test_whoever_was_cut_off_gets_nothing_more_and_nothing_that_was_open_goes_on
                 assert await upload.ended() == Reason.REASON_CLIENT_CERTIFICATE_REVOKED
                 for request in (None, _request(party.key(2)), pb.RenewRequest()):
                     assert await _refusal(stub, request) == Reason.REASON_CLIENT_CERTIFICATE_REVOKED
-            # Its own words.
+            # A renewal passes the coordinator's reason on.
             with pytest.raises(RenewalFailed, match="revoked") as refused:
                 await renew(first)
             assert refused.value.reason == Reason.REASON_CLIENT_CERTIFICATE_REVOKED
@@ -318,7 +322,7 @@ async def _let_in(house) -> None:
 
 
 class _Driver:
-    """A job in an attempt of a cohort, as far as a revocation looks at it."""
+    """A job in an attempt of a cohort, with the parts that a revocation reads."""
 
     def __init__(self, *cohort) -> None:
         attempt = AttemptId("questions", 3, 5)
@@ -332,14 +336,14 @@ class _Driver:
         pass
 
 
-def test_an_attempt_goes_on_at_once_without_whom_the_operator_cut_off(tmp_path, monkeypatch):
+def test_an_attempt_continues_at_once_without_a_revoked_member(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
             within, without = _Driver("north", "south"), _Driver("south", "west")
             async with _session(house, first):
                 runtime = house.serving.runtime
-                # The Welcome is written before the session is open, and opening it tells every job there is.
+                # The Welcome is written before the session is open, and opening it notifies every job.
                 while "north" not in runtime.connected():
                     await runtime.changed()
                 runtime.drivers.update(within=within, without=without)
@@ -354,12 +358,12 @@ def test_an_attempt_goes_on_at_once_without_whom_the_operator_cut_off(tmp_path, 
 
 
 class _Upload:
-    """A masked vector whose member is slow to send it."""
+    """An upload of a masked vector by a slow member."""
 
     async def begin(self, house, stub) -> None:
         self._call = stub.UploadMasked()
         await house.serving.runtime.database.run(lambda s: None)
-        # It is let in, and waits for the header.
+        # The call is admitted and waits for the header.
         await _let_in(house)
 
     async def ended(self) -> Reason:
@@ -368,7 +372,7 @@ class _Upload:
         return reason_of(raised.value)[0]
 
 
-def test_a_member_cut_off_before_its_hello_opens_no_session(tmp_path, monkeypatch):
+def test_a_member_revoked_before_its_hello_opens_no_session(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -385,7 +389,7 @@ def test_a_member_cut_off_before_its_hello_opens_no_session(tmp_path, monkeypatc
     asyncio.run(scenario())
 
 
-def test_an_answer_that_certifies_something_else_is_not_taken(tmp_path, monkeypatch):
+def test_an_answer_that_certifies_something_else_is_rejected(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -412,13 +416,13 @@ def test_an_answer_that_certifies_something_else_is_not_taken(tmp_path, monkeypa
     asyncio.run(scenario())
 
 
-def test_a_member_that_was_off_for_too_long_is_told_what_to_do(tmp_path):
+def test_a_member_that_was_off_for_too_long_hears_what_to_do(tmp_path):
     party.member(tmp_path, "localhost:7441")
     with pytest.raises(HomeUnusable, match=r"was off.*Ask the operator for a new join token"):
         MemberIdentity.load(tmp_path, now=_later(15))
 
 
-def test_the_doctor_renews_what_is_due(tmp_path, monkeypatch):
+def test_the_doctor_renews_a_certificate_that_is_due(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)
@@ -438,7 +442,7 @@ def test_the_doctor_renews_what_is_due(tmp_path, monkeypatch):
 
 
 def test_the_same_token_does_not_bring_an_older_certificate_back(tmp_path, monkeypatch):
-    """Whoever holds token and key enrols again with what the token gave: it was renewed since, and is refused."""
+    """A holder of token and key enrols again and gets the token's certificate, which a renewal has replaced."""
 
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
@@ -454,8 +458,8 @@ def test_the_same_token_does_not_bring_an_older_certificate_back(tmp_path, monke
     asyncio.run(scenario())
 
 
-def test_what_fails_in_the_background_is_tried_again_and_ends_nobody(tmp_path, monkeypatch):
-    """A connection that closes under the call, the coordinator's refusal, an error of our own; then it works."""
+def test_a_failed_background_renewal_is_retried_and_ends_nothing(tmp_path, monkeypatch):
+    """The coordinator refuses, then an error of our own, then the same certificate again; then it works."""
     identity = party.member(tmp_path, "localhost:7441")
     renewed = replace(identity, certificate=b"next")
     monkeypatch.setattr(renewal, "due", lambda _: datetime.now(UTC))
@@ -480,7 +484,7 @@ def test_what_fails_in_the_background_is_tried_again_and_ends_nobody(tmp_path, m
 
         async def move():
             moved.set()
-            # From here on nothing is due.
+            # From now on nothing is due.
             monkeypatch.setattr(renewal, "due", lambda _: _later(9))
 
         with capture_logs() as logs:
@@ -489,14 +493,14 @@ def test_what_fails_in_the_background_is_tried_again_and_ends_nobody(tmp_path, m
                 await moved.wait()
             task.cancel()
         problems = [line["error"] for line in logs if line["event"] == "certificate_not_renewed"]
-        assert problems == ["no", "ValueError: ours", "the coordinator gave the same certificate once more"]
+        assert problems == ["no", "ValueError: ours", "the coordinator sent the same certificate again"]
         assert heard[-1] == b"next"
         assert renewer.identity is renewed
 
     asyncio.run(scenario())
 
 
-def test_a_connection_that_closes_under_a_renewal_is_no_reason_to_end(tmp_path, monkeypatch):
+def test_a_connection_that_closes_during_a_renewal_is_an_error(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             first = await house.enrol("north", 2, monkeypatch)

@@ -73,7 +73,7 @@ def test_the_tighter_figure_is_shown_by_all_and_json(home):
     assert tighter < 0.9 * counted(4)
     code, shown = ended("show", "--home", home, "--all")
     assert code == 0
-    assert f"{1 - counted(4) / 4:.0%} left (tighter, without the gate's promise: {tighter:.3g} by PLD)" in shown
+    assert f"{1 - counted(4) / 4:.0%} left (tighter, without the gate's guarantee: {tighter:.3g} by PLD)" in shown
     code, shown = ended("show", "--home", home, "--json")
     found = json.loads(shown)
     gated = {"epsilon": pytest.approx(counted(4)), "tighter": pytest.approx(tighter), "tighter_by": "pld"}
@@ -158,7 +158,7 @@ def test_a_file_that_is_no_export_is_one_problem_in_one_line(tmp_path):
     file.write_text("# A title\n\nand more\n")
     code, out = ended("verify", "--export", file)
     assert code == ExitCode.USAGE
-    assert "is no export of a ledger" in out
+    assert "is not an export of a ledger" in out
     assert out.count("\n") <= 1
     # An export that is damaged further down is still checked line by line.
     file.write_text('{"a": 1}\nspoilt\n')

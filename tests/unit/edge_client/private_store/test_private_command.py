@@ -91,7 +91,7 @@ def test_show_prints_names_and_shapes_but_no_values_or_words(member, key):
         assert "0.123" not in text
     code, said = ended("show", "ward", "--home", member)
     assert code == 0
-    assert "show with the passphrase or the key file" in said
+    assert "Give the passphrase or the key file to see the arrays" in said
     assert "embedding" not in said
     assert "output.bias" in ended("show", "ward", "--home", member, "--private-key-file", key)[1]
 
@@ -100,7 +100,7 @@ def test_a_backup_moves_to_another_home(member, tmp_path, key):
     file = tmp_path / "backup"
     code, said = ended("backup", file, "--home", member)
     assert code == 0
-    assert "Not sealed: desk. Whoever has the file can read your vocabulary" in said
+    assert "Not sealed: desk. Anyone who has the file can read your vocabulary" in said
     assert ended("backup", file, "--home", member)[0] == ExitCode.USAGE
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
@@ -134,7 +134,7 @@ def test_restoring_over_a_newer_state_needs_force(member, tmp_path):
 def test_remove_needs_yes(member):
     code, said = ended("remove", "desk", "--home", member)
     assert code == ExitCode.USAGE
-    assert "Say so with --yes" in said
+    assert "Confirm with --yes" in said
     assert (member / "private" / "desk" / "state").exists()
     assert ended("remove", "desk", "--home", member, "--yes")[0] == 0
     assert not (member / "private" / "desk").exists()
@@ -170,7 +170,7 @@ def test_a_wrong_command_ends_with_its_exit_code(member, tmp_path):
     assert ended("show", "desk", "--home", member)[0] == ExitCode.FAILED
     (member / "identity" / "identity.json").write_bytes(b"x")
     assert ended("backup", tmp_path / "file", "--home", member)[0] == ExitCode.FAILED
-    assert "keeps nothing private" in ended("list", "--home", tmp_path / "nowhere")[1]
+    assert "holds no private state" in ended("list", "--home", tmp_path / "nowhere")[1]
 
 
 def test_help_imports_nothing_heavy():

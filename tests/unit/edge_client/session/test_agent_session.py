@@ -1,4 +1,4 @@
-"""The agent's own plumbing: one fetch a blob, and no message that ends a session without a word."""
+"""Tests of the agent: one fetch a blob, no message that ends a session silently, bounded certificates and messages."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ DATA = bytes(range(256)) * 40
 
 
 class Serving:
-    """A coordinator's FetchBlob that gives way to others between any two chunks."""
+    """A coordinator's FetchBlob that yields to other tasks between any two chunks."""
 
     def __init__(self):
         self.calls = 0
@@ -73,7 +73,7 @@ def test_jobs_that_share_a_blob_fetch_it_once(tmp_path, jobs):
 
 
 def test_only_the_update_that_the_journal_names_is_masked():
-    """Two trainings for one assignment can end together: what is held need not be what was journalled."""
+    """Two trainings for one assignment can end together, so the held update may not be the recorded one."""
     job = job_document()
     trained, other = (Update(np.full(VALUES, change, np.float32), 10, 1.0, 5, 10) for change in (0.1, 0.2))
     encoded = []
@@ -91,7 +91,7 @@ def test_only_the_update_that_the_journal_names_is_masked():
         made = SimpleNamespace(_environment=environment, _observer=None)
         Agent._mask(made, effect, SimpleNamespace(update=held, protection=protection))
 
-    with pytest.raises(RuntimeError, match="not the one that the journal has"):
+    with pytest.raises(RuntimeError, match="not the one that the journal names"):
         mask(other)
     assert encoded == []
     with pytest.raises(Stopped):
@@ -99,7 +99,7 @@ def test_only_the_update_that_the_journal_names_is_masked():
     assert encoded == [trained]
 
 
-def test_a_message_that_cannot_be_written_is_logged_and_the_next_one_is_sent():
+def test_a_message_that_cannot_be_encoded_is_logged_and_skipped():
     async def run():
         outgoing = asyncio.Queue()
         for message in (Ready("a", -1, bytes(32)), Decline("a", 1, Reason.REASON_INTERNAL, "why")):
@@ -118,8 +118,8 @@ def test_a_message_that_cannot_be_written_is_logged_and_the_next_one_is_sent():
     "effect",
     [states.Joined(ATTEMPT, bytes(32), bytes(32)), states.VectorLeaving(ATTEMPT), states.Signed(ATTEMPT, ("a",))],
 )
-def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
-    """The disk is full: the attempt is refused, the member lives on, and the next step is carried out."""
+def test_no_effect_follows_a_failed_write_of_the_journal(monkeypatch, effect):
+    """The disk is full: the member refuses the attempt, keeps running, and carries out the next step."""
 
     def full(*_):
         raise sqlite3.OperationalError("database or disk is full")
@@ -134,7 +134,7 @@ def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
         made._link._outgoing = asyncio.Queue()
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
-        # What the failure left is the next event, and its one effect is carried out.
+        # The failure becomes the next event, and its one effect is carried out.
         carried.append(await made._link._outgoing.get())
         working.cancel()
         return made
@@ -146,7 +146,7 @@ def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
 
 
 def about_to_hear(kind, fleet=None):
-    """A member of three that is about to hear this of the coordinator, and that message as an event."""
+    """Returns a member of three that is about to receive a message of this kind, and the message as an event."""
     fleet, heard = fleet or Fleet(3), []
 
     def keep_back(name, message):
@@ -160,8 +160,8 @@ def about_to_hear(kind, fleet=None):
     return fleet.members["m0"], heard[0]
 
 
-def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_message():
-    """The journal's disk is full and the list of survivors comes twice: the repeat is no answer of the first."""
+def test_an_attempt_whose_signature_cannot_be_recorded_is_left_at_once():
+    """The journal's disk is full and the list of survivors comes twice. The repeat must not get a confirmation."""
     member, survivors = about_to_hear(secure_agg.Survivors)
     assigned = states.Received(member.state.phase("questions").holding.assignment)
 
@@ -181,7 +181,7 @@ def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_me
         working = asyncio.create_task(made._work_events())
         said = []
         async with asyncio.timeout(20):
-            # The round that is assigned again is answered last, whatever became of the attempt.
+            # The answer to the repeated assignment comes last, however the attempt ended.
             while not said or isinstance(said[-1], AttemptMessage):
                 said.append(await made._link._outgoing.get())
         working.cancel()
@@ -203,7 +203,7 @@ def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_me
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_the_coordinator_hears_of_an_error_of_ours_in_what_it_waits_for(monkeypatch, event):
+def test_our_own_error_is_reported_if_the_coordinator_waits(monkeypatch, event):
     def failing(environment, state, event):
         if isinstance(event, states.Masked):
             return state, (states.Say(Decline("a", 1, Reason.REASON_INTERNAL, "the next event")),)
@@ -233,7 +233,7 @@ def test_the_coordinator_hears_of_an_error_of_ours_in_what_it_waits_for(monkeypa
     assert [(line["event"], line["kind"]) for line in logs] == [("message_failed", type(event).__name__)]
 
 
-def test_a_masking_that_runs_out_of_memory_is_a_masking_that_failed():
+def test_running_out_of_memory_while_masking_is_reported():
     def too_large(*_):
         raise MemoryError("no room for the mask")
 
@@ -260,31 +260,31 @@ def test_a_masking_that_runs_out_of_memory_is_a_masking_that_failed():
 
 
 def refusing(member, event):
-    """What a member says, fetches and remembers when it refuses this; the refusals as the coordinator gets them."""
+    """Applies an event that the member must refuse. Returns the refusals sent, and the decline it remembers."""
     member.state, effects = agent_module.transition(member.environment, member.state, event)
     assert not any(isinstance(each, states.FetchCertificates) for each in effects)
     said = [each.message for each in effects if isinstance(each, states.Say)]
-    # What is assigned again is declined again.
+    # A repeated assignment would be declined again.
     phase = member.state.phase("questions")
     assert isinstance(phase, states.Waiting)
     return [each.payload for each in said if isinstance(each, AttemptMessage)], phase.refused
 
 
-def test_a_certificate_that_ends_between_two_looks_at_it_is_a_refusal_by_name():
-    """It was good when the roster's signatures were checked, and is none when the policy asks for its key."""
+def test_a_certificate_that_expires_between_two_checks_is_a_refusal():
+    """It was valid when the roster's signatures were checked, and is not when the policy needs its key."""
     member, roster = about_to_hear(secure_agg.Roster)
 
     def ended(certificate):
         raise secure_agg.IdentityInvalid("the certificate has ended")
 
-    # The stage that checks the roster keeps the function that it was made with.
+    # The stage that checks the roster keeps the function that it was made with, so only the policy's check fails.
     member.environment = replace(member.environment, key_of=ended)
     (refusal,), declined = refusing(member, roster)
     assert refusal.reason == declined.reason == Reason.REASON_ROSTER_SIGNATURE_INVALID
     assert "the certificate has ended" in refusal.detail
 
 
-def test_what_the_coordinator_sends_never_makes_a_refusal_long():
+def test_a_long_message_does_not_make_a_refusal_long():
     member, roster = about_to_hear(secure_agg.Roster)
     brief = secure_agg.roster_by_digest(roster.message.payload)
     entries = tuple(replace(each, certificate_digest=bytes(6_000_000)) for each in brief.advertisements)
@@ -295,19 +295,19 @@ def test_what_the_coordinator_sends_never_makes_a_refusal_long():
     assert len(declined.detail) <= 500
 
 
-def test_a_refusal_has_a_detail_of_so_many_characters_and_no_more():
-    """The status of an upload holds a sentence of the coordinator's, of any length."""
+def test_the_detail_of_a_refusal_has_at_most_500_characters():
+    """The status of an upload holds a sentence of the coordinator, of any length."""
     member, survivors = about_to_hear(secure_agg.Survivors)
     failed = states.MaskingFailed(survivors.message.attempt, Reason.REASON_UPLOAD_CLOSED, "x" * 10_000)
     (refusal,), declined = refusing(member, failed)
     assert refusal.detail == declined.detail == "x" * 500
-    # Nor when it is asked again.
+    # The repeated refusal is as short.
     (again,), _ = refusing(member, survivors)
     assert again.detail == "x" * 500
 
 
-def test_a_decline_has_no_more_of_them():
-    """A job document with a key of a million characters says so, in as many."""
+def test_the_detail_of_a_decline_has_at_most_500_characters():
+    """The error about a job document with a key of a million characters quotes that key."""
     fleet = Fleet(3)
     environment = fleet.members["m0"].environment
     assignment = Assignment(fleet.job.name, 1, fleet.job.digest(), fleet.job.weights, 0, 1000)
@@ -319,7 +319,7 @@ def test_a_decline_has_no_more_of_them():
 
 
 class Line:
-    """A coordinator's session that has a roster for every message the member is ready to take."""
+    """A coordinator's session that sends a roster whenever the member reads."""
 
     def __init__(self, rosters):
         self.rosters, self.taken = rosters, 0
@@ -336,7 +336,7 @@ class Line:
         await self.hung.wait()
 
 
-def test_no_more_than_sixteen_messages_are_read_ahead_of_the_one_that_is_worked_out(monkeypatch):
+def test_at_most_sixteen_messages_are_read_ahead(monkeypatch):
     asked, go = threading.Event(), threading.Event()
     rosters, ahead = 60, []
     line = Line(rosters)
@@ -361,7 +361,7 @@ def test_no_more_than_sixteen_messages_are_read_ahead_of_the_one_that_is_worked_
         made._observer = SimpleNamespace(connected=lambda federation: None)
         tasks = [asyncio.create_task(made._link._session()), asyncio.create_task(made._work_events())]
         assert await asyncio.to_thread(asked.wait, 20)
-        # Everything that the session would read without anyone's doing, it has read.
+        # By now the session has read all that it reads without being handled.
         for _ in range(200):
             await asyncio.sleep(0)
         read, outgoing = line.taken, made._link._outgoing
@@ -374,15 +374,15 @@ def test_no_more_than_sixteen_messages_are_read_ahead_of_the_one_that_is_worked_
         return read, said
 
     read, said = asyncio.run(run())
-    # One is being worked out, fifteen wait, and one is in the reader's hand.
+    # One is being handled, fifteen wait, and the reader holds one.
     assert read - 1 == 16
     assert max(ahead) == 16
-    # None is lost for having waited.
+    # No message that waited is lost.
     assert [each.round for each in said] == list(range(1, rosters + 1))
 
 
 @pytest.mark.parametrize(("version", "side"), [(PROTOCOL_VERSION + 1, "member"), (PROTOCOL_VERSION - 1, "coordinator")])
-def test_a_coordinator_of_another_protocol_version_gets_nothing_but_the_hello(monkeypatch, version, side):
+def test_a_coordinator_of_another_protocol_version_gets_only_the_hello(monkeypatch, version, side):
     class Welcoming(Line):
         async def __aiter__(self):
             yield wire.to_member(Welcome(version, "0.1.0", "ab" * 32, time.time_ns() // 1_000_000))
@@ -413,7 +413,7 @@ BY_DIGEST = {hashlib.sha256(each).digest(): each for each in CERTIFICATES}
 
 
 class Call:
-    """An answer in parts, and whether the member let it go."""
+    """An answer in parts, which records whether the member cancelled it."""
 
     def __init__(self, parts):
         self.parts, self.cancelled = parts, False
@@ -430,7 +430,7 @@ class Call:
 
 
 class Shelf:
-    """A coordinator's FetchCertificates; `change` makes other parts of the honest ones."""
+    """A coordinator's FetchCertificates. `change` alters the honest parts."""
 
     def __init__(self, change=lambda parts: parts):
         self.asked, self.calls, self.change = [], [], change
@@ -444,7 +444,7 @@ class Shelf:
 
 
 def fetched(shelf, tmp_path, digests=tuple(BY_DIGEST)):
-    """What the machine is told after asking for these."""
+    """Fetches these certificates, and returns those that arrived and the log."""
 
     async def run():
         made = agent(SimpleNamespace(FetchCertificates=shelf))
@@ -462,7 +462,7 @@ def fetched(shelf, tmp_path, digests=tuple(BY_DIGEST)):
     return event.certificates, logs
 
 
-def test_certificates_are_fetched_in_requests_of_a_size_and_kept_once_they_were_found_good(tmp_path):
+def test_certificates_are_fetched_in_batches_and_kept_once_verified(tmp_path):
     shelf = Shelf()
     certificates, logs = fetched(shelf, tmp_path)
     assert certificates == tuple(CERTIFICATES)
@@ -470,7 +470,7 @@ def test_certificates_are_fetched_in_requests_of_a_size_and_kept_once_they_were_
     assert [(line["event"], line["cached"], line["fetched"], line["missing"]) for line in logs] == [
         ("certificates_fetched", 0, len(CERTIFICATES), 0)
     ]
-    # Fetched is not found good: nothing lies on the disk before the machine says so.
+    # Fetched is not verified: nothing is on the disk before the state machine says so.
     again = Shelf()
     fetched(again, tmp_path)
     assert sum(map(len, again.asked)) == len(CERTIFICATES)
@@ -488,7 +488,7 @@ def test_certificates_are_fetched_in_requests_of_a_size_and_kept_once_they_were_
     assert cached.asked == [[hashlib.sha256(CERTIFICATES[-1]).digest()]]
 
 
-def test_a_certificate_that_is_damaged_on_the_disk_is_fetched_again(tmp_path):
+def test_a_certificate_damaged_on_the_disk_is_fetched_again(tmp_path):
     cache = CertificateCache(tmp_path / "certificates")
     cache.keep(CERTIFICATES[:3])
     digests = tuple(BY_DIGEST)[:3]
@@ -514,7 +514,7 @@ def another_for(which, certificate):
     [
         (another_for(5, b"of another digest"), 5),
         (another_for(5, bytes(MAX_CERTIFICATE_BYTES + 1)), 5),
-        # One that is not there is left out; the rest of the request still comes, and no other request follows.
+        # A missing certificate is left out. The rest of the request still comes, and no other request follows.
         (another_for(5, b""), CERTIFICATES_AT_ONCE - 1),
         (lambda parts: [*parts, [CERTIFICATES[0]] * 64], CERTIFICATES_AT_ONCE + 40),
         (lambda parts: [parts[0], [], *parts[1:]], 64),
@@ -523,17 +523,17 @@ def another_for(which, certificate):
     ],
     ids=["another", "too-large", "missing", "more-than-asked", "an-empty-part", "fewer", "none"],
 )
-def test_a_coordinator_cannot_make_a_member_take_more_than_it_asked_for(tmp_path, change, taken):
+def test_a_member_never_takes_more_certificates_than_it_requested(tmp_path, change, taken):
     shelf = Shelf(change)
     certificates, logs = fetched(shelf, tmp_path)
     assert len(certificates) == len(set(certificates)) == taken
     assert set(certificates) <= set(CERTIFICATES)
-    # Where one is missing the attempt cannot be joined, and nothing more is asked for.
+    # If one is missing, the member cannot continue the attempt, and requests nothing more.
     assert len(shelf.asked) == (2 if taken == len(CERTIFICATES) else 1)
     assert logs[-1]["missing"] == len(CERTIFICATES) - taken
 
 
-def test_an_endless_answer_is_let_go():
+def test_an_endless_answer_is_cancelled():
     def endless():
         while True:
             yield [b""] * 64
@@ -553,7 +553,7 @@ def broken(code):
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="so it is")
 
 
-def test_what_came_before_a_connection_broke_is_not_asked_for_again(tmp_path, monkeypatch):
+def test_certificates_from_before_a_break_are_not_requested_again(tmp_path, monkeypatch):
     async def at_once(self, stub):
         pass
 
@@ -565,7 +565,7 @@ def test_what_came_before_a_connection_broke_is_not_asked_for_again(tmp_path, mo
     assert [len(each) for each in shelf.asked] == [CERTIFICATES_AT_ONCE, CERTIFICATES_AT_ONCE - 128, 40]
 
 
-def test_a_coordinator_that_serves_none_is_not_asked_for_ever(tmp_path):
+def test_a_coordinator_that_serves_no_certificates_is_asked_once(tmp_path):
     shelf = Shelf(lambda parts: [broken(grpc.StatusCode.UNIMPLEMENTED)])
     certificates, logs = fetched(shelf, tmp_path)
     assert certificates == ()
@@ -587,8 +587,8 @@ def test_the_end_of_an_attempt_ends_its_fetching(tmp_path):
     asyncio.run(run())
 
 
-def test_while_a_roster_is_checked_the_session_lives(monkeypatch):
-    """The machine stands still in a thread; the loop does not, and no other event overtakes the roster."""
+def test_a_session_stays_alive_while_a_roster_is_checked(monkeypatch):
+    """The state machine blocks a thread, not the loop, and no other event overtakes the roster."""
     asked, go, order = threading.Event(), threading.Event(), []
 
     def slow(environment, state, event):
@@ -607,7 +607,7 @@ def test_while_a_roster_is_checked_the_session_lives(monkeypatch):
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
         assert await asyncio.to_thread(asked.wait, 20)
-        # This line is reached on the loop while the machine stands still.
+        # The loop reaches this line while the state machine is blocked.
         assert order == ["DigestRoster"]
         assert made._link._outgoing.empty()
         go.set()
@@ -620,7 +620,7 @@ def test_while_a_roster_is_checked_the_session_lives(monkeypatch):
 
 
 def test_which_refusals_are_final():
-    """Clocks may be set; a certificate that is over by both is over; who slept through a retirement gets another."""
+    """Clocks may be set. A certificate expired by both is final. After an authority's end, a member gets another."""
     now = datetime.now(UTC)
     good, over = (
         SimpleNamespace(certificate=name, expires=now + timedelta(days=days))
@@ -652,12 +652,12 @@ def test_which_refusals_are_final():
     assert final(Reason.REASON_COORDINATOR_STOPPING, good) == (False, 0)
     assert final(Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, good) == (True, 1)
     assert final(Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, good, renewed=over) == (False, 1)
-    # Another process of this home has the session: to renew would be to fight for it.
+    # Another process of this home has the session, and renewing would mean fighting for it.
     assert final(Reason.REASON_SESSION_REPLACED, good, renewed=over) == (True, 0)
 
 
-def test_the_end_of_a_job_that_was_declined_before_anything_was_prepared_is_waited_for():
-    """Who has sent all it may for the last version declines at once; it ends with the job all the same."""
+def test_run_ends_with_a_job_that_was_declined_at_once():
+    """A member that has sent all it may for the last version declines at once, and still ends with the job."""
     preparer = SimpleNamespace(job_over=lambda job: None)
     observer = SimpleNamespace(job_over=lambda ended: None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
@@ -672,7 +672,7 @@ def test_the_end_of_a_job_that_was_declined_before_anything_was_prepared_is_wait
     assert asyncio.run(run())
 
 
-def test_who_runs_until_finished_ends_with_a_sentence_where_too_many_declined():
+def test_until_finished_ends_with_a_sentence_if_too_many_declined():
     observer = SimpleNamespace(job_over=lambda ended: None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
 

@@ -1,6 +1,6 @@
-"""What a member must not forget, across processes.
+"""Tests of what a member must not forget, across processes.
 
-Processes that are killed are forked by a light interpreter of its own: this one may have threads.
+A separate light interpreter forks the processes that are killed, because this one may have threads.
 """
 
 import json
@@ -66,7 +66,7 @@ print(json.dumps(killed))
 """
 
 
-def test_a_new_process_knows_the_highest_attempt_and_what_was_sent(tmp_path):
+def test_a_new_process_knows_the_highest_attempt_and_the_vectors(tmp_path):
     path = tmp_path / "journal.db"
     journal = Journal(path, FEDERATION)
     journal.joined(AttemptId("a", 1, 1), V1, DOCUMENT)
@@ -76,16 +76,16 @@ def test_a_new_process_knows_the_highest_attempt_and_what_was_sent(tmp_path):
     journal.opened(AttemptId("a", 2, 5))
     journal.ended(AttemptId("a", 2, 5), "published", bytes(32))
     journal.joined(AttemptId("b", 7, 9), V1, DOCUMENT)
-    # No close: the process was killed.
+    # The journal is not closed, as if the process was killed.
     memory = Journal(path, FEDERATION).memory()
     assert memory.highest == {"a": (2, 5), "b": (7, 9)}
     assert [(str(sent.attempt), sent.version) for sent in memory.sent] == [("a/1.1", V1), ("a/2.5", V2)]
-    # By round or by version: a new name for one of the two makes no new update of it.
+    # A vector counts by its round or by its version. Changing only one of them makes no new update.
     assert [str(sent.attempt) for sent in memory.sent_for("a", 1, V2)] == ["a/1.1", "a/2.5"]
     assert memory.sent_for("b", 7, V1) == ()
 
 
-def test_an_attempt_is_joined_once_for_ever(tmp_path):
+def test_an_attempt_is_joined_at_most_once_ever(tmp_path):
     path = tmp_path / "journal.db"
     Journal(path, FEDERATION).joined(AttemptId("a", 1, 1), V1, DOCUMENT)
     with pytest.raises(sqlite3.IntegrityError):
@@ -98,7 +98,7 @@ def test_federations_do_not_mix(tmp_path):
     assert Journal(path, OTHER).memory().highest == {}
 
 
-def test_it_remembers_what_was_staged_with_a_vector_that_was_confirmed(tmp_path):
+def test_it_remembers_the_state_staged_with_a_confirmed_vector(tmp_path):
     path = tmp_path / "journal.db"
     journal = Journal(path, FEDERATION)
     for number in (1, 2):
@@ -114,7 +114,7 @@ def test_it_remembers_what_was_staged_with_a_vector_that_was_confirmed(tmp_path)
 
 
 def signed_journal(path):
-    """One vector was sent, and its U3 is signed."""
+    """Returns a journal with one sent vector whose U3 is signed."""
     journal = Journal(path, FEDERATION)
     journal.joined(AttemptId("a", 1, 1), V1, DOCUMENT)
     journal.opened(AttemptId("a", 1, 1), UPDATE)
@@ -124,19 +124,19 @@ def signed_journal(path):
 
 def test_a_signed_list_of_survivors_is_never_overwritten(tmp_path):
     journal = signed_journal(tmp_path / "journal.db")
-    with pytest.raises(sqlite3.IntegrityError, match="of which this is new"):
+    with pytest.raises(sqlite3.IntegrityError, match="already has this record"):
         journal.signed(AttemptId("a", 1, 1), ["north"])
-    with pytest.raises(sqlite3.IntegrityError, match="of which this is new"):
+    with pytest.raises(sqlite3.IntegrityError, match="already has this record"):
         journal.opened(AttemptId("a", 1, 1), bytes(32))
-    # How it ended may be told.
+    # The end of the attempt may still be recorded.
     journal.ended(AttemptId("a", 1, 1), "published", bytes(32))
     (sent,) = journal.memory().sent
     assert (sent.survivors, sent.update) == (frozenset({"north", "south"}), UPDATE)
 
 
-def test_what_is_not_in_the_journal_cannot_be_signed(tmp_path):
+def test_an_attempt_that_was_not_joined_cannot_be_signed(tmp_path):
     journal = Journal(tmp_path / "journal.db", FEDERATION)
-    with pytest.raises(sqlite3.IntegrityError, match="of which this is new"):
+    with pytest.raises(sqlite3.IntegrityError, match="already has this record"):
         journal.signed(AttemptId("a", 1, 1), ["north"])
 
 
@@ -160,7 +160,7 @@ def test_no_other_program_makes_the_journal_forget(tmp_path, statement):
     assert sent.survivors == frozenset({"north", "south"})
 
 
-def test_a_process_killed_at_any_statement_of_its_start_leaves_a_journal_that_serves(tmp_path):
+def test_a_kill_at_any_statement_of_a_start_leaves_a_usable_journal(tmp_path):
     before = tmp_path / "before"
     before.mkdir()
     said = subprocess.run(
@@ -168,7 +168,7 @@ def test_a_process_killed_at_any_statement_of_its_start_leaves_a_journal_that_se
     )
     assert said.returncode == 0, said.stderr
     killed = json.loads(said.stdout)
-    # Before the first statement, and between any two.
+    # The kills came before the first statement and between any two.
     assert len(killed) >= 4
     for home in killed:
         with closing(Journal(Path(home) / "journal.db", FEDERATION)) as journal:
@@ -191,12 +191,12 @@ def test_only_the_owner_may_read_it(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["no folder", "no database"])
-def test_a_file_that_cannot_be_used_is_told_in_a_sentence_and_left_alone(tmp_path, state):
+def test_an_unusable_file_is_an_error_and_stays_unchanged(tmp_path, state):
     path = tmp_path / "home" / "journal.db"
     if state == "no database":
         path.parent.mkdir()
         path.write_bytes(b"something else " * 100)
-    with pytest.raises(JournalUnusable, match="free space and the rights of"):
+    with pytest.raises(JournalUnusable, match="free space and the permissions of"):
         Journal(path, FEDERATION)
     if state == "no database":
         assert path.read_bytes() == b"something else " * 100

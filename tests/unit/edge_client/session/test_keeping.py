@@ -1,4 +1,4 @@
-"""What a member keeps from round to round: made once, staged with an update, and counting once U3 is signed."""
+"""Tests of a member's private state: made once, staged with an update, and counting once U3 is signed."""
 
 import asyncio
 import hashlib
@@ -64,7 +64,7 @@ def document(method="fedvocab", *, own=True, **more):
         "model": MODEL.model_dump(),
         "manifest": "00" * 32,
         "weights": "11" * 32,
-        # Of what is shared of MODEL.
+        # The number of MODEL's shared values.
         "values": 106,
     }
     if own:
@@ -109,7 +109,7 @@ def sent(token, survivors):
 # ---- made once ------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_begins_with_its_own_vocabulary_and_vectors_that_nobody_knows(keeper, home):
+def test_a_member_begins_with_its_own_vocabulary_and_secret_vectors(keeper, home):
     job = document(seed=6)
     assert keeper.load(job) is None
     made = keeper.make(job, None, None)
@@ -117,7 +117,7 @@ def test_a_member_begins_with_its_own_vocabulary_and_vectors_that_nobody_knows(k
     assert made.arrays.keys() == {EMBEDDING}
     assert made.arrays[EMBEDDING].shape == (len(WORDS), 3)
     assert not made.arrays[EMBEDDING][0].any()
-    # Entries stand by how often they occur: vectors of the job's seed would tell them by their places.
+    # Entries are ordered by frequency, so vectors from the job's seed would reveal them by position.
     public = build(MODEL, len(WORDS), 2, 0, seed=6).embedding.weight.detach().numpy()
     assert not np.isin(made.arrays[EMBEDDING][2:], public).any()
     again = keeper.make(document(name="again", seed=6), None, None)
@@ -125,14 +125,14 @@ def test_a_member_begins_with_its_own_vocabulary_and_vectors_that_nobody_knows(k
     assert not np.isin(again.arrays[EMBEDDING][2:], made.arrays[EMBEDDING]).any()
     assert np.abs(made.arrays[EMBEDDING][2:]).min() > 0
     assert (made.round, made.version, made.document) == (0, job.weights, job.digest())
-    # It counts before any round: a vocabulary is not built the same twice.
+    # The state counts before any round, because a vocabulary is not built the same twice.
     kept = keeper.load(job)
     assert kept.tokenizer == made.tokenizer
     assert np.array_equal(kept.arrays[EMBEDDING], made.arrays[EMBEDDING])
     assert not list(home.glob("private/desk/staged-*"))
 
 
-def test_with_a_public_vocabulary_it_begins_where_the_job_says(keeper):
+def test_with_a_public_vocabulary_a_member_starts_where_the_job_says(keeper):
     table = np.arange(21, dtype=np.float32).reshape(7, 3)
     manifest = Manifest.of({EMBEDDING: table})
     made = keeper.make(document(own=False), PUBLIC, (manifest, manifest.encode(manifest.flatten({EMBEDDING: table}))))
@@ -148,7 +148,7 @@ def test_a_start_of_another_model_is_refused(keeper):
     assert keeper.load(document(own=False)) is None
 
 
-def test_a_table_fills_the_rows_of_the_words_it_has_and_adds_those_that_the_texts_lack(store, tmp_path):
+def test_a_table_fills_the_rows_of_its_words_and_adds_further_words(store, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2 3\nowl 4 5 6\nthe 7 8 9\n")
     made = Keeper(store, EXAMPLES, table).make(document(), None, None)
@@ -166,8 +166,8 @@ def test_a_table_fills_the_rows_of_the_words_it_has_and_adds_those_that_the_text
     assert made.arrays[EMBEDDING][ids["heron"]].tolist() == [1, 2, 3]
 
 
-def test_under_noise_no_word_of_the_texts_leaves_the_tables(store, tmp_path):
-    """Whether the texts have words is nobody's to hear of there, and no reason to go without the table either."""
+def test_under_noise_texts_without_words_still_get_the_tables_words(store, tmp_path):
+    """Nobody may hear whether the texts have words, and it is no reason to ignore the table."""
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2 3\nowl 4 5 6\n")
     noise = {"name": "gaussian-update", "noise_multiplier": 1.0, "lot": 6}
@@ -177,8 +177,8 @@ def test_under_noise_no_word_of_the_texts_leaves_the_tables(store, tmp_path):
     assert made.arrays[EMBEDDING][ids["owl"]].tolist() == [4, 5, 6]
 
 
-def test_what_no_text_of_its_own_holds_starts_as_nothing_unless_the_table_knows_it(store, keeper, tmp_path):
-    """No text of the member's own trains the row of unknown words; random numbers there would be noise for good."""
+def test_the_row_of_unknown_words_starts_at_zero_or_from_the_table(store, keeper, tmp_path):
+    """None of the member's texts trains that row, so random numbers there would stay noise for good."""
     made = keeper.make(document(), None, None)
     assert not made.arrays[EMBEDDING][json.loads(made.tokenizer)["model"]["vocab"]["[UNK]"]].any()
     table = tmp_path / "vectors.txt"
@@ -187,7 +187,7 @@ def test_what_no_text_of_its_own_holds_starts_as_nothing_unless_the_table_knows_
     assert made.arrays[EMBEDDING][1].tolist() == [4, 5, 6]
 
 
-def test_a_table_that_does_not_fit_is_refused_and_nothing_is_kept(store, tmp_path):
+def test_a_table_that_does_not_fit_is_refused_and_stores_nothing(store, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2\n")
     keeper = Keeper(store, EXAMPLES, table)
@@ -196,7 +196,7 @@ def test_a_table_that_does_not_fit_is_refused_and_nothing_is_kept(store, tmp_pat
     assert keeper.load(document()) is None
 
 
-def test_a_table_is_left_aside_where_no_whole_embedding_is_kept(store, tmp_path):
+def test_a_table_is_ignored_unless_a_whole_embedding_is_private(store, tmp_path):
     keeper = Keeper(store, EXAMPLES, tmp_path / "no table at all")
     rows = keeper.make(document({"name": "fedrecon"}, own=False), PUBLIC, None)
     assert 0 < len(rows.arrays[EMBEDDING]) < 7
@@ -204,16 +204,16 @@ def test_a_table_is_left_aside_where_no_whole_embedding_is_kept(store, tmp_path)
     assert EMBEDDING not in above.arrays
 
 
-def test_without_a_word_there_is_no_vocabulary(store):
+def test_texts_without_a_word_make_no_vocabulary(store):
     with pytest.raises(VocabularyInvalid, match="not one word"):
         Keeper(store, [Example("  ", "a")]).make(document(), None, None)
-    # Under noise nobody may hear that there is none: the member takes part with a vocabulary that says nothing.
+    # Under noise nobody may hear of it, so the member takes part with a vocabulary that reveals nothing.
     noise = GaussianUpdate(noise_multiplier=8.0, lot=1000)
     hidden = Keeper(store, [Example("  ", "a")]).make(document(name="noised", mechanism=noise), None, None)
     assert set(json.loads(hidden.tokenizer)["model"]["vocab"]) == {"[PAD]", "[UNK]", "-"}
 
 
-def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home, tmp_path):
+def test_a_missing_or_invalid_table_is_an_error_before_anything_runs(home, tmp_path):
     party.member_home(home, "localhost:7441")
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "a text", "label": "a"}\n')
@@ -228,7 +228,7 @@ def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home,
     member = load_member(options)
     assert member.examples == [Example("a text", "a")]
     assert (member.table, member.data_name) == (Table(table, 3), "data")
-    # A folder's tokenizer alone is no table either.
+    # A folder with only a tokenizer is no table either.
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
@@ -236,10 +236,10 @@ def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home,
         load_member(replace(options, embedding=folder))
 
 
-def test_a_method_without_memory_keeps_nothing(keeper, home):
+def test_a_method_without_a_state_stores_nothing(keeper, home):
     job = document({"name": "fedrecon"}, own=False)
     made = keeper.make(job, PUBLIC, None)
-    # The digit's row alone.
+    # Only the row of the digit is private.
     assert made.arrays[EMBEDDING].shape == (1, 3)
     assert not (home / "private").exists()
     assert keeper.load(job) is None
@@ -250,13 +250,13 @@ def test_a_method_without_memory_keeps_nothing(keeper, home):
 
 @pytest.fixture
 def staged(keeper):
-    """(what counts, what was trained for round 4, what that is staged under)."""
+    """Returns the state that counts, the arrays trained for round 4, and the token that they are staged under."""
     job = document()
     before = keeper.make(job, None, None)
     return before, moved(before), keeper.stage(job, assignment(4), moved(before), before)
 
 
-def test_what_is_trained_counts_once_u3_is_signed_with_this_member_in_it(keeper, staged, home):
+def test_a_trained_state_counts_once_the_signed_u3_names_the_member(keeper, staged, home):
     job, (before, after, token) = document(), staged
     assert np.array_equal(keeper.load(job).arrays[EMBEDDING], before.arrays[EMBEDDING])
     keeper.confirmed("desk", token, {"north", "east"}, "north")
@@ -264,20 +264,20 @@ def test_what_is_trained_counts_once_u3_is_signed_with_this_member_in_it(keeper,
     assert np.array_equal(kept.arrays[EMBEDDING], after[EMBEDDING])
     assert (kept.round, kept.version, kept.tokenizer) == (4, b"v" * 32, before.tokenizer)
     assert not list(home.glob("private/desk/staged-*"))
-    # A second attempt of the round signs again, and discards when it is over: neither takes it back.
+    # A second attempt of the round signs again, and discards when it is over. Neither undoes the commit.
     keeper.confirmed("desk", token, {"north", "east"}, "north")
     keeper.discard("desk", token)
     assert keeper.load(job).round == 4
 
 
-def test_what_is_not_in_the_sum_does_not_count(keeper, staged):
+def test_a_state_whose_vector_is_not_in_the_sum_does_not_count(keeper, staged):
     keeper.confirmed("desk", staged[2], {"east", "south"}, "north")
     keeper.confirmed("desk", "4-0123456789abcdef", {"north"}, "north")
     assert keeper.load(document()).round == 0
 
 
-def test_a_second_training_of_a_round_that_counts_is_not_confirmed_by_the_first(keeper, staged):
-    """U3 of one attempt is signed, the round is tried again, and the member dies before U3 of the next."""
+def test_a_confirmed_training_does_not_confirm_a_second_one(keeper, staged):
+    """The member signs U3 of one attempt, trains the round again, and dies before U3 of the next attempt."""
     job, (before, after, first) = document(), staged
     keeper.confirmed("desk", first, {"north"}, "north")
     second = keeper.stage(job, assignment(4), moved(before, 7.0), before)
@@ -286,8 +286,8 @@ def test_a_second_training_of_a_round_that_counts_is_not_confirmed_by_the_first(
     assert np.array_equal(keeper.load(job).arrays[EMBEDDING], after[EMBEDDING])
 
 
-def test_what_was_never_confirmed_does_not_count_however_often_a_round_is_asked_for(keeper, staged):
-    """Its charge is released at the start: were it to count, a restart would give training for nothing."""
+def test_an_unconfirmed_state_never_counts_after_a_restart(keeper, staged):
+    """A start releases its charge, so if the state counted, a restart would give training for free."""
     job, (before, after, first) = document(), staged
     keeper.confirmed("desk", first, {"north"}, "north")
     confirmed = Memory({}, (sent(first, frozenset({"north"})),))
@@ -297,7 +297,7 @@ def test_what_was_never_confirmed_does_not_count_however_often_a_round_is_asked_
         assert np.array_equal(keeper.load(job).arrays[EMBEDDING], after[EMBEDDING])
 
 
-def test_an_update_that_is_thrown_away_takes_its_state_along(keeper, staged, store):
+def test_discarding_an_update_discards_its_state(keeper, staged, store):
     token = staged[2]
     keeper.discard("desk", "4-0123456789abcdef")
     assert store.staged("desk") == [token]
@@ -305,7 +305,7 @@ def test_an_update_that_is_thrown_away_takes_its_state_along(keeper, staged, sto
     assert store.staged("desk") == []
     keeper.confirmed("desk", token, {"north"}, "north")
     assert keeper.load(document()).round == 0
-    # A job that nothing is kept of.
+    # A job without a private state is no error.
     keeper.discard("other", token)
 
 
@@ -313,10 +313,10 @@ def test_an_update_that_is_thrown_away_takes_its_state_along(keeper, staged, sto
     ("confirmations", "round_"),
     [
         ((), 0),
-        # Its vector may be in a sum, and it never learned in which.
+        # The vector may be in a sum, but the member never learned in which.
         (((True, None),), 0),
         (((True, {"east", "south"}),), 0),
-        # Of another training.
+        # The confirmation is of another training.
         (((False, {"north"}),), 0),
         (((True, {"north", "east"}),), 4),
         (((False, None), (True, {"north", "east"})), 4),
@@ -334,13 +334,13 @@ def test_after_a_crash_the_journal_decides(keeper, staged, store, confirmations,
     ]
 
 
-def test_nothing_of_it_is_in_the_log(keeper, staged):
+def test_the_log_holds_no_word_of_the_private_state(keeper, staged):
     with structlog.testing.capture_logs() as logs:
         keeper.recover(Memory({}, ()), "north")
     assert not [word for word in WORDS if len(word) > 4 and word in repr(logs)]
 
 
-def test_a_job_of_the_same_name_with_another_document_is_somebody_elses(keeper, staged):
+def test_a_state_of_another_job_document_is_refused(keeper, staged):
     other = document(seed=5)
     with pytest.raises(StateForeign, match="another document of this job"):
         keeper.load(other)
@@ -349,14 +349,14 @@ def test_a_job_of_the_same_name_with_another_document_is_somebody_elses(keeper, 
     assert keeper.load(document()).round == 0
 
 
-def test_it_is_read_beside_a_process_that_keeps_it(keeper, staged, home):
+def test_a_state_can_be_read_while_another_process_uses_it(keeper, staged, home):
     with PrivateStore(home, FEDERATION, "data") as other:
         looking = Keeper(other, EXAMPLES)
         assert looking.look(document()).round == 0
         assert looking.look(document(name="other")) is None
 
 
-def test_a_disk_that_fails_is_logged_and_the_round_goes_on(keeper, staged, store, monkeypatch):
+def test_a_disk_failure_is_logged_and_the_round_continues(keeper, staged, store, monkeypatch):
     def failing(*_):
         raise StoreUnwritable("no space is left")
 
@@ -369,7 +369,7 @@ def test_a_disk_that_fails_is_logged_and_the_round_goes_on(keeper, staged, store
 
 
 def test_calls_from_two_threads_take_turns(keeper, staged, store, monkeypatch):
-    """A training ends in a thread of its own while the loop signs for another job."""
+    """A training ends in its own thread while the loop signs for another job."""
     before, _, token = staged
     stage = store.stage
     waiting = threading.Thread(target=keeper.discard, args=("desk", token))
@@ -386,16 +386,16 @@ def test_calls_from_two_threads_take_turns(keeper, staged, store, monkeypatch):
     assert store.staged("desk") == [later]
 
 
-# ---- what the coordinator hears of it -------------------------------------------------------------------------------
+# ---- what the coordinator hears -------------------------------------------------------------------------------------
 
 
 class Watcher:
     def training(self, *_):
-        """Steps are of no interest here."""
+        """Ignores training steps."""
 
 
 class Machine:
-    """A member that prepares updates, and a coordinator that serves what the job names."""
+    """A member that prepares updates, and a coordinator that serves the job's files."""
 
     def __init__(self, home, identity, budget, examples=EXAMPLES, table=None, model=MODEL, kind="words"):
         module = build(model, 2, 2, 0, seed=1)
@@ -461,10 +461,10 @@ def machine(home, identity):
             each.store.close()
 
 
-def test_an_update_is_prepared_with_its_state_beside_the_one_that_counts(machine, home):
+def test_an_update_is_prepared_with_its_state_staged(machine, home):
     place = machine()
     first = place.prepare()
-    # It lies on the disk and is not carried about.
+    # The private arrays are on the disk, not in the update.
     assert first.update.private is None
     assert place.store.staged("desk") == [first.staged]
     assert first.staged.startswith("1-")
@@ -474,7 +474,7 @@ def test_an_update_is_prepared_with_its_state_beside_the_one_that_counts(machine
     after = place.keeper.load(place.document)
     assert after.round == 1
     assert not np.array_equal(after.arrays[EMBEDDING], start)
-    # The next round begins with it, and with the same vocabulary.
+    # The next round starts from this state, with the same vocabulary.
     second = place.prepare(2)
     place.keeper.confirmed("desk", second.staged, {"north"}, "north")
     last = place.keeper.load(place.document)
@@ -484,8 +484,8 @@ def test_an_update_is_prepared_with_its_state_beside_the_one_that_counts(machine
 @pytest.mark.parametrize(
     ("model", "width", "framed"), [(MODEL, 3, False), (ENCODER, 4, True)], ids=["bilstm", "transformer"]
 )
-def test_word_pieces_of_its_own_stay_a_members_for_good(machine, model, width, framed):
-    """Training them again gives others, so that each round, and each start, must read the texts with the first."""
+def test_a_member_keeps_its_own_word_pieces_for_good(machine, model, width, framed):
+    """Training them again gives different ones, so each round and each start must use the first ones."""
     place = machine(model=model, kind="wordpiece")
     first = place.prepare()
     made = place.keeper.load(place.document)
@@ -497,7 +497,7 @@ def test_word_pieces_of_its_own_stay_a_members_for_good(machine, model, width, f
     assert "heron" in pieces
     assert len(pieces) <= 50
     assert made.arrays[EMBEDDING].shape == (len(pieces), width)
-    # What leaves is the job's values, whatever the vocabulary's size.
+    # The update has the job's number of values, whatever the vocabulary's size.
     assert first.update.change.shape == (place.document.values,)
     place.keeper.confirmed("desk", first.staged, {"north"}, "north")
     after = place.keeper.load(place.document)
@@ -505,22 +505,22 @@ def test_word_pieces_of_its_own_stay_a_members_for_good(machine, model, width, f
     rows = (after.arrays[EMBEDDING] != made.arrays[EMBEDDING]).any(axis=1)
     assert rows[said["vocab"]["heron"]]
     assert not rows[said["vocab"]["[PAD]"]]
-    # What stands around a text is trained where the model's texts have it.
+    # The entries that frame a text are trained if the model's texts have them.
     assert rows[said["vocab"]["[CLS]"]] == rows[said["vocab"]["[SEP]"]] == framed
     place.store.close()
-    # Started again, with texts of which it would build another vocabulary.
+    # The member starts again, with texts that would give another vocabulary.
     grown = [*EXAMPLES, Example("an owl calls at dusk", "b")]
     again = machine(examples=grown, model=model, kind="wordpiece")
     second = again.prepare(2)
     again.keeper.confirmed("desk", second.staged, {"north"}, "north")
     last = again.keeper.load(again.document)
     assert (last.round, last.tokenizer) == (2, made.tokenizer)
-    # From the state and not from new vectors: the round is four of Adam's steps, of 0.001 each and hardly more.
+    # The round starts from the state and not from new vectors: it takes four steps of Adam, of about 0.001 each.
     moved = np.abs(last.arrays[EMBEDDING] - after.arrays[EMBEDDING])
     assert 0 < moved.max() < 0.01
 
 
-def test_a_damaged_state_is_told_of_without_a_word_of_it(machine, home):
+def test_a_damaged_state_is_refused_without_details(machine, home):
     place = machine()
     place.keeper.make(place.document, None, None)
     path = state_file(home, "desk")
@@ -529,23 +529,23 @@ def test_a_damaged_state_is_told_of_without_a_word_of_it(machine, home):
     path.write_bytes(data)
     refused = place.refused()
     assert refused.reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
-    assert refused.detail == "what this member keeps of the job's model cannot be used; its own log says why"
+    assert refused.detail == "this member's private state of the job cannot be used; its own log says why"
     assert str(path) in refused.private
 
 
-def test_data_without_a_word_and_a_table_that_does_not_fit_say_no_more(machine, tmp_path):
+def test_wordless_data_and_an_unfit_table_are_refused_without_details(machine, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2\n")
     for how in ({"examples": [Example(" ", "a")]}, {"table": table}):
         refused = machine(**how).refused()
         assert refused.reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
-        assert refused.detail == "what this member keeps of the job's model cannot be used; its own log says why"
+        assert refused.detail == "this member's private state of the job cannot be used; its own log says why"
         assert "heron" not in refused.detail
         assert len(refused.private) > 20
 
 
 def unused(place, round_=1):
-    """What the log says of the table while an update is prepared, which is then confirmed."""
+    """Prepares and confirms an update, and returns what the log says about the table."""
     with structlog.testing.capture_logs() as logs:
         made = place.prepare(round_)
     if made.staged is not None:
@@ -553,11 +553,11 @@ def unused(place, round_=1):
     return [(line["job"], line["reason"]) for line in logs if line["event"] == "embedding_table_unused"]
 
 
-def test_a_table_that_is_not_looked_at_is_said_once_a_job(machine, tmp_path):
+def test_an_unused_table_is_logged_once_a_job(machine, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2 3\n")
     place = machine(table=table)
-    # The rounds that go on from what was made of it have nothing to say.
+    # Rounds that continue from a state made from the table log nothing.
     assert unused(place) == unused(place, 2) == []
     place.store.close()
     again = machine(table=table)
@@ -567,13 +567,13 @@ def test_a_table_that_is_not_looked_at_is_said_once_a_job(machine, tmp_path):
     assert unused(machine(), 5) == []
 
 
-def test_a_table_without_a_word_of_the_members_own_is_said_here_and_nowhere_else(machine, tmp_path):
+def test_a_table_without_any_of_the_members_words_is_logged(machine, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("owl 1 2 3\n")
     assert unused(machine(table=table, kind="wordpiece")) == [("desk", "no_word_known")]
 
 
-def test_a_table_has_no_use_where_the_method_leaves_a_member_no_embedding_of_its_own(keeper, store, tmp_path):
+def test_a_table_is_unused_without_a_private_embedding(keeper, store, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2 3\n")
     shared = document("fedavg", own=False, private=None)
@@ -589,7 +589,7 @@ def test_a_table_has_no_use_where_the_method_leaves_a_member_no_embedding_of_its
     ]
 
 
-def test_an_update_that_cannot_be_staged_is_none(machine, monkeypatch):
+def test_an_update_that_cannot_be_staged_is_refused(machine, monkeypatch):
     place = machine()
     stage = PrivateStore.stage
 

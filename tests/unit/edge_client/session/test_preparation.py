@@ -1,4 +1,4 @@
-"""Before READY: policy first, data second, budget third, training last; and what did not end well is given back."""
+"""Tests of what comes before READY: policy first, data second, budget third, training last, and failures of each."""
 
 import asyncio
 import errno
@@ -36,7 +36,7 @@ TOKENIZER = word_tokenizer(["a", "text", "another"])
 
 
 class Guarded(list):
-    """Examples nobody may look at yet."""
+    """Examples that record whether anybody has read them."""
 
     read = False
 
@@ -141,7 +141,7 @@ def place(tmp_path, identity):
     ],
     ids=str,
 )
-def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, rules, reason, fetched):
+def test_the_policy_refuses_before_the_data_is_read(place, rules, reason, fetched):
     made = place(**rules)
     assert made.refused().reason == reason
     assert not made.examples.read
@@ -149,7 +149,7 @@ def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, 
     assert made.reserved() == 0
 
 
-def test_a_disk_that_takes_nothing_is_named_here_and_only_hinted_at_to_others(place):
+def test_a_full_disk_is_named_only_in_the_members_own_log(place):
     made = place()
 
     async def full(*_):
@@ -168,21 +168,21 @@ def lost(*_, **__):
     raise TrainingLost("the third text was too long")
 
 
-def test_the_federation_that_the_policy_trusts_is_not_refused(place, identity, monkeypatch):
+def test_a_federation_that_the_policy_trusts_is_not_refused(place, identity, monkeypatch):
     monkeypatch.setattr("learning.training.update.train_update", lost)
     made = place(authorities=(identity.federation.hex(),))
     assert made.refused().reason == Reason.REASON_TRAINING_FAILED
 
 
-def test_a_spent_budget_is_found_before_training_and_after_the_model_came(place):
+def test_a_spent_budget_refuses_after_the_model_is_fetched(place):
     made = place(epsilon=0.01)
     assert made.refused().reason == Reason.REASON_BUDGET_SPENT
-    # A member at its limit goes on receiving models.
+    # A member at its limit still receives models.
     assert hashlib.sha256(BASE).digest() in made.fetched
 
 
 def with_pattern():
-    """A tokenizer that cannot read a text which holds a certain word."""
+    """Returns a tokenizer that fails on texts with a certain word."""
     document = json.loads(TOKENIZER)
     document["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(?=diabetes)"}, "content": "\u0000"}
     return json.dumps(document).encode()
@@ -190,21 +190,21 @@ def with_pattern():
 
 @pytest.mark.parametrize("tokenizer", [with_pattern(), b"-", b"{}", b'{"model": 1}', TOKENIZER + b" "], ids=range(5))
 @pytest.mark.parametrize("mechanism", ["none", GAUSSIAN], ids=["none", "noise"])
-def test_a_tokenizer_of_another_form_is_refused_before_it_reads_a_text(place, tokenizer, mechanism):
+def test_a_tokenizer_in_another_form_is_refused_before_it_reads_texts(place, tokenizer, mechanism):
     made = place(mechanism, tokenizer=tokenizer, mechanisms=("none", "gaussian-update"))
     assert made.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
     assert not made.examples.read
     assert made.reserved() == 0
 
 
-def test_a_version_with_weights_that_no_training_leaves_is_refused(place):
+def test_a_version_with_implausible_weights_is_refused(place):
     huge = (np.frombuffer(BASE, "<f4") + np.float32(1.1e4)).tobytes()
     made = place(served=(huge,))
     assert made.refused(huge, 1).reason == Reason.REASON_BUNDLE_UNSUITABLE
     assert not made.examples.read
 
 
-def test_a_manifest_of_another_size_is_refused_before_the_model_comes(place):
+def test_a_manifest_of_another_size_is_refused_before_the_model(place):
     made = place()
     made.document = made.document.model_copy(update={"values": MANIFEST.values + 1})
     made.served[made.document.digest()] = made.document.canonical()
@@ -216,7 +216,7 @@ def test_a_manifest_of_another_size_is_refused_before_the_model_comes(place):
     assert len(made.fetched) == 2
 
 
-def test_a_document_that_is_another_jobs_is_refused_before_anything_else_comes(place):
+def test_another_jobs_document_is_refused_before_anything_is_fetched(place):
     made = place()
     made.document = made.document.model_copy(update={"name": "answers"})
     made.served[made.document.digest()] = made.document.canonical()
@@ -226,14 +226,14 @@ def test_a_document_that_is_another_jobs_is_refused_before_anything_else_comes(p
     assert len(made.fetched) == 1
 
 
-def test_version_zero_is_the_weights_that_the_job_names(place):
+def test_version_0_must_be_the_weights_that_the_job_names(place):
     other = (np.frombuffer(BASE, "<f4") + np.float32(1)).tobytes()
     made = place(served=(other,))
     assert made.refused(other, 0).reason == Reason.REASON_BUNDLE_UNSUITABLE
     assert not made.examples.read
 
 
-def test_labels_that_are_not_the_jobs_are_told_only_where_there_is_no_mechanism(place, monkeypatch):
+def test_foreign_labels_are_reported_only_without_a_mechanism(place, monkeypatch):
     monkeypatch.setattr("learning.training.update.train_update", lost)
     for mechanism, reason in (("none", Reason.REASON_DATA_UNSUITABLE), (GAUSSIAN, Reason.REASON_TRAINING_FAILED)):
         made = place(mechanism, mechanisms=("none", "gaussian-update"))
@@ -242,14 +242,14 @@ def test_labels_that_are_not_the_jobs_are_told_only_where_there_is_no_mechanism(
         made.budget._ledger.close()
 
 
-def test_what_does_not_fit_together_costs_nothing(place):
+def test_files_that_do_not_fit_together_cost_nothing(place):
     made = place()
     # The manifest is not that of the job's model.
     assert made.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
     assert made.reserved() == 0
 
 
-def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_nothing(place, monkeypatch):
+def test_a_failure_after_the_data_was_read_is_charged_and_says_nothing(place, monkeypatch):
     monkeypatch.setattr("learning.training.update.train_update", lost)
     made = place()
     refused = made.refused()
@@ -267,7 +267,7 @@ def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_
     ],
     ids=repr,
 )
-def test_what_is_wrong_with_the_version_itself_is_told_and_costs_nothing(place, monkeypatch, error, reason):
+def test_a_fault_of_the_version_itself_is_reported_and_costs_nothing(place, monkeypatch, error, reason):
     def fails(**_):
         raise error
 
@@ -279,7 +279,7 @@ def test_what_is_wrong_with_the_version_itself_is_told_and_costs_nothing(place, 
     assert made.reserved() == 0
 
 
-def test_a_training_that_diverged_is_called_that_without_a_mechanism(place, monkeypatch):
+def test_divergence_is_reported_without_a_mechanism(place, monkeypatch):
     def fails(**_):
         raise TrainingDiverged("training diverged: lower the rate")
 
@@ -294,8 +294,8 @@ def test_a_training_that_diverged_is_called_that_without_a_mechanism(place, monk
 @pytest.mark.parametrize(
     "error", [MemoryError("a vocabulary too large"), StoreError("no space for 99 entries")], ids=repr
 )
-def test_nothing_that_fails_once_the_data_is_looked_at_is_free_under_a_mechanism(place, monkeypatch, error):
-    """Building a vocabulary, cutting texts, staging: each could fail for one text more; asking again is not free."""
+def test_under_a_mechanism_every_failure_after_reading_is_charged(place, monkeypatch, error):
+    """One more text can make a vocabulary, the cutting of texts or staging fail, so asking again is not free."""
 
     def fails(*_):
         raise error
@@ -305,13 +305,13 @@ def test_nothing_that_fails_once_the_data_is_looked_at_is_free_under_a_mechanism
     refused = made.refused()
     assert (refused.reason, refused.detail) == (
         Reason.REASON_TRAINING_FAILED,
-        "training failed; the member's own log says how",
+        "training failed; the member's own log says why",
     )
     assert str(error) in refused.private
     assert made.reserved() == 1
 
 
-def test_without_a_mechanism_a_failure_has_its_own_name(place, monkeypatch):
+def test_without_a_mechanism_a_failure_has_its_own_reason(place, monkeypatch):
     def fails(*_):
         raise StoreError("no space for 99 entries")
 
@@ -320,7 +320,7 @@ def test_without_a_mechanism_a_failure_has_its_own_name(place, monkeypatch):
     assert made.refused().reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
 
 
-def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkeypatch):
+def test_cancelling_a_training_releases_the_reservation(place, monkeypatch):
     made = place()
     seen = []
 
@@ -344,7 +344,7 @@ def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkey
     assert made.reserved() == 0
 
 
-def test_a_jobs_texts_are_read_once_for_all_its_rounds_and_anew_for_another_job(place, monkeypatch):
+def test_texts_are_read_once_for_all_rounds_of_a_job(place, monkeypatch):
     corpora = []
 
     def looked(*, corpus, **_):

@@ -1,4 +1,4 @@
-"""What the session does for a corpus: a model is kept once its attempt is charged, and `run` ends at the right time."""
+"""Tests of a corpus in the session: its model is kept once the attempt is charged, and `run` ends at the right time."""
 
 import asyncio
 import hashlib
@@ -46,7 +46,7 @@ def blobs_of(bundle):
 
 
 def prepared(folder, identity, bundle, policy):
-    """What the preparer makes of the first round."""
+    """Returns what the preparer makes in the first round."""
     served, examples = blobs_of(bundle), examples_of(40)
 
     async def fetch(digest, into, limit):
@@ -71,23 +71,23 @@ def prepared(folder, identity, bundle, policy):
         return asyncio.run(preparer.prepare(assignment, fetch))
 
 
-def test_what_is_kept_is_the_version_and_the_change_that_is_sent(tmp_path, identity):
+def test_the_kept_model_is_the_version_plus_the_change_that_is_sent(tmp_path, identity):
     bundle = bundle_of(mechanism=DP_SGD | {"noise_multiplier": 3.0})
     found = prepared(tmp_path, identity, bundle, Policy())
     values = bundle.manifest.flatten(found.model.arrays)
     assert (values == bundle.manifest.decode(bundle.weights) + found.update.change).all()
     assert (values != bundle.manifest.decode(bundle.weights)).any()
     assert (found.model.round, found.model.version) == (1, bundle.document.weights)
-    # Nothing of it lies on the disk before its charge does.
+    # The model is not on the disk before its charge is.
     assert not (tmp_path / "synthesis").exists()
 
 
-def test_of_a_job_that_orders_nothing_of_its_members_nothing_is_kept(tmp_path, identity):
+def test_a_job_that_orders_no_text_from_members_keeps_no_model(tmp_path, identity):
     bundle = bundle_of(mechanism=DP_SGD | {"noise_multiplier": 3.0}, corpus={"source": "operator"})
     assert prepared(tmp_path, identity, bundle, Policy()).model is None
 
 
-def test_the_log_says_of_a_published_job_that_it_promises_nothing(tmp_path, identity):
+def test_the_log_says_that_a_published_job_gives_no_guarantee(tmp_path, identity):
     from structlog.testing import capture_logs
 
     bundle = bundle_of(model={"variant": "published"})
@@ -116,7 +116,7 @@ def agent_of(happened, budget, made=None, **options):
 
 
 @pytest.mark.parametrize("charged", [True, False])
-def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
+def test_a_model_is_kept_after_its_charge_and_before_encoding(charged):
     happened, version = [], bytes(32)
 
     def charge(attempt, reserved):
@@ -149,19 +149,19 @@ def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
         (False, False, {"a"}, {"a"}, True),
         (True, True, {"a"}, {"a"}, False),
         (False, True, {"a"}, set(), False),
-        # A start after an approval: all that there was to do was to send.
+        # This start came after an approval, and only had to send the corpus.
         (False, True, set(), set(), True),
         (False, False, set(), set(), False),
     ],
 )
-def test_run_ends_once_corpora_are_given_away_or_wait(busy, handled, taken, over, ends):
+def test_run_ends_once_corpora_are_released_or_wait(busy, handled, taken, over, ends):
     made = agent_of([], SimpleNamespace(counter=None), releaser([], busy, handled), until_finished=True)
     made._taken, made._over = taken, over
     made._end_if_over()
     assert made._finished.is_set() == ends
 
 
-def test_a_finished_job_is_looked_at_before_run_may_end():
+def test_the_releaser_hears_of_a_finished_job_before_run_ends():
     happened = []
     made = agent_of(happened, SimpleNamespace(counter=None), releaser(happened), until_finished=True)
     made._taken = {"stories"}
@@ -178,7 +178,7 @@ ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 
 
 
 def ends(here):
-    """Whether a start with `--until-finished` ends once nothing is left to do for corpora, before any job comes."""
+    """Whether a start with `--until-finished` ends once no corpus is left to do, before any job is assigned."""
     with here.process() as (_, made):
         agent = agent_of([], SimpleNamespace(counter=None), made, until_finished=True)
 
@@ -190,13 +190,13 @@ def ends(here):
         return agent._finished.is_set()
 
 
-def test_a_start_for_another_job_is_not_ended_by_corpora_of_earlier_ones(tmp_path, identity):
+def test_corpora_of_earlier_jobs_do_not_end_a_start(tmp_path, identity):
     here = Place(tmp_path, identity, **ORDERED)
     here.life(rounds=1)
-    # It waits for its owner, who was told by the process before.
+    # The corpus waits for its owner, whom the process before has told.
     assert not ends(here)
     here.decide("approve")
-    # All that this start had to do.
+    # Sending it was all that this start had to do.
     assert ends(here)
     assert here.folder.state().stage == "received"
     asked = len(here.desk.asked)
@@ -204,7 +204,7 @@ def test_a_start_for_another_job_is_not_ended_by_corpora_of_earlier_ones(tmp_pat
     assert len(here.desk.asked) == asked
 
 
-def test_a_start_goes_on_while_the_coordinator_has_no_answer_for_its_corpus(tmp_path, identity, monkeypatch):
+def test_a_start_does_not_end_while_its_corpus_gets_no_answer(tmp_path, identity, monkeypatch):
     here = Place(tmp_path, identity, **ORDERED)
     here.life(rounds=1)
     here.decide("approve")
@@ -220,7 +220,7 @@ def test_a_start_goes_on_while_the_coordinator_has_no_answer_for_its_corpus(tmp_
     assert ends(here)
 
 
-def test_a_job_that_is_said_to_be_finished_once_more_counts(tmp_path, identity):
+def test_a_repeated_end_of_a_job_counts(tmp_path, identity):
     here = Place(tmp_path, identity, **ORDERED)
     here.life(rounds=1)
     with here.process() as (_, made):
@@ -238,7 +238,7 @@ def test_a_job_that_is_said_to_be_finished_once_more_counts(tmp_path, identity):
 
 
 @pytest.mark.parametrize("answer", ["vetoed", "waits"])
-def test_a_start_ends_once_the_corpus_of_its_own_job_is_vetoed_or_waits(tmp_path, identity, answer):
+def test_a_start_ends_once_its_own_corpus_is_vetoed_or_waits(tmp_path, identity, answer):
     here = Place(tmp_path, identity, **ORDERED)
     if answer == "vetoed":
         here.life(rounds=1)
@@ -250,7 +250,7 @@ def test_a_start_ends_once_the_corpus_of_its_own_job_is_vetoed_or_waits(tmp_path
     assert not ends(here)
 
 
-def test_there_is_no_classifier_to_export(tmp_path, identity, monkeypatch):
+def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity, monkeypatch):
     bundle = bundle_of()
     served, job = blobs_of(bundle), bundle.document
     listed = pb.OpenJobsResponse(
@@ -267,6 +267,6 @@ def test_there_is_no_classifier_to_export(tmp_path, identity, monkeypatch):
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
     monkeypatch.setattr("edge_client.agent.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
     monkeypatch.setattr("edge_client.agent.exporting.fetch_blob", fetched)
-    with pytest.raises(CommandFailed, match="makes text up and labels none"):
+    with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
         asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values

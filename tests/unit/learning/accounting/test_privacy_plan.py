@@ -297,7 +297,7 @@ def test_each_mechanism_has_its_columns():
     with_clip = run("--mechanism", "gaussian-update", "--clip", 3, *arguments, "--json")
     row = json.loads(with_clip)["rows"][0]
     assert row["std"] == pytest.approx(3 * row["gate"])
-    assert "DEVIATION" in run("--mechanism", "gaussian-update", "--clip", 3, *arguments)
+    assert "NOISE STD" in run("--mechanism", "gaussian-update", "--clip", 3, *arguments)
 
 
 def test_no_noise_is_enough_is_a_row_and_a_sentence():
@@ -397,10 +397,10 @@ def test_a_job_that_this_member_would_refuse_is_not_priced(tmp_path):
         (("--examples", 5, "--rounds", 2, "--epsilon", -1), "epsilon must be a positive number"),
         (("--examples", 5, "--rounds", 2, "--delta", 2), "delta must lie between 0 and 1"),
         (("--examples", 5, "--rounds", 2, "--clip", -1), "clip"),
-        (("--examples", 5, "--rounds", 2, "--honest", 3), "dp-sgd knows no --honest"),
+        (("--examples", 5, "--rounds", 2, "--honest", 3), "dp-sgd does not take --honest"),
         (
             ("--examples", 5, "--rounds", 2, "--mechanism", "laplace-update", "--lot", 3),
-            "laplace-update knows no --lot",
+            "laplace-update does not take --lot",
         ),
         (("--examples", 5, "--rounds", 2, "--mechanism", "distributed-gaussian"), "give --values"),
     ],
@@ -419,7 +419,7 @@ def test_bad_jobs_get_a_sentence(tmp_path):
     file.write_text(JOB.replace('name = "gaussian-update"\nnoise_multiplier = 12.0\nlot = 1000', 'name = "none"'))
     assert "adds no noise" in fails(file, "--examples", 5)
     file.write_text(JOB)
-    assert "leave out --lot, --steps" in fails(file, "--examples", 5, "--lot", 3, "--steps", 2)
+    assert "already sets --lot, --steps" in fails(file, "--examples", 5, "--lot", 3, "--steps", 2)
     broken = tmp_path / "job.json"
     broken.write_text("{")
     assert "is not JSON" in fails(broken, "--examples", 5)

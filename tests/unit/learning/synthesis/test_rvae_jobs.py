@@ -202,13 +202,13 @@ def test_a_dry_run_says_what_is_made_up_and_what_it_costs(tmp_path, identity, ca
     assert plan.refusals == ()
     _show(plan, member)
     said = capsys.readouterr().out
-    assert "40 texts are made up here by the model that was trained here, and given away once you approve" in said
-    assert f"the histogram of your labels is one charge more: epsilon {of_histogram():.3g} of its own" in said
+    assert "the model trained here makes 40 synthetic texts, which are released once you approve" in said
+    assert f"the histogram of your labels is charged too: epsilon {of_histogram():.3g} alone" in said
     plain = bundle_of(model={"variant": "published"})
     lenient = dataclasses.replace(member, policy=Policy(mechanisms=("none",), corpora="always"))
     notes = plan_of(plain.document, plain.manifest, lenient).notes
     assert [NO_GUARANTEE in note for note in notes] == [True, False]
-    assert "given away without asking" in notes[1]
+    assert "released without asking" in notes[1]
 
 
 def test_a_plan_tells_of_the_histogram(tmp_path):
@@ -216,8 +216,8 @@ def test_a_plan_tells_of_the_histogram(tmp_path):
     path.write_bytes(bundle_of(mechanism=DP_SGD, corpus=HOLD).document.canonical())
     done = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])
     assert done.exit_code == 0, done.output
-    beside = f"is charged once more, when the job is finished: epsilon {of_histogram():.3g} of its own"
-    assert f"The histogram of your labels {beside}" in done.output
+    beside = f"is charged too: alone it costs epsilon {of_histogram():.3g}."
+    assert f"When the job is finished, the histogram of your labels {beside}" in done.output
     path.write_bytes(bundle_of(mechanism=DP_SGD).document.canonical())
     without = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])
     assert "histogram" not in without.output

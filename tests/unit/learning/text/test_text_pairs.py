@@ -444,7 +444,7 @@ def test_a_dry_run_says_that_pairs_are_read_and_what_is_missing(jobs, identity, 
 
     found, said = plan(jobs["head"], EXAMPLES)
     assert (found.refusals, found.as_json()["reads_pairs"]) == ((), True)
-    assert "reads pairs: of each row the text and the second one" in said
+    assert "reads pairs: the text and the second text of each row" in said
     found, said = plan(jobs["head"], ALONE, second_column=False)
     assert [each for each in found.refusals if "--text-b" in each]
     assert "refused: the job reads pairs of texts" in said
@@ -477,7 +477,7 @@ def test_a_dry_run_notes_what_the_member_would_leave_out(
     assert len(plan.notes) == 1 + (not left)
     assert plan.as_json()["notes"] == [*plan.notes]
     assert "refused" not in shown
-    assert f"  note: such rows are left out, and the member takes part: {plan.notes[0].split(': ', 1)[1]}" in shown
+    assert f"  note: such rows are skipped, and the member takes part: {plan.notes[0].split(': ', 1)[1]}" in shown
     assert ("note: no row is left" in shown) is not left
     # The run itself does as it was said.
     assert prepare(jobs["head"], examples).update.examples == len(examples)
@@ -620,7 +620,7 @@ def test_every_way_to_give_pairs_gives_the_same_lines(name, exported, run, tmp_p
 
 def test_a_pair_that_is_none_is_a_sentence(exported, run, tmp_path):
     bundle = ("--bundle", exported / "head")
-    with pytest.raises(CommandFailed, match="labels pairs of texts, and there are 3"):
+    with pytest.raises(CommandFailed, match="labels pairs, and there are 3 texts"):
         run(*bundle, "one", "two", "three")
     for lines in ("one\ttwo\nalone\n", "one\ttwo\nalone\t \n"):
         with pytest.raises(CommandFailed, match=r"standard input, line 2: .* with a tab between"):
