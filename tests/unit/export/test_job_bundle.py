@@ -168,7 +168,7 @@ def test_vectors_that_stay_random_are_noted(
     bundle(file, tmp_path / "bundle")
     said = capsys.readouterr()
     assert f"Created {tmp_path / 'bundle'}: job desk" in said.out
-    assert ("note: members' word vectors start at random and stay so" in said.err) is noted
+    assert ("note: members' word vectors start at random and stay there" in said.err) is noted
     assert ("`edge_client run --embedding`" in said.err) is noted
 
 
