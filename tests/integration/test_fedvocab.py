@@ -396,9 +396,7 @@ def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined
     for job in ("lotted", "everything"):
         town.running["south"].wait_for("declined", job=job)
     seen = town.declined("south")
-    assert (
-        "a round must be made from all examples; the lot of this job is 16, and this member has more" in seen["lotted"]
-    )
+    assert "needs all examples in every round; its lot is 16, and this member has more" in seen["lotted"]
     # The policy that let the example's job pass.
     assert "shared_parameters" in seen["everything"]
     assert "embedding.weight" in seen["everything"]

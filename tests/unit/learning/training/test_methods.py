@@ -426,12 +426,12 @@ def test_noised_steps_go_over_the_parameters_of_each_phase(
     assert event.steps == sum(steps)
 
 
-def test_an_output_is_made_from_all_examples_or_not_at_all() -> None:
+def test_output_perturbation_needs_all_examples_or_refuses() -> None:
     job = Place("fedvocab", GAUSSIAN).job
     event = protection_of(job, 1000).event
     assert event is not None
     assert (event.rate, event.steps) == (1.0, 1)  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="a round must be made from all examples; the lot of this job is 1000"):
+    with pytest.raises(ValueError, match="needs all examples in every round; its lot is 1000"):
         protection_of(job, 1001)
     # With a shared embedding a lot is a lot.
     assert protection_of(Place("fedavg", GAUSSIAN).job, 1001).event is not None
