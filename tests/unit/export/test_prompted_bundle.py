@@ -153,13 +153,13 @@ def test_a_tokenizer_with_rules_of_its_own_is_said(tmp_path):
         pytest.param(
             {"task": {"verbaliser": {"positive": "wonderful", "negative": "bad"}}},
             LABELS,
-            "model.task.verbaliser: 'wonderful' is cut into",
+            "model.task.verbaliser: 'wonderful' is",
             id="a-word-of-pieces",
         ),
         pytest.param(
             {"task": {"verbaliser": {"positive": "great", "negative": "Great"}}},
             LABELS,
-            "model.task.verbaliser: 'great' and 'Great' are one token",
+            "model.task.verbaliser: 'great' and 'Great' are the same token",
             id="one-token",
         ),
         pytest.param(

@@ -629,7 +629,7 @@ def test_a_tokenizer_of_another_form_reads_no_text(machine, town, monkeypatch):
     bundle = town.bundles["plain"]
     document = bent(town, "plain", tokenizer=town.serve(bundle.tokenizer + b" "))
     monkeypatch.setitem(town.bundles, "plain", type(bundle)(document, bundle.manifest, bundle.weights, None))
-    assert "not one that `coordinator job bundle` makes" in machine.refused("plain")[1]
+    assert "was not made by `coordinator job bundle`" in machine.refused("plain")[1]
 
 
 def test_private_parameters_that_are_not_the_documents_are_refused(machine, town, monkeypatch):

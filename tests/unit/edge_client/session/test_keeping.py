@@ -205,7 +205,7 @@ def test_a_table_is_left_aside_where_no_whole_embedding_is_kept(store, tmp_path)
 
 
 def test_without_a_word_there_is_no_vocabulary(store):
-    with pytest.raises(VocabularyInvalid, match="not one word"):
+    with pytest.raises(VocabularyInvalid, match="the texts have no words"):
         Keeper(store, [Example("  ", "a")]).make(document(), None, None)
     # Under noise nobody may hear that there is none: the member takes part with a vocabulary that says nothing.
     noise = GaussianUpdate(noise_multiplier=8.0, lot=1000)
@@ -222,7 +222,7 @@ def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home,
     with pytest.raises(CommandFailed, match=r"vectors\.txt does not exist; check --embedding, a GloVe file or"):
         load_member(options)
     table.write_text("400000 3\nword 1 2 3\n")
-    with pytest.raises(CommandFailed, match=r"vectors\.txt, line 1: 1 numbers where .* leave out a header line"):
+    with pytest.raises(CommandFailed, match=r"vectors\.txt, line 1: 1 numbers, .* remove the header line"):
         load_member(options)
     table.write_text("word 1 2 3\n")
     member = load_member(options)
