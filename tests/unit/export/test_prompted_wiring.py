@@ -226,7 +226,9 @@ def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
     with pytest.raises(DocumentInvalid, match="its backbone is not at hand"):
         assembled(document, encoder, job.manifest, start, {})
     longer = document.model_copy(update={"model": document.model.model_copy(update={"max_tokens": 45})})
-    with pytest.raises(ValueError, match=r"room for 44 tokens of a text beside the prompt, fewer than max_tokens = 45"):
+    with pytest.raises(
+        ValueError, match=r"room for 44 tokens of a text next to the prompt, fewer than max_tokens = 45"
+    ):
         assembled(longer, encoder, job.manifest, start, {}, backbone)
     wider = document.model.model_copy(update={"injection": spec_of(model={"injection": "lora"}).model.injection})
     with pytest.raises(DocumentInvalid, match=r"has 1024 values, and what is there for it has 320"):
