@@ -223,7 +223,7 @@ def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
     ]
     ids = torch.from_numpy(encoder.encode(TEXTS))
     assert torch.equal(module(ids), found(ids))
-    with pytest.raises(DocumentInvalid, match="its backbone is not at hand"):
+    with pytest.raises(DocumentInvalid, match="its backbone is missing"):
         assembled(document, encoder, job.manifest, start, {})
     longer = document.model_copy(update={"model": document.model.model_copy(update={"max_tokens": 45})})
     with pytest.raises(
@@ -231,7 +231,7 @@ def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
     ):
         assembled(longer, encoder, job.manifest, start, {}, backbone)
     wider = document.model.model_copy(update={"injection": spec_of(model={"injection": "lora"}).model.injection})
-    with pytest.raises(DocumentInvalid, match=r"has 1024 values, and what is there for it has 320"):
+    with pytest.raises(DocumentInvalid, match=r"has 1024 values, and its weights have 320"):
         assembled(document.model_copy(update={"model": wider}), encoder, job.manifest, start, {}, backbone)
     with pytest.raises(ValueError, match="whatever its vocabulary"):
         values_of(document.model, 100, 2)

@@ -143,7 +143,7 @@ def test_with_a_public_vocabulary_it_begins_where_the_job_says(keeper):
 def test_a_start_of_another_model_is_refused(keeper):
     table = np.zeros((6, 3), dtype=np.float32)
     manifest = Manifest.of({EMBEDDING: table})
-    with pytest.raises(DocumentInvalid, match="has 127 values with 7 entries, and what is there for it has 124"):
+    with pytest.raises(DocumentInvalid, match="has 127 values with 7 entries, and its weights have 124"):
         keeper.make(document(own=False), PUBLIC, (manifest, manifest.encode(manifest.flatten({EMBEDDING: table}))))
     assert keeper.load(document(own=False)) is None
 
@@ -232,7 +232,7 @@ def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home,
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
-    with pytest.raises(CommandFailed, match=r"bert holds no model\.safetensors; .*; check --embedding"):
+    with pytest.raises(CommandFailed, match=r"bert has no model\.safetensors; .*; check --embedding"):
         load_member(replace(options, embedding=folder))
 
 

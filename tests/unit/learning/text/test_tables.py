@@ -156,7 +156,7 @@ def test_weights_in_parts_and_pieces_in_a_tokenizer(tmp_path):
     assert fill_from_table(embedding, folder, IDS) == 4
     assert embedding[5].tolist() == [12, 13, 14]
     (folder / "model-2.safetensors").unlink()
-    with pytest.raises(TableInvalid, match=r"names model-2\.safetensors and does not hold it"):
+    with pytest.raises(TableInvalid, match=r"names model-2\.safetensors and does not have it"):
         fill_from_table(embedding, folder, IDS)
 
 
@@ -196,14 +196,14 @@ def lose_weights(folder):
     [
         (spoil_pieces, r"has neither vocab\.txt nor tokenizer\.json; check --word-vectors"),
         (spoil_tokenizer, "its tokenizer is BPE, whose entries are neither words"),
-        (spoil_json, "is no JSON object; download"),
-        (spoil_model, "is no tokenizer; download"),
+        (spoil_json, "is not a JSON object; download"),
+        (spoil_model, "is not a tokenizer; download"),
         (
             spoil_weights,
             r"model\.safetensors cannot be read as safetensors \(.*\); download it again; check --word-vectors",
         ),
-        (lose_weights, r"holds no model\.safetensors; .*; check --word-vectors"),
-        (pickle_weights, r"holds pytorch_model\.bin and no model\.safetensors: a pickle can run code"),
+        (lose_weights, r"has no model\.safetensors; .*; check --word-vectors"),
+        (pickle_weights, r"has pytorch_model\.bin and no model\.safetensors: a pickle can run code"),
     ],
 )
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, spoil, says):
