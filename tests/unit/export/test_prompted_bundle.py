@@ -112,7 +112,7 @@ def test_a_name_on_the_hub_is_a_hint_for_members(tmp_path, monkeypatch):
     assert asked == [("people/bert", None), ("people/bert", commit)]
     assert "a name on the hub is owner/name" in refusal(tmp_path, model_of("people/bert@main"))
     pinned, folder = folder, folder.rename(tmp_path / "snapshot")
-    assert "is not known; name owner/name@COMMIT" in refusal(tmp_path, model_of("people/bert"))
+    assert "is unknown; name owner/name@COMMIT" in refusal(tmp_path, model_of("people/bert"))
     folder = folder.rename(pinned)
     # A folder of that name is a folder.
     shutil.copytree(folder, tmp_path / "people" / "bert")

@@ -237,7 +237,7 @@ def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
         values_of(document.model, 100, 2)
     # A tokenizer with more entries than the table of words has rows.
     tables = {name: each[:60] if len(each) == 420 else each for name, each in backbone.tensors.items()}
-    with pytest.raises(ValueError, match="table of words 60 rows"):
+    with pytest.raises(ValueError, match="word embedding has 60 rows"):
         assembled(document, encoder, job.manifest, start, {}, dataclasses.replace(backbone, tensors=tables))
 
 
