@@ -65,7 +65,7 @@ class FixedLotGaussian(Part):
 class Laplace(Part):
     """`steps` releases with Laplace noise, whose scale is the outputs' L1 distance divided by epsilon.
 
-    Adjacency: both, since the noise is scaled to the distance between any two outputs.
+    Adjacency: both, since the noise is scaled to a bound on the distance between any two outputs.
     """
 
     kind: Literal["laplace"] = "laplace"
@@ -81,7 +81,7 @@ class DiscreteGaussianSum(Part):
 
     Attributes:
         honest: h, the shares counted on.
-        std: s, the standard deviation of one share, in grid units.
+        std: s, the parameter of one share's discrete Gaussian, in grid units.
         distance: D, the largest L2 distance, in grid units, between the member's rounded vectors on two neighbouring
             data sets. For unit `member`, it is the distance from its vector to none, which replace-one doubles.
         values: d, the coordinates.

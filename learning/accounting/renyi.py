@@ -297,8 +297,8 @@ def _laplace(epsilon: float) -> Vector:
 def _discrete_gaussian_sum(honest: int, std: float, distance: float, values: int) -> Vector:
     """The bound of Kairouz, Liu, Steinke 2021, Proposition 14 (`secure_agg.ddg_renyi`).
 
-    Several shares need a standard deviation of at least 1/2 each: below that, no finite bound is known. Assumes that at
-    least `honest` members draw their shares as the protocol says and keep them secret.
+    A sum of several shares needs s of at least 1/2: below that, no finite bound is known. Assumes that at least
+    `honest` members draw their shares as the protocol says and keep them secret.
     """
     _check_finite(std, distance)
     nothing = np.full(len(ORDERS), np.inf)

@@ -70,9 +70,9 @@ class TextClassifier(nn.Module):
 
     @contextmanager
     def training_only(self, names: Collection[str]) -> Iterator[None]:
-        """Restricts gradients to these parameters meanwhile, among those that had them.
+        """Inside the context, only these parameters have gradients, among those that had them.
 
-        It leaves no gradient behind, neither an earlier one nor a new one.
+        It leaves no gradient, neither an earlier one nor a new one.
         """
         before = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         self.zero_grad(set_to_none=True)
@@ -103,7 +103,7 @@ class TextClassifier(nn.Module):
 
     @contextmanager
     def computing_in(self, precision: Precision) -> Iterator[None]:
-        """Lets what is frozen compute in this precision meanwhile.
+        """Inside the context, what is frozen computes in this precision.
 
         Raises:
             ValueError: The precision is below float32, and this model has no frozen network.
@@ -114,7 +114,7 @@ class TextClassifier(nn.Module):
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Keeps only the embedding rows that `ids` use meanwhile, and yields ids for the smaller embedding.
+        """Inside the context, keeps only the embedding rows that `ids` use; yields ids for the smaller embedding.
 
         A row that no text uses has no gradient. Plain SGD, and Adam with zero moments, leave it unchanged to the bit,
         but still spend time on it: with BERT's 30,522 pieces and a member's few thousand, most of an optimiser step. On

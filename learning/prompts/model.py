@@ -81,7 +81,7 @@ class PromptedModel(TextClassifier):
 
     Args:
         backbone: The frozen model.
-        injection: What is trained in front of or inside the backbone.
+        injection: What is trained before or inside the backbone.
         task: What the model answers.
         labels: The number of labels.
         pad_id: The id of padding.
@@ -257,7 +257,7 @@ class PromptedModel(TextClassifier):
 
     @contextmanager
     def computing_in(self, precision: Precision) -> Iterator[None]:
-        """Lets the frozen network compute in this precision meanwhile.
+        """Inside the context, the frozen network computes in this precision.
 
         Trained values, the last layer's rows and all gradients of trained values stay float32.
         """

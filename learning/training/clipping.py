@@ -12,7 +12,7 @@ layer:
     4. weights          min(1, clip / norm)
     5. weighted sums    added to each parameter's .grad
 
-An LSTM is unrolled meanwhile. x is then a step's input next to the state before it, and g is taken where both meet, so
+For this, an LSTM is unrolled. x is then a step's input next to the state before it, and g is taken where both meet, so
 its tensors are those of linear layers over positions (`learning.models.lstm`).
 
 Guarantees: an example adds at most `clip` (L2, jointly over all trained parameters) to the sum, up to the rounding of

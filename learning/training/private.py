@@ -15,7 +15,7 @@ One step, exactly as it is accounted for (sampled Gaussian, `mechanism.noise_mul
 
 Claim and assumptions. What this training does to the module is (epsilon, delta)-differentially private as
 `learning.accounting` computes it. Neighbours differ in one example, which is there in one of them and counts for
-nothing in the other. Its N is the same: these are the zero-out neighbours of Kairouz et al. 2021, "Practical and
+nothing in the other. N is the same in both: these are the zero-out neighbours of Kairouz et al. 2021, "Practical and
 private (deep) learning without sampling or shuffling", with the numbers of add-remove. The claim rests on three things:
 
 - The random source, for draws, noise and dropout's coins. The order of the coins shifts with the examples drawn, so an
@@ -184,7 +184,10 @@ def train_private(
 
 @contextmanager
 def _whole_float32() -> Iterator[None]:
-    """Turns TF32 off for a GPU's products meanwhile. The setting is the process's, so trainings must take turns."""
+    """Turns TF32 off for a GPU's products inside the context.
+
+    The setting is the process's, so trainings must take turns.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False

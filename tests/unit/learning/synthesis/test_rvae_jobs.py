@@ -70,8 +70,8 @@ def test_a_model_without_labels_sends_no_accuracy():
         assert update.examples == 40
 
 
-def test_a_bundle_of_another_release_is_refused_where_it_is_created(tmp_path):
-    """One whose labels do not lean: every member would refuse the job, and the operator never hear of it."""
+def test_a_bundle_of_another_release_is_refused_when_created(tmp_path):
+    """A release without label bias: every member would refuse the job, and the operator would never hear of it."""
     bundle, store = bundle_of(), open_blobs(f"file://{tmp_path / 'store'}")
     store.put(bundle.tokenizer)
 

@@ -180,7 +180,7 @@ def test_an_encoder_of_a_jobs_model():
 
 
 @of_each
-def test_label_words_are_one_token_where_the_mask_stands(family):
+def test_label_words_are_one_token_at_the_mask(family):
     encoder = encoder_of(family)
     (great, good), (bad,) = encoder.label_words([["great", "good"], ["bad"]])
     words = encoder.words()

@@ -309,7 +309,7 @@ def jobs(tmp_path_factory):
 
 class Watcher:
     def training(self, *_):
-        """Nobody looks."""
+        """Ignores progress."""
 
 
 @pytest.fixture(scope="module")
