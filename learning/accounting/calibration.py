@@ -1,9 +1,8 @@
-"""How much noise a budget asks for, and how many rounds noise affords: the accounting the other way round. Pure.
+"""Accounting in reverse: the noise that a budget needs, and the rounds that it allows. Pure.
 
-Everything is about events. The caller says how an event follows from a noise multiplier, and with that whose
-multiplier it is (the job's sigma, a share's, an inverse epsilon); more of it must never cost more. Two answers are
-kept apart throughout: by the gate, which is what a member's ledger will go by, and by the PLD, which is what people
-compare with.
+Everything is about events. The caller gives a function from a noise multiplier to an event, and so decides whose
+multiplier it is (the job's sigma, a share's, an inverse epsilon). A larger multiplier must never cost more. Two answers
+stay apart throughout: by the gate, which a member's ledger applies, and by the PLD, with which people compare.
 """
 
 import math
@@ -31,40 +30,45 @@ __all__ = [
 Vector = NDArray[np.float64]
 EventAt = Callable[[float], PrivacyEvent]
 
-# Nobody trains longer; a mechanism that costs next to nothing affords this many.
+# Nobody trains longer. A mechanism that costs almost nothing gets this answer.
 MAX_ROUNDS: Final = 1_000_000_000
-# A ledger adds round after round, and every addition rounds: plans stay this share below each cap.
+# A ledger adds one round at a time, and each addition rounds. So plans stay below each cap by this share.
 _SLACK: Final = 1e-9
-# Multipliers tried: all numbers of three digits from 0.01 to 10,000, the largest that a job may name.
+# Multipliers tried: all numbers of three significant digits from 0.01 to 10,000, the largest that a job may name.
 _FIRST_DECADE: Final = -2
 _DECADES: Final = 6
 
 
 class NotAffordable(ValueError):
-    """No multiplier that a job may name keeps within the limit; the text says what to change."""
+    """No multiplier that a job may name stays within the limit; the text says what to change."""
 
 
 def repeated(event: PrivacyEvent, rounds: int) -> PrivacyEvent:
-    """The event `rounds` times over, as one. Raises: ValueError: fewer than one round."""
+    """The event repeated for `rounds` rounds, as one event. Raises ValueError for fewer than one round."""
     if rounds < 1:
-        raise ValueError(f"a job has one round at least, and this one {rounds}")
+        raise ValueError(f"a job has at least one round, got {rounds}")
     return event.model_copy(update={"steps": event.steps * rounds})
 
 
 def epsilon_at_gate(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> float:
-    """The smallest epsilon at which an empty ledger's filter lets the whole event pass; inf where none does.
+    """The smallest epsilon at which the filter of an empty ledger admits the whole event; inf if none does.
 
     Raises:
-        EventUnaccountable: no formula under this adjacency.
+        EventUnaccountable: The event has no formula under this adjacency.
     """
     return epsilon_counted(renyi(event, adjacency), delta)
 
 
 def rounds_affordable(event_a_round: PrivacyEvent, limit: Limit, spent: Vector | None = None) -> int:
-    """Rounds that the gate lets pass, one after another, after `spent`, (m,) (an empty ledger if not given).
+    """The number of rounds that the gate admits one after another.
+
+    Args:
+        event_a_round: The event of one round.
+        limit: The budget.
+        spent: Rényi divergences spent before, shape (m,); by default none.
 
     Raises:
-        EventUnaccountable: another unit than the limit's, or no formula under its adjacency.
+        EventUnaccountable: The event is about another unit than the limit, or has no formula under its adjacency.
     """
     before = np.zeros(len(ORDERS)) if spent is None else spent
     caps = RenyiFilter(limit).caps
@@ -79,13 +83,17 @@ def rounds_affordable(event_a_round: PrivacyEvent, limit: Limit, spent: Vector |
 
 
 def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Vector | None = None) -> float:
-    """The smallest noise multiplier, of three digits, with which all `rounds` pass the gate after `spent`.
+    """The smallest noise multiplier of three digits at which all rounds pass the gate.
 
-    event_at: the event of one round at a multiplier.
+    Args:
+        event_at: Gives the event of one round at a multiplier.
+        rounds: Rounds that must pass.
+        limit: The budget.
+        spent: Rényi divergences spent before, shape (m,); by default none.
 
     Raises:
-        NotAffordable: none up to 10,000 does.
-        EventUnaccountable: as `rounds_affordable`.
+        NotAffordable: No multiplier up to 10,000 is enough.
+        EventUnaccountable: As in `rounds_affordable`.
     """
 
     def passes(multiplier: float) -> bool:
@@ -94,8 +102,8 @@ def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Vector | None
     low, high = -1, 900 * _DECADES
     if not passes(_multiplier(high)):
         raise NotAffordable(
-            f"epsilon {limit.epsilon:g} at delta {limit.delta:g} is not enough for {rounds} rounds, whatever the "
-            "noise; raise epsilon, or lower the rounds, the steps or the lot"
+            f"epsilon {limit.epsilon:g} at delta {limit.delta:g} is not enough for {rounds} rounds at any noise; "
+            "raise epsilon, or lower the rounds, the steps or the lot"
         )
     while high - low > 1:
         middle = (low + high) // 2
@@ -107,12 +115,15 @@ def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Vector | None
 
 
 def calibrate_pld(event_at: EventAt, rounds: int, limit: Limit) -> float | None:
-    """The smallest noise multiplier, of three digits, at which the PLD of all `rounds` is at most the limit's epsilon.
+    """The smallest noise multiplier of three digits at which the PLD of all rounds is at most the limit's epsilon.
 
-    What a fixed plan would need, were nothing chosen from what came before. None where the PLD has no formula.
+    A plan fixed beforehand needs this much: nothing in it is chosen from earlier results.
+
+    Returns:
+        The multiplier; None where the PLD has no formula.
 
     Raises:
-        NotAffordable, EventUnaccountable: as `calibrate`.
+        NotAffordable, EventUnaccountable: As in `calibrate`.
     """
     epsilons: dict[int, float | None] = {}
 
@@ -122,7 +133,7 @@ def calibrate_pld(event_at: EventAt, rounds: int, limit: Limit) -> float | None:
             epsilons[index] = epsilon_pld([event], limit.delta, limit.adjacency)
         return epsilons[index]
 
-    # From the gate's answer downwards, which is never far: where there is little noise, a PLD costs most.
+    # Searches down from the gate's answer, which is never far away: a PLD is slowest to compute at little noise.
     high = _index(calibrate(event_at, rounds, limit))
     at_high = epsilon(high)
     if at_high is None:
@@ -146,7 +157,7 @@ def calibrate_pld(event_at: EventAt, rounds: int, limit: Limit) -> float | None:
 
 
 def _between(low: int, high: int, epsilons: dict[int, float | None], target: float) -> int:
-    """Where a straight line through the logarithms meets the target, rounded up, strictly between the two."""
+    """The index where a straight line through the logarithms meets the target: rounded up, strictly between the two."""
     above, below = epsilons[low], epsilons[high]
     if above is None or below is None or not math.isfinite(above) or below <= 0:
         return (low + high) // 2
@@ -158,13 +169,13 @@ def _between(low: int, high: int, epsilons: dict[int, float | None], target: flo
 
 
 def _multiplier(index: int) -> float:
-    """The number of three digits at this place: 0.0100, 0.0101, ... 0.0999, 0.100, ... 10000."""
+    """The three-digit number at this index: 0.0100, 0.0101, ... 0.0999, 0.100, ... 10000."""
     decade, digits = divmod(index, 900)
     return float(f"{100 + digits}e{decade + _FIRST_DECADE - 2}")
 
 
 def _index(multiplier: float) -> int:
-    """The place of the smallest number of three digits that is not below this one."""
+    """The index of the smallest three-digit number that is at least `multiplier`."""
     decade = math.floor(math.log10(multiplier))
     index = 900 * (decade - _FIRST_DECADE) + round((multiplier / 10.0**decade - 1) * 100)
     index = min(max(index, 0), 900 * _DECADES)

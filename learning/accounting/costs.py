@@ -1,6 +1,6 @@
-"""What one round of a mechanism is to the ledger of a member with N examples: the one place that says so.
+"""The privacy event that one round of a mechanism or a job is, on a member with N examples. Only this module says so.
 
-N counts as public here, as it does in every analysis of sampling at a rate of lot / N.
+N counts as public here, as it does in every analysis of sampling at rate lot / N.
 """
 
 from learning.accounting.events import (
@@ -22,11 +22,11 @@ Noised = DpSgd | GaussianUpdate | LaplaceUpdate | DistributedGaussian
 
 
 class LotTooSmall(ValueError):
-    """A job whose rounds must be made from all examples of a member, and that asks for fewer of them."""
+    """The job must use all of a member's examples in every round, and its lot is smaller."""
 
 
 def rate_of(mechanism: Noised, examples: int) -> float:
-    """Share of a member's examples that one release is made from; 1 where there is no draw."""
+    """The share of a member's examples that one release uses; 1 for a mechanism that draws no lot."""
     match mechanism:
         case DpSgd() | GaussianUpdate():
             return min(1.0, mechanism.lot / examples)
@@ -35,14 +35,15 @@ def rate_of(mechanism: Noised, examples: int) -> float:
 
 
 def adjacency_of(mechanism: Noised) -> Adjacency:
-    """The neighbours that a mechanism is accounted for: replace-one for lots of a fixed size, else add-remove."""
+    """The adjacency under which a mechanism is accounted for: replace-one for lots of a fixed size, else add-remove."""
     fixed = isinstance(mechanism, GaussianUpdate) and mechanism.sampling == "fixed"
     return "replace-one" if fixed else "add-remove"
 
 
 def steps_of_round(job: JobDocument | JobSpec, mechanism: DpSgd) -> int:
-    """Noised steps that a round of this job takes on a member's data: those of adaptive updating come on top of the
-    mechanism's, as many again, where the private embedding is trained.
+    """The noised steps that one round of this job takes on a member's data.
+
+    Adaptive updating takes as many steps again, where noised steps train the private embedding too (`joint`).
     """
     adapts = job.protected == "joint" and isinstance(job.method, FedVocab) and job.method.adaptive
     return 2 * mechanism.steps if adapts else mechanism.steps
@@ -57,24 +58,27 @@ def event_of_job(
     members: int = 1,
     central: bool = False,
 ) -> PrivacyEvent:
-    """What one round of a job costs a member: `event_of_round`, and what the job's private parameters add to it.
+    """What one round of a job costs a member: `event_of_round`, plus what the job's private parameters add.
 
-    mechanism: the job's, or the same with other numbers. examples, values, members, central: as of `event_of_round`.
+    Args:
+        job: The job.
+        mechanism: The job's mechanism, or the same with other numbers.
+        examples, values, members, central: As in `event_of_round`.
 
     Raises:
-        LotTooSmall: a round must be made from all examples, and the lot is smaller.
-        ValueError: as `event_of_round`.
+        LotTooSmall: A round must use all examples, and the lot is smaller.
+        ValueError: As in `event_of_round`.
     """
     match mechanism:
         case DpSgd():
             mechanism = mechanism.model_copy(update={"steps": steps_of_round(job, mechanism)})
         case GaussianUpdate() if job.protected == "output" and mechanism.lot < examples:
-            # The private embedding remembers what every lot held: there is no amplification by sampling. The sentence
-            # may travel: it does not say how many examples there are.
+            # The private embedding remembers every lot, so sampling amplifies nothing. The sentence may leave the
+            # machine: it does not give the number of examples.
             raise LotTooSmall(
-                "lot: the private embedding is trained, so that a round must be made from all examples; the lot of "
-                f"this job is {mechanism.lot}, and this member has more. Ask for a job with a larger lot, or set "
-                "own_lot in policy.toml to the number of examples"
+                f"lot: a job that trains a private embedding needs all examples in every round; its lot is "
+                f"{mechanism.lot}, and this member has more. Ask for a job with a larger lot, or set own_lot in "
+                "policy.toml to the number of examples"
             )
     return event_of_round(mechanism, examples, values=values, members=members, central=central)
 
@@ -82,13 +86,17 @@ def event_of_job(
 def event_of_round(
     mechanism: Noised, examples: int, *, values: int | None = None, members: int = 1, central: bool = False
 ) -> PrivacyEvent:
-    """What one round costs a member with so many examples.
+    """What one round of a mechanism costs a member.
 
-    values: d, and members: the most of a sum; both only for distributed-gaussian, whose grid follows from them.
-    central: whether the noise of all `honest` members counts, or this member's own share alone.
+    Args:
+        mechanism: The mechanism and its numbers.
+        examples: N, the member's examples.
+        values: d, the parameters sent. Only distributed-gaussian needs it, for its grid.
+        members: The most members of a sum. Only distributed-gaussian needs it, for its grid.
+        central: Whether the noise of all `honest` members counts, or only this member's own share.
 
     Raises:
-        ValueError: distributed-gaussian without `values`, or with a grid that does not exist.
+        ValueError: distributed-gaussian without `values`, or with numbers that have no grid.
     """
     match mechanism:
         case DpSgd():
@@ -98,7 +106,7 @@ def event_of_round(
             lot = min(mechanism.lot, examples)
             return FixedLotGaussian(multiplier=mechanism.noise_multiplier / 2, lot=lot, population=examples)
         case GaussianUpdate():
-            # One example in the lot or not can turn the whole clipped change round: 2 C, not C.
+            # One example more or less in the lot can reverse the whole clipped change: 2 C, not C.
             rate = rate_of(mechanism, examples)
             return SampledGaussian(multiplier=mechanism.noise_multiplier / 2, rate=rate)
         case LaplaceUpdate():
@@ -106,7 +114,7 @@ def event_of_round(
         case DistributedGaussian():
             if values is None:
                 raise ValueError(
-                    "the rounding of distributed-gaussian depends on the number of parameters; give --values"
+                    "distributed-gaussian rounds by the number of parameters, which is not given; add --values"
                 )
             grid = Grid(
                 clip=mechanism.clip,

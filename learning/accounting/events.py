@@ -1,8 +1,8 @@
-"""What a ledger records of privacy: events, with exactly the numbers that an accountant needs, and no epsilons.
+"""Privacy events: what a ledger records, with exactly the numbers that an accountant needs, and no epsilons.
 
-An event is about one release (or several equal ones) that one data set went into. Its numbers are relative to the
-event's own sensitivity, so that nothing here depends on clipping norms. Which neighbours an event is a statement about
-stands in `adjacency`: numbers of two adjacencies are never added up.
+An event is one release (or several equal ones) made from one data set. Its numbers are relative to its own sensitivity,
+so nothing here depends on clipping norms. Each class says which adjacency it is about; numbers of two adjacencies are
+never added up.
 """
 
 from typing import Annotated, Literal
@@ -22,7 +22,7 @@ __all__ = [
     "event_from",
 ]
 
-# Neighbours differ by one unit that is there or not, or by one unit in place of another.
+# Neighbours differ by one unit more or less, or by one unit in place of another.
 Adjacency = Literal["add-remove", "replace-one"]
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,8 +32,9 @@ _Count = Annotated[int, Field(ge=1)]
 class SampledGaussian(Part):
     """`steps` releases of a sum over a Poisson draw, with Gaussian noise. Adjacency: add-remove.
 
-    multiplier: the noise's deviation divided by how far one unit's presence can move the sum. rate: probability with
-    which each unit is drawn; 1 is the plain Gaussian mechanism.
+    Attributes:
+        multiplier: Standard deviation of the noise, divided by how far one unit's presence can move the sum.
+        rate: Probability with which each unit is drawn; 1 is the plain Gaussian mechanism.
     """
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
@@ -44,10 +45,13 @@ class SampledGaussian(Part):
 
 
 class FixedLotGaussian(Part):
-    """`steps` releases over `lot` of `population` units drawn without replacement, with Gaussian noise. Adjacency:
-    replace-one.
+    """`steps` releases over `lot` of `population` units, drawn without replacement, with Gaussian noise.
 
-    multiplier: the noise's deviation divided by how far replacing one unit of the lot can move the release.
+    Adjacency: replace-one.
+
+    Attributes:
+        multiplier: Standard deviation of the noise, divided by how far replacing one unit of the lot can move the
+            release.
     """
 
     kind: Literal["fixed-lot-gaussian"] = "fixed-lot-gaussian"
@@ -59,9 +63,9 @@ class FixedLotGaussian(Part):
 
 
 class Laplace(Part):
-    """`steps` releases under Laplace noise whose scale is the outputs' L1 distance over epsilon.
+    """`steps` releases with Laplace noise, whose scale is the outputs' L1 distance divided by epsilon.
 
-    Adjacency: both, since the sensitivity that the noise is drawn for bounds any two outputs.
+    Adjacency: both, since the noise is scaled to a bound on the distance between any two outputs.
     """
 
     kind: Literal["laplace"] = "laplace"
@@ -71,12 +75,19 @@ class Laplace(Part):
 
 
 class DiscreteGaussianSum(Part):
-    """`steps` sums of integer vectors with a discrete Gaussian share of every honest member (Kairouz, Liu, Steinke
-    2021). Adjacency: both, as `distance` bounds what the unit can do to a member's vector.
+    """`steps` sums of integer vectors to which every honest member adds a discrete Gaussian share.
 
-    honest: h, shares counted on. deviation: s of one share, in grid units. distance: D, the L2 distance in grid units
-    between the member's rounded vectors on two neighbouring data sets, at most; for unit `member` that of its vector
-    against none, which replace-one doubles. values: d, coordinates.
+    Adjacency: both, as `distance` bounds how far the unit can move a member's vector.
+
+    Attributes:
+        honest: h, the shares counted on.
+        std: s, the parameter of one share's discrete Gaussian, in grid units.
+        distance: D, the largest L2 distance, in grid units, between the member's rounded vectors on two neighbouring
+            data sets. For unit `member`, it is the distance from its vector to none, which replace-one doubles.
+        values: d, the coordinates.
+
+    Source:
+        Kairouz, Liu, Steinke 2021.
     """
 
     kind: Literal["discrete-gaussian-sum"] = "discrete-gaussian-sum"
@@ -96,5 +107,5 @@ _EVENT: TypeAdapter[PrivacyEvent] = TypeAdapter(PrivacyEvent)
 
 
 def event_from(data: object) -> PrivacyEvent:
-    """An event from its JSON object. Raises pydantic.ValidationError."""
+    """Reads an event from its JSON object. Raises pydantic.ValidationError."""
     return _EVENT.validate_python(data)

@@ -1,8 +1,7 @@
-"""Before anyone joins: what a mechanism's noise must be for a budget, and what that noise does to the update. Pure.
+"""Plans a job before anyone joins: the noise that a budget needs, and what that noise does to the update. Pure.
 
-`event_of_round` says what one round of a mechanism is to the ledger of a member with N examples, and `event_of_job`
-what one round of a job is, with the work on its private parameters; everything else follows from them by `calibration`.
-N counts as public here, as it does in every analysis of sampling at a rate of lot / N.
+`costs` says what one round of a mechanism or a job is to a member's ledger; everything else follows from that by
+`calibration`. N, the number of a member's examples, counts as public here (see `costs`).
 """
 
 import contextlib
@@ -41,8 +40,14 @@ __all__ = [
 class Setting:
     """What a plan is for.
 
-    examples: N of this member. values: d, parameters sent; None: unknown. members: whose updates are averaged.
-    max_members: that a sum may have, which decides how fine the grid of distributed-gaussian is; None: as `members`.
+    Attributes:
+        examples: N, this member's examples.
+        rounds: Rounds of the job.
+        delta: The budget's delta.
+        values: d, the parameters sent; None if unknown.
+        members: Members whose updates are averaged.
+        max_members: The most members of a sum, which decide how fine the grid of distributed-gaussian is; None means
+            `members`.
     """
 
     examples: int
@@ -54,24 +59,32 @@ class Setting:
 
     @property
     def grid_members(self) -> int:
-        """Members that the grid is made for."""
+        """The members that the grid is made for."""
         return self.members if self.max_members is None else self.max_members
 
     def __post_init__(self) -> None:
         for name in ("examples", "rounds", "members"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 at least, and is {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.values is not None and self.values < 1:
-            raise ValueError(f"values must be 1 at least, and is {self.values}")
+            raise ValueError(f"values must be at least 1, got {self.values}")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the trade-off. Multipliers are the mechanism's own (noise_multiplier; for Laplace 1 / epsilon a
-    round).
+    """One line of the trade-off between budget and noise.
 
-    gate: passes this member's ledger; None: no noise is enough. pld: what a plan fixed beforehand would need; None: no
-    formula. central: passes where the policy trusts the noise of all honest members. noise_to_signal: at `gate`.
+    Multipliers are the mechanism's own: `noise_multiplier`, or for Laplace 1 / (epsilon of a round).
+
+    Attributes:
+        epsilon: The budget.
+        lot: Examples of a lot; None if the mechanism draws none.
+        rate: Share of the member's examples in one release.
+        gate: Multiplier that passes this member's ledger; None if no noise is enough.
+        pld: Multiplier that a plan fixed beforehand needs; None without a formula.
+        central: Multiplier that passes where the policy trusts the noise of all honest members.
+        noise_to_signal: `noise_to_signal` at `gate`.
+        std: Standard deviation at `gate` of the noise that a member adds to one coordinate.
     """
 
     epsilon: float
@@ -86,7 +99,7 @@ class Row:
 
 @dataclass(frozen=True)
 class JobRow:
-    """What a budget does with a job as it is: rounds that pass, and the noise with which all of them would."""
+    """What a budget does with a job as written: the rounds that pass, and the noise at which all of them would."""
 
     epsilon: float
     rounds: int
@@ -96,7 +109,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class JobCost:
-    """The whole job on this member's data. gate: smallest epsilon at which it passes an empty ledger."""
+    """What the whole job costs on this member's data. `gate` is the smallest epsilon that an empty ledger needs."""
 
     rate: float
     adjacency: Adjacency
@@ -107,18 +120,25 @@ class JobCost:
 
 
 def with_multiplier(mechanism: Noised, multiplier: float) -> Noised:
-    """The mechanism with another multiplier; that of laplace-update is 1 / epsilon, its noise's scale over 2 B."""
+    """The mechanism with another multiplier. For laplace-update that is 1 / epsilon: the noise's scale over 2 B."""
     if isinstance(mechanism, LaplaceUpdate):
         return mechanism.model_copy(update={"epsilon": 1 / multiplier})
     return mechanism.model_copy(update={"noise_multiplier": multiplier})
 
 
 def noise_to_signal(mechanism: Noised, values: int, examples: int, members: int = 1) -> float:
-    """Length of the noise in the mean of `members` updates over the greatest length that clipping leaves the mean.
+    """The length of the noise in a mean of updates, divided by the greatest length that clipping leaves to the mean.
 
-    One update: sigma sqrt(d) for gaussian-update; z sqrt(d / h) for a share; (2 B / epsilon) sqrt(2 d) over B for
-    Laplace; and sigma sqrt(d) / (lot sqrt(steps)) for dp-sgd, whose noise adds up over the steps as a random walk
-    while gradients that all agree add up straight. The mean of n such updates divides by sqrt(n).
+    For one update it is sigma sqrt(d) with gaussian-update, z sqrt(d / h) with distributed-gaussian (one share), (2 B /
+    epsilon) sqrt(2 d) over B with laplace-update, and sigma sqrt(d) / (lot sqrt(steps)) with dp-sgd. There, noise adds
+    up over the steps as a random walk, and gradients that all agree add up in a straight line. The mean of n such
+    updates divides by sqrt(n).
+
+    Args:
+        mechanism: The mechanism and its numbers.
+        values: d, the parameters sent.
+        examples: N, the member's examples.
+        members: n, the members whose updates are averaged.
     """
     root = math.sqrt(values)
     match mechanism:
@@ -135,10 +155,10 @@ def noise_to_signal(mechanism: Noised, values: int, examples: int, members: int 
 
 
 def rows_of(mechanism: Noised, setting: Setting, epsilons: Sequence[float]) -> list[Row]:
-    """The trade-off for one mechanism (whose own multiplier does not matter), one row for each epsilon.
+    """The trade-off for one mechanism, one row for each epsilon. The mechanism's own multiplier does not matter.
 
     Raises:
-        ValueError: an epsilon or delta that is none, or as `event_of_round`.
+        ValueError: An epsilon or delta is out of range, or as in `event_of_round`.
     """
 
     def event(noised: Noised, *, central: bool = False) -> PrivacyEvent:
@@ -150,15 +170,15 @@ def rows_of(mechanism: Noised, setting: Setting, epsilons: Sequence[float]) -> l
 
 
 def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence[float]) -> JobCost:
-    """What a job as it stands costs a member, and what each budget does with it.
+    """What a job as written costs a member, and what each budget does with it.
 
     Raises:
-        LotTooSmall: the member would refuse the job.
-        ValueError: a job without noise, or as `rows_of`.
+        LotTooSmall: The member would refuse the job.
+        ValueError: The job adds no noise, or as in `rows_of`.
     """
     mechanism = job.mechanism
     if isinstance(mechanism, NoMechanism):
-        raise ValueError(f"job {job.name} adds no noise, so there is no privacy to plan; ask for a mechanism")
+        raise ValueError(f"job {job.name} adds no noise, so there is nothing to plan; ask for a job with a mechanism")
 
     def event_with(noised: Noised, *, central: bool = False) -> PrivacyEvent:
         return event_of_job(
@@ -185,7 +205,7 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
 
 
 class _EventOf(Protocol):
-    """What a round is with a mechanism of other numbers."""
+    """Gives the event of one round with the mechanism's numbers changed."""
 
     def __call__(self, noised: Noised, *, central: bool = False) -> PrivacyEvent: ...
 
@@ -223,7 +243,7 @@ def _ratio(mechanism: Noised, setting: Setting) -> float | None:
 
 
 def _std(mechanism: Noised) -> float:
-    """Of the noise that a member adds to one coordinate: of its update, or (dp-sgd) of a step's sum of gradients."""
+    """Standard deviation of a member's noise on one coordinate of its update, or (dp-sgd) of a step's gradient sum."""
     match mechanism:
         case LaplaceUpdate():
             return 2 * mechanism.bound / mechanism.epsilon * math.sqrt(2)

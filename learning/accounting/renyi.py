@@ -1,11 +1,11 @@
-"""Rényi divergence of every event a ledger holds, at a fixed set of orders.
+"""The Rényi divergence of every kind of event in a ledger, at a fixed set of orders.
 
-Each number is an upper bound on the Rényi divergence between what two neighbouring data sets make a member send, taken
-the worse way round. All formulas are published; which one holds under which adjacency stands at `renyi`. Nothing here
-knows a budget, and no scientific library is imported, so that a member can look at its ledger at once.
+Each number is an upper bound on the Rényi divergence between what a member sends on two neighbouring data sets, in the
+worse of the two directions. All formulas are published; `renyi` says which one holds under which adjacency. Nothing
+here knows a budget. The module imports no scientific library but numpy, so a member's ledger opens at once.
 
-Every multiplier is the noise's deviation over the distance of the two neighbours' outputs, whatever the adjacency: the
-events say so. The one factor of two that is added here is for another member in the place of one.
+Every multiplier is the standard deviation of the noise divided by the distance between the two neighbours' outputs,
+under either adjacency, as the events say. This module adds a single factor of two: where another member replaces one.
 """
 
 import math
@@ -27,11 +27,10 @@ from secure_agg import ddg_renyi
 
 __all__ = ["ORDERS", "EventUnaccountable", "renyi"]
 
-# Fixed once and for all: a filter's guarantee is about orders that were chosen before the first event. Fractions
-# where a large epsilon is decided, then 10 to 25 per cent apart up to where epsilon 0.1 is, and a few great ones for
-# Laplace noise, whose divergence stays below its epsilon at every order. Every order costs the filter its part of ln
-# m: a third of them would do on average, and badly where a small rate makes the divergence leap from one order to the
-# next.
+# Fixed for good: a filter's guarantee is about orders chosen before the first event. Fractional orders decide a large
+# epsilon. Orders 10 to 25 per cent apart follow, up to those that decide epsilon 0.1, and then a few large ones for
+# Laplace noise, whose divergence stays below its epsilon at every order. Each order adds to the filter's ln m. A third
+# of them would be enough on average, but bad where a small rate makes the divergence jump from one order to the next.
 # fmt: off
 ORDERS: Final[tuple[float, ...]] = (
     1.25, 1.35, 1.5, 1.65, 1.8, 2.0, 2.2, 2.5, 2.75, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 9.0, 10.0, 11.0,
@@ -41,33 +40,34 @@ ORDERS: Final[tuple[float, ...]] = (
 # fmt: on
 _ALPHA: Final = np.array(ORDERS)
 
-# Forward differences are worked out up to here; a higher term takes the other side of its minimum.
+# The highest forward difference that is computed. A term beyond it uses the other side of its minimum.
 _MAX_DIFFERENCE: Final = 256
-# Deviations of the standard Gaussian after which an integral ends: what lies beyond is below 1e-37 of it.
+# Standard deviations at which an integral over the Gaussian is cut off: the rest is below 1e-37 of it.
 _TAIL: Final = 13.0
 
 Vector = NDArray[np.float64]
 
 
 class EventUnaccountable(ValueError):
-    """No formula for an event under this adjacency or unit; the text says which, and what to do."""
+    """An event has no formula under this adjacency or unit; the text says which, and what to do."""
 
 
 def renyi(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
-    """Rényi divergence of the whole event, steps included, at ORDERS.
-
-    | event | adjacency | formula |
-    | --- | --- | --- |
-    | SampledGaussian | add-remove | exact: Mironov, Talwar, Zhang 2019 |
-    | FixedLotGaussian | replace-one | Wang, Balle, Kasiviswanathan 2019, Theorem 27; at most the plain Gaussian |
-    | Laplace | both | exact for one coordinate, the worst case: Mironov 2017, Table II |
-    | DiscreteGaussianSum | both | Kairouz, Liu, Steinke 2021, Proposition 14 |
+    """The Rényi divergence of the whole event, with all its steps, at ORDERS.
 
     Returns:
         (m,) float64, never negative; inf where no finite bound is known. The array is the caller's own.
 
     Raises:
-        EventUnaccountable: the event has no formula under that adjacency.
+        EventUnaccountable: The event has no formula under that adjacency.
+
+    Source:
+        | event | adjacency | formula |
+        | --- | --- | --- |
+        | SampledGaussian | add-remove | exact: Mironov, Talwar, Zhang 2019 |
+        | FixedLotGaussian | replace-one | Wang, Balle, Kasiviswanathan 2019, Theorem 27; at most the plain Gaussian |
+        | Laplace | both | exact for one coordinate, the worst case: Mironov 2017, Table II |
+        | DiscreteGaussianSum | both | Kairouz, Liu, Steinke 2021, Proposition 14 |
     """
     return event.steps * _one_step(event, adjacency)
 
@@ -77,40 +77,42 @@ def _one_step(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
         case SampledGaussian():
             if adjacency != "add-remove":
                 raise EventUnaccountable(
-                    "a Poisson draw (sampled-gaussian) is accounted under add-remove adjacency, and this ledger is "
-                    f"kept under {adjacency}; use a fixed lot, or another ledger"
+                    "a Poisson draw (sampled-gaussian) is accounted for under add-remove adjacency, and this ledger "
+                    f"is kept under {adjacency}; use a fixed lot, or another ledger"
                 )
             return _sampled_gaussian(event.multiplier, event.rate)
         case FixedLotGaussian():
             if adjacency != "replace-one":
                 raise EventUnaccountable(
-                    "a lot of fixed size (fixed-lot-gaussian) is accounted under replace-one adjacency, and this "
+                    "a lot of fixed size (fixed-lot-gaussian) is accounted for under replace-one adjacency, and this "
                     f"ledger is kept under {adjacency}; use a Poisson draw, or another ledger"
                 )
             if event.lot > event.population:
                 raise EventUnaccountable(
-                    f"a lot of {event.lot} cannot be drawn without replacement from {event.population} units; lower "
-                    "the lot"
+                    f"a lot of {event.lot} cannot be drawn without replacement from {event.population} units; "
+                    "lower the lot"
                 )
             return _fixed_lot_gaussian(event.multiplier, event.lot / event.population)
         case Laplace():
             return _laplace(event.epsilon)
         case DiscreteGaussianSum():
-            # A member's distance is from its vector to none at all, so another member in its place is twice as far. An
-            # example's is between any two vectors already.
+            # For a member, `distance` is from its vector to no vector, so a replacement is twice as far. For an
+            # example, `distance` is between any two vectors already.
             far = 2 if event.unit == "member" and adjacency == "replace-one" else 1
             return _discrete_gaussian_sum(event.honest, event.std, far * event.distance, event.values)
 
 
 def _check_finite(*numbers: float) -> None:
-    # An infinite multiplier would cost nothing at all.
+    # An infinite multiplier would cost nothing.
     if not all(math.isfinite(number) for number in numbers):
-        raise EventUnaccountable("an event with an infinite number cannot be accounted for; correct the mechanism")
+        raise EventUnaccountable("an event has an infinite number and cannot be accounted for; correct the mechanism")
 
 
 def _finished(divergence: Vector) -> Vector:
-    """No rounding below zero; and as a Rényi divergence does not fall while its order grows, what holds at a higher
-    order holds at a lower one (van Erven, Harremoës 2014, Theorem 3).
+    """The divergences without rounding below zero, each at most the bound at any higher order.
+
+    Rényi divergence never falls as its order grows, so a bound at one order holds at every lower one (van Erven,
+    Harremoës 2014, Theorem 3).
     """
     result: Vector = np.minimum.accumulate(np.maximum(divergence, 0.0)[::-1])[::-1]
     return result
@@ -127,24 +129,24 @@ def _gaussian(multiplier: float) -> Vector:
 
 @lru_cache(maxsize=4096)
 def _sampled_gaussian(multiplier: float, rate: float) -> Vector:
-    """Sampled Gaussian mechanism, add-remove: log A(alpha) / (alpha - 1) with A = E[((1 - q) + q e^y)^alpha] over
-    y = (2x - 1) / (2 sigma^2), x from N(0, sigma^2) (Mironov, Talwar, Zhang 2019, sections 3.2 and 3.3).
+    """The sampled Gaussian mechanism under add-remove: log A(alpha) / (alpha - 1) with A = E[((1 - q) + q e^y)^alpha]
+    over y = (2x - 1) / (2 sigma^2), x from N(0, sigma^2) (Mironov, Talwar, Zhang 2019, sections 3.2 and 3.3).
 
-    The other direction is never worse (ibid.). Assumes that each unit is drawn on its own with this very rate.
+    The other direction is never worse (ibid.). Assumes that each unit is drawn independently with exactly this rate.
     """
     _check_finite(multiplier)
     plain = _gaussian(multiplier)
     if rate == 1:
         return _finished(plain)
     logs = [_log_moment(order, multiplier, rate) for order in ORDERS]
-    # Sampling never makes it worse (joint quasi-convexity): this only takes rounding away.
+    # Sampling never makes it worse (joint quasi-convexity), so the minimum only removes rounding.
     return _finished(np.minimum(np.array(logs) / (_ALPHA - 1), plain))
 
 
 def _log_moment(order: float, multiplier: float, rate: float) -> float:
     if order.is_integer():
         return _log_moment_integer(int(order), multiplier, rate)
-    # With hardly any noise the integrand needs more nodes than the number is worth, and log A is convex in the order.
+    # At very little noise the integral needs too many nodes. log A is convex in the order, so interpolation is a bound.
     if multiplier < 0.05:
         below, above = math.floor(order), math.ceil(order)
         low, high = (_log_moment_integer(end, multiplier, rate) for end in (below, above))
@@ -153,7 +155,7 @@ def _log_moment(order: float, multiplier: float, rate: float) -> float:
 
 
 def _log_moment_integer(order: int, multiplier: float, rate: float) -> float:
-    """log A as the binomial sum, without its ones: A - 1 = sum_{k >= 2} Bin(k; alpha, q) (e^(k(k-1) / 2 sigma^2) - 1).
+    """log A by the binomial sum minus one: A - 1 = sum_{k >= 2} Bin(k; alpha, q) (e^(k(k-1) / 2 sigma^2) - 1).
 
     All terms are positive, so a tiny divergence keeps all its digits.
     """
@@ -167,11 +169,11 @@ def _log_moment_integer(order: int, multiplier: float, rate: float) -> float:
 
 
 def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
-    """log A by the trapezoid rule on A - 1 = E[(1 + u)^alpha - 1 - alpha u], u = q (e^y - 1), whose mean is nothing.
+    """log A by the trapezoid rule on A - 1 = E[(1 + u)^alpha - 1 - alpha u], where u = q (e^y - 1) has mean zero.
 
     In units of sigma the integrand is analytic for |Im x| < pi sigma, so the rule's error falls as
     exp(-2 pi * strip / step): under 1e-13 of the integral from a multiplier of 0.05 up. (The series of section 3.3
-    converges slowly at large q, and summed without its signs is well above the integral at orders below 5.)
+    converges slowly at large q. Summed without its signs, it is well above the integral at orders below 5.)
     """
     scale = 1 / multiplier
     step = 1 / 32
@@ -183,7 +185,7 @@ def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
     )
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         large = order * log_ratio + np.log1p(-(1 + order * u) * np.exp(-order * log_ratio))
-    # Near u = 0 the three parts cancel: there the binomial series, of which ten terms are exact to rounding.
+    # Near u = 0 the three parts cancel. The binomial series takes over there; its ten terms are exact to rounding.
     near = np.abs(u) < 0.01
     little = np.where(near, u, 0.0)
     series, power, coefficient = np.zeros_like(u), little, order
@@ -202,12 +204,13 @@ def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _fixed_lot_gaussian(multiplier: float, share: float) -> Vector:
-    """Gaussian noise on a lot drawn without replacement, replace-one (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
+    """Gaussian noise on a lot drawn without replacement, under replace-one (Wang, Balle, Kasiviswanathan 2019, Theorem
+    27).
 
     log A <= log(1 + sum_{j=2}^{alpha} gamma^j C(alpha, j) min{4 sqrt(B(2 floor(j/2)) B(2 ceil(j/2))), 2 e^(j(j-1) / 2
-    sigma^2)}) where B(l) = E_q[(p/q - 1)^l], the forward difference of the moments; fractional orders by convexity
-    (Corollary 10). A mixture over equal lots is never worse than its worst part, so the plain Gaussian's divergence
-    holds as well. Assumes that the lot is drawn uniformly and anew for every step.
+    sigma^2)}) where B(l) = E_q[(p/q - 1)^l] is the forward difference of the moments. Fractional orders follow by
+    convexity (Corollary 10). A mixture over equal lots is never worse than its worst part, so the plain Gaussian's
+    divergence is a bound as well. Assumes that the lot is drawn uniformly, and anew for every step.
     """
     _check_finite(multiplier)
     plain = _gaussian(multiplier)
@@ -247,13 +250,13 @@ def _log_moment_lot(order: int, multiplier: float, share: float) -> float:
 def _log_differences(multiplier: float) -> Vector:
     """log E[(e^y - 1)^l] for l = 0, 2, 4, ... 256, y = (2x - 1) / (2 sigma^2), x from N(0, sigma^2), at index l / 2.
 
-    The alternating sum that defines the difference loses every digit once sigma is large; the integral has none to
-    lose, as the integrand is positive. It is entire, so the trapezoid rule is exact to rounding.
+    The alternating sum that defines the difference loses every digit once sigma is large. The integral loses none, as
+    its integrand is positive. The integrand is entire, so the trapezoid rule is exact to rounding.
     """
     scale = 1 / multiplier
     powers = np.arange(0, _MAX_DIFFERENCE + 1, 2)
     if scale > 4:
-        # Four times the square root is then above twice the moment for every j: the other side of the minimum.
+        # Four times the square root then exceeds twice the moment for every j, so the minimum takes its other side.
         return np.full(len(powers), np.inf)
     step = 1 / 16
     logs = np.zeros(len(powers))
@@ -276,26 +279,26 @@ def _laplace(epsilon: float) -> Vector:
     """log(alpha/(2 alpha - 1) e^((alpha-1) eps) + (alpha-1)/(2 alpha - 1) e^(-alpha eps)) / (alpha - 1) (Mironov 2017,
     Table II), and never more than epsilon.
 
-    That is one coordinate moved by the whole sensitivity. A vector moved by the same L1 distance over several
-    coordinates diverges less: the logarithm is convex in eps and nothing at 0, so parts of it add up to no more than
-    the whole. Assumes noise of the Laplace distribution: other mechanisms of the same epsilon can diverge more.
+    The formula moves one coordinate by the whole sensitivity. A vector moved by the same L1 distance over several
+    coordinates diverges less: the logarithm is convex in eps and zero at 0, so its parts add up to at most the whole.
+    Assumes noise of the Laplace distribution: other mechanisms of the same epsilon can diverge more.
     """
     _check_finite(epsilon)
     alpha = _ALPHA
     with np.errstate(over="ignore"):
         excess = (alpha * np.expm1((alpha - 1) * epsilon) + (alpha - 1) * np.expm1(-alpha * epsilon)) / (2 * alpha - 1)
         great = (alpha - 1) * epsilon + np.log(alpha / (2 * alpha - 1))
-        # Beyond 500 the second term is nothing, and the first may have overflowed.
+        # Beyond 500 the second term vanishes, and the first may have overflowed.
         logs = np.where((alpha - 1) * epsilon > 500, great, np.log1p(np.maximum(excess, 0.0)))
     return _finished(np.minimum(logs / (alpha - 1), epsilon))
 
 
 @lru_cache(maxsize=4096)
 def _discrete_gaussian_sum(honest: int, std: float, distance: float, values: int) -> Vector:
-    """The bound of Kairouz, Liu, Steinke 2021, Proposition 14 (`secure_agg.ddg_renyi`), which asks several shares for a
-    deviation of 1/2 at least: below, no finite bound is known.
+    """The bound of Kairouz, Liu, Steinke 2021, Proposition 14 (`secure_agg.ddg_renyi`).
 
-    Assumes that `honest` members at least draw their shares as they should and keep them to themselves.
+    A sum of several shares needs s of at least 1/2: below that, no finite bound is known. Assumes that at least
+    `honest` members draw their shares as the protocol says and keep them secret.
     """
     _check_finite(std, distance)
     nothing = np.full(len(ORDERS), np.inf)
@@ -325,7 +328,7 @@ def _log_choose(order: int) -> Vector:
 
 
 def _log_expm1(x: Vector) -> Vector:
-    """log(e^x - 1) for x >= 0, exact for small and great ones."""
+    """log(e^x - 1) for x >= 0, exact for small and large x."""
     with np.errstate(divide="ignore"):
         logs: Vector = x + np.log(-np.expm1(-x))
     return logs

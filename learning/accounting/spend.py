@@ -1,22 +1,20 @@
-"""Privacy accounting of one member: what gates, and what people read.
+"""Privacy accounting of one member: the epsilon that gates its releases, and the epsilon that people compare.
 
 The gate is the Rényi filter (`filter`), which holds even though later jobs are chosen knowing earlier results. Its
-epsilon (`epsilon_counted`) is the one that commands, logs and metrics show. `spend` is tighter and promises less:
-dp-accounting's privacy loss distribution (PLD) where it has a formula, else the best conversion of the Rényi
-divergences; both are about the events that happened, as if they had been fixed beforehand.
+epsilon (`epsilon_counted`) is the one that commands, logs and metrics show. `spend` is tighter and promises less. It
+uses dp-accounting's privacy loss distribution (PLD) where that has a formula, else the best conversion of the Rényi
+divergences. Both are about the events that happened, as if they had been fixed beforehand.
 
-`_library_event` is the one place that says what a noise multiplier means to dp-accounting, whose accountants differ
-(0.6.0):
+Only `_library_event` says what a noise multiplier means to dp-accounting, whose accountants differ (0.6.0):
 
-- `RdpAccountant` reads `GaussianDpEvent(z)` as noise over the distance of the two neighbours' outputs, under every
-  adjacency alike;
-- `PLDAccountant` reads it as noise over the norm that one record is clipped to: under REPLACE_ONE the outputs are
-  then two norms apart, and the same z gives the privacy of z / 2.
+- `RdpAccountant` reads `GaussianDpEvent(z)` as noise over the distance between the two neighbours' outputs, under every
+  adjacency.
+- `PLDAccountant` reads it as noise over the norm that one record is clipped to. Under REPLACE_ONE the outputs are then
+  two norms apart, and the same z gives the privacy of z / 2.
 
-Our events divide by the distance, whatever the adjacency. A PLD is a statement about a pair of distributions, and two
-Gaussians at distance one are the same pair under either adjacency; so everything goes to the library as a pair at
-distance one, in the words it has for that (ADD_OR_REMOVE_ONE), and events that have no such pair are refused or left
-to Rényi.
+Our events divide by the distance, under either adjacency. A PLD is a statement about a pair of distributions, and two
+Gaussians at distance one are the same pair under either adjacency. So the library gets every event as a pair at
+distance one, which it calls ADD_OR_REMOVE_ONE. Events that have no such pair are refused or left to Rényi.
 """
 
 import math
@@ -60,9 +58,12 @@ _ALPHA: Final = np.array(ORDERS)
 
 @dataclass(frozen=True)
 class Spend:
-    """The tighter figure of what was spent.
+    """The tighter figure for what was spent.
 
-    epsilon: at the limit's delta, by the accountant named in `by`. renyi: by Rényi.
+    Attributes:
+        epsilon: At the limit's delta, by the accountant that `by` names.
+        by: The accountant.
+        renyi: The epsilon by Rényi divergences.
     """
 
     epsilon: float
@@ -71,10 +72,15 @@ class Spend:
 
 
 def total(events: Sequence[PrivacyEvent], limit: Limit) -> Vector:
-    """What events take from a budget together, (m,): Rényi divergences add up, also of events chosen one after another.
+    """What several events take from a budget together.
+
+    Rényi divergences add up, even if each event is chosen after the ones before it.
+
+    Returns:
+        The sum of their costs, shape (m,).
 
     Raises:
-        EventUnaccountable: one of them is about another unit, or has no formula under the limit's adjacency.
+        EventUnaccountable: One of them is about another unit, or has no formula under the limit's adjacency.
     """
     spent = np.zeros(len(ORDERS))
     for event in _merged(events):
@@ -83,10 +89,10 @@ def total(events: Sequence[PrivacyEvent], limit: Limit) -> Vector:
 
 
 def spend(events: Sequence[PrivacyEvent], limit: Limit) -> Spend:
-    """What the events give away at the limit's delta: PLD where it exists for all of them, else Rényi.
+    """The epsilon of the events at the limit's delta: by PLD if all of them have one, else by Rényi.
 
     Raises:
-        EventUnaccountable: as `total`.
+        EventUnaccountable: As in `total`.
     """
     by_renyi = epsilon_renyi(total(events, limit), limit.delta)
     by_pld = epsilon_pld(events, limit.delta, limit.adjacency)
@@ -96,10 +102,17 @@ def spend(events: Sequence[PrivacyEvent], limit: Limit) -> Spend:
 
 
 def epsilon_renyi(spent: Vector, delta: float) -> float:
-    """The smallest epsilon that the divergences `spent`, (m,) at ORDERS, give at `delta`. A report, not the gate.
+    """The smallest epsilon that Rényi divergences give at `delta`. A report, not the gate.
 
-    R + ln(1 - 1/alpha) - ln(alpha delta) / (alpha - 1), the best over the orders (Canonne, Kamath, Steinke 2020,
-    Proposition 12; Balle et al. 2020, Theorem 21). inf where no order is finite.
+    Args:
+        spent: Rényi divergences R at ORDERS, shape (m,).
+        delta: The delta of the statement.
+
+    Returns:
+        The least of R + ln(1 - 1/alpha) - ln(alpha delta) / (alpha - 1) over the orders; inf where no order is finite.
+
+    Source:
+        Canonne, Kamath, Steinke 2020, Proposition 12; Balle et al. 2020, Theorem 21.
     """
     if not np.any(spent):
         return 0.0
@@ -113,15 +126,15 @@ def epsilon_renyi(spent: Vector, delta: float) -> float:
 def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacency) -> float | None:
     """The epsilon of all events together at `delta`, by dp-accounting's privacy loss distributions.
 
-    An upper bound: the library rounds the loss up onto a grid, which is chosen here so that it adds less than one per
-    cent, unless there are dozens of different events. Equal events are merged before they are composed, and plain
-    Gaussians into one.
+    The result is an upper bound: the library rounds the loss up onto a grid. The grid chosen here adds less than one
+    per cent, unless there are dozens of different events. Equal events are merged before they are composed, and all
+    plain Gaussians become one.
 
     Returns:
-        None where one of the events has no formula there: lots of a fixed size, sums of discrete Gaussians.
+        The epsilon; None if one of the events has no PLD (lots of a fixed size, sums of discrete Gaussians).
 
     Raises:
-        EventUnaccountable: an event has no formula under this adjacency at all.
+        EventUnaccountable: An event has no formula at all under this adjacency.
     """
     merged = _merged(events)
     spent = np.zeros(len(ORDERS))
@@ -131,7 +144,7 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     if not merged or any(pair is None for pair in pairs):
         return None if merged else 0.0
     rough = epsilon_renyi(spent, delta)
-    # Nothing is promised here at all, and a distribution of such losses does not fit into memory.
+    # Such an epsilon promises nothing, and a distribution of such losses does not fit into memory.
     if not math.isfinite(rough) or rough > 1e5:
         return math.inf
 
@@ -149,7 +162,7 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
 
 
 def _merged(events: Sequence[PrivacyEvent]) -> list[PrivacyEvent]:
-    """Equal events as one with all their steps, in the order of their first appearance."""
+    """Merges equal events into one with all their steps, in the order of first appearance."""
     steps: dict[tuple[object, ...], int] = {}
     first: dict[tuple[object, ...], PrivacyEvent] = {}
     for event in events:
@@ -182,8 +195,7 @@ def _is_plain(event: PrivacyEvent) -> bool:
 
 
 def _precision(event: PrivacyEvent) -> float:
-    """steps / multiplier^2 of a plain Gaussian, which add up: releases of one distance are one of all precisions
-    together."""
+    """steps / multiplier^2 of a plain Gaussian, else 0. Releases at one distance equal one of the summed precision."""
     match event:
         case SampledGaussian() | FixedLotGaussian() if _is_plain(event):
             return event.steps / event.multiplier**2
@@ -192,7 +204,7 @@ def _precision(event: PrivacyEvent) -> float:
 
 
 def _library_event(event: PrivacyEvent) -> Any:
-    """One step as dp-accounting names the pair of distributions at distance one; None where it has no such pair."""
+    """dp-accounting's event for one step as a pair of distributions at distance one; None if it has no such pair."""
     from dp_accounting import dp_event
 
     match event:
@@ -203,9 +215,9 @@ def _library_event(event: PrivacyEvent) -> Any:
         case FixedLotGaussian() if _is_plain(event):
             return _library_gaussian(event.multiplier)
         case Laplace():
-            # One coordinate moved by the whole L1 distance is the worst case: the trade-off function of a shift by a
-            # + b is that of two shifts after one another (the ratio of Laplace densities is monotone), and chaining
-            # bounds two coordinates moved by a and b (Dong, Roth, Su 2022, section 2.5).
+            # One coordinate moved by the whole L1 distance is the worst case. The trade-off function of a shift by
+            # a + b is that of two shifts in a row (the ratio of Laplace densities is monotone), and chaining bounds
+            # two coordinates moved by a and b (Dong, Roth, Su 2022, section 2.5).
             return dp_event.LaplaceDpEvent(1 / event.epsilon)
         case _:
             return None
@@ -218,11 +230,11 @@ def _library_gaussian(multiplier: float) -> Any:
 
 
 def _interval(spent: Vector, rough: float, composed: Sequence[int]) -> float:
-    """Width of the grid for the privacy loss.
+    """The width of the grid for the privacy loss.
 
     Rounding onto a grid of width w adds up to w^2 / 4 to the variance of one step's loss (connect-the-dots keeps the
-    mean right). The whole variance is about twice the divergence over its order, at low orders. Let rounding be 0.2
-    per cent of it; bounded by what memory and patience allow.
+    mean right). The whole variance is about twice the divergence over its order, at low orders. Rounding gets 0.2 per
+    cent of it, within the bounds of memory and patience.
     """
     steps = sum(composed)
     if not steps:

@@ -1,7 +1,7 @@
-"""Checkpoints in folders, as transformers saves them: tensors by name, and the entries of their vocabulary.
+"""Reads checkpoint folders as transformers saves them: tensors by name, and the entries of their vocabulary.
 
-Guarantees: of weights only safetensors are read (a pickle can run code), and none of a folder's own code is run; an
-index names files of its own folder and no others; numbers come as float32, whatever they were stored as.
+Guarantees: weights are read only from safetensors, since a pickle can run code, and no code from a folder is run. An
+index can name only files of its own folder. Numbers come as float32, whatever their stored type.
 
 Leaves to others: which tensors and entries they want, and whether these fit together.
 """
@@ -35,25 +35,26 @@ _Read = TypeVar("_Read")
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer.json"
-# What is read of a folder, as patterns: all that a download needs.
+# Patterns of the files that are read from a folder, and so all that a download needs.
 FILES = ("config.json", "*.safetensors", INDEX, _VOCABULARY, "tokenizer*.json")
 
 _PICKLES = {".bin", ".pt", ".pth"}
-# Types that numpy has; of the others torch makes numbers.
+# Types that numpy has; torch converts the others.
 _NUMPY_HAS = {"F16", "F32", "F64"}
 
 
 class CheckpointInvalid(ValueError):
-    """A folder that is no checkpoint. The text begins with the folder or file and says what to do."""
+    """The folder is no checkpoint. The text starts with the folder or file and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
     """The entries of a checkpoint's vocabulary.
 
-    kind: "WordPiece" or "WordLevel"; another word, as the tokenizer has it, for one whose entries are no words or word
-    pieces, which are left out here; None where the folder says nothing. rows: (entry, its row of the embedding), by
-    row; an entry may stand twice.
+    Attributes:
+        kind: "WordPiece" or "WordLevel", or the tokenizer's own word for another kind, whose entries are not read; None
+            if the folder has no vocabulary.
+        rows: (entry, its row of the embedding), by row. An entry may occur twice.
     """
 
     kind: str | None
@@ -61,13 +62,13 @@ class Entries:
 
 
 def read_entries(folder: Path) -> Entries:
-    """From vocab.txt, one entry a line, or else from tokenizer.json.
+    """Reads entries from vocab.txt, one a line, or else from tokenizer.json.
 
     Raises:
-        CheckpointInvalid: a file of that name that is something else.
+        CheckpointInvalid: A file of that name is something else.
     """
     if (lines := folder / _VOCABULARY).is_file():
-        # Only \n ends an entry: vocabularies hold characters that splitlines() would cut at.
+        # Only \n ends an entry: vocabularies have characters at which splitlines() would cut.
         text = _text(lines).removesuffix("\n")
         return Entries("WordPiece", tuple((line.removesuffix("\r"), row) for row, line in enumerate(text.split("\n"))))
     path = folder / _TOKENIZER
@@ -81,47 +82,49 @@ def read_entries(folder: Path) -> Entries:
             return Entries(kind, ())
         rows = [(str(entry), int(row)) for entry, row in model["vocab"].items() if int(row) >= 0]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise CheckpointInvalid(f"{path} is no tokenizer; download the checkpoint again") from None
+        raise CheckpointInvalid(f"{path} is not a tokenizer; download the checkpoint again") from None
     return Entries(kind, tuple(sorted(rows, key=lambda each: each[1])))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where there is no such file.
+    """Reads a JSON object; None if the file does not exist.
 
     Raises:
-        CheckpointInvalid: it holds something else.
+        CheckpointInvalid: The file has something else.
     """
     if not path.is_file():
         return None
     try:
         found = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
-        raise CheckpointInvalid(f"{path} is no JSON ({error}); download the checkpoint again") from None
+        raise CheckpointInvalid(f"{path} is not JSON ({error}); download the checkpoint again") from None
     if not isinstance(found, dict):
-        raise CheckpointInvalid(f"{path} is no JSON object; download the checkpoint again")
+        raise CheckpointInvalid(f"{path} is not a JSON object; download the checkpoint again")
     return found
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], str | None]) -> "Iterator[tuple[str, NDArray[np.float32]]]":
-    """The tensors that are wanted, one after another: checkpoints are large.
+    """Yields the wanted tensors one by one, since checkpoints are large.
 
-    wanted: from the name that a tensor is stored under to the one that it is given out under; None: not this one.
+    Args:
+        folder: The checkpoint.
+        wanted: Maps a tensor's stored name to the name that is returned; None skips it.
 
     Raises:
-        CheckpointInvalid: no safetensors, one that the index names and that is not there, or damaged ones.
+        CheckpointInvalid: The folder has no safetensors, lacks one that its index names, or has damaged ones.
     """
     yield from _each(folder, wanted, _tensor)
 
 
 def read_shapes(folder: Path, wanted: Callable[[str], str | None]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """As `read_tensors`, but how large they are alone: no number is read."""
+    """Like `read_tensors`, but yields only shapes and reads no numbers."""
     yield from _each(folder, wanted, _shape)
 
 
 def _each(
     folder: Path, wanted: Callable[[str], str | None], read: Callable[[Path, Any, str], _Read]
 ) -> Iterator[tuple[str, _Read]]:
-    """What `read` makes of each tensor that is wanted: of the file's path, the open file, the name stored under."""
+    """Yields, for each wanted tensor, what `read` returns for the file's path, the open file and the stored name."""
     from safetensors import SafetensorError, safe_open
 
     for path in _weight_files(folder):
@@ -132,7 +135,7 @@ def _each(
                     if name is not None:
                         yield name, read(path, file, stored)
         except FileNotFoundError:
-            raise CheckpointInvalid(f"{folder} names {path.name} and does not hold it; download it again") from None
+            raise CheckpointInvalid(f"{folder} names {path.name} and does not have it; download it again") from None
         except (OSError, SafetensorError, UnicodeDecodeError) as error:
             raise CheckpointInvalid(
                 f"{path} cannot be read as safetensors ({_one_line(error)}); download it again"
@@ -140,7 +143,7 @@ def _each(
 
 
 def present_name(stored: str) -> str:
-    """Old checkpoints call a normalisation's weight and bias gamma and beta."""
+    """A tensor's present name. Old checkpoints call a normalisation's weight and bias gamma and beta."""
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if stored.endswith(old):
             return stored.removesuffix(old) + new
@@ -163,7 +166,7 @@ def _tensor(path: Path, file: Any, stored: str) -> "NDArray[np.float32]":
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The whole, or else the parts that the index names, or else the parts that are there."""
+    """The whole file, or else the parts that the index names, or else the parts in the folder."""
     whole = folder / WEIGHTS
     if whole.is_file():
         return [whole]
@@ -174,19 +177,19 @@ def _weight_files(folder: Path) -> list[Path]:
             raise CheckpointInvalid(_without_weights(folder))
         return parts
     try:
-        # A name with a folder in it is taken by its last part alone.
+        # Only the last part of a name with a folder counts.
         return [folder / Path(name).name for name in sorted({str(name) for name in index["weight_map"].values()})]
     except (KeyError, AttributeError):
-        raise CheckpointInvalid(f"{folder / INDEX} is no index of weights; download the checkpoint again") from None
+        raise CheckpointInvalid(f"{folder / INDEX} is not an index of weights; download the checkpoint again") from None
 
 
 def _without_weights(folder: Path) -> str:
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if not pickled:
-        return f"{folder} holds no {WEIGHTS}; transformers' save_pretrained writes it"
+        return f"{folder} has no {WEIGHTS}; save the model there with transformers' save_pretrained"
     return (
-        f"{folder} holds {', '.join(pickled)} and no {WEIGHTS}: a pickle can run code when it is read. Load it where "
-        "you trust it and save it again (transformers' save_pretrained writes safetensors)"
+        f"{folder} has {', '.join(pickled)} and no {WEIGHTS}: a pickle can run code when it is read. Load it on a "
+        "machine where you trust it, and save it again with transformers' save_pretrained, which writes safetensors"
     )
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints by name, for the operator: a folder on this machine, or else the files of owner/name on the hub.
+"""Finds checkpoints by name for the operator: a folder on this machine, or else the files of owner/name on the hub.
 
-The operator names these by hand, and they lie in the hub's own cache afterwards. What a job names to a member comes by
+The operator names these by hand, and afterwards they are in the hub's own cache. A member fetches what a job names with
 `learning.backbones.hub_fetch`.
 
-Guarantees: the hub is asked for names, never for a path. Only files that `learning.backbones.checkpoint` reads are
+Guarantees: the hub is asked only for names, never for a path. Only files that `learning.backbones.checkpoint` reads are
 fetched (safetensors, configs, tokenizers), and no code.
 """
 
@@ -20,10 +20,10 @@ _SAVE = "name a folder that transformers' save_pretrained wrote"
 
 
 def checkpoint_folder(base: str) -> Path:
-    """The folder of this name, or the one that the hub's files were fetched into.
+    """The folder of this name, or the folder into which the hub's files were fetched.
 
     Raises:
-        CheckpointInvalid: neither is there.
+        CheckpointInvalid: Neither exists.
     """
     folder = Path(base).expanduser()
     if folder.is_dir():
@@ -39,45 +39,45 @@ def checkpoint_folder(base: str) -> Path:
 
 
 def hub_folder(name: str) -> Path:
-    """The folder that the hub's files of owner/name, or of owner/name@COMMIT, were fetched into, now or before.
+    """The folder into which the hub's files of owner/name, or of owner/name@COMMIT, are fetched if not yet there.
 
     Raises:
-        CheckpointInvalid: no such name, or the hub does not give it.
+        CheckpointInvalid: The name is invalid, or the hub does not provide it.
     """
     if (match := HUB_NAME.fullmatch(name)) is None:
-        raise CheckpointInvalid(f"{name} is no name on the hub, which is owner/name")
+        raise CheckpointInvalid(f"{name} is not a name on the hub; write owner/name")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(FILES)))
-    except Exception as error:  # Of the network, the hub, the name, the disk: the library has no common class.
+    except Exception as error:  # From network, hub, name or disk: the library has no common class.
         raise CheckpointInvalid(
-            f"{name} is no folder here, and the hub did not give it: {what_the_hub_said(error)}. Save it into a "
+            f"{name} is not a folder here, and the hub did not provide it: {what_the_hub_said(error)}. Save it into a "
             "folder (transformers' save_pretrained) and name that"
         ) from error
 
 
 def pinned_name(base: str, folder: Path) -> str:
-    """owner/name@COMMIT of what `hub_folder` fetched for a base into its folder, which the library names by the commit.
+    """owner/name@COMMIT of what `hub_folder` fetched for a base. The library names its folder by the commit.
 
     Raises:
-        CheckpointInvalid: the folder does not say which commit it holds.
+        CheckpointInvalid: The folder's name is not a commit.
     """
     match = HUB_NAME.fullmatch(base)
     if match is None or not _COMMIT.fullmatch(folder.name):
-        raise CheckpointInvalid(f"which commit of {base} lies in {folder} is not known; name owner/name@COMMIT")
+        raise CheckpointInvalid(f"the commit of {base} in {folder} is unknown; name owner/name@COMMIT")
     return f"{match[1]}@{folder.name}"
 
 
 def what_the_hub_said(error: Exception) -> str:
-    """Without the numbers of a request and the advice for another program, over several lines, that it comes with."""
+    """An error's reason in one line, without request ids and without advice meant for another program."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     match error:
         case GatedRepoError():
-            return "its owner lets in only who agreed to the terms on the hub's page"
+            return "its owner requires that you agree to the terms on its page first"
         case RepositoryNotFoundError():
-            return "it has none of this name, or none that everybody may see"
+            return "it has no public repository of this name"
         case LocalEntryNotFoundError():
             return "it cannot be reached from here, and no copy was fetched before"
         case _:

@@ -1,14 +1,15 @@
-"""What a backbone's sizes say of its values: the tensors by name and shape, and where each lies in the canonical file.
+"""Derives a backbone's tensors from its config: their names and shapes, and where each is in the canonical file.
 
-A backbone is a language model of transformers (BERT with MiniLM, RoBERTa, DistilBERT, ELECTRA, T5 in both versions),
-frozen. Its canonical file is a safetensors file of exactly these tensors, under the names that transformers saves them
-by (with their prefix), in float32, in the order of their names, without metadata. So the file's length and its header
-follow from the config, and two members that read the same values from other files, types or shards have the same bytes.
+A backbone is a frozen language model of transformers (BERT including MiniLM, RoBERTa, DistilBERT, ELECTRA, and both
+versions of T5). Its canonical file is a safetensors file of exactly these tensors, under the names (with prefix) that
+transformers gives them, in float32, in the order of their names, without metadata. So the file's length and header
+follow from the config, and two members that read the same values from different files, types or shards have the same
+bytes.
 
-Guarantees: pure, with nothing but the standard library; a config that passes `checked_config` names sizes within
-bounds, so that nothing larger than `MAX_BYTES` is ever asked for, mapped or built.
+Guarantees: the module is pure and uses only the standard library. A config that passes `checked_config` has sizes
+within bounds, so nothing larger than `MAX_BYTES` is ever requested, mapped or built.
 
-Left out, since frozen prompts never use it: poolers, heads of next sentences, copies of tied matrices, buffers.
+Left out, since frozen prompts never use them: poolers, next-sentence heads, copies of tied matrices, buffers.
 """
 
 import json
@@ -37,12 +38,12 @@ Shape = tuple[int, ...]
 
 
 class BackboneInvalid(ValueError):
-    """A config, a folder or a file that is no backbone. The text says what is wrong and what to do."""
+    """The config, folder or file is no backbone. The text says what is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of config.json: bounds of a number, or the words that it may be; `default` as transformers has it."""
+    """A key of config.json: the bounds of a number, or the allowed words; `default` is transformers' own."""
 
     default: Any = None
     least: float = 1
@@ -69,7 +70,7 @@ _BERT: dict[str, _Key] = {
 }
 _KEYS: dict[str, dict[str, _Key]] = {
     "bert": _BERT,
-    # Its positions are counted from behind its padding's id.
+    # Its positions start after its padding's id.
     "roberta": {**_BERT, "pad_token_id": _Key(1, 0, 1_000_000)},
     "distilbert": {
         "dim": _HIDDEN,
@@ -81,7 +82,7 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "max_position_embeddings": _POSITIONS,
         "initializer_range": _RANGE,
     },
-    # Vectors of tokens may be narrower than states.
+    # Token vectors may be narrower than states.
     "electra": {**_BERT, "embedding_size": _HIDDEN},
     "t5": {
         "d_model": _HIDDEN,
@@ -98,8 +99,8 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "decoder_start_token_id": _ROW,
     },
 }
-# Whether the language model's head is there (of T5: a matrix of its own, not that of the words), which transformers'
-# configs do not say; and whether T5 scales what goes into it, which those of version 1.0 do.
+# Whether the language model's head exists (for T5, as a separate matrix), which transformers' configs do not say; and
+# whether T5 scales its input, which version 1.0 does.
 HEAD_FLAGS = ("masked_lm", "lm_head")
 _T5_SCALES = "scale_decoder_outputs"
 
@@ -112,25 +113,29 @@ def _flags(kind: str) -> tuple[str, ...]:
 
 
 def library_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked config without what is said here alone: as the library, and `learning.prompts`, know it."""
+    """A checked config without our own keys, as the library and `learning.prompts` know it."""
     return {name: value for name, value in config.items() if name not in HEAD_FLAGS}
 
 
 def known_keys(kind: str) -> frozenset[str]:
-    """The keys of config.json that are taken from it, for a model type that is known."""
+    """The keys that are read from config.json, for a supported model type."""
     return frozenset({"model_type", *_KEYS[kind]} | ({_T5_SCALES} if kind == "t5" else set()))
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A backbone's config, whole and within bounds: `model_type`, its sizes, and its flags, in the order of the names.
+    """Checks a backbone's config.
+
+    Returns:
+        The complete config: `model_type`, sizes and flags, in the order of their names.
 
     Raises:
-        BackboneInvalid: another model type, a key missing or unknown, a value out of bounds, a file that is too large.
+        BackboneInvalid: The model type is not supported, a key is missing or unknown, a value is out of bounds, or the
+            file would be too large.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _KEYS:
         raise BackboneInvalid(
-            f"model_type {str(kind)[:40]!r} is no backbone that is known here; take one of {', '.join(sorted(_KEYS))} "
+            f"model_type {str(kind)[:40]!r} is not a supported backbone; choose one of {', '.join(sorted(_KEYS))} "
             "(MiniLM is bert)"
         )
     keys, flags = _KEYS[kind], _flags(kind)
@@ -146,14 +151,16 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_together(whole)
     found = dict(sorted(whole.items()))
     if (size := layout_of(found).size) > MAX_BYTES:
-        raise BackboneInvalid(f"a backbone of {size:,} bytes; {MAX_BYTES:,} are the most. Take a smaller one")
+        raise BackboneInvalid(f"the backbone has {size:,} bytes, and the limit is {MAX_BYTES:,}; choose a smaller one")
     return found
 
 
 def _checked(name: str, key: _Key, value: Any) -> Any:
     if key.words:
         if value not in key.words:
-            raise BackboneInvalid(f"{name} = {str(value)[:40]!r} is not known; take one of {', '.join(key.words)}")
+            raise BackboneInvalid(
+                f"{name} = {str(value)[:40]!r} is not supported; choose one of {', '.join(key.words)}"
+            )
         return value
     whole = isinstance(key.default, int | None)
     right = isinstance(value, int) if whole else isinstance(value, int | float)
@@ -171,17 +178,25 @@ def _check_together(whole: Mapping[str, Any]) -> None:
         raise BackboneInvalid(f"{hidden} = {whole[hidden]} must be a multiple of {heads} = {whole[heads]}")
     for name in ("pad_token_id", "decoder_start_token_id"):
         if whole.get(name, 0) >= whole["vocab_size"]:
-            raise BackboneInvalid(f"{name} = {whole[name]} is no row of a vocabulary of {whole['vocab_size']}")
+            raise BackboneInvalid(f"{name} = {whole[name]} is not a row of a vocabulary of {whole['vocab_size']}")
     if (kind := whole["model_type"]) != "t5":
         first = whole["pad_token_id"] + 1 if kind == "roberta" else 0
         if whole["max_position_embeddings"] - first < 16:
-            raise BackboneInvalid(f"it has {whole['max_position_embeddings'] - first} positions, too few for a text")
+            raise BackboneInvalid(
+                f"the backbone has {whole['max_position_embeddings'] - first} positions, too few for a text; choose "
+                "another"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The canonical file of a config. shapes: by name, in the file's order. header: its first bytes, all up to the
-    values. places: where each tensor's values begin, in bytes from the file's beginning. size: of the file, in bytes.
+    """The canonical file of a config.
+
+    Attributes:
+        shapes: Shapes by name, in the file's order.
+        header: The bytes before the values.
+        places: Where each tensor's values start, in bytes from the start of the file.
+        size: The file's size, in bytes.
     """
 
     shapes: Mapping[str, Shape]
@@ -200,7 +215,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         entries[name] = {"data_offsets": [at, end], "dtype": "F32", "shape": list(shape)}
         at = end
     text = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
-    # Spaces, so that values begin at a multiple of eight: safetensors allows them, and a map then needs no copy.
+    # Spaces, which safetensors allows, make values start at a multiple of eight, so a memory map needs no copy.
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     places = {name: len(header) + begin for name, begin in begins.items()}
@@ -237,8 +252,9 @@ _MASKED_LM = {
 
 
 def _bert(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """BERT's (Devlin et al. 2019), RoBERTa's and ELECTRA's, which differ in the names of the head, and ELECTRA in what
-    stands before the first layer and behind the last.
+    """The tensors of BERT (Devlin et al. 2019), RoBERTa and ELECTRA.
+
+    They differ in the names of the head, and ELECTRA also before the first layer and after the last.
     """
     kind, hidden, inner, words = (
         config[key] for key in ("model_type", "hidden_size", "intermediate_size", "vocab_size")
@@ -286,7 +302,7 @@ def _distilbert(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _t5(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """T5's (Raffel et al. 2020): no biases, relative positions from the first layer of each stack."""
+    """The tensors of T5 (Raffel et al. 2020): no biases, and relative positions in the first layer of each stack."""
     hidden, inner, words = (config[key] for key in ("d_model", "d_ff", "vocab_size"))
     attended = config["num_heads"] * config["d_kv"]
     gated = config["feed_forward_proj"].startswith("gated-")

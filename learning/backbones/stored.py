@@ -1,16 +1,16 @@
-"""Backbones on the disk: one canonical file of a frozen language model, whatever files it came from.
+"""Backbones on disk: one canonical file of a frozen language model, whatever files it came from.
 
-A backbone is named by the SHA-256 of its canonical file (`learning.backbones.layout`): a safetensors file of our own
-making, so that the same values have the same name whether they lay in one file or in shards, with or without a pooler,
-under old names or new ones. A folder in half precision has other bytes than its float32 original only where its values
-differ.
+A backbone is named by the SHA-256 of its canonical file (`learning.backbones.layout`), a safetensors file that we write
+ourselves. So the same values have the same name, whether they were in one file or in shards, with or without a pooler,
+under old names or new ones. The file of a folder in half precision differs from that of its float32 original only where
+its values differ.
 
-Guarantees: of weights only safetensors are read (`learning.backbones.checkpoint`), one tensor in memory at a time;
-`read_backbone` looks at nothing but a length, a header that the config alone determines, and values that are finite and
-bounded, before it hands out read-only views of the file's memory map, without a copy.
+Guarantees: weights are read only from safetensors (`learning.backbones.checkpoint`), one tensor in memory at a time.
+`read_backbone` checks the length, the header, which the config alone determines, and that values are finite and
+bounded. Then it returns read-only views of the file's memory map, without a copy.
 
-Assumption: the file is the member's own and nobody changes it while it is mapped. That its bytes are those of the
-digest is checked by who opens it (`edge_client.downloads.backbones`).
+Assumption: the file is the member's own, and nobody changes it while it is mapped. The caller that opens it checks its
+digest (`edge_client.downloads.backbones`).
 """
 
 import hashlib
@@ -46,9 +46,11 @@ _T5_HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, eq=False)
 class StoredBackbone:
-    """A backbone as `learning.prompts` takes it.
+    """A backbone for `learning.prompts`.
 
-    config: as the library knows it. tensors: read-only float32 views of the mapped file, by the library's names.
+    Attributes:
+        config: The library's config.
+        tensors: Read-only float32 views of the mapped file, by the library's names.
     """
 
     config: Mapping[str, Any]
@@ -59,7 +61,7 @@ class StoredBackbone:
 
 
 def digest_of(path: Path) -> bytes:
-    """SHA-256 of a file, 32 bytes. Raises: OSError."""
+    """The SHA-256 of a file, 32 bytes. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -68,40 +70,47 @@ def digest_of(path: Path) -> bytes:
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """The config of the backbone that lies in this folder, as a job's document has it; of the weights only names are
-    read, but for the two tables of a T5 that has two.
+    """The config of the backbone in a folder, as in a job's document.
+
+    Only the names of the weights are read, except for the two tables of a T5 that has two.
 
     Raises:
-        BackboneInvalid: no config.json, of another kind, or without safetensors.
+        BackboneInvalid: The folder has no config.json, another kind of model, or no safetensors.
     """
     try:
         raw = read_object(folder / "config.json")
         if raw is None:
-            raise BackboneInvalid(f"{folder} holds no config.json; {_SAVE}")
+            raise BackboneInvalid(f"{folder} has no config.json; {_SAVE}")
         return _config(folder, raw)
     except CheckpointInvalid as error:
         raise BackboneInvalid(str(error)) from None
 
 
 def write_backbone(folder: Path, config: Mapping[str, Any], into: Path) -> bytes:
-    """Writes the canonical file of the folder's backbone, durably, and returns its digest: 32 bytes.
+    """Writes the canonical file of the folder's backbone durably. Memory: the largest tensor.
 
-    config: as `folder_config` gives it. Memory: the largest tensor.
+    Args:
+        folder: The checkpoint.
+        config: The config from `folder_config`.
+        into: The file to write.
+
+    Returns:
+        The file's digest, 32 bytes.
 
     Raises:
-        BackboneInvalid: a tensor is missing, of another shape, not finite, or beyond what weights are.
-        OSError: the file cannot be written.
+        BackboneInvalid: A tensor is missing, not finite, too large for weights, or has another shape.
+        OSError: The file cannot be written.
     """
     layout = layout_of(config)
     kind, lacking = config["model_type"], set(layout.shapes)
     try:
         with into.open("w+b") as file:
             file.write(layout.header)
-            # All of it, so that tensors can come in whatever order their files hold them in.
+            # The full size, so tensors can come in any order.
             file.truncate(layout.size)
             for name, values in read_tensors(folder, lambda stored: _canonical(stored, kind, layout)):
                 if name not in lacking:
-                    raise BackboneInvalid(f"{folder} holds {name} twice; save it again (save_pretrained)")
+                    raise BackboneInvalid(f"{folder} has {name} twice; save it again with save_pretrained")
                 lacking.discard(name)
                 _check_values(name, values, layout.shapes[name])
                 file.seek(layout.places[name])
@@ -109,7 +118,7 @@ def write_backbone(folder: Path, config: Mapping[str, Any], into: Path) -> bytes
             if lacking:
                 raise BackboneInvalid(
                     f"the safetensors in {folder} lack {len(lacking)} of the backbone's tensors, {min(lacking)} first; "
-                    "are they those of its config.json?"
+                    "use the config.json that belongs to them"
                 )
             file.flush()
             os.fsync(file.fileno())
@@ -122,19 +131,19 @@ def write_backbone(folder: Path, config: Mapping[str, Any], into: Path) -> bytes
 def _config(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     kind = raw.get("model_type")
     if kind not in FAMILIES:
-        # It says which there are.
+        # Its error lists the model types.
         return checked_config({"model_type": kind})
     if raw.get("sinusoidal_pos_embds") or raw.get("position_embedding_type", "absolute") != "absolute":
-        raise BackboneInvalid(f"{folder}: its positions are not learned vectors, one for each; take another base")
+        raise BackboneInvalid(f"{folder}: it does not have one learned vector for each position; choose another base")
     if raw.get("is_decoder") or raw.get("add_cross_attention"):
-        raise BackboneInvalid(f"{folder}: it is a decoder, which cannot read what stands behind a mask; take another")
+        raise BackboneInvalid(f"{folder}: it is a decoder, which cannot read the text after a mask; choose another")
     known = {key: raw[key] for key in known_keys(kind) if raw.get(key) is not None}
     if kind == "t5":
         known.setdefault("num_decoder_layers", known.get("num_layers"))
-        # Checkpoints from before transformers 5 say it by whether the tables are tied.
+        # Checkpoints from before transformers 5 express this by whether the tables are tied.
         known.setdefault("scale_decoder_outputs", raw.get("tie_word_embeddings") is not False)
         return checked_config(known | {"lm_head": _has_own_table(folder)})
-    # As if the head were there: what of it is?
+    # First as if the head were there, to see whether its tensors are.
     whole = checked_config(known | {"masked_lm": True})
     layout, body = layout_of(whole), layout_of(whole | {"masked_lm": False})
     names = {_canonical(stored, kind, layout) for stored in _names(folder)}
@@ -142,7 +151,7 @@ def _config(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_own_table(folder: Path) -> bool:
-    """Whether T5 scores words with another table than it reads them by; some files hold one table twice."""
+    """Whether T5 scores words with a separate table. Some files have one table twice."""
     import numpy as np
 
     wanted = {"shared.weight", _T5_HEAD}
@@ -153,7 +162,7 @@ def _has_own_table(folder: Path) -> bool:
 
 
 def _names(folder: Path) -> set[str]:
-    """What the folder's safetensors call their tensors; none is read."""
+    """The names of the tensors in the folder's safetensors; no tensor is read."""
     found: set[str] = set()
 
     def told(stored: str) -> None:
@@ -165,7 +174,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _canonical(stored: str, kind: str, layout: Layout) -> str | None:
-    """The name in the canonical file; None for what is left out."""
+    """A tensor's name in the canonical file; None if it is left out."""
     name = present_name(stored)
     if name in layout.shapes:
         return name
@@ -177,24 +186,28 @@ def _canonical(stored: str, kind: str, layout: Layout) -> str | None:
 
 
 def read_backbone(path: Path, config: Mapping[str, Any]) -> StoredBackbone:
-    """Maps a canonical file. Looks at every value once: a gigabyte takes a second or so, and no memory of its own.
+    """Maps a canonical file into memory.
 
-    config: as a job's document has it. No sentence of an error names the path: what a file that the job's digest names
-    holds is the job's to answer for.
+    It looks at every value once, which takes about a second a gigabyte and no extra memory. No error names the path:
+    the content of a file that the job's digest names is the job's fault.
+
+    Args:
+        path: The file.
+        config: The config in a job's document.
 
     Raises:
-        BackboneInvalid: a config out of bounds, a file of another length or other tensors than the config's, or values
-            that are not finite or beyond what weights are.
-        OSError: it cannot be opened.
+        BackboneInvalid: The config is out of bounds, the file's length or tensors are not the config's, or a value is
+            not finite or too large for weights.
+        OSError: The file cannot be opened.
     """
     import numpy as np
 
     layout = layout_of(checked_config(config))
     with path.open("rb") as file:
         if (size := os.fstat(file.fileno()).st_size) != layout.size:
-            raise BackboneInvalid(f"the backbone's file has {size} bytes, its config says {layout.size}")
+            raise BackboneInvalid(f"the backbone's file has {size} bytes, and its config needs {layout.size}")
         if file.read(len(layout.header)) != layout.header:
-            raise BackboneInvalid("the backbone's file does not hold the tensors that its config says")
+            raise BackboneInvalid("the backbone's file does not have the tensors of its config")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     tensors = {}
     for name, shape in layout.shapes.items():
@@ -205,11 +218,11 @@ def read_backbone(path: Path, config: Mapping[str, Any]) -> StoredBackbone:
 
 
 def _check_values(name: str, values: "NDArray[np.float32]", shape: tuple[int, ...]) -> None:
-    """Far larger values than weights have are made to take arithmetic, and privacy with it, apart."""
+    """Checks shape and size of values. Values far larger than weights are made to break arithmetic, and so privacy."""
     if values.shape != shape:
-        raise BackboneInvalid(f"the backbone's {name} has shape {values.shape}, its config says {shape}")
-    # No copy of the size of the tensor; a comparison with what is no number does not hold.
+        raise BackboneInvalid(f"the backbone's {name} has shape {values.shape}, and its config needs {shape}")
+    # min() and max() make no copy of the tensor, and comparisons with nan are false.
     if not (float(values.min()) >= -LARGEST_WEIGHT and float(values.max()) <= LARGEST_WEIGHT):
         raise BackboneInvalid(
-            f"the backbone's {name} holds values that are not finite, or beyond {LARGEST_WEIGHT:g}; take another"
+            f"the backbone's {name} has values that are not finite, or beyond {LARGEST_WEIGHT:g}; choose another"
         )

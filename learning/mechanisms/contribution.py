@@ -1,8 +1,9 @@
-"""What local training leaves, and the real numbers that are sent of it where no mechanism adds noise.
+"""The update that local training leaves, and the real numbers that a member sends if no mechanism adds noise.
 
-Order, as docs/protocol.md has it: refuse what is not finite, clip by L2 norm in float64 if the job asks, clip to the
-coordinate bound, multiply by w / W, encode into the ring. In groups neither weight nor metrics are sent, and the change
-is as it is (`tacit.vector.sends_weight`). What mechanisms send: `learning.mechanisms.protection`.
+The order is that of docs/protocol.md: refuse a value that is not finite, clip by L2 norm in float64 if the job asks,
+clip to the coordinate bound, multiply by w / W, encode into the ring. In groups, a member sends neither weight nor
+metrics, and the change is not multiplied (`tacit.vector.sends_weight`). `learning.mechanisms.protection` says what is
+sent under a mechanism.
 """
 
 import hashlib
@@ -21,10 +22,14 @@ __all__ = ["Rounding", "Update", "segments", "update_digest"]
 
 @dataclass(frozen=True)
 class Update:
-    """What local training left: `change` is new minus base, float32 (d,); sums over the member's own examples.
+    """The result of local training.
 
-    private: the private parameters as they are now, which stay on this machine; None where there are none, or none that
-    a member remembers.
+    Attributes:
+        change: Trained weights minus the base version, float32 (d,).
+        examples: The member's examples.
+        loss_sum, correct, count: Metrics, summed over the member's own examples.
+        private: The private parameters after training, which stay on this machine; None if the job has none or the
+            member does not remember them.
     """
 
     change: NDArray[np.float32]
@@ -36,10 +41,10 @@ class Update:
 
 
 def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]:
-    """The masked vector's segments as real numbers, each within its bound.
+    """The segments of the vector to be masked, as real numbers, each within its bound.
 
     Raises:
-        secure_agg.EncodingInvalid: a value is not finite.
+        secure_agg.EncodingInvalid: A value is not finite.
     """
     aggregation = job.aggregation
     largest = aggregation.max_weight
@@ -51,7 +56,7 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
     if not sends_weight(job):
         return {"update": change}
     change *= weight / largest
-    # A member with more examples than W speaks for W of them, in its metrics too.
+    # A member with more examples than W counts for W of them, in its metrics too.
     count = min(update.count, largest)
     share = count / update.count if update.count else 0.0
     loss_sum = min(max(update.loss_sum * share, 0.0), count * aggregation.loss_bound)
@@ -66,12 +71,12 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
 
 
 def update_digest(job: JobDocument, update: Update) -> bytes:
-    """SHA-256, 32 bytes, over the masked vector's segments before they are rounded. Mechanism `none` only.
+    """The SHA-256 (32 bytes) of the vector's segments before they are rounded and masked. For mechanism `none` only.
 
-    It does not depend on the cohort, so that it is the same in every attempt that sends this update.
+    It does not depend on the cohort, so it is the same in every attempt that sends this update.
 
     Raises:
-        secure_agg.EncodingInvalid: a value is not finite.
+        secure_agg.EncodingInvalid: A value is not finite.
     """
     found = hashlib.sha256(b"tacit/update/v1\0")
     for name, values in segments(job, update).items():
@@ -81,10 +86,10 @@ def update_digest(job: JobDocument, update: Update) -> bytes:
 
 
 class Rounding:
-    """A random source that follows from an update and a layout: the same update is rounded to the same vector.
+    """A random source derived from an update and a layout, so that the same update is rounded to the same vector.
 
-    It is for stochastic rounding only, which no privacy rests on where a job adds no noise. A member that sends an
-    update once more must send the same vector, since the difference of two roundings is a sum of its own.
+    It is for stochastic rounding only. If a job adds no noise, no privacy rests on that. A member that sends an update
+    again must send the same vector, since the difference of two roundings would be another sum.
     """
 
     def __init__(self, update: bytes, layout: secure_agg.Layout) -> None:

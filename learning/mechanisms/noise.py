@@ -1,28 +1,28 @@
-"""Noise and draws that privacy rests on: Gaussian and Laplace values, and which examples a release is made from.
+"""The noise and the draws that privacy rests on: Gaussian and Laplace values, and the examples of a release.
 
-Guarantees: every value comes from the cryptographic source that is handed in, and from nothing else; each call grows an
-AES-256-CTR stream of its own from 32 fresh bytes of it, so no stream is ever used twice; memory stays at one block,
-whatever the length. The same bytes of the source give the same values on the same machine.
+Guarantees: every value comes from the cryptographic source that the caller passes in, and from nothing else. Each call
+grows its own AES-256-CTR stream from 32 fresh bytes of that source, so no stream is ever used twice. Memory stays at
+one block at any length. The same bytes of the source give the same values on the same machine.
 
-Assumptions beside the claims. (1) AES-256-CTR under a fresh uniform key is indistinguishable from uniform bytes, so
+Assumptions of the privacy claims. (1) AES-256-CTR under a fresh uniform key is indistinguishable from uniform bytes, so
 differential privacy holds against adversaries who cannot tell the two apart. (2) The accounting is about real numbers.
 These are floating-point numbers, whose last bits can betray what the noise was added to (Mironov 2012, "On significance
 of the least significant bits for differential privacy"; Holohan and Braghin 2021, "Secure random sampling in
-differential privacy"). Nothing here is released as it is: it is float64 noise, added in float64 and rounded at once to
-a public lattice of 2^-10 to 2^-11 of the noise's deviation, or of a Laplace's scale (`learning.training.private` has
-the argument); for dp-sgd at each step, to the clipped sum; for the update mechanisms once, to the clipped change. The
-ring's grid, which can be finer than float32, is no part of it, nor is a copy that never sees it (what a member makes
-text up from). A caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse
-for one.
+differential privacy"). So nothing here is released unrounded. The noise is float64, added in float64, and the sum is
+rounded at once to a public lattice of 2^-10 to 2^-11 of the noise's standard deviation, or of a Laplace's scale
+(`learning.training.private` has the argument). dp-sgd adds it at each step, to the clipped sum; the update mechanisms
+add it once, to the clipped change. The argument makes no use of the ring's grid, which can be finer than float32 and
+which the copy that a member generates synthetic text from never reaches. A caller that publishes these numbers
+unrounded has no such claim, and float32 values are too coarse for one.
 
-Tails. A Gaussian radius is deviation * sqrt(-2 ln u) and a Laplace magnitude is -scale * ln u, for a uniform u in
-(0, 1) whose binary digits are drawn until float64 has 53 significant ones, however many zeros come first. So u is the
-ideal one to a relative 2^-52, in the tail as elsewhere, and every value of the lattice can come out. A sampler that
-stopped at the first 64 bits would end at 44 scales or 9.5 deviations, and would reach single values only before that:
+Tails. A Gaussian radius is std * sqrt(-2 ln u) and a Laplace magnitude is -scale * ln u, for a uniform u in (0, 1).
+Binary digits of u are drawn until float64 has 53 significant ones, however many zeros come first. So u is ideal to a
+relative 2^-52, in the tail as elsewhere, and every value of the lattice can come out. A sampler that stopped at the
+first 64 bits would end at 44 scales or 9.5 standard deviations, and near that end would reach only isolated values:
 such an output tells what the noise was added to. Here the law ends where float64 does, at u = 2^-1074: 744 scales, or
-38 deviations. n values are within a total variation of n 2^-1074 of the ideal law. That adds at most (1 + e^epsilon) n
-2^-1074 to delta: P(S) <= P*(S) + eta <= e^epsilon Q*(S) + delta + eta <= e^epsilon (Q(S) + eta) + delta + eta. That is
-below 1e-200 for 2^64 values and epsilon up to 200. It is not zero, so Laplace noise has this delta and not none.
+38 standard deviations. n values are within a total variation of n 2^-1074 of the ideal law. That adds at most (1 +
+e^epsilon) n 2^-1074 to delta: P(S) <= P*(S) + eta <= e^epsilon Q*(S) + delta + eta <= e^epsilon (Q(S) + eta) + delta +
+eta. That is below 1e-200 for 2^64 values and epsilon up to 200. It is not zero, so even Laplace noise has this delta.
 """
 
 import math
@@ -49,23 +49,23 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
-# Gives so many fresh uniform words.
+# Returns the given number of fresh uniform words.
 MoreWords = Callable[[int], NDArray[np.uint64]]
 
-# Pairs of values made at a time: the buffers of a block stay in a core's cache.
+# Pairs of values in one block, whose buffers then stay in a core's cache.
 _PAIRS = 1 << 14
 _DRAWN_AT_ONCE = 1 << 20
-# log2 of the noise's deviation over its lattice's step, rounded up.
+# log2 of the noise's standard deviation over its lattice's step, rounded down.
 _FINENESS = 10
 # A word from here up fills all 53 significant digits of a float64.
 _WHOLE = np.uint64(1 << 53)
 
 
 def add_gaussian(out: Floats, std: float, random: RandomSource) -> None:
-    """Adds an independent N(0, deviation^2) to every value of `out`, in place.
+    """Adds an independent N(0, std^2) to every value of `out`, in place.
 
     Raises:
-        ValueError: a deviation that is not a positive number, or an array that cannot be written to as one piece.
+        ValueError: `std` is not a positive number, or `out` is not a writeable, contiguous float array.
     """
     flat = _flat(out)
     for first, values in _gaussian(flat.size, flat.dtype, std, random):
@@ -76,7 +76,7 @@ def add_laplace(out: Floats, scale: float, random: RandomSource) -> None:
     """Adds an independent Laplace(0, scale) to every value of `out`, in place: density exp(-|x| / scale) / (2 scale).
 
     Raises:
-        ValueError: a scale that is not a positive number, or an array that cannot be written to as one piece.
+        ValueError: `scale` is not a positive number, or `out` is not a writeable, contiguous float array.
     """
     flat = _flat(out)
     _check_positive("scale", scale)
@@ -90,10 +90,10 @@ def add_laplace(out: Floats, scale: float, random: RandomSource) -> None:
 
 
 def gaussian_like(tensor: "Tensor", std: float, random: RandomSource) -> "Tensor":
-    """A tensor of the same shape, type and device, every value an independent N(0, deviation^2).
+    """A tensor of the same shape, type and device, in which every value is an independent N(0, std^2).
 
     Raises:
-        ValueError: a deviation that is not a positive number.
+        ValueError: `std` is not a positive number.
     """
     import torch
 
@@ -103,14 +103,14 @@ def gaussian_like(tensor: "Tensor", std: float, random: RandomSource) -> "Tensor
 
 
 def fill_gaussian(tensor: "Tensor", std: float, random: RandomSource) -> None:
-    """Overwrites every value of a contiguous float tensor, on whatever device, with an independent N(0, deviation^2).
+    """Overwrites every value of a contiguous float tensor on any device with an independent N(0, std^2).
 
     Raises:
-        ValueError: a deviation that is not a positive number.
+        ValueError: `std` is not a positive number.
     """
     import torch
 
-    # view(), not reshape(): of a tensor that is not contiguous, reshape would fill a copy.
+    # view(), not reshape(): if the tensor is not contiguous, reshape would fill a copy.
     flat = tensor.detach().view(-1)
     dtype = np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32)
     for first, values in _gaussian(flat.numel(), dtype, std, random):
@@ -118,31 +118,34 @@ def fill_gaussian(tensor: "Tensor", std: float, random: RandomSource) -> None:
 
 
 def lattice_step(std: float) -> float:
-    """2^k, k = floor(log2(deviation)) - 10: what values with noise of this deviation are rounded to multiples of.
+    """The step of the lattice for noise of this standard deviation: 2^k with k = floor(log2(std)) - 10.
 
     Raises:
-        ValueError: a deviation that is no positive number, or one so small that float64 has no such lattice.
+        ValueError: `std` is not a positive number, or so small that float64 has no such lattice.
     """
     if not 2.0**-900 <= std < math.inf:
         raise ValueError(
-            f"noise of deviation {std:g} has no lattice to be rounded to; raise the mechanism's noise_multiplier "
-            "or clip, or lower its lot"
+            f"noise of standard deviation {std:g} has no lattice to be rounded to; raise the mechanism's "
+            "noise_multiplier or clip, or lower its lot"
         )
     return math.ldexp(1.0, math.frexp(std)[1] - 1 - _FINENESS)
 
 
 def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.int64]:
-    """Of the examples 0 to count - 1 each one independently with probability `rate`; ascending, possibly none.
+    """Draws each of the examples 0 to count - 1 independently with probability `rate`.
 
-    The probability is floor(rate * 2^64) / 2^64 exactly: never more than what is accounted for.
+    The probability is exactly floor(rate * 2^64) / 2^64: never more than what is accounted for.
+
+    Returns:
+        The drawn examples in ascending order, int64; possibly none.
 
     Raises:
-        ValueError: a negative count, or a rate outside (0, 1].
+        ValueError: `count` is negative, or `rate` is outside (0, 1].
     """
     if count < 0:
-        raise ValueError(f"a draw is from a number of examples, got {count}")
+        raise ValueError(f"the number of examples to draw from must not be negative, got {count}")
     if not 0 < rate <= 1:
-        raise ValueError(f"a sampling rate lies in (0, 1], got {rate}")
+        raise ValueError(f"the sampling rate must lie in (0, 1], got {rate}")
     if rate == 1:
         return np.arange(count, dtype=np.int64)
     below = np.uint64(math.floor(rate * 2.0**64))
@@ -154,13 +157,16 @@ def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.in
 
 
 def draw_fixed(count: int, lot: int, random: RandomSource) -> NDArray[np.int64]:
-    """`lot` of the examples 0 to count - 1 without replacement, every set of that size equally likely; ascending.
+    """Draws `lot` of the examples 0 to count - 1 without replacement; every set of that size is equally likely.
 
-    Every example gets a 64-bit number and the smallest win. Given that no two numbers are equal, all orders are equally
-    likely, so equal ones are drawn again and no set is favoured.
+    Every example gets a 64-bit number, and the smallest numbers win. If no two numbers are equal, all orders are
+    equally likely. So all numbers are drawn again if two are equal, and no set is favoured.
+
+    Returns:
+        The drawn examples in ascending order, int64 (lot,).
 
     Raises:
-        ValueError: a lot that is not between 0 and count.
+        ValueError: `lot` is not between 0 and `count`.
     """
     if not 0 <= lot <= count:
         raise ValueError(f"a lot of {lot} cannot be drawn from {count} examples without replacement")
@@ -173,10 +179,10 @@ def draw_fixed(count: int, lot: int, random: RandomSource) -> NDArray[np.int64]:
 
 
 def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Blocks of N(0, deviation^2), each with its place; the next block overwrites the last one.
+    """Yields blocks of N(0, std^2), each with its position; the next block overwrites the last one.
 
-    Box and Muller 1958: of two uniforms one is a radius, the other an angle, and the two coordinates of that point are
-    independent Gaussians. The angle of a float32 comes from 32 bits and float32 functions: it has no part in the tail.
+    Box and Muller 1958: one uniform gives a radius and another an angle, and the two coordinates of that point are
+    independent Gaussians. For float32 the angle comes from 32 bits and float32 functions: it has no part in the tail.
     """
     import torch
 
@@ -189,12 +195,12 @@ def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource
     stream = KeyStream(random.bytes(32), scratch)
     uniform, radius, angle = np.empty(pairs), np.empty(pairs, dtype), np.empty(pairs, dtype)
     values = np.empty(2 * pairs, dtype)
-    # The same memory as torch sees it: its cosine of float64 is as exact as numpy's and takes a fifth of the time.
+    # torch's view of the same memory: its float64 cosine is as exact as numpy's and takes a fifth of the time.
     turns, cosines, sines = torch.from_numpy(angle), torch.from_numpy(values[:pairs]), torch.from_numpy(values[pairs:])
     more = _further(stream, scratch)
     for first in range(0, count, max(1, 2 * pairs)):
         drawn = stream.read(scratch.capacity, scratch)
-        # Before the radii, which may read on over these bytes.
+        # Before the radii, which may read more of the stream and overwrite these bytes.
         angle[:] = drawn[8 * pairs :].view(angle_type)
         radius[:] = _radius(drawn[: 8 * pairs].view(np.uint64), std, more, uniform)
         angle *= turn
@@ -205,7 +211,7 @@ def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource
 
 
 def _laplace(bits: NDArray[np.uint64], scale: float, more: MoreWords) -> NDArray[np.float64]:
-    """Laplace values of this scale: the lowest bit is the sign, the other 63 begin the magnitude, -scale * ln u."""
+    """Laplace values of this scale: the lowest bit is the sign, the other 63 start the magnitude, -scale * ln u."""
     signs = (bits & np.uint64(1)).astype(np.float64) * 2 - 1
     values = _log_uniform(bits >> np.uint64(1), 63, more, np.empty(len(bits)))
     values *= -scale
@@ -214,7 +220,7 @@ def _laplace(bits: NDArray[np.uint64], scale: float, more: MoreWords) -> NDArray
 
 
 def _radius(bits: NDArray[np.uint64], std: float, more: MoreWords, out: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rayleigh-distributed lengths, deviation * sqrt(-2 ln u)."""
+    """Rayleigh-distributed lengths, std * sqrt(-2 ln u)."""
     _log_uniform(bits, 64, more, out)
     out *= -2
     np.sqrt(out, out=out)
@@ -225,10 +231,14 @@ def _radius(bits: NDArray[np.uint64], std: float, more: MoreWords, out: NDArray[
 def _log_uniform(
     bits: NDArray[np.uint64], width: int, more: MoreWords, out: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """ln u of a uniform u in (0, 1), to the last bits of float64.
+    """ln u for uniform u in (0, 1), to the last bits of float64.
 
-    bits: u's first `width` binary digits. more: gives the words after them, to the few values (one in 2^(width - 53))
-    whose leading zeros leave less than 53 significant digits. It may overwrite `bits`. out: float64, as long as `bits`.
+    Args:
+        bits: The first `width` binary digits of each u.
+        width: How many digits `bits` has.
+        more: Gives further words for the few values (one in 2^(width - 53)) whose leading zeros leave fewer than 53
+            significant digits. It may overwrite `bits`.
+        out: The result, float64, as long as `bits`.
     """
     out[:] = bits
     short = np.flatnonzero(bits < _WHOLE)
@@ -253,10 +263,10 @@ def _words(count: int, random: RandomSource) -> NDArray[np.uint64]:
 
 def _flat(out: Floats) -> NDArray[Any]:
     if out.dtype not in (np.float32, np.float64) or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError("noise is added in place to a writeable, contiguous array of float32 or float64")
+        raise ValueError("noise is added in place, to a writeable, contiguous array of float32 or float64 only")
     return out.reshape(-1)
 
 
 def _check_positive(name: str, number: float) -> None:
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"the {name} of noise is a positive number, got {number}; no noise at all is mechanism none")
+        raise ValueError(f"the {name} of noise must be a positive number, got {number}; mechanism none adds no noise")

@@ -1,15 +1,15 @@
-"""What a job's mechanism makes of local training and of what is sent: one small interface, one class for each.
+"""How each mechanism changes local training and what a member sends: one small interface, one class a mechanism.
 
 Training and sending call a `Protection` and do not know which one it is:
 
-    train     on which examples, and how: the plain steps of the job's method, or DP-SGD
-    protect   the whole change, before the member says READY: clip, add this member's own noise
-    encode    into the ring, once the cohort is known; noise that lives in the ring joins here
+    train     picks the examples and trains on them: with the plain steps of the job's method, or with DP-SGD
+    protect   before the member says READY: clips the whole change and adds this member's own noise
+    encode    once the cohort is known: encodes into the ring, and adds the noise that lives there
     event     what one such release costs the data set, for the ledger; None promises nothing
 
-Everything random that privacy rests on (which examples are drawn, every noise value) comes from the cryptographic
-source that is handed in; the seed only orders batches and drops units, and may be known to everybody. No state of a
-training outlives its round: the module is built anew from the version, the optimiser with it.
+All randomness that privacy rests on (which examples are drawn, every noise value) comes from the cryptographic source
+that the caller passes in. The seed only orders batches and drops units, and may be public. No state of a training
+outlives its round: module and optimiser are built anew from the version.
 """
 
 from dataclasses import dataclass, field, replace
@@ -38,9 +38,9 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class OwnNumbers:
-    """What a member sets for itself, in place of the job's numbers: more noise, another lot.
+    """What a member sets for itself in place of the job's numbers: more noise, or another lot.
 
-    The others need not know: every member accounts for itself (Zhu et al. 2020, section 3.2).
+    The other members need not know: every member accounts for itself (Zhu et al. 2020, section 3.2).
     """
 
     lot: int | None = None
@@ -48,31 +48,31 @@ class OwnNumbers:
 
 
 class Protection(Protocol):
-    """What a mechanism does on a member's machine. Pure but for the random source."""
+    """What a mechanism does on a member's machine. Pure apart from the random source."""
 
     @property
     def event(self) -> PrivacyEvent | None:
-        """The cost of one release, steps included; None: no differential privacy."""
+        """The cost of one release with all its steps; None means no differential privacy."""
 
     @property
     def each_attempt(self) -> bool:
-        """Whether sending the update once more is a new release, or the same noised numbers again."""
+        """Whether sending the update again is a new release; if not, it sends the same noised numbers."""
 
     def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
-        """Trains the module in place; None where no example was drawn."""
+        """Trains the module in place. Returns None if no example was drawn."""
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
-        """The change (d,) as it may leave this member, but for noise in the ring."""
+        """The change, shape (d,), as it may leave this member, apart from noise in the ring."""
 
     def encode(
         self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
     ) -> NDArray[np.uint32]:
-        """The vector to be masked, for an attempt whose context fixes `cohort` members."""
+        """The vector to be masked, for an attempt whose context has `cohort` members."""
 
 
 @dataclass(frozen=True)
 class _Plain:
-    """Mechanism `none`: plain training; weight and metrics travel with the change, but for groups."""
+    """Mechanism `none`: plain training. Weight and metrics go with the change, except in groups."""
 
     event: PrivacyEvent | None = None
     each_attempt: bool = False
@@ -92,7 +92,7 @@ class _Plain:
 
 @dataclass(frozen=True)
 class _Noised:
-    """What all mechanisms with noise of the member's own have in common: the change alone is sent, cut to its bound."""
+    """The base of all mechanisms with a member's own noise: only the change is sent, clipped to its bound."""
 
     event: PrivacyEvent | None
     each_attempt: bool = field(default=False, kw_only=True)
@@ -105,7 +105,7 @@ class _Noised:
     ) -> NDArray[np.uint32]:
         layout = layout_of(job, cohort)
         (segment,) = layout.segments
-        # After the noise, so that cutting costs no privacy.
+        # After the noise, so clipping costs no privacy.
         change = update.change
         if job.aggregation.clip is not None:
             change = secure_agg.clip_l2(change, job.aggregation.clip).astype(np.float32)
@@ -114,7 +114,7 @@ class _Noised:
 
 @dataclass(frozen=True)
 class _PrivateSteps(_Noised):
-    """`dp-sgd`: noise at every local step, over every parameter that is trained."""
+    """`dp-sgd`: noise at every local step, on every parameter that is trained."""
 
     mechanism: DpSgd
 
@@ -122,7 +122,7 @@ class _PrivateSteps(_Noised):
         from learning.training.private import train_private
 
         result = None
-        # Each phase takes all of the mechanism's steps: an epoch has no meaning here.
+        # Each phase takes all of the mechanism's steps; epochs do not count here.
         for phase in task.phases(len(task.ids)):
             with task.module.training_only(phase.names):
                 result = train_private(
@@ -143,7 +143,7 @@ class _PrivateSteps(_Noised):
 
 @dataclass(frozen=True)
 class _NoisyGaussian(_Noised):
-    """`gaussian-update`: plain steps on a lot, the change clipped in L2, Gaussian noise on every coordinate."""
+    """`gaussian-update`: plain steps on a lot; the change clipped in L2, with Gaussian noise on every coordinate."""
 
     mechanism: GaussianUpdate
 
@@ -164,7 +164,7 @@ class _NoisyGaussian(_Noised):
 
 @dataclass(frozen=True)
 class _NoisyLaplace(_Noised):
-    """`laplace-update`: plain steps on all data, the change clipped in L1, Laplace noise on every coordinate."""
+    """`laplace-update`: plain steps on all data; the change clipped in L1, with Laplace noise on every coordinate."""
 
     mechanism: LaplaceUpdate
 
@@ -180,10 +180,10 @@ class _NoisyLaplace(_Noised):
 
 @dataclass(frozen=True)
 class _RingNoise:
-    """`distributed-gaussian`: plain steps on all data; clipping, rounding and the noise's share happen on the grid."""
+    """`distributed-gaussian`: plain steps on all data; the change is clipped, rounded and noised on the grid."""
 
     event: PrivacyEvent | None
-    # A vector sent again gets fresh noise: one draw never goes under two masks.
+    # A vector sent again gets fresh noise: the same draw is never sent under two masks.
     each_attempt: bool = True
 
     def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
@@ -196,7 +196,7 @@ class _RingNoise:
         self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
     ) -> NDArray[np.uint32]:
         if not isinstance(job.mechanism, DistributedGaussian):
-            raise TypeError("ring noise is encoded for a job that says so")
+            raise TypeError("noise in the ring needs a job with mechanism distributed-gaussian")
         clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
         bits, members = layout_of(job, cohort).bits, max_in_sum(job, cohort)
         return secure_agg.encode_distributed(clipped, grid_of(job), bits, random, members=members)
@@ -205,13 +205,17 @@ class _RingNoise:
 def protection_of(
     job: JobDocument, examples: int, *, own: OwnNumbers | None = None, trust_central_noise: bool = False
 ) -> Protection:
-    """What a job's mechanism is on the machine of a member with so many examples.
+    """The protection that a job's mechanism gives on one member's machine.
 
-    own: the member's own numbers. trust_central_noise: whether `distributed-gaussian` is charged for the noise of h
-    honest members together; without it only this member's own share counts (local epsilon).
+    Args:
+        job: The job.
+        examples: N, the member's examples.
+        own: The member's own numbers.
+        trust_central_noise: Whether `distributed-gaussian` is charged by the noise of h honest members together. If
+            not, only this member's own share counts (local epsilon).
 
     Raises:
-        ValueError: own numbers that the job's ring has no room for, or that weaken what the job asks for; a lot that is
+        ValueError: The own numbers exceed the room in the job's ring or weaken what the job asks for, or the lot is
             too small (`LotTooSmall`).
     """
     own = own or OwnNumbers()
@@ -233,13 +237,15 @@ def protection_of(
         case LaplaceUpdate():
             if own != OwnNumbers():
                 raise ValueError(
-                    "own_lot and own_noise_multiplier: laplace-update has an epsilon a round, no lot and no multiplier"
+                    "own_lot and own_noise_multiplier: laplace-update has neither a lot nor a noise multiplier; unset "
+                    "both in policy.toml, or refuse the mechanism"
                 )
             return _NoisyLaplace(cost(mechanism), mechanism=mechanism)
         case DistributedGaussian():
             if own != OwnNumbers():
                 raise ValueError(
-                    "own_lot and own_noise_multiplier: distributed-gaussian has no lot, and all shares are equal"
+                    "own_lot and own_noise_multiplier: distributed-gaussian has no lot, and all members' shares are "
+                    "equal; unset both in policy.toml, or refuse the mechanism"
                 )
             return _RingNoise(cost(mechanism))
 
@@ -255,16 +261,18 @@ def _with_own(mechanism: _M, own: OwnNumbers) -> _M:
         least, most = mechanism.noise_multiplier, NOISE_ROOM * mechanism.noise_multiplier
         if not least <= own.noise_multiplier <= most:
             raise ValueError(
-                f"own_noise_multiplier: {own.noise_multiplier:g} lies outside {least:g} to {most:g}, which the job's "
-                "multiplier and its ring allow"
+                f"own_noise_multiplier: {own.noise_multiplier:g} is outside {least:g} to {most:g}, the range that the "
+                "job's multiplier and its ring allow; set a number in that range"
             )
         changed["noise_multiplier"] = own.noise_multiplier
     return mechanism.model_copy(update=changed)
 
 
 def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "TrainingResult | None":
-    """Plain steps whose failure says nothing: what a training that diverged has left is clipped like any other change,
-    and `_finite` makes zeros of what is not finite, so that noise is sent whatever the data did.
+    """Plain steps whose failure others cannot see.
+
+    What a diverged training leaves is clipped like any other change, and `_finite` turns a change that is not finite
+    into zeros, so noise is sent whatever the data did.
     """
     from learning.training.local import TrainingDiverged
 
@@ -273,7 +281,7 @@ def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "Trainin
     try:
         result = task.plain(rows)
     except (TrainingDiverged, RuntimeError, MemoryError):
-        # Not for want of memory either: a text can be chosen to be the one that needs too much.
+        # Running out of memory must not show either: a text can be chosen to need too much.
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0)
@@ -284,8 +292,9 @@ def _finite(change: Vector) -> Vector:
 
 
 def _on_lattice(noised: NDArray[np.float64], size: float) -> Vector:
-    """Rounded in place to the public lattice that belongs to noise of this size, before anything is made of the last
-    bits: by a ring whose own grid may be finer, or by what the member keeps to make text up from.
+    """Rounds in place to the public lattice for noise of this size, before anything else can use the last bits.
+
+    The ring's own grid may be finer, and a member keeps a copy to generate synthetic text from.
     """
     step = noise.lattice_step(size)
     noised /= step
@@ -298,6 +307,6 @@ def _clip_l1(change: Vector, bound: float) -> NDArray[np.float64]:
     values = change.astype(np.float64)
     norm = float(np.abs(values).sum())
     if norm > bound:
-        # A hair below, so that rounding leaves nothing above the bound that privacy is accounted with.
+        # Slightly below, so rounding leaves nothing above the bound that the accounting relies on.
         values *= bound / norm * (1.0 - 2.0**-40)
     return values

@@ -1,7 +1,7 @@
-"""The methods a job can choose: what a member does in a round with what is shared and what it keeps.
+"""The methods that a job can choose: what a member trains in a round, of its shared and its private parameters.
 
-One file each over one training loop (`learning.training.local.train`); a method lays out phases and nothing else.
-Which parts are private stands in `tacit.method`, the line by parameter name in `learning.models.division`.
+Each method is one file over one training loop (`learning.training.local.train`), and only defines phases.
+`tacit.method` says which parts are private, and `learning.models.division` draws the line by parameter name.
 """
 
 from learning.methods import fedavg, fedprox, fedrecon, fedvocab, lg_fedavg, local
@@ -13,7 +13,7 @@ __all__ = ["Setting", "phases_of"]
 
 
 def phases_of(method: Method, setting: Setting) -> tuple[Phase, ...]:
-    """What a member trains in a round, in this order."""
+    """The phases that a member trains in a round, in order."""
     match method:
         case Local():
             return local.phases(setting)

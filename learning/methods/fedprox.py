@@ -1,4 +1,4 @@
-"""fedprox: fedavg, held near the version that the training began from (Li et al. 2020, algorithm 2)."""
+"""fedprox: fedavg, kept near the version that the training started from (Li et al. 2020, algorithm 2)."""
 
 from learning.methods.setting import Setting
 from learning.training.phases import Phase

@@ -1,7 +1,7 @@
-"""fedrecon: private rows of the embedding are made anew on one part of the data, the rest is trained on the other
-(Singhal et al. 2021, algorithm 1).
+"""fedrecon: reconstructs private rows of the embedding on one part of the data, and trains the rest on the other.
 
-The private rows start from public numbers in every round and are forgotten after it: a member keeps no state.
+Singhal et al. 2021, algorithm 1. The private rows start from public numbers in every round and are forgotten after it,
+so a member keeps no state.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ __all__ = ["phases"]
 
 
 def phases(method: FedRecon, setting: Setting) -> tuple[Phase, ...]:
-    """Private rows on the support, then everything else on the query. A single example is both."""
+    """Private rows on the support, then everything else on the query. A single example is in both."""
     assert setting.division.rows is not None  # noqa: S101  a fedrecon division has rows
     private = np.zeros(setting.vocabulary_size, dtype=np.bool_)
     private[setting.division.rows] = True

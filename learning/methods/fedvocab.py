@@ -1,7 +1,7 @@
 """fedvocab: the vocabulary and its embedding stay private (algorithm 1 of the FedVocab paper).
 
-A member that sat out some rounds has an embedding that belongs to shared parameters of long ago. Adaptive updating
-(section 3.3) brings it up to the new ones before they are trained together.
+A member that missed some rounds has an embedding that fits old shared parameters. Adaptive updating (section 3.3)
+adapts it to the new ones before both are trained together.
 """
 
 from learning.methods.setting import Setting
@@ -13,7 +13,7 @@ __all__ = ["phases"]
 
 
 def phases(method: FedVocab, setting: Setting) -> tuple[Phase, ...]:
-    """One epoch on the embedding alone, if the job says so; then all parameters together."""
+    """One epoch on the embedding alone if the job says so, then all parameters together."""
     if not setting.trains_private:
         return (Phase(setting.epochs, setting.names - {EMBEDDING}),)
     together = Phase(setting.epochs, setting.names)

@@ -1,4 +1,4 @@
-"""lg-fedavg: a private representation below, a shared top; both trained together (Liang et al. 2020)."""
+"""lg-fedavg: a private representation under a shared top, trained together (Liang et al. 2020)."""
 
 from learning.methods.setting import Setting
 from learning.training.phases import Phase
@@ -7,5 +7,5 @@ __all__ = ["phases"]
 
 
 def phases(setting: Setting) -> tuple[Phase, ...]:
-    """All parameters, on all examples: what differs from fedavg is where the line between shared and private runs."""
+    """All parameters, on all examples. It differs from fedavg only in which parameters are private."""
     return (Phase(setting.epochs, setting.names),)

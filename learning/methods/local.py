@@ -1,4 +1,4 @@
-"""local: every member for itself."""
+"""local: every member trains for itself."""
 
 from learning.methods.setting import Setting
 from learning.training.phases import Phase

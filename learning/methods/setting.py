@@ -1,4 +1,4 @@
-"""What a method is told of the training that it lays out."""
+"""What a method needs to know to define its phases."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,16 @@ __all__ = ["Setting"]
 
 @dataclass(frozen=True)
 class Setting:
-    """names: all parameters that may move. division: what of them is shared. examples: how many there are. epochs: of
-    the job's recipe. vocabulary_size: rows of the embedding. trains_private: whether private parameters move. seed: of
-    what a method draws.
+    """The training for which a method defines phases.
+
+    Attributes:
+        names: All parameters that may be trained.
+        division: Which of them are shared.
+        examples: The number of examples.
+        epochs: The epochs of the job's recipe.
+        vocabulary_size: The rows of the embedding.
+        trains_private: Whether private parameters are trained.
+        seed: Seeds what a method draws.
     """
 
     names: frozenset[str]

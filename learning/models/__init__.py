@@ -1,10 +1,10 @@
-"""Architectures, built from a job's model table, and named arrays in and out of them.
+"""Builds architectures from a job's model table, and moves named arrays in and out of them.
 
-Guarantees: the same table and seed give the same weights, whatever else draws random numbers in the process;
-parameters come out under stable names in a stable order, as copies; nothing is loaded into a module whose names or
-shapes differ. What of a model is shared and what private: `learning.models.division`.
+Guarantees: the same table and seed give the same weights, whatever else draws random numbers in the process. Parameters
+come out as copies, under stable names in a stable order. Nothing is loaded into a module whose names or shapes differ.
+`learning.models.division` says which parameters are shared and which private.
 
-An architecture is a `TextClassifier` in a file of its own and a line in `_ARCHITECTURES`.
+An architecture is a `TextClassifier` in its own file and a line in `_ARCHITECTURES`.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ __all__ = [
     "values_of",
 ]
 
-# Loaded when asked for: a process trains one of them, mostly.
+# Loaded on demand, since a process mostly trains just one of them.
 _ARCHITECTURES = {
     "textcnn": ("learning.models.textcnn", "TextCNN"),
     "bilstm": ("learning.models.bilstm", "BiLSTM"),
@@ -46,21 +46,26 @@ _ARCHITECTURES = {
 
 
 def build(model: Model, vocabulary_size: int, labels: int, pad_id: int, *, seed: int = 0) -> TextClassifier:
-    """A module with the weights that this seed gives, on the CPU, in evaluation mode.
+    """Builds a module on the CPU, in evaluation mode, with the weights of a seed.
 
-    vocabulary_size: rows of the embedding. labels: how many. pad_id: the row that is zero and stays zero.
+    Args:
+        model: The job's model table.
+        vocabulary_size: Rows of the embedding.
+        labels: The number of labels.
+        pad_id: The row that is zero and stays zero.
+        seed: Seeds the weights.
     """
     return _architecture(model)(model, vocabulary_size, labels, pad_id, seed).eval()
 
 
 def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
-    """How many values a model has, embedding included. Nothing of that size is made.
+    """The number of values of a model, including its embedding. No tensor of that size is allocated.
 
     Raises:
-        ValueError: a model that there cannot be, or a prompted one, of which `learning.prompts.assembly` counts.
+        ValueError: The model is impossible, or prompted; `learning.prompts.assembly` counts the values of those.
     """
     if isinstance(model, PromptedModel):
-        raise ValueError("a prompted model's values are those of what is trained, whatever its vocabulary; count these")
+        raise ValueError("a prompted model has only its trained values, whatever its vocabulary; use prompted_values")
     if isinstance(model, TransformerModel):
         from learning.models.transformer import encoder_size
 
@@ -70,13 +75,13 @@ def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
 
 
 def embedding_width(model: Model) -> int:
-    """How many numbers a row of the embedding has.
+    """The width of the embedding.
 
     Raises:
-        ValueError: a model that there cannot be, or a prompted one, whose embedding is its base's.
+        ValueError: The model is impossible, or prompted: a prompted model has its base's embedding.
     """
     if isinstance(model, PromptedModel):
-        raise ValueError("a prompted model has its base's embedding, whose width its config says")
+        raise ValueError("a prompted model has its base's embedding; read the width from the base's config")
     if isinstance(model, TransformerModel):
         from learning.models.transformer import encoder_width
 
@@ -85,8 +90,9 @@ def embedding_width(model: Model) -> int:
 
 
 def build_blank(model: Model, vocabulary_size: int, labels: int, pad_id: int) -> TextClassifier:
-    """As `build`, every weight zero: for weights that are loaded next. Drawing those of a large embedding takes longer
-    than a local step.
+    """Like `build`, with every weight zero, for weights that are loaded next.
+
+    Drawing the weights of a large embedding takes longer than a local step.
     """
     return _architecture(model)(model, vocabulary_size, labels, pad_id, None).eval()
 

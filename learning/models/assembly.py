@@ -1,4 +1,4 @@
-"""A job's whole model out of its two halves: what is shared, and what the member keeps."""
+"""Assembles a job's model from its two halves: the shared parameters, and those that the member keeps."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +23,7 @@ __all__ = ["Entries", "assembled", "check_size"]
 
 
 class Entries(Protocol):
-    """What a model must know of a tokenizer: rows of the embedding, the padding's, and the entries by id."""
+    """What a model needs of a tokenizer: the rows of the embedding, the padding's id, and the entries by id."""
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -35,17 +35,18 @@ class Entries(Protocol):
 
 
 def check_size(job: JobDocument, vocabulary_size: int, values: int) -> None:
-    """That the job's model has so many values, before it is built: a document of a kilobyte could else ask for more
-    memory than there is.
+    """Checks that the job's model has this many values before it is built.
+
+    Otherwise a document of a kilobyte could ask for more memory than there is.
 
     Raises:
-        DocumentInvalid: it has another number of them.
+        DocumentInvalid: The model has another number of values.
     """
     found = values_of(job.model, vocabulary_size, len(job.labels))
     if found != values:
         raise DocumentInvalid(
-            f"the model of job {job.name} has {found} values with {vocabulary_size} entries, and what is there for it "
-            f"has {values}"
+            f"the model of job {job.name} has {found} values with {vocabulary_size} entries, and its weights have "
+            f"{values}"
         )
 
 
@@ -57,16 +58,21 @@ def assembled(
     private: Mapping[str, NDArray[np.float32]],
     backbone: "StoredBackbone | None" = None,
 ) -> tuple[TextClassifier, Division]:
-    """The module, on the CPU, in evaluation mode, and the line through it.
+    """Builds the module on the CPU, in evaluation mode, with its division.
 
-    entries: of the job's tokenizer, or of the member's own. shared: (d,), as the manifest lists it. private: by name,
-    all that the job's method keeps with the member; empty where it keeps nothing. backbone: of a prompted job, whose
-    `entries` are a `ClozeEncoder`, or a `EncodedExamples` that reads with one.
+    Args:
+        job: The job.
+        entries: The entries of the job's tokenizer, or of the member's own. A prompted job needs a `ClozeEncoder`, or
+            `EncodedExamples` that read with one.
+        manifest: The names and shapes of the shared parameters.
+        shared: (d,) The shared values in the manifest's order.
+        private: All parameters that the job's method keeps with the member, by name; empty if it keeps none.
+        backbone: The backbone of a prompted job.
 
     Raises:
-        ParametersDiffer: halves that are not this model's, such as a manifest that lists a private parameter.
-        DocumentInvalid: not a vector of this manifest, or a model of another size.
-        ValueError: a method that finds nothing to keep.
+        ParametersDiffer: A half does not fit this model, such as a manifest that lists a private parameter.
+        DocumentInvalid: `shared` is not a vector of this manifest, or the model has another size.
+        ValueError: The method finds nothing to keep.
     """
     values = manifest.values + sum(each.size for each in private.values())
     if isinstance(job.model, PromptedModel):
@@ -83,10 +89,10 @@ def assembled(
 def _prompted(
     job: JobDocument, model: PromptedModel, entries: Entries, values: int, backbone: "StoredBackbone | None"
 ) -> TextClassifier:
-    """Zeros, on the backbone. Raises: DocumentInvalid: another number of values, or no backbone."""
+    """A prompted module of zeros. Raises DocumentInvalid for another number of values, or without a backbone."""
     encoder = entries.encoder if isinstance(entries, EncodedExamples) else entries
     if not isinstance(encoder, ClozeEncoder) or backbone is None:
-        raise DocumentInvalid(f"job {job.name} has a prompted model, and its backbone is not at hand")
+        raise DocumentInvalid(f"job {job.name} has a prompted model, and its backbone is missing")
     if (found := prompted_values(model, len(job.labels))) != values:
-        raise DocumentInvalid(f"the model of job {job.name} has {found} values, and what is there for it has {values}")
+        raise DocumentInvalid(f"the model of job {job.name} has {found} values, and its weights have {values}")
     return build_prompted(model, job.labels, encoder, backbone, seed=None)

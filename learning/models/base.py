@@ -1,7 +1,7 @@
-"""Base models: a job's starting point, read from a folder of the transformers library or fetched from the hub.
+"""Reads base models, a job's starting point, from a folder of the transformers library or from the hub.
 
-Guarantees: every tensor that the encoder has was there, in its shape, finite; sentences of errors begin with
-`model.base:`, the key of the job that names the base; the hub is asked for names alone, never for a path.
+Guarantees: every tensor of the encoder was there, finite and in its shape. Every error starts with `model.base:`, the
+job's key that names the base. The hub is asked only for names, never for a path.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,12 @@ _SAVE = "name a folder that transformers' save_pretrained wrote"
 class Base:
     """A pretrained encoder.
 
-    config: for the job's document. parameters: float32, by the names of `TransformerClassifier`, all but the head's.
-    vocabulary: the word pieces, whose places are the embedding's rows; None if the base has none (RoBERTa). tokenizer:
-    the bytes of tokenizer.json, if there. lower_case: whether its texts are to be in lower case; None if not said.
+    Attributes:
+        config: For the job's document.
+        parameters: float32, by the names of `TransformerClassifier`, without the head's.
+        vocabulary: Word pieces in the order of the embedding's rows; None if the base has none (RoBERTa).
+        tokenizer: The bytes of tokenizer.json, if there is one.
+        lower_case: Whether texts must be in lower case; None if the base does not say.
     """
 
     config: dict[str, Any]
@@ -42,8 +45,8 @@ def read_base(base: str, max_tokens: int) -> Base:
     """Reads an encoder as transformers saves it, from a folder or, if there is no such folder, from the hub.
 
     Raises:
-        EncoderInvalid: not there, of another model type, without safetensors, or with tensors that are not its
-            config's.
+        EncoderInvalid: It does not exist, has another model type or no safetensors, or its tensors do not fit its
+            config.
     """
     try:
         return _read(checkpoint_folder(base), base, max_tokens)
@@ -58,7 +61,7 @@ def _invalid(sentence: str) -> EncoderInvalid:
 def _read(folder: Path, base: str, max_tokens: int) -> Base:
     raw = read_object(folder / "config.json")
     if raw is None:
-        raise _invalid(f"{base} holds no config.json; {_SAVE}")
+        raise _invalid(f"{base} has no config.json; {_SAVE}")
     config = _config_of(raw, max_tokens)
     shapes = {name: tuple(each.shape) for name, each in bare_encoder(config).named_parameters()}
     tokenizer = folder / "tokenizer.json"
@@ -72,12 +75,12 @@ def _read(folder: Path, base: str, max_tokens: int) -> Base:
 
 
 def _config_of(raw: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """What a job needs to know of a config.json."""
+    """What a job needs of a config.json."""
     kind = raw.get("model_type")
     if raw.get("sinusoidal_pos_embds") or raw.get("position_embedding_type", "absolute") != "absolute":
-        raise _invalid("its positions are not learned vectors, one for each; take another base")
+        raise _invalid("it does not have one learned vector for each position; choose another base")
     if raw.get("is_decoder") or raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
-        raise _invalid("it is no plain encoder (is_decoder, or cross attention); take another base")
+        raise _invalid("it is not a plain encoder (is_decoder, or cross attention); choose another base")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     known = {key: raw[key] for key in raw if family is None or key in family.keys}
     return check_config(known, max_tokens, named="model.base")
@@ -86,7 +89,7 @@ def _config_of(raw: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 def _read_parameters(
     folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, NDArray[np.float32]]:
-    """The encoder's parameters of these shapes and the table of words, in the order of `TransformerClassifier`."""
+    """The encoder's parameters of these shapes and the word embedding, in the order of `TransformerClassifier`."""
     prefix, names = f"{config['model_type']}.", {_WORDS, *shapes}
 
     def wanted(stored: str) -> str | None:
@@ -96,18 +99,24 @@ def _read_parameters(
     found = {name: np.ascontiguousarray(values) for name, values in read_tensors(folder, wanted)}
     if missing := [name for name in (_WORDS, *shapes) if name not in found]:
         raise _invalid(
-            f"its safetensors lack {len(missing)} of the encoder's tensors, {missing[0]} first; are they those of its "
-            "config.json?"
+            f"its safetensors lack {len(missing)} of the encoder's tensors, {missing[0]} first; use the config.json "
+            "that belongs to them"
         )
     hidden = config[FAMILIES[config["model_type"]].hidden]
     if found[_WORDS].ndim != 2 or found[_WORDS].shape[1] != hidden:
-        raise _invalid(f"its {_WORDS} has shape {found[_WORDS].shape}, its config says {hidden} columns")
+        raise _invalid(
+            f"its {_WORDS} has shape {found[_WORDS].shape}, and its config.json needs {hidden} columns; use the "
+            "config.json that belongs to it"
+        )
     for name, shape in shapes.items():
         if found[name].shape != shape:
-            raise _invalid(f"its {name} has shape {found[name].shape}, its config says {shape}")
+            raise _invalid(
+                f"its {name} has shape {found[name].shape}, and its config.json needs {shape}; use the config.json "
+                "that belongs to it"
+            )
     for name, values in found.items():
         if not np.isfinite(values).all():
-            raise _invalid(f"its {name} holds values that are not finite numbers; download it again")
+            raise _invalid(f"its {name} has values that are not finite; download it again")
     return {"embedding.weight": found[_WORDS]} | {f"encoder.{name}": found[name] for name in shapes}
 
 

@@ -1,8 +1,8 @@
-"""BiLSTM: one LSTM layer in both directions over word vectors, one pooled feature each, one linear layer.
+"""BiLSTM: one LSTM layer in both directions over word vectors, pooled, under one linear layer.
 
-Graves and Schmidhuber 2005, sized and pooled after FedVocab, appendix A.1. Guarantees that padding has no influence:
-the direction from behind begins at a text's own last token, since every text is turned round within its length, and
-pooling looks at a text's own tokens. Nothing is packed: one graph for training and for ONNX, where packing is unknown.
+Graves and Schmidhuber 2005, with the sizes and pooling of FedVocab, appendix A.1. Guarantees that padding has no
+influence: the backward direction starts at a text's own last token, since every text is reversed within its length, and
+pooling uses only a text's own tokens. Nothing is packed, so training and ONNX, which has no packing, share one graph.
 """
 
 import math
@@ -23,12 +23,12 @@ __all__ = ["BiLSTM"]
 
 
 class BiLSTM(TextClassifier):
-    """ids (B, S) to logits (B, labels), by `2 * hidden` features of each text.
+    """Maps ids (B, S) to logits (B, labels), by `2 * hidden` features of each text.
 
-    Embedding N(0, embedding_std) with a padding row of zeros; the LSTMs' tensors uniform within 1 / sqrt(hidden)
-    and the head's within 1 / sqrt(fan in), as torch has them by default; without a seed all of them are zero. A frozen
-    embedding has no gradient, and so neither steps nor noise. Dropout is before the head. An empty text's features are
-    zero.
+    The embedding starts as N(0, embedding_std) with a padding row of zeros. The LSTMs' tensors are uniform within 1 /
+    sqrt(hidden) and the head's within 1 / sqrt(fan in), as by default in torch. Without a seed all of them are zero. A
+    frozen embedding has no gradient, and so gets neither steps nor noise. Dropout is before the head. An empty text's
+    features are zero.
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "encoder": "encoder", "output": "head"}
@@ -47,7 +47,7 @@ class BiLSTM(TextClassifier):
             {"onward": LSTM(model.embedding, model.hidden), "backward": LSTM(model.embedding, model.hidden)}
         )
         self.dropout = Dropout(model.dropout)
-        # Torch fills a linear layer from its global generator: put that back.
+        # Torch fills a linear layer from its global generator, which is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             self.output = nn.Linear(2 * model.hidden, labels)
         if seed is None:
@@ -65,15 +65,15 @@ class BiLSTM(TextClassifier):
                     parameter.copy_(torch.from_numpy((2 * uniform - 1) * np.float32(1 / math.sqrt(size))))
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
-        """As `TextClassifier` has it."""
+        """As in `TextClassifier`."""
         lengths = seen.sum(dim=1, keepdim=True)
         at = torch.arange(vectors.shape[1], device=vectors.device)
         turned = torch.where(seen, lengths - 1 - at, at)
-        # Rows of all texts' positions: the gradient of gather() takes several times as long as that of a look-up.
-        # (Sizes are asked of `shape`: len() would be a constant in an exported graph.)
+        # A look-up in rows of all positions, since the gradient of gather() takes several times as long. (Sizes come
+        # from `shape`: len() would be a constant in an exported graph.)
         first = torch.arange(vectors.shape[0], device=vectors.device)[:, None] * vectors.shape[1]
         behind = functional.embedding(first + turned, vectors.flatten(0, 1))
-        # States of the second stay in the order they come in: the pools do not mind, and a text's last is its last.
+        # The second's states stay in reversed order: pooling does not mind, and a text's last state is still its last.
         states = (self.encoder["onward"](vectors), self.encoder["backward"](behind))
         features = torch.cat([self._pool(each, seen, lengths) for each in states], dim=1)
         logits: Tensor = self.output(self.dropout(features))

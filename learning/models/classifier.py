@@ -1,8 +1,7 @@
-"""What training, evaluation and export know of an architecture.
+"""The interface of an architecture for training, evaluation and export.
 
-Guarantees: dropout draws from a source of the module's own, so that trainings in two threads do not
-disturb each other and a seed means what it says; `narrowed` gives exactly the training that the whole
-embedding would give.
+Guarantees: dropout draws from the module's own source, so trainings in two threads do not disturb each other and a seed
+determines the draws. `narrowed` gives exactly the training that the whole embedding would give.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -31,7 +30,7 @@ class Dropout(nn.Module):
         self.draws: Draws = TorchDraws()
 
     def forward(self, x: Tensor) -> Tensor:
-        """As x; in training mode each value becomes zero, or is divided by the probability that it stays."""
+        """x itself; in training mode, each value becomes zero or is divided by the probability that it stays."""
         if not self.training or self.probability == 0:
             return x
         kept = 1 - self.probability
@@ -39,11 +38,10 @@ class Dropout(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Ids of shape (B, S) to logits of shape (B, labels).
+    """Maps ids (B, S) to logits (B, labels), with S at least `min_tokens`.
 
-    A text's logits do not depend on how far its batch is padded with `pad_id`; S is at least `min_tokens`.
-    The embedding is used by looking up ids, and in no other way. What lies above it, `classify`, is an architecture's
-    own.
+    A text's logits do not depend on how far its batch is padded with `pad_id`. The embedding is used only to look up
+    ids. Everything above it, `classify`, is left to the architecture.
     """
 
     # The part of the model that a parameter belongs to, by the first component of its name.
@@ -55,13 +53,14 @@ class TextClassifier(nn.Module):
     min_tokens: int
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
-        """Logits (B, labels) for the vectors (B, S, width) of tokens; `seen` (B, S) is false where padding is, which is
-        behind a text and nowhere else. What stands there has no influence.
+        """Logits (B, labels) for token vectors (B, S, width).
+
+        `seen` (B, S) is False at padding, which is only after a text. Vectors there have no influence.
         """
         raise NotImplementedError
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits of shape (B, labels) for ids of shape (B, S), S at least `min_tokens`."""
+        """Logits (B, labels) for ids (B, S), with S at least `min_tokens`."""
         return self.classify(self.embedding(ids), ids != self.pad_id)
 
     @classmethod
@@ -71,8 +70,9 @@ class TextClassifier(nn.Module):
 
     @contextmanager
     def training_only(self, names: Collection[str]) -> Iterator[None]:
-        """Only these parameters have gradients meanwhile, of those that had them; no gradient is left behind, neither
-        what was there before nor what comes.
+        """Inside the context, only these parameters have gradients, among those that had them.
+
+        It leaves no gradient, neither an earlier one nor a new one.
         """
         before = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         self.zero_grad(set_to_none=True)
@@ -86,44 +86,46 @@ class TextClassifier(nn.Module):
                 parameter.requires_grad_(before[name])
 
     def seed(self, seed: int) -> None:
-        """Starts dropout's randomness anew, on the device where the module lies. Who knows the seed knows the draws,
-        and of a seed 32 bits count: not for what must stay secret.
+        """Restarts dropout's randomness from a seed, on the module's device.
+
+        Anyone who knows the seed knows the draws, and only 32 bits of it count, so it is not for draws that must stay
+        secret.
         """
         self.dropout.draws = TorchDraws.seeded(seed, self.embedding.weight.device)
 
     def draw_from(self, random: RandomSource) -> None:
-        """Starts it anew from a source whose draws nobody can know."""
+        """Restarts it from a source whose draws nobody can know."""
         self.dropout.draws = SecretDraws(random)
 
     def unseed(self) -> None:
-        """Back to torch's own randomness (a generator can be neither copied nor pickled with the module)."""
+        """Returns to torch's own randomness (a generator cannot be copied or pickled with the module)."""
         self.dropout.draws = TorchDraws()
 
     @contextmanager
     def computing_in(self, precision: Precision) -> Iterator[None]:
-        """What is frozen computes in this meanwhile.
+        """Inside the context, what is frozen computes in this precision.
 
         Raises:
-            ValueError: less than float32, and nothing here is frozen for good.
+            ValueError: The precision is below float32, and this model has no frozen network.
         """
         if precision != "float32":
-            raise ValueError(f"{precision} is for the frozen network of a prompted model")
+            raise ValueError(f"{precision} is for the frozen network of a prompted model; use float32")
         yield
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Leaves only those rows of the embedding that `ids` use, and gives the ids that name them there.
+        """Inside the context, keeps only the embedding rows that `ids` use; yields ids for the smaller embedding.
 
-        A row that no text uses has no gradient. Plain SGD, and Adam from moments of zero, leave it where it
-        is, to the bit; only they pay for stepping over it. For BERT's 30,522 pieces and a member's few
-        thousand that is most of an optimiser step. On leaving, the rows go back to their places.
+        A row that no text uses has no gradient. Plain SGD, and Adam with zero moments, leave it unchanged to the bit,
+        but still spend time on it: with BERT's 30,522 pieces and a member's few thousand, most of an optimiser step. On
+        exit the rows are written back.
 
         Raises:
-            ValueError: an id outside the embedding.
+            ValueError: An id is outside the embedding.
         """
         whole, pad_id = self.embedding, self.pad_id
         if ids.size and not 0 <= ids.min() <= ids.max() < whole.num_embeddings:
-            raise ValueError(f"ids outside the embedding of {whole.num_embeddings} rows; is it the job's tokenizer?")
+            raise ValueError(f"ids are outside the embedding of {whole.num_embeddings} rows; use the job's tokenizer")
         used = np.unique(np.append(ids, pad_id))
         place = np.zeros(whole.num_embeddings, dtype=np.int64)
         place[used] = np.arange(len(used))
@@ -134,7 +136,7 @@ class TextClassifier(nn.Module):
             padding_idx=int(place[pad_id]),
             _weight=whole.weight.detach()[rows].clone(),
         )
-        # A new embedding would be trained, whatever the whole one is.
+        # A new embedding is trainable by default, whatever the whole one is.
         small.weight.requires_grad_(whole.weight.requires_grad)
         self.embedding, self.pad_id = small, int(place[pad_id])
         try:

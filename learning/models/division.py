@@ -1,8 +1,8 @@
-"""What of a model is shared and what stays on the member's machine: decided here, by parameter name, and nowhere else.
+"""Decides, by parameter name, what of a model is shared and what stays on the member's machine. No other module does.
 
-Guarantees: every value of a model is either shared or private, never both and never neither; what is private is in no
-array that `shared` gives. A job's manifest lists the shared names; one that lists others does not load. The member's
-policy (`shared_parameters`) can refuse more, and cannot let out what is private here.
+Guarantees: every value of a model is either shared or private, never both and never neither. Private values are in no
+array that `shared` returns. A job's manifest lists the shared names; a manifest that lists others does not load. The
+member's policy (`shared_parameters`) can refuse more, but cannot release what is private here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,20 +31,24 @@ EMBEDDING = "embedding.weight"
 
 
 class ParametersDiffer(ValueError):
-    """Named arrays that are not this module's."""
+    """The named arrays are not those of this module."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """A line through a model. `names` are private as a whole; of the embedding, if it is none of them, the rows `rows`
-    are private too (ascending ids) and the other rows, in their order, are shared.
+    """The line between a model's private and shared values.
+
+    Attributes:
+        names: Parameters that are private as a whole.
+        rows: Private rows of the embedding (ascending ids) if it is not in `names`. Its other rows, in order, are
+            shared.
     """
 
     names: frozenset[str] = frozenset()
     rows: NDArray[np.int64] | None = None
 
     def shared(self, module: torch.nn.Module) -> Arrays:
-        """Copies of what federates, by name, in the order of the manifest."""
+        """Copies of the shared values, by name, in the order of the manifest."""
         return {
             name: _copy(parameter, self._shared_rows(name, parameter))
             for name, parameter in module.named_parameters()
@@ -52,7 +56,7 @@ class Division:
         }
 
     def private(self, module: torch.nn.Module) -> Arrays:
-        """Copies of what stays."""
+        """Copies of the private values, by name."""
         found = {}
         for name, parameter in module.named_parameters():
             if name in self.names:
@@ -62,7 +66,7 @@ class Division:
         return found
 
     def load_shared(self, module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-        """Puts shared values into a module, all of them or (on error) none. Raises: ParametersDiffer."""
+        """Loads shared values into a module: all of them or, on error, none. Raises ParametersDiffer."""
         places = {
             name: (parameter, self._shared_rows(name, parameter))
             for name, parameter in module.named_parameters()
@@ -71,7 +75,7 @@ class Division:
         _load(places, tensors)
 
     def load_private(self, module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-        """Puts private values into a module, all of them or (on error) none. Raises: ParametersDiffer."""
+        """Loads private values into a module: all of them or, on error, none. Raises ParametersDiffer."""
         places: dict[str, tuple[torch.nn.Parameter, NDArray[np.int64] | None]] = {}
         for name, parameter in module.named_parameters():
             if name in self.names:
@@ -81,7 +85,7 @@ class Division:
         _load(places, tensors)
 
     def _shared_rows(self, name: str, parameter: torch.nn.Parameter) -> NDArray[np.int64] | None:
-        """Of the embedding, the rows that are shared; None: all of a parameter."""
+        """The shared rows of the embedding; None means all of a parameter."""
         if self.rows is None or name != EMBEDDING:
             return None
         return np.setdiff1d(np.arange(len(parameter)), self.rows)
@@ -91,10 +95,10 @@ EVERYTHING_SHARED = Division()
 
 
 def division_of(method: Method, module: TextClassifier, words: Sequence[str | None] = ()) -> Division:
-    """The line that a method draws through a module. words: by id, where the method goes by tokens (`fedrecon`).
+    """The line that a method draws through a module. `words` are the tokens by id, which `fedrecon` needs.
 
     Raises:
-        ValueError: no token of the vocabulary is private under `fedrecon`.
+        ValueError: Under `fedrecon`, no token of the vocabulary is private.
     """
     parts = private_parts(method)
     names = frozenset(name for name, _ in module.named_parameters() if module.part_of(name) in parts)
@@ -102,12 +106,12 @@ def division_of(method: Method, module: TextClassifier, words: Sequence[str | No
         return Division(names)
     rows = private_tokens(method, words)
     if not len(rows):
-        raise ValueError("method.tokens: the vocabulary holds none of the private tokens; take fedavg, or name others")
+        raise ValueError("method.tokens: the vocabulary has none of the private tokens; name others, or use fedavg")
     return Division(names, rows)
 
 
 def private_tokens(method: FedRecon, words: Sequence[str | None]) -> NDArray[np.int64]:
-    """Ids of the tokens whose embedding is private, ascending."""
+    """The ids of the tokens whose embedding is private, ascending."""
     if method.tokens == "digits":
         found = [at for at, word in enumerate(words) if word and any(character.isdigit() for character in word)]
     else:
@@ -117,12 +121,12 @@ def private_tokens(method: FedRecon, words: Sequence[str | None]) -> NDArray[np.
 
 
 def shared_parameters(module: torch.nn.Module) -> Arrays:
-    """Copies of all parameters by name, where everything is shared."""
+    """Copies of all parameters by name, if everything is shared."""
     return EVERYTHING_SHARED.shared(module)
 
 
 def load_shared(module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-    """Puts all parameters into a module, where everything is shared. Raises: ParametersDiffer."""
+    """Loads all parameters into a module, if everything is shared. Raises ParametersDiffer."""
     EVERYTHING_SHARED.load_shared(module, tensors)
 
 
@@ -138,13 +142,13 @@ def _load(
 ) -> None:
     if places.keys() != tensors.keys():
         missing, surplus = sorted(places.keys() - tensors.keys()), sorted(tensors.keys() - places.keys())
-        raise ParametersDiffer(f"these weights are another model's: missing {missing}, surplus {surplus}")
+        raise ParametersDiffer(f"these weights are from another model: missing {missing}, surplus {surplus}")
     for name, (parameter, rows) in places.items():
         shape = tuple(parameter.shape) if rows is None else (len(rows), *parameter.shape[1:])
         if shape != tensors[name].shape:
             raise ParametersDiffer(
-                f"these weights are another model's: {name} has shape {list(tensors[name].shape)}, "
-                f"the job's model {list(shape)}"
+                f"these weights are from another model: {name} has shape {list(tensors[name].shape)}, "
+                f"and the job's model {list(shape)}"
             )
     with torch.no_grad():
         for name, (parameter, rows) in places.items():

@@ -1,9 +1,9 @@
-"""Where a module's own randomness comes from in training: units that drop out, and what an autoencoder tosses.
+"""The sources of a module's own randomness in training: dropout, and an autoencoder's coins.
 
-Two sources. `TorchDraws` is torch's generator: fast, repeatable, and for seeds that everybody may know; on a CPU it is
-a Mersenne twister that takes 32 bits of its seed, whatever it is given. `SecretDraws` is for trainings whose privacy
-rests on nobody knowing what was drawn (`learning.training.private`): an AES-256-CTR stream of its own from 32 fresh
-bytes of a cryptographic source, on every device alike, used once.
+`TorchDraws` is torch's generator: fast, repeatable, and for seeds that may be public. On a CPU it is a Mersenne twister
+that uses only 32 bits of its seed. `SecretDraws` is for trainings whose privacy rests on nobody knowing the draws
+(`learning.training.private`): its own AES-256-CTR stream from 32 fresh bytes of a cryptographic source, the same on
+every device, used once.
 """
 
 import math
@@ -20,15 +20,15 @@ from secure_agg.randomness import KeyStream, StreamScratch
 
 __all__ = ["Draws", "SecretDraws", "TorchDraws"]
 
-# Of 32 bits each, made at a time: they stay in a core's cache.
+# Words of 32 bits made at a time, so that they stay in a core's cache.
 _BLOCK = 1 << 15
 
 
 class Draws(Protocol):
-    """What a forward pass draws from. Each value is independent of all others."""
+    """The source of a forward pass. Each value is independent of all others."""
 
     def kept(self, like: Tensor, probability: float) -> Tensor:
-        """Of the shape, type and device of `like`: one with this probability, in (0, 1), else zero."""
+        """Ones with this probability, in (0, 1), else zeros, with the shape, type and device of `like`."""
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
         """float32 in [0, 1)."""
@@ -38,31 +38,31 @@ class Draws(Protocol):
 
 
 class TorchDraws:
-    """A generator of torch's; None: that of the process."""
+    """A torch generator; None is that of the process."""
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
     @classmethod
     def seeded(cls, seed: int, device: torch.device) -> "TorchDraws":
-        """From a generator of its own, on the device where the draws are wanted."""
+        """Draws from a new generator on the device where the draws are needed."""
         return cls(torch.Generator(device=device).manual_seed(seed))
 
     def kept(self, like: Tensor, probability: float) -> Tensor:
-        """As `Draws` has it."""
+        """As in `Draws`."""
         return torch.empty_like(like).bernoulli_(probability, generator=self.generator)
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
-        """As `Draws` has it."""
+        """As in `Draws`."""
         return torch.rand(*shape, generator=self.generator, device=device)
 
     def normal(self, *shape: int, device: torch.device) -> Tensor:
-        """As `Draws` has it."""
+        """As in `Draws`."""
         return torch.randn(*shape, generator=self.generator, device=device)
 
 
 class SecretDraws:
-    """A stream that nobody can know or guess: as good as its 32 bytes of the source. Not for two threads."""
+    """A stream that nobody can know or guess, as secret as its 32 bytes from the source. Not for two threads."""
 
     def __init__(self, random: RandomSource) -> None:
         self._random = random
@@ -70,7 +70,7 @@ class SecretDraws:
         self._stream = KeyStream(random.bytes(32), self._scratch)
 
     def kept(self, like: Tensor, probability: float) -> Tensor:
-        """As `Draws` has it; the probability is the next multiple of 2^-32 below."""
+        """As in `Draws`, with the probability rounded down to a multiple of 2^-32."""
         below = np.uint32(math.floor(probability * 2.0**32))
         made = np.empty(like.numel(), dtype=np.float32)
         for first, words in self._words(len(made)):
@@ -78,20 +78,20 @@ class SecretDraws:
         return torch.from_numpy(made).view(like.shape).to(device=like.device, dtype=like.dtype)
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
-        """As `Draws` has it: multiples of 2^-24, all that float32 can hold evenly."""
+        """As in `Draws`: multiples of 2^-24, the finest that float32 can represent evenly."""
         made = np.empty(math.prod(shape), dtype=np.float32)
         for first, words in self._words(len(made)):
             np.multiply(words >> np.uint32(8), np.float32(2.0**-24), out=made[first : first + len(words)])
         return torch.from_numpy(made).view(shape).to(device)
 
     def normal(self, *shape: int, device: torch.device) -> Tensor:
-        """As `Draws` has it."""
+        """As in `Draws`."""
         from learning.mechanisms.noise import gaussian_like
 
         return gaussian_like(torch.empty(shape, device=device), 1.0, self._random)
 
     def _words(self, count: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Blocks of uniform 32-bit words, each with its place; the next block overwrites the last one."""
+        """Yields blocks of uniform 32-bit words, each with its position; the next block overwrites the last one."""
         for first in range(0, count, _BLOCK):
             size = min(_BLOCK, count - first)
             yield first, self._stream.read(4 * size, self._scratch).view(np.uint32)

@@ -1,4 +1,4 @@
-"""One direction of an LSTM layer, and the same recurrence laid open for DP-SGD.
+"""One direction of an LSTM layer, which can also be unrolled for DP-SGD.
 
 Hochreiter and Schmidhuber 1997 with forget gates (Gers et al. 2000), gates in torch's order i, f, g, o:
 
@@ -6,13 +6,13 @@ Hochreiter and Schmidhuber 1997 with forget gates (Gers et al. 2000), gates in t
     c_t = sigmoid(f) * c_(t-1) + sigmoid(i) * tanh(g)
     h_t = sigmoid(o) * tanh(c_t)
 
-There is one bias: nn.LSTM's two have the same gradient, would travel twice and be noised twice.
+There is one bias: nn.LSTM's two have the same gradient, and would be sent twice and noised twice.
 
-Plain training and export run torch's fused layer. Whoever observes the layer gets the unrolled one instead, with the
-same parameters and, to float32's rounding, the same states: it computes all W_ih x_t + b at once, and the gradient of
-the loss there is the one at a_t. So the weights' gradients are those of linear layers over positions, sum_t g_t x_t^T
-and sum_t g_t h_(t-1)^T, and can be told apart by example as theirs are (`learning.training.clipping`). Opacus'
-DPLSTM has the same idea, with a linear layer and a hook in every step.
+Plain training and export run torch's fused layer. An observed layer runs unrolled instead, with the same parameters
+and, up to float32's rounding, the same states. It computes all W_ih x_t + b at once, where the gradient of the loss is
+the one at a_t. So the weights' gradients are those of linear layers over positions, sum_t g_t x_t^T and sum_t g_t
+h_(t-1)^T, and can be told apart by example in the same way (`learning.training.clipping`). Opacus' DPLSTM uses the same
+idea, with a linear layer and a hook in every step.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,13 @@ from torch.nn import functional
 
 __all__ = ["LSTM", "Observed"]
 
-# Takes x (B, S, width), h_(t-1) (B, S, hidden), neither with a graph, and W_ih x_t + b (B, S, 4 hidden), with one.
+# Called with x (B, S, width) and h_(t-1) (B, S, hidden), both without a graph, and W_ih x_t + b (B, S, 4 hidden), with
+# its graph.
 Observed = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class LSTM(nn.Module):
-    """Vectors (B, S, width) to states (B, S, hidden), from first to last. Every weight is zero until it is set."""
+    """Turns vectors (B, S, width) into states (B, S, hidden), from first to last. Weights are zero until set."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class LSTM(nn.Module):
         self._observer: Observed | None = None
 
     def observe(self, observer: Observed | None) -> None:
-        """Every call is unrolled and shown to the observer; None: fused again, and nobody looks."""
+        """Unrolls every later call and shows it to the observer; None makes calls fused again."""
         self._observer = observer
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -58,12 +59,13 @@ class LSTM(nn.Module):
         return states
 
     def _onnx(self, vectors: Tensor) -> Tensor:
-        """ONNX's own operator, with gates i, o, f, g. Torch's would be written out position by position, and for one
-        length only.
+        """The states by ONNX's own operator, with gates i, o, f, g.
+
+        Torch's would be exported position by position, and for one length only.
         """
         order = [self._in_onnx_order(each) for each in (self.weight_ih, self.weight_hh, self.bias)]
         batch, length = vectors.shape[:2]
-        # X of shape (S, B, width) gives Y of shape (S, directions, B, hidden). B has nn.LSTM's second bias, too.
+        # X of shape (S, B, width) gives Y of shape (S, directions, B, hidden). B includes nn.LSTM's second bias.
         states = torch.onnx.ops.symbolic(
             "LSTM",
             [vectors.transpose(0, 1), order[0], order[1], functional.pad(order[2], (0, 4 * self.hidden))],

@@ -1,8 +1,8 @@
-"""TextCNN: parallel convolutions over word vectors, the strongest answer of each, one linear layer.
+"""TextCNN: parallel convolutions over word vectors, max pooling, one linear layer.
 
-Kim 2014, with the filter widths and maps of Zhang and Wallace 2015 that Zhu et al. 2020 federate. Guarantees
-that padding never wins: a filter sees whole windows of a text, and of a text shorter than the filter the one
-window that begins with it, so logits do not depend on the batch around a text.
+Kim 2014, with the filter widths and maps of Zhang and Wallace 2015 that Zhu et al. 2020 federate. Guarantees that
+padding never wins: a filter sees only windows inside a text or, if the text is shorter than the filter, the one window
+that starts with it. So logits do not depend on the rest of the batch.
 """
 
 import math
@@ -21,11 +21,11 @@ __all__ = ["TextCNN"]
 
 
 class TextCNN(TextClassifier):
-    """ids (B, S) to logits (B, labels), by `len(widths) * maps` features of each text.
+    """Maps ids (B, S) to logits (B, labels), by `len(widths) * maps` features of each text.
 
-    Embedding N(0, embedding_std) with a padding row of zeros; every other tensor uniform within
-    1 / sqrt(fan in), as torch has it by default; without a seed all of them are zero. A frozen embedding has no
-    gradient, and so neither steps nor noise.
+    The embedding starts as N(0, embedding_std) with a padding row of zeros, and every other tensor uniform within 1 /
+    sqrt(fan in), as by default in torch. Without a seed all of them are zero. A frozen embedding has no gradient, and
+    so gets neither steps nor noise.
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "filters": "encoder", "output": "head"}
@@ -34,8 +34,8 @@ class TextCNN(TextClassifier):
         super().__init__()
         self.pad_id, self.min_tokens = pad_id, max(model.widths)
         table = np.zeros((vocabulary_size, model.embedding), dtype=np.float32)
-        # The embedding shares the table's memory. Torch fills the layers from its global generator first: put that
-        # back. (The meta device would avoid it, and costs a second of imports.)
+        # The embedding shares the table's memory. Torch first fills the layers from its global generator, which is
+        # restored afterwards. (The meta device would avoid this, but costs a second of imports.)
         with torch.random.fork_rng(devices=[]):
             self.embedding = nn.Embedding(
                 vocabulary_size, model.embedding, padding_idx=pad_id, _weight=torch.from_numpy(table)
@@ -69,7 +69,7 @@ class TextCNN(TextClassifier):
         return [layer for layer in self.filters.values() if isinstance(layer, nn.Conv1d)]
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
-        """As `TextClassifier` has it; S is at least the widest filter."""
+        """As in `TextClassifier`; S is at least the widest filter."""
         lengths = seen.sum(dim=1, keepdim=True)
         x = vectors.transpose(1, 2)
         features = []
@@ -77,12 +77,10 @@ class TextCNN(TextClassifier):
             (width,) = convolution.kernel_size
             answers = convolution(x)  # (B, maps, S - width + 1)
             start = torch.arange(answers.shape[2], device=vectors.device)
-            # Windows that end inside the text; the first one of a text shorter than that; none of an empty
-            # text.
+            # Windows that end inside the text; the first window of a shorter text; none of an empty text.
             whole = (start <= (lengths - width).clamp(min=0)) & (start < lengths)
-            # max(), not amax(): its gradient goes to one position, and it is the faster of the two. ReLU
-            # keeps order, so it comes after the maximum, where there is less to do; it makes zeros of an
-            # empty text's -inf.
+            # max(), not amax(): its gradient goes to one position, and it is faster. ReLU keeps order, so it can come
+            # after the maximum, where there is less to compute. It turns an empty text's -inf into zero.
             features.append(answers.masked_fill(~whole[:, None, :], -torch.inf).max(dim=2).values.relu())
         logits: Tensor = self.output(self.dropout(torch.cat(features, dim=1)))
         return logits

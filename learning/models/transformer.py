@@ -1,15 +1,15 @@
-"""Encoders of the transformers library under one linear layer. A pretrained one is read by `learning.models.base`.
+"""Encoders of the transformers library under one linear layer. `learning.models.base` reads pretrained ones.
 
-The encoder is built from its config (BERT, with MiniLM, DistilBERT, RoBERTa) and fed with vectors: the word embedding
-is this module's own, so that it can stay private, be narrowed and have another vocabulary than the base. Pooler and
-heads of pretraining are left out; every parameter that is there has a gradient.
+The encoder is built from its config (BERT including MiniLM, DistilBERT, RoBERTa) and fed with vectors. The word
+embedding is this module's own, so it can stay private, be narrowed, and have another vocabulary than the base. Pooler
+and pretraining heads are left out; every parameter that remains has a gradient.
 
-Guarantees: padding is never attended to and never pooled; every dropout draws from the one source that `seed` or
-`draw_from` starts (transformers' own draw from the process's); no example sees another, also not by a broadcast row of
-positions, so that gradients can be told apart by example.
+Guarantees: padding is never attended to and never pooled. Every dropout draws from the single source that `seed` or
+`draw_from` starts (transformers' own would draw from the process's). No example sees another, not even through a
+broadcast row of positions, so gradients can be told apart by example.
 
-The head sees the mean over a text's tokens: sentence-transformers' MiniLM was trained with it, DistilBERT and RoBERTa
-have no trained use of the first token, and it trains faster where texts are few (Reimers and Gurevych 2019).
+The head sees the mean over a text's tokens. sentence-transformers' MiniLM was trained with it, DistilBERT and RoBERTa
+have no trained use of the first token, and it trains faster if texts are few (Reimers and Gurevych 2019).
 """
 
 from collections.abc import Mapping
@@ -36,23 +36,24 @@ __all__ = [
     "first_position",
 ]
 
-# Whoever writes a job chooses these numbers: they bound what a member builds of it. Values: of the layers' matrices.
+# Limits on a job's numbers, which bound the model that a member builds; values are those of the layers' matrices.
 _MAX = {"layers": 48, "hidden": 4096, "heads": 128, "inner": 16384, "positions": 65536, "types": 64}
 _MAX_VALUES = 1 << 30
-# The texts that `check_examples_apart` makes up have seven tokens.
+# The probe texts of `check_examples_apart` have seven tokens.
 _MIN_POSITIONS = 16
 _ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
 class EncoderInvalid(ValueError):
-    """A config, or a folder, that no encoder can be made of. The text begins with the job's key that is to be changed,
-    and says what is wrong and what to do.
+    """The config or the folder cannot make an encoder.
+
+    The text starts with the job's key to change, and says what is wrong and what to do.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a model type calls its sizes (config.json's keys), and what it starts counting positions from."""
+    """A model type's names of its sizes (the keys of config.json), and where its positions start."""
 
     hidden: str
     layers: str
@@ -61,7 +62,7 @@ class _Family:
     activation: str
     types: str | None
     epsilon: str | None
-    # RoBERTa's positions begin behind its padding's id; that position is the padding's and never used.
+    # RoBERTa's positions start after its padding's id, whose position is the padding's and never used.
     padding: str | None
 
     @property
@@ -98,14 +99,14 @@ FAMILIES: dict[str, _Family] = {
 
 
 class TransformerClassifier(TextClassifier):
-    """ids (B, S) to logits (B, labels), S at most the job's max_tokens.
+    """Maps ids (B, S) to logits (B, labels), with S at most the job's max_tokens.
 
-    With a seed, as BERT begins: embeddings and matrices N(0, initializer_range), biases zero, normalisations the
-    identity; without one everything is zero. A frozen embedding has no gradient, and so neither steps nor noise.
-    The one dropout probability is that of embeddings, attention, layers and the head.
+    With a seed it starts like BERT: embeddings and matrices N(0, initializer_range), biases zero, normalisations the
+    identity. Without one everything is zero. A frozen embedding has no gradient, and so gets neither steps nor noise.
+    Embeddings, attention, layers and the head share one dropout probability.
 
     Raises:
-        EncoderInvalid: a config of another model type, or with sizes that are none.
+        EncoderInvalid: The config is of another model type, or has invalid sizes.
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "encoder": "encoder", "output": "head"}
@@ -116,8 +117,8 @@ class TransformerClassifier(TextClassifier):
         super().__init__()
         if model.config is None:
             raise EncoderInvalid(
-                "model.config: the model has a base and no config yet; make a job bundle of it (coordinator job "
-                "bundle), which has"
+                "model.config: the model has a base and no config yet; make a job bundle of it (`coordinator job "
+                "bundle`)"
             )
         config = check_config(model.config, model.max_tokens)
         family = FAMILIES[config["model_type"]]
@@ -145,12 +146,12 @@ class TransformerClassifier(TextClassifier):
             self.embedding.weight[pad_id] = 0
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
-        """As `TextClassifier` has it."""
+        """As in `TextClassifier`."""
         batch, length = seen.shape
-        # Repeated, not broadcast: a row for each example, whose gradient is its own.
+        # Repeated, not broadcast, so each example has a row with its own gradient.
         positions = torch.arange(length, device=seen.device).add(self._first_position).repeat(batch, 1)
         more = {"token_type_ids": torch.zeros_like(positions)} if self._has_types else {}
-        # Added to attention's scores. Not -inf: of a text without any token there would be no number left.
+        # Added to attention's scores. It is not -inf, which would give nan for a text without tokens.
         mask = torch.zeros_like(seen, dtype=vectors.dtype).masked_fill(~seen, torch.finfo(vectors.dtype).min)
         found = self.encoder(
             inputs_embeds=vectors, attention_mask=mask[:, None, None, :], position_ids=positions, **more
@@ -162,12 +163,18 @@ class TransformerClassifier(TextClassifier):
 
 
 def check_config(config: Mapping[str, Any], max_tokens: int, *, named: str = "model.config") -> dict[str, Any]:
-    """The config with every key that its model type has here; what is left out is as transformers has it.
+    """Checks a config and fills in missing keys with transformers' defaults.
 
-    named: what the reader of an error would change, and each begins with.
+    Args:
+        config: The config.
+        max_tokens: Tokens that the encoder must have positions for.
+        named: The key that an error tells its reader to change, and with which it starts.
+
+    Returns:
+        The config with every key of its model type.
 
     Raises:
-        EncoderInvalid: another model type, a key that is unknown, or a value that is out of bounds.
+        EncoderInvalid: The model type is not supported, a key is unknown, or a value is out of bounds.
     """
     try:
         return _checked(config, max_tokens)
@@ -176,14 +183,14 @@ def check_config(config: Mapping[str, Any], max_tokens: int, *, named: str = "mo
 
 
 class _ConfigInvalid(ValueError):
-    """What is wrong with a config, wherever it was found."""
+    """What is wrong with a config, wherever it comes from."""
 
 
 def _checked(config: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise _ConfigInvalid(
-            f"model_type {kind!r} is no encoder that is known here; take one of {', '.join(sorted(FAMILIES))} "
+            f"model_type {kind!r} is not a supported encoder; choose one of {', '.join(sorted(FAMILIES))} "
             "(MiniLM is bert)"
         )
     family = FAMILIES[kind]
@@ -205,19 +212,22 @@ def _checked(config: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         )
     if whole[family.activation] not in _ACTIVATIONS:
         raise _ConfigInvalid(
-            f"{family.activation} = {whole[family.activation]!r} is not known; take one of {', '.join(_ACTIVATIONS)}"
+            f"{family.activation} = {whole[family.activation]!r} is not supported; choose one of "
+            f"{', '.join(_ACTIVATIONS)}"
         )
     for key in filter(None, ("initializer_range", family.epsilon)):
         if isinstance(whole[key], bool) or not isinstance(whole[key], int | float) or not 0 < whole[key] <= 1:
             raise _ConfigInvalid(f"{key} = {whole[key]!r} must be a number above 0 and at most 1")
     hidden = whole[family.hidden]
     if (values := whole[family.layers] * hidden * (4 * hidden + 2 * whole[family.inner])) > _MAX_VALUES:
-        raise _ConfigInvalid(f"the encoder's layers have {values:,} values, more than {_MAX_VALUES:,}; take a smaller")
+        raise _ConfigInvalid(
+            f"the encoder's layers have {values:,} values, more than {_MAX_VALUES:,}; choose a smaller one"
+        )
     usable = whole["max_position_embeddings"] - first_position(whole)
     if usable < max(max_tokens, _MIN_POSITIONS):
         raise _ConfigInvalid(
             f"the encoder has {usable} positions, fewer than max_tokens = {max_tokens} (and at least "
-            f"{_MIN_POSITIONS}); lower model.max_tokens or take another base"
+            f"{_MIN_POSITIONS}); lower model.max_tokens or choose another base"
         )
     return whole
 
@@ -228,7 +238,7 @@ def _whole_number(key: str, value: object, least: int, most: int) -> None:
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """What the encoder of a checked config starts counting positions from."""
+    """The first position of the encoder of a checked config."""
     padding = FAMILIES[config["model_type"]].padding
     return 0 if padding is None else int(config[padding]) + 1
 
@@ -237,7 +247,7 @@ def first_position(config: Mapping[str, Any]) -> int:
 
 
 class EncoderDropout(Dropout):
-    """With the name that the library's attention asks a dropout for."""
+    """A dropout with the attribute that the library's attention reads."""
 
     @property
     def p(self) -> float:
@@ -253,9 +263,10 @@ def _attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled dot products (Vaswani et al. 2017) of query, key and value (B, heads, S, size); mask (B, 1, 1, S) is added
-    to the scores. The library's own differ in whose randomness they drop with; this one exports, and has second
-    derivatives.
+    """Scaled dot-product attention (Vaswani et al. 2017) of query, key and value (B, heads, S, size).
+
+    The mask (B, 1, 1, S) is added to the scores. Unlike the library's own attentions, it drops with the module's
+    randomness, can be exported, and has second derivatives.
     """
     scores = (query * scaling) @ key.transpose(2, 3) + attention_mask
     weights = module.get_submodule("dropout")(scores.softmax(dim=-1))
@@ -263,13 +274,13 @@ def _attention(
 
 
 def encoder_size(model: TransformerModel) -> tuple[int, int]:
-    """How many values the encoder has without its word embedding, and how wide that is. Raises: EncoderInvalid."""
+    """The number of the encoder's values without its word embedding, and that one's width. Raises EncoderInvalid."""
     config = _config_of(model)
     return sum(each.numel() for each in bare_encoder(config).parameters()), _width_of(config)
 
 
 def encoder_width(model: TransformerModel) -> int:
-    """How wide its word embedding is. Nothing is built. Raises: EncoderInvalid."""
+    """The width of the word embedding. Nothing is built. Raises EncoderInvalid."""
     return _width_of(_config_of(model))
 
 
@@ -285,14 +296,14 @@ def _width_of(config: Mapping[str, Any]) -> int:
 
 
 def bare_encoder(config: Mapping[str, Any], attention: str = "tacit") -> nn.Module:
-    """The library's encoder without word embedding, pooler and buffers, on the meta device: no number is drawn.
+    """The library's encoder without word embedding, pooler and buffers, on the meta device, so nothing is drawn.
 
-    attention: what the library knows the encoder's attention by; this module's own, if no other is registered.
+    `attention` is the name of a registered attention; the default is this module's own.
     """
     from transformers import AttentionInterface, AutoConfig, AutoModel
 
     AttentionInterface.register("tacit", _attention)
-    # The table of words that is left out again must have a row for its padding.
+    # The word embedding, which is removed below, must have a row for its padding.
     first = first_position(config)
     words = {"vocab_size": max(first, 1), "pad_token_id": max(first - 1, 0), "bos_token_id": None, "eos_token_id": None}
     made = AutoConfig.for_model(**{**config, **words})
@@ -301,7 +312,7 @@ def bare_encoder(config: Mapping[str, Any], attention: str = "tacit") -> nn.Modu
     encoder.embeddings.word_embeddings = None
     if hasattr(encoder, "pooler"):
         encoder.pooler = None
-    # Ready-made positions and types, of which each call is given its own.
+    # Ready-made positions and types; each call passes its own.
     for name, _ in list(encoder.embeddings.named_buffers(recurse=False)):
         delattr(encoder.embeddings, name)
     bare: nn.Module = encoder
@@ -310,14 +321,14 @@ def bare_encoder(config: Mapping[str, Any], attention: str = "tacit") -> nn.Modu
 
 @torch.no_grad()
 def _start(layer: nn.Module, random: np.random.Generator | None, std: float) -> None:
-    """Starting weights of the layer's own parameters; zero without randomness."""
+    """Sets the starting weights of the layer's own parameters; zero without randomness."""
     for name, parameter in layer.named_parameters(recurse=False):
         if random is None or name == "bias":
             parameter.zero_()
         elif isinstance(layer, nn.LayerNorm):
             parameter.fill_(1)
         else:
-            # Into the parameter's own memory: an embedding is large.
+            # Drawn into the parameter's own memory, since an embedding is large.
             values = parameter.detach().numpy()
             random.standard_normal(dtype=np.float32, out=values)
             values *= np.float32(std)

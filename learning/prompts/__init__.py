@@ -1,7 +1,7 @@
 """Frozen language models that are steered by few trained values: prompts, P-tuning, prefixes, LoRA.
 
-This package knows backbones as configs and tensors, and texts as ids. Jobs, files, tokenizers and the network are
-others'. Everything is torch; nothing is imported with the package but its settings and counts.
+Except for `assembly`, this package knows backbones as configs and tensors, and texts as ids. Jobs, files, tokenizers
+and the network are left to others. Everything uses torch, but importing the package imports only settings and counts.
 """
 
 from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task

@@ -1,9 +1,10 @@
-"""From a prompted job's document, its tokenizer and its backbone to the module that members train.
+"""Builds the module that members train from a prompted job's document, its tokenizer and its backbone.
 
-The one place where the document's words (`tacit.prompt`) meet the module's (`learning.prompts`): neither knows the
-other. Guarantees: the same document, tokenizer and seed give the same module; the backbone's values are looked at where
-they lie, and however many modules of a process are built on one stored backbone, each device holds them once; a module
-takes every row that its encoder makes, which is found out before there is data.
+Only this module knows both the document's terms (`tacit.prompt`) and the module's (`learning.prompts`).
+
+Guarantees: the same document, tokenizer and seed give the same module. The backbone's values are used in place: however
+many modules of a process are built on one stored backbone, each device has them once. A module can take every row that
+its encoder makes, which is checked before there is data.
 """
 
 import threading
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["build_prompted", "injection_of", "prompted_values", "shared_backbone", "task_of"]
 
-# For as long as somebody has the stored one open: all rounds of a job, and all jobs on it.
+# Kept as long as the stored backbone is open: for all rounds of a job, and all jobs on it.
 _loaded: "weakref.WeakKeyDictionary[StoredBackbone, Backbone]" = weakref.WeakKeyDictionary()
 _loading = threading.Lock()
 
 
 def injection_of(model: prompt.PromptedModel) -> setting.Injection:
-    """What is trained, as `learning.prompts` has it."""
+    """The document's injection as a setting of `learning.prompts`."""
     match model.injection:
         case prompt.PromptTuning(tokens=tokens):
             return setting.PromptTuning(tokens)
@@ -42,35 +43,35 @@ def injection_of(model: prompt.PromptedModel) -> setting.Injection:
 
 
 def task_of(model: prompt.PromptedModel, labels: Sequence[str], encoder: ClozeEncoder) -> setting.Task:
-    """What is asked, with the label words as this tokenizer's ids.
+    """The document's task as a setting of `learning.prompts`, with label words as this tokenizer's ids.
 
     Raises:
-        ValueError: words that are not those of these labels.
-        VerbaliserInvalid: a word that is no single token where the mask stands.
+        ValueError: The words are not those of these labels.
+        VerbaliserInvalid: A word is not a single token at the mask.
     """
     words = model.label_words(labels)
     return setting.Head() if words is None else setting.Cloze(encoder.label_words(words))
 
 
 def prompted_values(model: prompt.PromptedModel, labels: int) -> int:
-    """How many values of the model are trained and travel. Nothing of that size is made.
+    """The number of values that are trained and sent. No tensor of that size is allocated.
 
     Raises:
-        ValueError: no bundle's model, or a config of which there cannot be one.
+        ValueError: The model is not from a bundle, or its config cannot make a backbone.
     """
     if model.config is None:
         raise ValueError("model.config: the model has a base and no config yet; make a job bundle of it")
-    # Of a cloze nothing is counted by its words.
+    # The count of a cloze does not depend on its words.
     cloze = isinstance(model.task, prompt.Cloze)
     task = setting.Cloze(((0,), (1,))) if cloze else setting.Head()
     return trained_values(library_config(checked_config(model.config)), injection_of(model), task, labels)
 
 
 def shared_backbone(stored: StoredBackbone) -> "Backbone":
-    """The one backbone that all modules on these values look at; its values are checked the first time.
+    """The backbone that all modules on these values share. Its values are checked the first time.
 
     Raises:
-        ValueError: a config or tensors that do not fit.
+        ValueError: The config or the tensors do not fit.
     """
     from learning.prompts.backbone import Backbone
 
@@ -88,19 +89,24 @@ def build_prompted(
     *,
     seed: int | None = 0,
 ) -> "PromptedModel":
-    """The job's module on the CPU, in evaluation mode.
+    """Builds the job's module on the CPU, in evaluation mode.
 
-    encoder: of this model and the job's tokenizer. seed: None: all that is trained is zero, to be loaded next.
+    Args:
+        model: The document's model.
+        labels: The job's labels.
+        encoder: The encoder of this model and the job's tokenizer.
+        backbone: The stored backbone.
+        seed: Seeds the trained values; with None they are all zero, to be loaded next.
 
     Raises:
-        ValueError: parts that do not fit together; which, and why.
+        ValueError: Parts do not fit together; the text says which and why.
     """
     from learning.prompts.model import PromptedModel
 
     task, loaded = task_of(model, labels, encoder), shared_backbone(backbone)
     if encoder.vocabulary_size > loaded.vocabulary_size:
         raise ValueError(
-            f"the tokenizer has ids up to {encoder.vocabulary_size - 1:,} and the backbone's table of words "
+            f"the tokenizer has ids up to {encoder.vocabulary_size - 1:,}, and the backbone's word embedding has "
             f"{loaded.vocabulary_size:,} rows; save both from one model"
         )
     module = PromptedModel(
@@ -116,7 +122,7 @@ def build_prompted(
     )
     if model.max_tokens > module.room:
         raise ValueError(
-            f"model.max_tokens: the backbone has room for {module.room} tokens of a text beside the prompt, fewer than "
-            f"max_tokens = {model.max_tokens}; lower it, or take a shorter prompt"
+            f"model.max_tokens: the backbone has room for {module.room} tokens of a text next to the prompt, fewer "
+            f"than max_tokens = {model.max_tokens}; lower it, or use a shorter prompt"
         )
     return module.eval()

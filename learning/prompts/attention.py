@@ -1,8 +1,8 @@
-"""The attention of frozen backbones: as the library's, with keys and values that may stand in front of the text's own.
+"""The attention of frozen backbones: the library's, with optional keys and values before the text's own.
 
-transformers calls whatever is registered under a config's name for attention; `ATTENTION` is ours. What it needs beside
-the call's own tensors lies with the module that calls, as its `attending`: nothing is shared between two models, so
-that two threads may train beside each other.
+transformers calls the attention that is registered under the name in a config; ours is `ATTENTION`. What it needs
+besides the call's tensors is stored on the calling module, as its `attending`. Two models share nothing, so two threads
+may train at the same time.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,13 @@ ATTENTION = "tacit-prompted"
 
 @dataclass(slots=True)
 class Attending:
-    """What one attention of one model works with.
+    """The state of one attention of one model.
 
-    keys, values: (B, heads, tokens, size), in front of the text's own during a forward pass; None: nothing stands
-    there. bias: (1, heads, S, tokens), what relative positions add to the scores of these keys.
+    Attributes:
+        dropout: Applied to the attention weights.
+        keys, values: (B, heads, tokens, size) Placed before the text's own during a forward pass; None if there are
+            none.
+        bias: (1, heads, S, tokens) Added by relative positions to the scores of these keys.
     """
 
     dropout: Dropout
@@ -34,7 +37,7 @@ class Attending:
 
 
 def register() -> None:
-    """Makes `ATTENTION` known to transformers. Doing it again changes nothing."""
+    """Registers `ATTENTION` with transformers. Calling it again changes nothing."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, _attend)
@@ -50,10 +53,15 @@ def _attend(
     position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled dot products (Vaswani et al. 2017) of query (B, heads, S, size) and key, value (B, heads, T, size).
+    """Scaled dot-product attention (Vaswani et al. 2017).
 
-    attention_mask: added to the scores, (B or 1, 1, S or 1, T); what stands in front is never masked. position_bias:
-    (1, heads, S, T), added as well.
+    Args:
+        module: The calling module, with its `attending`.
+        query: (B, heads, S, size).
+        key, value: (B, heads, T, size).
+        attention_mask: (B or 1, 1, S or 1, T) Added to the scores. A prefix is never masked.
+        scaling: Multiplies the query.
+        position_bias: (1, heads, S, T) Added to the scores as well.
     """
     here = cast(Attending, module.attending)
     if here.keys is not None and here.values is not None:

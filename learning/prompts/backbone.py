@@ -1,14 +1,14 @@
-"""A pretrained language model that stays as it is: its config, its values, and modules of the library made of both.
+"""A frozen pretrained language model: its config, its values, and the library's modules made from both.
 
-Guarantees: no value of a backbone is a parameter or a buffer of any module, so that manifests, optimisers, noise and
-clipping see none of them; none is ever written to, and any number of modules in a process look at the same memory, on
-each device that they are moved to (a network that computes in less than float32 is a copy, for as long); a config that
-is out of bounds, or a tensor that is missing, of another shape or not finite, is refused before anything is built.
+Guarantees: no value of a backbone is a parameter or a buffer of any module, so manifests, optimisers, noise and
+clipping see none of them. No value is ever written to, and all modules of a process share its memory on each device (a
+network that computes in less than float32 temporarily has a copy). A config out of bounds, or a tensor that is missing,
+not finite or of another shape, is refused before anything is built.
 
-Families: BERT (MiniLM is one), RoBERTa, DistilBERT and ELECTRA (its generator answers, its discriminator has no head),
-with or without their masked-language-model head, and T5, v1.0 (ReLU, one table for reading and answering) and v1.1
-(gated, two tables). A config's sizes are those of `learning.models.transformer`; ELECTRA's are BERT's, with vectors
-of tokens that may be narrower than its states; T5's are checked here. Names of tensors are the library's own, with or
+Families: BERT (including MiniLM), RoBERTa, DistilBERT and ELECTRA (its generator can answer; its discriminator has no
+head), with or without their masked-language-model head; and T5, v1.0 (ReLU, one table for reading and answering) and
+v1.1 (gated, two tables). The bounds of a config are those of `learning.models.transformer`. ELECTRA's are BERT's, but
+its token vectors may be narrower than its states. T5's are checked here. Tensor names are the library's own, with or
 without the model's prefix (bert., roberta., distilbert., electra.).
 """
 
@@ -40,10 +40,10 @@ __all__ = [
     "width_of",
 ]
 
-# What each encoder calls its sizes.
+# The names of each encoder's sizes.
 FAMILIES = {**ENCODERS, "electra": ENCODERS["bert"]}
 
-# As in `learning.models.transformer`: what a job may make a member build.
+# Limits on what a job may make a member build, as in `learning.models.transformer`.
 _MAX = {
     "d_model": 4096,
     "d_kv": 4096,
@@ -58,10 +58,10 @@ _MAX = {
 _MIN = {"decoder_start_token_id": 0, "relative_attention_num_buckets": 4}
 _MAX_VALUES = 1 << 30
 _FEED_FORWARD = ("relu", "gated-gelu")
-# `check_examples_apart` and short texts need so many positions beside the prompt.
+# Positions that `check_examples_apart` and short texts need in addition to the prompt.
 _MIN_ROOM = 16
 
-# The masked-language-model heads: what each of (dense, norm, word bias, own table) is called.
+# Names in the masked-language-model heads: (dense, norm, word bias).
 _HEADS = {
     "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
     "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
@@ -73,18 +73,19 @@ _T5_WORDS, _T5_ANSWERS = "shared.weight", "lm_head.weight"
 
 
 class BackboneInvalid(ValueError):
-    """A config or tensors that no backbone can be made of. The text says what is wrong and what to do."""
+    """The config or the tensors cannot make a backbone. The text says what is wrong and what to do."""
 
 
 class Backbone:
-    """One loaded backbone. Build as many modules on it as there are tasks.
+    """One loaded backbone, on which any number of modules can be built.
 
-    config: as the library's config.json has it; keys that say nothing of the computation are for the caller to leave
-    out. tensors: float32, by name; read-only memory maps will do, and are never copied on the CPU. Names that nothing
-    here needs (poolers, a tied table's second name) are left where they are.
+    Args:
+        config: As in the library's config.json, without keys that do not affect the computation.
+        tensors: float32, by name. They may be read-only memory maps, which are never copied on the CPU. Tensors that
+            are not needed (poolers, a tied table's second name) are ignored.
 
     Raises:
-        BackboneInvalid: a config or tensors that do not fit.
+        BackboneInvalid: The config or the tensors do not fit.
     """
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> None:
@@ -94,7 +95,7 @@ class Backbone:
         words = named.get(self.words_name)
         if words is None or words.ndim != 2:
             raise BackboneInvalid(
-                f"the backbone has no table of words, {self.words_name}; save it with its model again"
+                f"the backbone has no word embedding, {self.words_name}; save it with its model again"
             )
         self.vocabulary_size = len(words)
         known = tensor_shapes(self.config, self.vocabulary_size)
@@ -106,22 +107,22 @@ class Backbone:
 
     @property
     def words_name(self) -> str:
-        """What the table of words is called."""
+        """The name of the word embedding."""
         return _T5_WORDS if self.kind == "t5" else _WORDS
 
     @property
     def answers_name(self) -> str:
-        """The table whose rows a state is multiplied with to score words: the one that is read by, where it is tied."""
+        """The name of the table whose rows score words: the word embedding itself if it is tied."""
         return _T5_ANSWERS if _T5_ANSWERS in self._on["cpu"] and self.kind == "t5" else self.words_name
 
     @property
     def width(self) -> int:
-        """Values of a token's vector."""
+        """The width of a token's vector."""
         return width_of(self.config)
 
     @property
     def states_width(self) -> int:
-        """Values of a token's state, as layers pass it on."""
+        """The width of a token's state between layers."""
         return states_width_of(self.config)
 
     @property
@@ -130,7 +131,7 @@ class Backbone:
         return _HEADS[self.kind]
 
     def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
-        """The values on a device, by name; fetched there once."""
+        """The values on a device, by name; copied there once."""
         key = str(device)
         with self._lock:
             if key not in self._on:
@@ -142,18 +143,23 @@ class Backbone:
 
 
 def check_backbone(config: Mapping[str, Any], room: int = 0) -> dict[str, Any]:
-    """The config with every key that its model type has here; what is left out is as transformers has it.
+    """Checks a config and fills in missing keys with transformers' defaults.
 
-    room: positions that prompt and text need together, where positions are learned vectors.
+    Args:
+        config: The config.
+        room: Positions that prompt and text need together, if positions are learned vectors.
+
+    Returns:
+        The config with every key of its model type.
 
     Raises:
-        BackboneInvalid: another model type, a key that is unknown, or a value that is out of bounds.
+        BackboneInvalid: The model type is not supported, a key is unknown, or a value is out of bounds.
     """
     if config.get("model_type") == "t5":
         return _checked_t5(config)
     if config.get("model_type") not in FAMILIES:
         raise BackboneInvalid(
-            f"model_type {config.get('model_type')!r} is no backbone that is known here; take one of "
+            f"model_type {config.get('model_type')!r} is not a supported backbone; choose one of "
             f"{', '.join(sorted([*FAMILIES, 't5']))} (MiniLM is bert)"
         )
     sizes = {key: value for key, value in config.items() if key != "vocab_size"}
@@ -166,7 +172,7 @@ def check_backbone(config: Mapping[str, Any], room: int = 0) -> dict[str, Any]:
 
 
 def _checked_electra(sizes: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """Raises: BackboneInvalid, EncoderInvalid."""
+    """Checks an ELECTRA config. Raises BackboneInvalid or EncoderInvalid."""
     from transformers import AutoConfig
 
     known = FAMILIES["electra"].keys | {"embedding_size"}
@@ -196,8 +202,8 @@ def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_proj": "relu",
         "layer_norm_epsilon": 1e-6,
         "decoder_start_token_id": 0,
-        # v1.0 divides states by sqrt(d_model) before it scores words, v1.1 does not. Checkpoints from before
-        # transformers 5 say so by whether the tables are tied.
+        # v1.0 divides states by sqrt(d_model) before scoring words; v1.1 does not. Checkpoints from before transformers
+        # 5 express this by whether the tables are tied.
         "scale_decoder_outputs": config.get("tie_word_embeddings") is not False,
     }
     whole["num_decoder_layers"] = config.get("num_layers", whole["num_layers"])
@@ -209,12 +215,14 @@ def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
         value, least = whole[key], _MIN.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise BackboneInvalid(f"backbone: {key} = {value!r} must be a whole number from {least} to {most}")
-    # The decoder's half of the buckets are for single steps, the rest for what lies between these and the distance.
+    # Half of the decoder's buckets are for single steps, and the rest for larger distances up to the maximum.
     if whole["relative_attention_max_distance"] <= whole["relative_attention_num_buckets"] // 2:
-        raise BackboneInvalid("backbone: relative_attention_max_distance is too small for its number of buckets")
+        raise BackboneInvalid(
+            "backbone: relative_attention_max_distance is too small for its number of buckets; use the model's own"
+        )
     if whole["feed_forward_proj"] not in _FEED_FORWARD:
         raise BackboneInvalid(
-            f"backbone: feed_forward_proj = {whole['feed_forward_proj']!r} is not known; take one of "
+            f"backbone: feed_forward_proj = {whole['feed_forward_proj']!r} is not supported; choose one of "
             f"{', '.join(_FEED_FORWARD)}"
         )
     epsilon = whole["layer_norm_epsilon"]
@@ -225,7 +233,7 @@ def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = whole["num_heads"] * whole["d_kv"]
     layers = whole["num_layers"] + whole["num_decoder_layers"]
     if (values := layers * whole["d_model"] * (8 * inner + 3 * whole["d_ff"])) > 2 * _MAX_VALUES:
-        raise BackboneInvalid(f"backbone: its layers have some {values:,} values, too many; take a smaller")
+        raise BackboneInvalid(f"backbone: its layers have about {values:,} values, too many; choose a smaller one")
     return whole
 
 
@@ -234,10 +242,12 @@ def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Shapes of a backbone's tensors by name.
+    """The shapes of a backbone's tensors by name.
 
-    body: what every backbone has. head: what a cloze needs beside it; empty for T5, whose body has all. optional: an
-    own table for scoring words (T5 v1.1); where it is missing, the table of words is that too.
+    Attributes:
+        body: Tensors that every backbone has.
+        head: Tensors that a cloze needs in addition; empty for T5, whose body has them all.
+        optional: A separate table for scoring words (T5 v1.1). Without it, the word embedding scores them.
     """
 
     body: dict[str, tuple[int, ...]]
@@ -246,7 +256,7 @@ class Shapes:
 
 
 def tensor_shapes(config: Mapping[str, Any], vocabulary_size: int) -> Shapes:
-    """What `Backbone` needs, for a config as `check_backbone` gives it. Nothing of that size is made."""
+    """The tensors that `Backbone` needs, for a config from `check_backbone`. No tensor is allocated."""
     kind = config["model_type"]
     inside = {name: tuple(each.shape) for name, each in library_module(config).named_parameters()}
     if kind == "t5":
@@ -260,19 +270,20 @@ def tensor_shapes(config: Mapping[str, Any], vocabulary_size: int) -> Shapes:
 
 
 def width_of(config: Mapping[str, Any]) -> int:
-    """Values of a token's vector, for a config as `check_backbone` gives it."""
+    """The width of a token's vector, for a config from `check_backbone`."""
     return int(config.get("embedding_size", states_width_of(config)))
 
 
 def states_width_of(config: Mapping[str, Any]) -> int:
-    """Values of a token's state, for a config as `check_backbone` gives it: of ELECTRA alone another number."""
+    """The width of a token's state, for a config from `check_backbone`. Only ELECTRA's differs from `width_of`."""
     kind = config["model_type"]
     return int(config["d_model" if kind == "t5" else FAMILIES[kind].hidden])
 
 
 def library_module(config: Mapping[str, Any]) -> nn.Module:
-    """The library's module without tables of words, pooler and buffers, on the meta device, attending as `ATTENTION`
-    does. config: as `check_backbone` gives it.
+    """The library's module for a config from `check_backbone`, on the meta device and with our attention.
+
+    It has no word tables, no pooler and no buffers.
     """
     register()
     kind = config["model_type"]
@@ -286,7 +297,7 @@ def library_module(config: Mapping[str, Any]) -> nn.Module:
                 AutoConfig.for_model(**{**config, "vocab_size": 1, "pad_token_id": 0}), attn_implementation=ATTENTION
             )
         encoder.embeddings.word_embeddings = None
-        # Ready-made positions and types, of which each call is given its own.
+        # Ready-made positions and types; each call passes its own.
         for name, _ in list(encoder.embeddings.named_buffers(recurse=False)):
             delattr(encoder.embeddings, name)
         hollowed: nn.Module = encoder
@@ -302,7 +313,7 @@ def library_module(config: Mapping[str, Any]) -> nn.Module:
 
 
 def _plain_name(kind: str, name: str) -> str:
-    """Without the model's prefix; old checkpoints call a normalisation's weight and bias gamma and beta."""
+    """The name without the model's prefix. Old checkpoints call a normalisation's weight and bias gamma and beta."""
     plain = name.removeprefix(f"{kind}.")
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if plain.endswith(old):
@@ -316,50 +327,52 @@ def _checked_tensors(
     found = {}
     for name, shape in wanted.items():
         if name not in named:
-            raise BackboneInvalid(f"the backbone lacks the tensor {name}; are its tensors those of its config?")
+            raise BackboneInvalid(f"the backbone lacks the tensor {name}; use a config and tensors of one model")
         values = named[name]
         if values.shape != shape or values.dtype != np.float32:
             raise BackboneInvalid(
-                f"the backbone's {name} is {values.dtype} of shape {values.shape}, its config says float32 of {shape}"
+                f"the backbone's {name} is {values.dtype} of shape {values.shape}, and its config needs float32 of "
+                f"{shape}; use a config and tensors of one model"
             )
         if not np.isfinite(values).all():
-            raise BackboneInvalid(f"the backbone's {name} holds values that are not finite numbers; fetch it again")
+            raise BackboneInvalid(f"the backbone's {name} has values that are not finite; fetch it again")
         with warnings.catch_warnings():
-            # A map of a file cannot be written to, and nothing here does.
+            # A memory map cannot be written to, and nothing here writes.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             found[name] = torch.from_numpy(values)
     return found
 
 
-# ---- modules whose values lie elsewhere ------------------------------------------------------------------------
+# ---- modules that refer to a backbone's values -----------------------------------------------------------------
 
 
 class Frozen:
-    """Places in one model's modules where a backbone's values lie by reference."""
+    """The attributes of one model's modules that refer to a backbone's values."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._places: list[tuple[nn.Module, str, Callable[[Mapping[str, Tensor]], Tensor]]] = []
 
     def put(self, owner: nn.Module, attribute: str, fetch: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
-        """From now on `owner.attribute` is what `fetch` takes of the backbone's values."""
+        """Makes `owner.attribute` what `fetch` returns from the backbone's values, at every later binding."""
         owner._parameters.pop(attribute, None)
         self._places.append((owner, attribute, fetch))
 
     def bind(self, device: torch.device, kind: torch.dtype = torch.float32) -> None:
-        """Puts the values of this device into all places: the backbone's own memory, or copies of another kind, which
-        are gone with the next binding.
+        """Binds all attributes to the values on this device.
+
+        They use the backbone's own memory, or in another dtype copies, which the next binding drops.
         """
         values = self._backbone.on(device)
         for owner, attribute, fetch in self._places:
-            # No parameter and no buffer, but a plain attribute, where a layer finds it all the same.
+            # A plain attribute, neither parameter nor buffer; a layer finds it just the same.
             setattr(owner, attribute, fetch(values).to(kind))
 
 
 def hollow(frozen: Frozen, module: nn.Module, prefix: str = "") -> None:
-    """Takes every parameter out of the module; the backbone's value of its name, behind `prefix`, is in its place."""
+    """Replaces every parameter of the module by the backbone's value of the same name, after `prefix`."""
     for name, layer in module.named_modules():
         for attribute in [each for each, _ in layer.named_parameters(recurse=False)]:
             full = ".".join(filter(None, (prefix, name, attribute)))
-            # Bound now: the loop goes on.
+            # `full` is bound now, as the loop goes on.
             frozen.put(layer, attribute, lambda values, full=full: values[full])  # type: ignore[misc]

@@ -1,10 +1,10 @@
-"""What is trained: soft prompts, their encoders, prefixes and LoRA's matrices, in layers whose gradients DP-SGD knows.
+"""The trained values: soft prompts, their encoders, prefixes and LoRA's matrices, in layers that DP-SGD can clip.
 
-Guarantees: a prompt is looked up, and goes through its encoder, once for every example, `(B, tokens)` ids and never one
-row that is broadcast. So what goes into each layer and the gradient at what comes out have a row for every example,
-`learning.training.clipping` tells examples apart, and a batch is never clipped as if it were one of them, which is
-what happens, without a word, where one prompt is made and repeated. Where no gradient is asked for, one look-up serves
-all examples. The same seed gives the same weights; without one, every weight is zero.
+Guarantees: a prompt is looked up, and goes through its encoder, once for every example, with `(B, tokens)` ids and
+never one broadcast row. So each layer's input, and the gradient at its output, have a row for every example, and
+`learning.training.clipping` tells examples apart. If one prompt were made and repeated, a batch would silently be
+clipped as a single example. Without gradients, one look-up serves all examples. The same seed gives the same weights;
+without a seed, every weight is zero.
 """
 
 import math
@@ -25,7 +25,7 @@ Random = np.random.Generator
 
 
 class Prompt(nn.Module):
-    """`tokens` rows of so many values, made of trained vectors; `inner` are what is between the two, if anything."""
+    """`tokens` rows of values, which are trained vectors or, in a subclass, an encoder's output from them."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class Prompt(nn.Module):
         self.vectors = _embedding(tokens, width)
 
     def forward(self, batch: int) -> Tensor:
-        """(batch, tokens, values); one row for each example, with a graph of its own where gradients are asked for."""
+        """(batch, tokens, values): one row for each example, with its own graph if gradients are enabled."""
         rows = batch if torch.is_grad_enabled() else 1
-        # Repeated, not broadcast: an example's gradient is its own row's.
+        # Repeated, not broadcast, so an example's gradient is that of its own row.
         ids = torch.arange(self.tokens, device=self.vectors.weight.device).repeat(rows, 1)
         return self._encoded(self.vectors(ids)).expand(batch, -1, -1)
 
@@ -43,14 +43,14 @@ class Prompt(nn.Module):
         return vectors
 
     def start(self, random: Random, words: NDArray[np.float32] | None) -> None:
-        """Starting weights. words: vectors that a prompt may begin as, (tokens, width), or None."""
+        """Sets starting weights. `words` are vectors (tokens, width) from which a prompt may start, or None."""
         _fill(self.vectors.weight, random.standard_normal(tuple(self.vectors.weight.shape), dtype=np.float32))
         if words is not None:
             _fill(self.vectors.weight, words)
 
 
 class _MLPPrompt(Prompt):
-    """Through an MLP of three layers."""
+    """A prompt through an MLP of three layers."""
 
     def __init__(self, tokens: int, width: int, hidden: int) -> None:
         super().__init__(tokens, width)
@@ -67,7 +67,7 @@ class _MLPPrompt(Prompt):
 
 
 class _LSTMPrompt(Prompt):
-    """Through two layers of an LSTM in both directions, then an MLP of two layers (Liu et al. 2021, section 2.2)."""
+    """A prompt through a bidirectional LSTM of two layers and an MLP of two layers (Liu et al. 2021, section 2.2)."""
 
     def __init__(self, tokens: int, width: int, hidden: int) -> None:
         super().__init__(tokens, width)
@@ -90,7 +90,7 @@ class _LSTMPrompt(Prompt):
 
 
 class _MLPPrefix(Prompt):
-    """Through one hidden layer with tanh (Li and Liang 2021, section 4.3)."""
+    """A prefix through one hidden layer with tanh (Li and Liang 2021, section 4.3)."""
 
     def __init__(self, tokens: int, width: int, hidden: int, values: int) -> None:
         super().__init__(tokens, width)
@@ -106,9 +106,12 @@ class _MLPPrefix(Prompt):
 
 
 def prompt_for(injection: Injection, width: int, prefix_values: int) -> Prompt | None:
-    """The prompt of an injection, all its weights zero; None for LoRA, which has none.
+    """The prompt of an injection with all weights zero; None for LoRA, which has none.
 
-    width: of a token's vector. prefix_values: of a position's keys and values in all layers together.
+    Args:
+        injection: The injection.
+        width: The width of a token's vector.
+        prefix_values: The number of values in a position's keys and values, in all layers together.
     """
     match injection:
         case PromptTuning(tokens):
@@ -126,7 +129,7 @@ def prompt_for(injection: Injection, width: int, prefix_values: int) -> Prompt |
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and alpha / rank * up(down(x)) beside it (Hu et al. 2022). It begins as the frozen one."""
+    """A frozen linear layer plus alpha / rank * up(down(x)) (Hu et al. 2022). It starts equal to the frozen layer."""
 
     def __init__(self, frozen: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -135,13 +138,13 @@ class Adapted(nn.Module):
         self.frozen, self._scale = frozen, alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the frozen layer, (B, S, in) to (B, S, out), and in its precision; the matrices multiply in their own."""
+        """(B, S, in) to (B, S, out) in the frozen layer's precision; the trained matrices multiply in their own."""
         found: Tensor = self.frozen(x)
         change: Tensor = self._scale * self.up(self.down(x.to(self.down.weight.dtype)))
         return found + change.to(found.dtype)
 
     def start(self, random: Random) -> None:
-        """down uniform within 1 / sqrt(in), up zero."""
+        """Sets `down` uniform within 1 / sqrt(in); `up` stays zero."""
         _start_linear(self.down, random)
 
 
@@ -153,7 +156,7 @@ def _embedding(rows: int, width: int) -> nn.Embedding:
 
 
 def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    # On the meta device first: torch fills a layer from its global generator.
+    # On the meta device first, since torch would fill a layer from its global generator.
     with torch.device("meta"):
         layer = nn.Linear(inputs, outputs, bias=bias)
     layer = layer.to_empty(device="cpu")
@@ -163,7 +166,7 @@ def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 
 def _start_linear(layer: nn.Linear, random: Random) -> None:
-    """The matrix uniform within 1 / sqrt(in); the bias stays zero."""
+    """Sets the matrix uniform within 1 / sqrt(in); the bias stays zero."""
     _fill(layer.weight, _uniform(random, tuple(layer.weight.shape), layer.in_features))
 
 

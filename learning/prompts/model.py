@@ -1,22 +1,26 @@
-"""A frozen backbone that answers for a task, and the few values that are trained for it.
+"""A frozen backbone that performs a task, and the few values that are trained for it.
 
-Guarantees: `named_parameters` holds what is trained and travels (a prompt with its encoder, a prefix, LoRA's matrices,
-a head) and nothing of the backbone, which lies in memory once however many modules look at it, has no gradients, and
-lets them through; padding is never attended to; every dropout draws from the one source that `seed` or
-`draw_from` starts; no example sees another, also not by a row of positions, a prompt or a prefix that is broadcast.
+Guarantees:
 
-    encoders     [prompt] [CLS] text [SEP]      The prompt stands before everything, as in the paper ("in the head") and
+- `named_parameters` has what is trained and sent (a prompt with its encoder, a prefix, LoRA's matrices, a head) and
+  nothing of the backbone.
+- The backbone is in memory once, however many modules use it. It has no gradients, and lets them through.
+- Padding is never attended to.
+- Every dropout draws from the single source that `seed` or `draw_from` starts.
+- No example sees another, not even through a broadcast row of positions, prompt or prefix.
+
+    encoders     [prompt] [CLS] text [SEP]      The prompt comes before everything, as in the paper ("in the head") and
                                                 in Lester et al. 2021; positions count from its first vector.
-    T5           [prompt] text                  in front of the encoder's input; positions are relative.
+    T5           [prompt] text                  The prompt comes before the encoder's input; positions are relative.
 
-A cloze reads the state at the text's last mask. A text without one (made-up texts have none) is read at its last token:
-the place follows from the text alone, so that examples stay apart. Only that state goes through the vocabulary
-projection, and only the label words' rows of that exist here.
+A cloze reads the state at the text's last mask. A text without a mask (such as a probe text) is read at its last token.
+The position follows from the text alone, so examples stay apart. Only that state goes through the vocabulary
+projection, of which only the label words' rows exist here.
 
-T5 learnt to answer a text with <extra_id_0> in it with "<extra_id_0> word ...". So the decoder is given the start token
-and the sentinel, in one pass, and words are scored at its second position: at the first, where the library would begin
-to generate, it says <extra_id_0> whatever the text is. T5 reads no place, so that a text without a sentinel needs no
-rule.
+T5 was trained to answer a text that has <extra_id_0> with "<extra_id_0> word ...". So the decoder gets the start token
+and the sentinel in one pass, and words are scored at its second position. At the first, where the library would start
+to generate, it says <extra_id_0> whatever the text is. T5 reads no position of the text, so a text without a sentinel
+needs no rule.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,12 +44,12 @@ from tacit.method import ModelPart
 __all__ = ["LabelScores", "PromptedModel"]
 
 _KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# [CLS], a token, [SEP]: what the shortest text has.
+# The shortest text: [CLS], a token, [SEP].
 _MIN_TOKENS = 3
 
 
 class LabelScores(nn.Module):
-    """Scores of words (B, words) to logits of labels (B, labels), as `Cloze` says."""
+    """Turns scores of words (B, words) into logits of labels (B, labels), as `Cloze` defines."""
 
     def __init__(self, task: Cloze) -> None:
         super().__init__()
@@ -58,7 +62,7 @@ class LabelScores(nn.Module):
         for words in task.label_words:
             surplus = most - len(words)
             self._at.append([*range(first, first + len(words)), *[first] * surplus])
-            # A number so low that it adds nothing: minus infinity has no gradient.
+            # Low enough to add nothing; minus infinity would have no gradient.
             self._weights.append([-float(np.log(len(words)))] * len(words) + [-1e30] * surplus)
             first += len(words)
 
@@ -71,16 +75,24 @@ class LabelScores(nn.Module):
 
 
 class PromptedModel(TextClassifier):
-    """ids (B, S) to logits (B, labels), S at most `room`.
+    """Maps ids (B, S) to logits (B, labels), with S at most `room`.
 
-    pad_id: the padding's id. mask_id: what stands where a word is asked for; None with `Head`. separator_id: what ends
-    the first of two texts, where rows are pairs and nothing else tells them apart: of a family with two types of tokens
-    or more, those behind the first separator are of the second type. seed: of the values that
-    are trained; None: all zero, for values that are loaded next. dropout: of all of the backbone's dropouts, and the
-    head's. With a seed a prompt begins as rows of the table of words, LoRA as no change, a head as N(0, 0.02).
+    With a seed, a prompt starts as rows of the word embedding, LoRA as no change, and a head as N(0, 0.02).
+
+    Args:
+        backbone: The frozen model.
+        injection: What is trained before or inside the backbone.
+        task: What the model answers.
+        labels: The number of labels.
+        pad_id: The id of padding.
+        mask_id: The id at which a word is scored; None with `Head`.
+        seed: Seeds the trained values; with None they are all zero, to be loaded next.
+        dropout: The rate of the backbone's dropouts and the head's.
+        separator_id: The id that ends the first text of a pair, if nothing else tells the two apart. In a family with
+            several token types, tokens after the first separator get the second type.
 
     Raises:
-        BackboneInvalid: a backbone that cannot do the task, words outside its vocabulary, no room for a prompt.
+        BackboneInvalid: The backbone cannot do the task, a word is outside its vocabulary, or the prompt does not fit.
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"prompt": "encoder", "lora": "encoder", "output": "head"}
@@ -102,7 +114,7 @@ class PromptedModel(TextClassifier):
         self.pad_id, self.min_tokens, self.labels = pad_id, _MIN_TOKENS, labels
         self.mask_id, self.separator_id = mask_id, separator_id
         self.backbone, self._device, self._kind = backbone, torch.device("cpu"), torch.float32
-        # Of the network, which may compute in less than float32, and of the tables of words beside it, which do not.
+        # The network may compute in less than float32. The word tables outside it do not.
         self._network, self._tables = Frozen(backbone), Frozen(backbone)
         self.dropout = EncoderDropout(dropout)
         with torch.device("meta"):
@@ -113,7 +125,7 @@ class PromptedModel(TextClassifier):
         self.room = _room(reader, injection)
         layers, heads, size = prefix_shape(backbone.config)
         self._prefix = (layers, 2, heads, size) if isinstance(injection, PrefixTuning) else None
-        # Trained parts are registered before the layers they lie in: the first name that leads to a parameter counts.
+        # Trained parts are registered before the layers that contain them: a parameter's first name counts.
         if (prompt := prompt_for(injection, backbone.width, layers * 2 * heads * size)) is not None:
             self.prompt: Prompt = prompt
         if isinstance(injection, LoRA):
@@ -139,28 +151,27 @@ class PromptedModel(TextClassifier):
     # ---- from ids to logits ----------------------------------------------------------------------------------
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, labels) for ids (B, S), `min_tokens` <= S <= `room`."""
+        """Logits (B, labels) for ids (B, S) with `min_tokens` <= S <= `room`."""
         return self.answer(ids, self.prompt_values(ids.shape[0]))
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
-        """As `TextClassifier` has it. Without ids no mask is known: a cloze reads the last token."""
+        """As in `TextClassifier`. Without ids no mask is known, so a cloze reads the last token."""
         at = torch.arange(seen.shape[1], device=seen.device)
         place = torch.where(seen, at, 0).amax(dim=1)
         return self._logits(self._features(vectors, seen, place, self.prompt_values(seen.shape[0])))
 
     def prompt_values(self, batch: int) -> Tensor | None:
-        """What the prompt is, (batch, tokens, values): vectors, or a prefix's keys and values; None where there is
-        none.
-        """
+        """The prompt, (batch, tokens, values): vectors, or a prefix's keys and values; None if there is none."""
         return self.prompt(batch) if "prompt" in self._modules else None
 
     def answer(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
-        """Logits as if the prompt were this one."""
+        """Logits (B, labels) with the given prompt."""
         return self._logits(self.features(ids, prompt))
 
     def features(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
-        """(B, width): what the label words' rows are multiplied with; under a head (B, width of states), but for its
-        dropout.
+        """(B, width) The vectors by which the label words' rows are multiplied.
+
+        With a head: (B, width of states), before the head's dropout.
         """
         seen = ids != self.pad_id
         at = torch.arange(ids.shape[1], device=ids.device)
@@ -170,14 +181,17 @@ class PromptedModel(TextClassifier):
             place = torch.where(masks < 0, place, masks)
         types = None
         if self.separator_id is not None:
-            # Separators before a token: none in the first text, whose own is of it too; one in the second.
+            # Counts separators before a token: none in the first text and at its own separator, then one.
             ends = (ids == self.separator_id).to(torch.int64)
             types = (ends.cumsum(dim=1) - ends).clamp(max=1)
         return self._features(self.embedding(ids), seen, place, prompt, types)
 
     def readout(self) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, ...]]:
-        """What `features` are multiplied with, (words, width), what is added, (words,), and how many of these words
-        each label has; a head has one row a label. Copies.
+        """Copies of the last layer, which turns `features` into scores.
+
+        Returns:
+            Rows (words, width), a bias (words,), and how many of these words each label has. A head has one row a
+            label.
         """
         if "words" not in self._modules:
             weight, bias = (
@@ -194,10 +208,10 @@ class PromptedModel(TextClassifier):
         self, vectors: Tensor, seen: Tensor, place: Tensor, prompt: Tensor | None, types: Tensor | None = None
     ) -> Tensor:
         if seen.shape[1] > self.room:
-            raise ValueError(f"a text has {seen.shape[1]} tokens where the prompt leaves {self.room}; cut texts sooner")
+            raise ValueError(f"a text has {seen.shape[1]} tokens, and the prompt leaves {self.room}; cut texts shorter")
         ahead, visible = 0, seen
         if prompt is not None and self._prefix is None:
-            # Of this prompt: an exported backbone takes prompts of any length.
+            # The length of this prompt: an exported backbone takes prompts of any length.
             ahead = prompt.shape[1]
             vectors = torch.cat([prompt, vectors], dim=1)
             visible = torch.cat([seen.new_ones(prompt.shape[:2]), seen], dim=1)
@@ -209,11 +223,11 @@ class PromptedModel(TextClassifier):
             states = self._reader.states(vectors.to(self._kind), visible, types)
         finally:
             clear_prefix(self._reader.attentions)
-        # What stands where padding is would be read of a text without any token: it depends on how much there is.
+        # A text without tokens would otherwise read states at padding, which depend on the amount of padding.
         states = states.masked_fill(~visible[:, :, None], 0)
         if isinstance(self._reader, T5Reader):
             begun = torch.tensor([self.backbone.config["decoder_start_token_id"], self.mask_id], device=seen.device)
-            # Repeated, not broadcast: LoRA's matrices lie in the decoder, too.
+            # Repeated, not broadcast, since LoRA's matrices are in the decoder too.
             vectors = self.embedding(begun.repeat(seen.shape[0], 1)).to(self._kind)
             return self.words.transformed(self._reader.answer(states, visible, vectors).to(torch.float32))
         states = states[:, ahead:].to(torch.float32)
@@ -226,25 +240,26 @@ class PromptedModel(TextClassifier):
             return cast(Tensor, self.scores(self.words.scored(features)))
         return cast(Tensor, self.output(self.dropout(features)))
 
-    # ---- what a module is asked for --------------------------------------------------------------------------
+    # ---- what training needs ---------------------------------------------------------------------------------
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Leaves everything as it is: the table of words is frozen, and other models look at the same memory.
+        """Changes nothing: the word embedding is frozen, and other models use the same memory.
 
         Raises:
-            ValueError: an id outside the vocabulary.
+            ValueError: An id is outside the vocabulary.
         """
         if ids.size and not 0 <= ids.min() <= ids.max() < self.embedding.num_embeddings:
             raise ValueError(
-                f"ids outside the backbone's {self.embedding.num_embeddings} words; is it the job's tokenizer?"
+                f"ids are outside the backbone's {self.embedding.num_embeddings} words; use the job's tokenizer"
             )
         yield ids
 
     @contextmanager
     def computing_in(self, precision: Precision) -> Iterator[None]:
-        """The frozen network computes in this meanwhile. What is trained, what it is multiplied with at the end, and
-        every gradient of it stay float32.
+        """Inside the context, the frozen network computes in this precision.
+
+        Trained values, the last layer's rows and all gradients of trained values stay float32.
         """
         self._kind = _KINDS[precision]
         self._network.bind(self._device, self._kind)
@@ -255,7 +270,7 @@ class PromptedModel(TextClassifier):
             self._network.bind(self._device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`to` and its like: parameters move, and the backbone's values of that device take the others' places."""
+        """Moves parameters, as for `to`, and binds the backbone's values on the new device."""
         super()._apply(fn, recurse)
         device = next(self.parameters()).device
         if device != self._device:
@@ -288,37 +303,37 @@ class PromptedModel(TextClassifier):
 def _check_task(backbone: Backbone, task: Task, labels: int, mask_id: int | None) -> None:
     if isinstance(task, Head):
         if backbone.kind == "t5":
-            raise BackboneInvalid("a classification head sits on an encoder; give T5 a cloze")
+            raise BackboneInvalid("a classification head needs an encoder; use a cloze with T5")
         return
     if not backbone.has_words_head:
         raise BackboneInvalid(
-            "the backbone has no head for masked words, which a cloze asks; take one that was saved with it (such as "
+            "the backbone has no head for masked words, which a cloze needs; use one that was saved with it (such as "
             "BertForMaskedLM), or a classification head"
         )
     if mask_id is None or not 0 <= mask_id < backbone.vocabulary_size:
         raise BackboneInvalid(
-            f"the mask's id is {mask_id}, no row of the backbone's {backbone.vocabulary_size} words; is it the job's "
-            "tokenizer?"
+            f"the mask's id is {mask_id}, which is not one of the backbone's {backbone.vocabulary_size} rows; use the "
+            "job's tokenizer"
         )
     if len(task.label_words) != labels:
-        raise BackboneInvalid(f"there are words for {len(task.label_words)} labels, and {labels} labels")
+        raise BackboneInvalid(f"there are words for {len(task.label_words)} labels, and {labels} labels; match them")
     if (largest := max(word for words in task.label_words for word in words)) >= backbone.vocabulary_size:
         raise BackboneInvalid(
-            f"label word {largest} is no row of the backbone's {backbone.vocabulary_size} words; is it the job's "
-            "tokenizer?"
+            f"label word {largest} is not one of the backbone's {backbone.vocabulary_size} rows; use the job's "
+            "tokenizer"
         )
 
 
 def _room(reader: EncoderReader | T5Reader, injection: Injection) -> int:
-    """How many tokens of text fit beside the prompt."""
+    """How many tokens of text fit next to the prompt."""
     if isinstance(reader, T5Reader):
-        # Relative positions have no end; memory has.
+        # Relative positions have no limit, but memory has.
         return 1 << 16
     room = reader.room - prompt_positions(injection)
-    # The texts that `check_examples_apart` makes up have seven.
+    # The probe texts of `check_examples_apart` have seven tokens.
     if room < _MIN_TOKENS + 4:
         raise BackboneInvalid(
             f"a prompt of {prompt_positions(injection)} tokens leaves {room} of the backbone's {reader.room} positions "
-            "to a text; take fewer"
+            "to a text; use a shorter prompt"
         )
     return room

@@ -1,11 +1,11 @@
-"""How each family reads vectors: the library's layers over a backbone's frozen values.
+"""Reads vectors with each family's layers, which are the library's over a backbone's frozen values.
 
     EncoderReader    BERT, RoBERTa, DistilBERT, ELECTRA: vectors to states
     T5Reader         vectors through the encoder; the decoder answers in one pass, from [start, sentinel]
     WordScores       the head that turns a state into words' scores
 
-Guarantees: padding is never attended to, what stands in front of the text always is; every dropout is the one that is
-handed in; positions have a row for each example.
+Guarantees: padding is never attended to, and what comes before the text always is. Every dropout is the one that the
+caller passes in. Positions have a row for each example.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,32 +21,37 @@ from learning.prompts.backbone import FAMILIES, Backbone, Frozen, hollow, librar
 
 __all__ = ["EncoderReader", "Reader", "T5Reader", "WordScores", "clear_prefix", "prefix_shape", "reader_for"]
 
-# Where LoRA's matrices go: (a name of the place, the module that calls the layer, the layer's name there).
+# A place for LoRA's matrices: (its name, the module that calls the layer, the layer's name there).
 Place = tuple[str, nn.Module, str]
 
 
 class Reader(Protocol):
     """What `learning.prompts.model` knows of a family."""
 
-    # The library's layers, without values of their own.
+    # The library's layers, without their own values.
     layers: nn.Module
-    # Attentions that a prefix stands in front of, one a layer, and the matrices that LoRA adapts.
+    # The attentions that take a prefix, one a layer, and the matrices that LoRA adapts.
     attentions: Sequence[nn.Module]
     adapted: Sequence[Place]
 
     def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
-        """(B, T, width of states) for vectors (B, T, width); `visible` (B, T) is false where padding is. types: (B, T),
-        of which of two texts a token is; None: there is one. A family that does not know types reads no matter which.
+        """Turns vectors (B, T, width) into states (B, T, width of states).
+
+        Args:
+            vectors: (B, T, width).
+            visible: (B, T) False at padding.
+            types: (B, T) The number of a token's text in a pair; None if there is one text. Families without types
+                ignore it.
         """
 
     def place_prefix(self, prefix: Tensor, length: int) -> None:
-        """Puts keys and values in front of every layer's: (B, tokens, layers, 2, heads, size), for texts of `length`
+        """Puts keys and values (B, tokens, layers, 2, heads, size) before every layer's own, for texts of `length`
         positions.
         """
 
 
 def prefix_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """(layers, heads, size of a head) of what reads the text, for a checked config."""
+    """(layers, heads, size of a head) of the layers that read the text, for a checked config."""
     if config["model_type"] == "t5":
         return config["num_layers"], config["num_heads"], config["d_kv"]
     family = FAMILIES[config["model_type"]]
@@ -54,7 +59,7 @@ def prefix_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def reader_for(backbone: Backbone, frozen: Frozen, dropout: Dropout) -> "EncoderReader | T5Reader":
-    """The family's reader, its layers hollow; `frozen` knows what belongs into them."""
+    """The family's reader, whose layers refer to the values in `frozen`."""
     layers = library_module(backbone.config)
     hollow(frozen, layers)
     _replace_dropouts(layers, dropout)
@@ -68,7 +73,7 @@ class EncoderReader:
         family = FAMILIES[config["model_type"]]
         self.layers = layers
         self._has_types = family.types is not None
-        # RoBERTa was trained on the first type alone, however many its table has rows for.
+        # RoBERTa was trained with the first type alone, however many rows its table has.
         self._tells_apart = config["model_type"] != "roberta" and config.get("type_vocab_size", 1) > 1
         self._first_position = 0 if family.padding is None else int(config[family.padding]) + 1
         self.room: int = config["max_position_embeddings"] - self._first_position
@@ -87,9 +92,9 @@ class EncoderReader:
             attention.attending = Attending(dropout)
 
     def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
-        """As `Reader` has it."""
+        """As in `Reader`."""
         batch, length = visible.shape
-        # Repeated, not broadcast: a row for each example.
+        # Repeated, not broadcast, for a row for each example.
         positions = torch.arange(length, device=visible.device).add(self._first_position).repeat(batch, 1)
         if types is None or not self._tells_apart:
             types = torch.zeros_like(positions)
@@ -99,15 +104,15 @@ class EncoderReader:
         return cast(Tensor, found.last_hidden_state)
 
     def place_prefix(self, prefix: Tensor, length: int) -> None:
-        """As `Reader` has it. A prefix has no positions of its own."""
+        """As in `Reader`. A prefix has no positions of its own."""
         _place(self.attentions, prefix)
 
 
 class T5Reader:
     """T5's encoder, and its decoder for one answer.
 
-    A prefix stands in the encoder only, where the text is: the decoder has two positions here. Its keys lie before the
-    text's first, as relative positions go.
+    A prefix goes into the encoder only, where the text is: the decoder has just two positions here. In relative
+    positions, its keys come before the text's first.
     """
 
     def __init__(self, layers: nn.Module, config: Mapping[str, Any], dropout: Dropout) -> None:
@@ -128,15 +133,19 @@ class T5Reader:
         self.adapted: Sequence[Place] = places
 
     def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
-        """As `Reader` has it."""
+        """As in `Reader`."""
         found = self._tree.encoder(
             inputs_embeds=vectors, attention_mask=_additive(visible, vectors.dtype), use_cache=False
         )
         return cast(Tensor, found.last_hidden_state)
 
     def answer(self, states: Tensor, visible: Tensor, begun: Tensor) -> Tensor:
-        """The decoder's last state (B, width) when its inputs' vectors are `begun` (B, T, width), for the encoder's
-        states (B, S, width), of which `visible` (B, S) are attended to.
+        """The decoder's last state (B, width).
+
+        Args:
+            states: (B, S, width) The encoder's states.
+            visible: (B, S) The states that are attended to.
+            begun: (B, T, width) The decoder's input vectors.
         """
         size = begun.shape[1]
         onward = torch.ones(size, size, dtype=torch.bool, device=begun.device).tril()[None]
@@ -152,7 +161,7 @@ class T5Reader:
         return cast(Tensor, found.last_hidden_state[:, -1])
 
     def place_prefix(self, prefix: Tensor, length: int) -> None:
-        """As `Reader` has it."""
+        """As in `Reader`."""
         tokens = prefix.shape[1]
         first: Any = self.attentions[0]
         # Only the first layer has a table of positions; all use it.
@@ -161,8 +170,9 @@ class T5Reader:
 
 
 class WordScores(nn.Module):
-    """States at the mask (B, width of states) to scores of chosen words (B, words): the library's head for masked
-    words, its last matrix cut down to the words' rows before anything is multiplied. For T5 the rows alone.
+    """Turns states at the mask (B, width of states) into scores of chosen words (B, words).
+
+    It is the library's head for masked words, with only the words' rows of its last matrix; for T5, the rows alone.
     """
 
     def __init__(self, backbone: Backbone, frozen: Frozen, words: Sequence[int]) -> None:
@@ -185,23 +195,23 @@ class WordScores(nn.Module):
         family = FAMILIES[backbone.kind]
         with torch.device("meta"):
             self.dense = nn.Linear(backbone.states_width, width)
-            # What the library's DistilBERT has as a number, the others as a key.
+            # A constant in the library's DistilBERT, and a config key in the others.
             self.norm = nn.LayerNorm(width, eps=config[family.epsilon] if family.epsilon else 1e-12)
         hollow(frozen, self.dense, dense)
         hollow(frozen, self.norm, norm)
         frozen.put(self, "bias", lambda values: values[bias][rows.to(values[bias].device)])
-        # RoBERTa's and ELECTRA's heads have a GELU whatever their layers have.
+        # RoBERTa's and ELECTRA's heads always have a GELU, whatever their layers have.
         always = backbone.kind in ("roberta", "electra")
         self.activation: nn.Module = ACT2FN["gelu" if always else config[family.activation]]
 
     def transformed(self, states: Tensor) -> Tensor:
-        """(B, width): what the words' rows are multiplied with."""
+        """(B, width) The vectors by which the words' rows are multiplied."""
         if self._transformed:
             return cast(Tensor, self.norm(self.activation(self.dense(states))))
         return states / self._divide
 
     def scored(self, transformed: Tensor) -> Tensor:
-        """Scores (B, words) of what `transformed` gave, in the order of the words."""
+        """Scores (B, words) from the result of `transformed`, in the order of the words."""
         return functional.linear(transformed, self.rows, self.bias)
 
 
@@ -213,14 +223,14 @@ def _place(attentions: Sequence[nn.Module], prefix: Tensor, bias: Tensor | None 
 
 
 def clear_prefix(attentions: Sequence[nn.Module]) -> None:
-    """Nothing stands in front any more, and no graph is held."""
+    """Removes the prefix from all attentions, and with it their hold on a graph."""
     for attention in attentions:
         here = cast(Attending, attention.attending)
         here.keys = here.values = here.bias = None
 
 
 def _additive(visible: Tensor, kind: torch.dtype) -> Tensor:
-    """(B, 1, 1, T) to be added to scores. Not -inf: of a text without any token there would be no number left."""
+    """(B, 1, 1, T) A mask to add to scores. It is not -inf, which would give nan for a text without tokens."""
     return torch.zeros_like(visible, dtype=kind).masked_fill(~visible, torch.finfo(kind).min)[:, None, None, :]
 
 

@@ -1,15 +1,15 @@
-"""What is trained in front of, or inside, a frozen backbone, and what it answers: sizes, checked once, here.
+"""Settings of what is trained before or inside a frozen backbone, and of its task; sizes are checked here once.
 
-Injections (tokens: how many positions the prompt has):
+Injections (`tokens` is the number of the prompt's positions):
 
-    PromptTuning    rows of vectors in front of the text (Lester et al. 2021)
-    PTuning         such rows made by an encoder, an MLP or a bidirectional LSTM, that is trained with them (Liu et al.
-                    2021, "GPT understands, too")
-    PrefixTuning    keys and values in front of those of every layer (Li and Liang 2021), themselves trained, or made by
-                    an MLP with a hidden layer
-    LoRA            a product of two thin matrices beside every query and value matrix (Hu et al. 2022)
+    PromptTuning    vectors before the text (Lester et al. 2021)
+    PTuning         such vectors, made by an encoder (an MLP or a bidirectional LSTM) that is trained with them (Liu et
+                    al. 2021, "GPT understands, too")
+    PrefixTuning    keys and values before those of every layer (Li and Liang 2021), trained directly or made by an MLP
+                    with a hidden layer
+    LoRA            a product of two thin matrices added to every query and value matrix (Hu et al. 2022)
 
-Tasks: `Cloze` asks the language model for the word at the mask, `Head` puts a linear layer over the mean of the text.
+Tasks: `Cloze` asks the language model for the word at the mask. `Head` puts a linear layer on the mean of the text.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from typing import Literal
 
 __all__ = ["Cloze", "Head", "Injection", "LoRA", "PTuning", "PrefixTuning", "PromptTuning", "Task", "prompt_positions"]
 
-# Whoever writes a job chooses these numbers: they bound what a member builds of it.
+# Limits on a job's numbers, which bound the model that a member builds.
 _MAX_TOKENS, _MAX_HIDDEN, _MAX_RANK, _MAX_WORDS = 512, 8192, 1024, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTuning:
-    """`tokens` trained vectors in front of the text."""
+    """`tokens` trained vectors before the text."""
 
     tokens: int = 20
 
@@ -33,7 +33,7 @@ class PromptTuning:
 
 @dataclass(frozen=True, slots=True)
 class PTuning:
-    """`tokens` vectors in front of the text, made by an encoder with layers of `hidden` values."""
+    """`tokens` vectors before the text, made by an encoder with layers of `hidden` values."""
 
     tokens: int
     encoder: Literal["mlp", "lstm"]
@@ -43,12 +43,12 @@ class PTuning:
         _between("tokens", self.tokens, 1, _MAX_TOKENS)
         _between("hidden", self.hidden, 1, _MAX_HIDDEN)
         if self.encoder not in ("mlp", "lstm"):
-            raise ValueError(f"the encoder of p-tuning is mlp or lstm, not {self.encoder!r}")
+            raise ValueError(f"the encoder of p-tuning must be mlp or lstm, got {self.encoder!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTuning:
-    """`tokens` keys and values for each layer; made by an MLP with `hidden` values, or trained as they are (None)."""
+    """`tokens` keys and values for each layer, made by an MLP with `hidden` values, or with None trained directly."""
 
     tokens: int
     hidden: int | None = None
@@ -61,7 +61,7 @@ class PrefixTuning:
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """alpha / rank * up(down(x)) added to what each query and value matrix makes of x."""
+    """alpha / rank * up(down(x)), added to the output of each query and value matrix for x."""
 
     rank: int
     alpha: float
@@ -69,7 +69,7 @@ class LoRA:
     def __post_init__(self) -> None:
         _between("rank", self.rank, 1, _MAX_RANK)
         if not 0 < self.alpha <= 1e6:
-            raise ValueError(f"alpha of LoRA must be above 0 and at most 1e6, is {self.alpha}; 2 * rank is usual")
+            raise ValueError(f"alpha of LoRA must be above 0 and at most 1e6, got {self.alpha}; 2 * rank is usual")
 
 
 Injection = PromptTuning | PTuning | PrefixTuning | LoRA
@@ -77,10 +77,13 @@ Injection = PromptTuning | PTuning | PrefixTuning | LoRA
 
 @dataclass(frozen=True, slots=True)
 class Cloze:
-    """label_words: for each label, in the job's order, the ids of one or several words, each a single token.
+    """Asks for the word at the mask.
 
-    A label's score is log(mean over its words of exp(score of the word)): its probability is the mean of its words',
-    so that a label gains nothing by having more of them.
+    A label's score is log(mean over its words of exp(score of the word)). So its probability is the mean of its words'
+    probabilities, and a label gains nothing by having more words.
+
+    Attributes:
+        label_words: For each label, in the job's order, the ids of one or more words, each a single token.
     """
 
     label_words: tuple[tuple[int, ...], ...]
@@ -88,28 +91,28 @@ class Cloze:
     def __post_init__(self) -> None:
         words = [word for each in self.label_words for word in each]
         if len(self.label_words) < 2 or not all(self.label_words):
-            raise ValueError("a cloze needs two labels or more, each with one word or more")
+            raise ValueError("a cloze needs at least two labels, each with at least one word")
         if len(words) > _MAX_WORDS:
-            raise ValueError(f"a cloze has at most {_MAX_WORDS} label words, not {len(words)}")
+            raise ValueError(f"a cloze has at most {_MAX_WORDS} label words, got {len(words)}")
         if len(set(words)) != len(words):
-            raise ValueError("a label word stands twice; give it to one label, once")
+            raise ValueError("a label word occurs twice; give it to one label, once")
         if min(words) < 0:
-            raise ValueError("a label word's id is a row of the vocabulary, never below 0")
+            raise ValueError("the id of a label word must be a row of the vocabulary, never below 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A trained linear layer over the mean of the text's states. For encoders."""
+    """A trained linear layer on the mean of the text's states. For encoders."""
 
 
 Task = Cloze | Head
 
 
 def prompt_positions(injection: Injection) -> int:
-    """How many positions of the backbone the injection takes from the text."""
+    """The number of the backbone's positions that the injection takes from the text."""
     return injection.tokens if isinstance(injection, PromptTuning | PTuning) else 0
 
 
 def _between(what: str, value: int, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{what} must be a whole number from {least} to {most}, is {value!r}")
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, got {value!r}")

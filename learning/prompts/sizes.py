@@ -1,18 +1,18 @@
-"""How many values an injection trains and sends, from a backbone's config alone.
+"""Counts the values that an injection trains and sends, from a backbone's config alone.
 
-Against Table II and Table VI of FedPrompt (base models, width 768, 20 tokens):
+Compared with Table II and Table VI of FedPrompt (base models, width 768, 20 tokens):
 
-    prompt tuning   20 * 768 = 15,360 (0.015 M), for all three. The paper has 0.015 M for T5 and 0.016 M for BERT and
-                    RoBERTa, which is 21 rows (16,128); a 21st row that no position uses, such as a reserved first one,
+    prompt tuning   20 * 768 = 15,360 (0.015 M) for all three. The paper has 0.015 M for T5, and 0.016 M for BERT and
+                    RoBERTa, which is 21 rows (16,128). A 21st row that no position uses, such as a reserved first one,
                     would be noised and sent for nothing, so there is none here.
     P-tuning        an LSTM of two layers in both directions, as wide as the vectors, and an MLP: 25,391,616 here. The
-                    paper's 25.420 M is that, 12,288 second biases of torch's LSTM (the same gradient twice, so they are
-                    left out) and the 21 rows of prompt tuning.
-    prefix tuning   T5's encoder, 5 tokens, a hidden layer of 512: 9,853,184, the paper's 9.853 M to the digit. Trained
-                    without that MLP, 5 tokens are 92,160 values.
+                    paper's 25.420 M adds 12,288 second biases of torch's LSTM (which get the same gradient, so they
+                    are left out) and the 21 rows of prompt tuning.
+    prefix tuning   T5's encoder, 5 tokens, a hidden layer of 512: 9,853,184, which is the paper's 9.853 M to the digit.
+                    Without that MLP, 5 tokens are 92,160 values.
 
-What P-tuning and prefix tuning send is mostly the encoder, which makes the same few vectors for every text; once the
-training is over, the vectors alone are what is needed (`PromptedModel.prompt_values`).
+P-tuning and prefix tuning send mostly the encoder, which makes the same few vectors for every text. After training,
+only the vectors are needed (`PromptedModel.prompt_values`).
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ __all__ = ["trained_values"]
 
 
 def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, labels: int) -> int:
-    """How many values are trained and travel. Nothing of the backbone's size is made.
+    """The number of values that are trained and sent. No tensor of the backbone's size is allocated.
 
     Raises:
-        BackboneInvalid: a config that no backbone can be made of.
+        BackboneInvalid: The config cannot make a backbone.
     """
-    # Torch is loaded with it.
+    # These imports load torch.
     from learning.prompts.backbone import check_backbone, states_width_of, width_of
     from learning.prompts.reading import prefix_shape
 
@@ -54,7 +54,7 @@ def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, 
             attentions = layers + (2 * whole["num_decoder_layers"] if whole["model_type"] == "t5" else 0)
             return head + attentions * 2 * rank * (states + heads * size)
         case _:
-            raise TypeError(f"{injection!r} is no injection")
+            raise TypeError(f"{injection!r} is not an injection")
 
 
 def _linear(inputs: int, outputs: int) -> int:

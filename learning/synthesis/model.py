@@ -1,24 +1,25 @@
 """The recurrent variational autoencoder (Bowman et al. 2016, "Generating sentences from a continuous space").
 
-    encoder     words and label through an LSTM; two linear layers of its last state: mean and log variance of z
-    z           mean + deviation * noise (Kingma and Welling 2014)
+    encoder     words and label through an LSTM; two linear layers turn its last state into mean and log variance of z
+    z           mean + std * noise (Kingma and Welling 2014)
     context     tanh of a linear layer of z and the label's vector
-    decoder     an LSTM whose first step reads the label's vector and the context, and no word: the state from which
-                the first word is guessed is made of z and the label. The context stands beside every later word, too
-    label_bias  a vector of each label, label_weight times, on the decoder's state before words are scored: which words
-                a label likes. It starts at zero. Without it texts hardly know their label (docs/decisions/0028)
-    loss        of each text: its words' negative log likelihood plus kl_weight times its KL divergence, of which each
-                dimension counts as free_bits / latent at least; divided by a constant, max_tokens + 1
+    decoder     an LSTM whose first step reads the label's vector and the context, and no word. So the state from which
+                the first word is guessed depends on z and the label. Every later word gets the context too
+    label_bias  a vector of each label, times label_weight, added to the decoder's state before words are scored: which
+                words a label prefers. It starts at zero. Without it, texts hardly know their label
+                (docs/decisions/0028)
+    loss        for each text: its words' negative log likelihood plus kl_weight times its KL divergence, of which each
+                dimension counts as at least free_bits / latent; divided by a constant, max_tokens + 1
 
-Guarantees: a text's loss is a function of its own row of ids and its own coins (the noise of z, which words are
-replaced): no mean over a batch, no normalisation, no broadcast row. Every trained parameter acts through one call of
-one layer, whose gradients `learning.training.clipping` tells apart by example: hence one look-up for the encoder's
-and the decoder's words together, and LSTMs that begin at zero. Coins come from what `seed` or `draw_from` starts and
-depend on no text; under DP-SGD they come from the noise's own source and are nobody's to know.
+Guarantees: a text's loss is a function of its own row of ids and its own coins (the noise of z, and which words are
+replaced). There is no mean over a batch, no normalisation and no broadcast row. Every trained parameter acts through
+one call of one layer, whose gradients `learning.training.clipping` tells apart by example. That is why one look-up
+serves the words of encoder and decoder, and why LSTMs start at zero. Coins come from the generator that `seed` or
+`draw_from` starts, and depend on no text. Under DP-SGD they come from the noise's own source, so nobody knows them.
 
-For the product's training loops it is a `TextClassifier`: it maps ids (B, S) to two log-probabilities, whose cross
-entropy with place 0 is exactly the loss above. So `learning.training.local` and `learning.training.private` train
-it as they are, with labels of zeros; the text's own label is the first of its ids (`learning.synthesis.words`).
+For the training loops the model is a `TextClassifier`: it maps ids (B, S) to two log-probabilities, whose cross entropy
+with index 0 is exactly the loss above. So `learning.training.local` and `learning.training.private` train it without
+changes, with labels of zeros. A text's own label is the first of its ids (`learning.synthesis.words`).
 """
 
 import math
@@ -42,9 +43,9 @@ from tacit.model import RvaeModel
 
 __all__ = ["Coins", "Losses", "Rvae", "State", "Told", "rvae"]
 
-# Beyond, a deviation is 0 or enormous for float32, and its gradient with it.
+# Beyond this, a standard deviation and its gradient are 0 or enormous in float32.
 _LOG_VARIANCE = 10.0
-# A loss below this has no logarithm of its complement in float32.
+# Below this loss l, float32 has no ln(1 - e^-l).
 _MIN_LOSS = 1e-6
 
 State = tuple[Tensor, Tensor]
@@ -52,8 +53,12 @@ State = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Coins:
-    """What is random in a forward pass, by text. noise: (B, latent), of z. kept: (B, S - 1) bool, which of the
-    decoder's input words stay. shift: (B, S - 1, embedding), added to the decoder's input; the published variant's.
+    """The randomness of a forward pass, by text.
+
+    Attributes:
+        noise: (B, latent) The noise of z.
+        kept: (B, S - 1) bool, the decoder's input words that are not replaced.
+        shift: (B, S - 1, embedding) Added to the decoder's input, in the published variant.
     """
 
     noise: Tensor
@@ -63,8 +68,11 @@ class Coins:
 
 @dataclass(frozen=True)
 class Told:
-    """What the decoder knows of each text besides its words, the same at every step. context: (B, embedding), beside
-    every word. label_bias: (B, hidden), the label's own offset to the states that words are scored by.
+    """What the decoder knows of each text besides its words, the same at every step.
+
+    Attributes:
+        context: (B, embedding) Input next to every word.
+        label_bias: (B, hidden) The label's offset to the states by which words are scored.
     """
 
     context: Tensor
@@ -73,8 +81,13 @@ class Told:
 
 @dataclass(frozen=True)
 class Losses:
-    """By text, (B,), in nats. paid: the divergence as the loss has it, no dimension below its free bits. words: how
-    many were guessed, the end among them.
+    """The parts of each text's loss, (B,), in nats.
+
+    Attributes:
+        reconstruction: The words' negative log likelihood.
+        divergence: The KL divergence.
+        paid: The divergence as it counts in the loss: no dimension below its free bits.
+        words: Words guessed, including the end.
     """
 
     reconstruction: Tensor
@@ -84,12 +97,11 @@ class Losses:
 
 
 class Rvae(TextClassifier):
-    """ids (B, S) of `PublicWords.encode` to (B, 2) log-probabilities. In evaluation mode z is the mean and no word is
-    replaced.
+    """Maps ids (B, S) of `PublicWords.encode` to (B, 2) log-probabilities.
 
-    Weights as the product's other LSTMs have them: embedding N(0, embedding_std), the rest uniform within
-    1 / sqrt(fan in), log variances begin near zero, what a label adds to the states at zero; without a seed all are
-    zero.
+    In evaluation mode z is the mean and no word is replaced. Initial weights are as in the other LSTMs: the embedding
+    N(0, embedding_std), the rest uniform within 1 / sqrt(fan in). Log variances start near zero, and what a label adds
+    to the states starts at zero. Without a seed all weights are zero.
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {
@@ -107,19 +119,19 @@ class Rvae(TextClassifier):
     encoding: ClassVar[frozenset[str]] = frozenset({"encoder", "mean", "log_variance"})
 
     def __init__(self, setting: RvaeSetting, entries: int, labels: int, seed: int | None) -> None:
-        """entries: of `PublicWords`. labels: how many."""
+        """`entries` is the number of `PublicWords.entries`, and `labels` the number of labels."""
         super().__init__()
         self.setting, self.pad_id, self.min_tokens = setting, PAD_ID, 2
         self.label_row, rows = entries + 1, entries + 1 + labels
         table = np.zeros((rows, setting.embedding), dtype=np.float32)
         self.embedding = nn.Embedding(rows, setting.embedding, padding_idx=PAD_ID, _weight=torch.from_numpy(table))
         self.embedding.weight.requires_grad_(not setting.freeze_embedding)
-        # Holds what all coins are tossed from; words are replaced, so that nothing is scaled.
+        # Holds the generator of all coins. It drops nothing itself: words are replaced instead, so nothing is scaled.
         self.dropout = Dropout(0.0)
         self.encoder = LSTM(setting.embedding, setting.hidden)
         self.decoder = LSTM(2 * setting.embedding, setting.hidden)
         self.label_bias = nn.Embedding(labels, setting.hidden, _weight=torch.zeros(labels, setting.hidden))
-        # Torch fills a linear layer from its global generator: put that back.
+        # Torch fills a linear layer from its global generator, which is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             self.mean = nn.Linear(setting.hidden, setting.latent)
             self.log_variance = nn.Linear(setting.hidden, setting.latent)
@@ -151,16 +163,17 @@ class Rvae(TextClassifier):
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """All rows stay: every word is scored at every position, and ids name words in both places."""
+        """Keeps all rows: every word is scored at every position."""
         if ids.size and not 0 <= ids.min() <= ids.max() < self.embedding.num_embeddings:
             raise ValueError(
-                f"ids outside the embedding of {self.embedding.num_embeddings} rows; is it the job's tokenizer?"
+                f"ids are outside the embedding of {self.embedding.num_embeddings} rows; use the job's tokenizer"
             )
         yield ids
 
     def toss(self, ids: Tensor, word_dropout: float | None = None) -> Coins:
-        """Coins for a forward pass over ids (B, S), of what `seed` or `draw_from` started. They depend on its shape
-        alone. word_dropout: the setting's if None.
+        """Draws coins for a forward pass over ids (B, S), from the generator that `seed` or `draw_from` started.
+
+        They depend on the shape of `ids` alone. `word_dropout` is the setting's if None.
         """
         share = self.setting.word_dropout if word_dropout is None else word_dropout
         batch, length = ids.shape[0], ids.shape[1] - 1
@@ -169,11 +182,13 @@ class Rvae(TextClassifier):
         return Coins(noise, draws.uniform(batch, length, device=device) >= share)
 
     def losses(self, ids: Tensor, coins: Coins | None = None, *, prior: bool = False) -> Losses:
-        """Each text's terms. coins: None: z is the mean, and every word stays. prior: z is the coins' noise itself."""
+        """The parts of each text's loss. Without coins, z is the mean and no word is replaced; with `prior`, z is the
+        coins' noise itself.
+        """
         before, after = ids[:, :-1], ids[:, 1:]
         read = before
         if coins is not None:
-            # The first of the ids is the label, which is never replaced.
+            # The first id is the label, which is never replaced.
             spare = ~coins.kept & (before != PAD_ID)
             read = before.masked_fill(functional.pad(spare[:, 1:], (1, 0)), UNKNOWN_ID)
         vectors: Tensor = self.embedding(torch.cat([ids, read], dim=1))
@@ -193,12 +208,12 @@ class Rvae(TextClassifier):
         return Losses((losses * seen).sum(dim=1), divergence.sum(dim=1), paid.sum(dim=1), seen.sum(dim=1))
 
     def loss(self, ids: Tensor, coins: Coins | None = None) -> Tensor:
-        """(B,), what training lowers: of each text alone."""
+        """(B,) The loss that training lowers, each text's own."""
         found = self.losses(ids, coins)
         return (found.reconstruction + self.setting.kl_weight * found.paid) / (self.setting.max_tokens + 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(B, 2): log-probabilities -l and ln(1 - e^-l), l the text's loss. Their cross entropy with place 0 is l."""
+        """(B, 2) Log-probabilities -l and ln(1 - e^-l) of a text's loss l. Their cross entropy with index 0 is l."""
         loss = self.loss(ids, self.toss(ids) if self.training else None).clamp(min=_MIN_LOSS)
         return torch.stack([-loss, torch.log(-torch.expm1(-loss))], dim=1)
 
@@ -219,8 +234,8 @@ class Rvae(TextClassifier):
         return torch.cat([inputs, context[:, None].expand(-1, inputs.shape[1], -1)], dim=2)
 
     def _label_bias(self, labels: Tensor) -> Tensor:
-        """Of ids of labels, one vector of the decoder's width each."""
-        # The probe for examples that mix puts words where a label stands: they read the nearest label's.
+        """One vector of the decoder's width for each label id."""
+        # Probe texts have words in the label's place; those read the nearest label's vector.
         places = (labels - self.label_row).clamp(0, self.label_bias.num_embeddings - 1)
         vectors: Tensor = self.label_bias(places)
         return self.setting.label_weight * vectors
@@ -229,14 +244,16 @@ class Rvae(TextClassifier):
         if self.narrow is not None:
             return functional.linear(self.narrow(states), self.embedding.weight)
         if self.output is None:
-            raise RuntimeError("a model has one of two layers that score words")
+            raise RuntimeError("the model has no layer that scores words")
         scores: Tensor = self.output(states)
         return scores
 
     @torch.no_grad()
     def begin(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Told, State]:
-        """The scores (B, rows) of a first word, what later ones are to be told, and the decoder's state, from z
-        (B, latent) and ids of labels (B,).
+        """Starts decoding from z (B, latent) and label ids (B,).
+
+        Returns:
+            The first word's scores (B, rows), what later steps need, and the decoder's state.
         """
         vectors = self.embedding(labels)
         told = Told(self._context(z, vectors), self._label_bias(labels))
@@ -246,7 +263,7 @@ class Rvae(TextClassifier):
 
     @torch.no_grad()
     def step(self, words: Tensor, told: Told, state: State, shift: Tensor | None = None) -> tuple[Tensor, State]:
-        """The scores (B, rows) of the word behind these (B,), and the state. shift: added to their vectors."""
+        """The scores (B, rows) of the words after these (B,), and the new state. `shift` is added to their vectors."""
         vectors = self.embedding(words)
         return self._step(vectors if shift is None else vectors + shift, told, state)
 
@@ -262,8 +279,8 @@ class Rvae(TextClassifier):
 
 
 def rvae(model: RvaeModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> Rvae:
-    """As `learning.models.build` asks for an architecture. Raises: ValueError: not a list of words."""
+    """Builds the model for `learning.models.build`. Raises ValueError if the tokenizer is no list of words."""
     if pad_id != PAD_ID:
-        raise ValueError(f"a list of words has its padding at {PAD_ID}, not at {pad_id}")
+        raise ValueError(f"a list of words must have its padding at {PAD_ID}, got {pad_id}")
     setting = RvaeSetting(**model.model_dump(exclude={"architecture", "variant"}))
     return Rvae(setting, min(vocabulary_size, setting.words), labels, seed)

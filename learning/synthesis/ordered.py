@@ -1,8 +1,8 @@
-"""Texts as a job orders them, out of weights of its model, and what is said of their file.
+"""Samples the texts that a job orders, and makes the statement about their file.
 
-A member samples from its own model and the operator from a version, both with this; what differs between them is whose
-weights, counts and coins are given, and what is promised of them. Nothing else is read, so that under a mechanism any
-amount of text is post-processing (`learning.synthesis.training`).
+A member samples from its own model and the operator from a version, both with this module. They differ only in the
+weights, counts and coins that they pass, and in what is promised. Nothing else is read, so under a mechanism any amount
+of text is post-processing (`learning.synthesis.training`).
 """
 
 import hashlib
@@ -39,18 +39,28 @@ def ordered_texts(
     random: "RandomSource",
     progress: Callable[[int, int], None] = lambda made, count: None,
 ) -> list[SyntheticText]:
-    """`order.texts` texts by the model with these shared weights. counts: (labels,), what labels stand in proportion
-    to; all zeros are divided evenly. progress: as of `sample`.
+    """Samples `order.texts` texts from the model with these shared weights.
+
+    Args:
+        job: The job.
+        order: The job's order.
+        weights: The shared parameters by name.
+        tokenizer: The job's tokenizer.
+        counts: (L,) The labels' proportions; all zeros mean evenly.
+        random: The source of all randomness.
+        progress: As in `sample`.
 
     Raises:
-        ValueError: not an autoencoder's job, or weights or counts that do not belong to it.
+        ValueError: The job's model is no autoencoder, or weights or counts do not fit the job.
     """
     if not isinstance(job.model, RvaeModel):
-        raise ValueError(f"job {job.name} trains a {job.model.architecture}, which makes no text up; an rvae does")
+        raise ValueError(
+            f"job {job.name} trains a {job.model.architecture}, which generates no text; choose a job with an rvae"
+        )
     encoder = encoder_of(job, tokenizer)
     module = build_blank(job.model, encoder.vocabulary_size, len(job.labels), encoder.pad_id)
     if not isinstance(module, Rvae):
-        raise TypeError("an rvae's model builds another module")
+        raise TypeError("an rvae's model must build an Rvae module")
     load_shared(module, weights)
     sampling = Sampling(
         temperature=order.temperature, top_k=order.top_k, guidance=order.guidance, max_tokens=job.model.max_tokens
@@ -69,9 +79,14 @@ def statement_about(
     promise: Promise,
     histogram: Literal["noised", "even"],
 ) -> CorpusStatement:
-    """What is said of a file that `write_corpus` wrote, of an rvae's job. round, version: that the weights are from."""
+    """The statement about a file that `write_corpus` wrote for an rvae's job.
+
+    `round` and `version` are those of the weights.
+    """
     if not isinstance(job.model, RvaeModel):
-        raise ValueError(f"job {job.name} trains a {job.model.architecture}, which makes no text up; an rvae does")
+        raise ValueError(
+            f"job {job.name} trains a {job.model.architecture}, which generates no text; choose a job with an rvae"
+        )
     data = path.read_bytes()
     rows = Counter(json.loads(line)["label"] for line in data.splitlines())
     return CorpusStatement(

@@ -1,24 +1,24 @@
-"""Variant `published`: DP-RVAE as its authors have it. No differential privacy guarantee.
+"""Variant `published`: DP-RVAE as its authors describe it. No differential privacy guarantee.
 
     encoder     average gradient of a batch, clipped to C in L2, plus Laplace noise (equations 8 to 11)
     decoder     plain gradient; its input is the text itself, each word replaced by [UNK] with probability rho, plus
                 Laplace noise of scale gamma on every coordinate (equations 12 to 15)
-    texts       for each private text: z from its posterior, the decoder led by the perturbed text, its own label
+    texts       for each private text: z from its posterior, the decoder fed with the perturbed text, and its own label
 
 Why this bounds nothing, whatever its formula says:
 
-    1. The decoder and the embedding step along gradients without any noise, and the words they are to guess are the raw
-       text. Two data sets that differ in one text give weights that differ for certain. Noise on the decoder's input
-       does not touch its targets: with gamma so large that the formula says 0.0004 the decoder learns a text by heart.
-    2. The encoder's average is clipped as a whole, not by text, and Laplace noise is calibrated by an L1 sensitivity,
+    1. The decoder and the embedding step along gradients without any noise, and the words that they guess are the raw
+       text. Two data sets that differ in one text certainly give different weights. Noise on the decoder's input does
+       not touch its targets: with a gamma so large that the formula says 0.0004, the decoder still memorises a text.
+    2. The encoder's average is clipped as a whole, not by text. Laplace noise is calibrated by an L1 sensitivity,
        which an L2 clip does not bound.
     3. Delta f = 1 is claimed for vectors of words that nothing bounds, and a text of n words is n releases. Word
-       dropout at a rate of 0.6 shows a word with probability 0.4 each time, in every epoch anew.
+       dropout at a rate of 0.6 shows a word with probability 0.4 each time, anew in every epoch.
     4. At the published numbers (gamma 0.001, rho 0.6) the formula itself gives 999.08: e^999 allows anything.
-    5. The texts are made from private texts one by one, with their true labels, as many as there are.
+    5. The texts are made from the private texts one by one, with their true labels, as many as there are.
 
-It is here so that figures can be compared, and must carry `NO_GUARANTEE` wherever it or its texts are shown. It charges
-nothing, since there is no event to charge: a policy that asks for a mechanism must refuse it.
+The variant exists so that figures can be compared. It must carry `NO_GUARANTEE` wherever it or its texts are shown. It
+charges nothing, since there is no event to charge, so a policy that requires a mechanism must refuse it.
 """
 
 import math
@@ -50,15 +50,17 @@ def train_published(
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Plain SGD in place over ids (N, S). No differential privacy guarantee. cancelled: asked before every step.
+    """Trains in place with plain SGD over ids (N, S). No differential privacy guarantee.
+
+    `cancelled` is asked before every step.
 
     Raises:
-        TrainingCancelled.
-        TrainingDiverged: a weight that is not finite.
-        ValueError: no texts.
+        TrainingCancelled: `cancelled` returned True.
+        TrainingDiverged: A weight is not finite.
+        ValueError: There are no texts.
     """
     if not len(ids):
-        raise ValueError("no texts; a member needs at least one to take part")
+        raise ValueError("there are no texts; a member needs at least one to take part")
     module.train()
     module.draw_from(random)
     shuffle = np.random.Generator(np.random.Philox(int.from_bytes(random.bytes(8), "little")))
@@ -76,11 +78,11 @@ def train_published(
         module.unseed()
         module.eval()
     if not all(bool(torch.isfinite(each).all()) for each in module.parameters()):
-        raise TrainingDiverged("a weight was not a finite number; lower the published setting's learning_rate")
+        raise TrainingDiverged("a weight was not a finite number; lower training.learning_rate in the job")
 
 
 def published_step(module: Rvae, ids: Ids, setting: PublishedSetting, random: RandomSource) -> float:
-    """One step on a batch (B, S), whose mean loss (nats a text: equations 8 and 9 sum over words) it returns."""
+    """Takes one step on a batch (B, S) and returns its mean loss, in nats a text (equations 8 and 9 sum over words)."""
     rows = torch.from_numpy(np.ascontiguousarray(ids[:, : int((ids != PAD_ID).sum(axis=1).max())]))
     named = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
     loss = (module.setting.max_tokens + 1) * module.loss(rows, _coins(module, rows, setting, random)).mean()
@@ -109,10 +111,11 @@ def rewrite(
     random: RandomSource,
     sampling: Sampling | None = None,
 ) -> list[SyntheticText]:
-    """A text for each of ids (N, S), with its own label, led by its own perturbed words. No differential privacy
+    """Writes a text for each row of ids (N, S), with its label, from its perturbed words. No differential privacy
     guarantee.
 
-    It ends where the decoder says so, or with the text that leads it. Nothing is guided, whatever `sampling` says.
+    A text ends where the decoder ends it, or at the length of its original. Nothing is guided, whatever `sampling`
+    says.
     """
     sampling = sampling or Sampling()
     module.eval()

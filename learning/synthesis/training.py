@@ -1,29 +1,29 @@
-"""Variant `sound`: the autoencoder through the product's own DP-SGD, and why any amount of text costs nothing more.
+"""Variant `sound`: trains the autoencoder with DP-SGD, after which any amount of text costs nothing more.
 
-`train_sound` calls `learning.training.private.train_private` as every other model does: each text drawn with a rate,
-its gradient over all trained parameters (encoder, decoder, embedding) clipped, noise on the sum. What it leans on is
-written there and in `learning.training.clipping`; what this model owes it, that a text's loss is its own, stands in
-`learning.synthesis.model`.
+`train_sound` calls `learning.training.private.train_private` like every other model: each text is drawn with a rate,
+its gradient over all trained parameters (encoder, decoder, embedding) is clipped, and noise is added to the sum. The
+assumptions are stated there and in `learning.training.clipping`. This model's part, that a text's loss is its own, is
+in `learning.synthesis.model`.
 
 Theorem (post-processing; Dwork and Roth 2014, Proposition 2.1). Let M map a member's texts to what its events in the
 ledger paid for: the weights after the noised steps, and the noised label histogram. If M is (epsilon, delta)-
-differentially private and f is any randomised function whose coins do not depend on the texts, f(M) is
-(epsilon, delta)-differentially private, too. Sampling is such an f: it reads weights, histogram, public words and fresh
-coins. So a text costs as much as a million: nothing beyond M.
+differentially private and f is any randomised function whose coins do not depend on the texts, then f(M) is
+(epsilon, delta)-differentially private too. Sampling is such an f: it reads weights, histogram, public words and fresh
+coins. So one text costs as much as a million: nothing beyond M.
 
-It rests on these, and falls with each of them:
+This needs each of the following assumptions:
 
     1. Every event is charged before anything is released: each DP-SGD step, and the histogram.
     2. The words, the labels, and the weights that training starts from are public or paid for.
-    3. z comes from the prior. A posterior is a function of a private text: `learning.synthesis.published` does that.
-    4. How many texts, how long, which temperature and guidance, and when training stops follow from M and from what is
-       public. No loss, perplexity or distance that was measured on private text chooses any of them.
-    5. No text is left out because it resembles a private one: who drops a copy tells what it is a copy of. Whether a
+    3. z comes from the prior. A posterior is a function of a private text; `learning.synthesis.published` uses it.
+    4. The number and length of texts, temperature, guidance, and when training stops follow from M and from public
+       facts. No loss, perplexity or distance measured on private text chooses any of them.
+    5. No text is left out because it resembles a private one: dropping a copy reveals what it is a copy of. Whether a
        member vetoes its corpus is its own decision after reading, and no part of the claim.
-    6. One text is protected, once. Whoever has k of them among a member's has the guarantee of groups of k; a text that
-       several members hold is in several ledgers.
+    6. One text is protected, once. A person with k of a member's texts has the guarantee for groups of k. A text that
+       several members have is in several ledgers.
 
-DP promises nothing about words that many texts share, and a name that half of the texts hold may well come out.
+DP promises nothing about words that many texts share: a name that half of the texts have may well come out.
 """
 
 from collections.abc import Callable
@@ -58,14 +58,20 @@ def train_sound(
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
-    """DP-SGD in place, `mechanism.steps` steps. ids: (N, S), of `PublicWords.encode`. population: all of the member's
-    texts, those without one of the job's labels among them, as its event says; N if None.
+    """Trains in place with DP-SGD for `mechanism.steps` steps.
+
+    Args:
+        module: The model.
+        ids: (N, S), from `PublicWords.encode`.
+        recipe, mechanism, random, device, progress, cancelled: As in `train_private`.
+        population: All of the member's texts, including those without a label of the job, as its event counts them; N
+            if None.
 
     Raises:
-        ValueError: fewer in the population than ids. Else as `train_private`.
+        ValueError: The population is smaller than the number of texts; else as in `train_private`.
     """
     if population is not None and population < len(ids):
-        raise ValueError(f"a population of {population} cannot hold {len(ids)} texts")
+        raise ValueError(f"a population of {population} is smaller than its {len(ids)} texts; count all texts")
     count = len(ids) if population is None else population
     rate = min(1.0, mechanism.lot / count) if count else None
     return train_private(
@@ -94,12 +100,18 @@ def train_plain(
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> TrainingResult:
-    """Plain steps in place: on public text, for the weights a job starts from, or without any protection.
+    """Trains in place with plain steps: on public text for the weights that a job starts from, or without protection.
 
-    free_embedding: a frozen embedding moves, too. kl_weight: of each epoch from 0, in place of the setting's
-    (annealing, Bowman et al. 2016); each epoch then has an optimiser of its own.
+    Args:
+        module: The model.
+        ids: (N, S), from `PublicWords.encode`.
+        recipe, seed, device, progress: As in `learning.training.local.train`.
+        free_embedding: Whether a frozen embedding is trained too.
+        kl_weight: The weight of each epoch, counted from 0, in place of the setting's (annealing, Bowman et al. 2016).
+            Each epoch then has its own optimiser.
 
-    Raises: as `learning.training.local.train`.
+    Raises:
+        TrainingDiverged, ValueError: As in `learning.training.local.train`.
     """
     setting = module.setting
     trained = module.embedding.weight.requires_grad
@@ -112,7 +124,7 @@ def train_plain(
             module.setting = replace(setting, kl_weight=kl_weight(epoch))
             result = train(module, ids, _places(ids), once, seed=seed + epoch, device=device, progress=progress)
         if result is None:
-            raise ValueError("a training has one epoch at least")
+            raise ValueError("a training needs at least one epoch")
         return result
     finally:
         module.setting = setting
@@ -121,11 +133,17 @@ def train_plain(
 
 @dataclass(frozen=True)
 class Measured:
-    """Of texts, with z drawn from the posterior and every word kept. Not noised: for tests, benchmarks, public text.
+    """Measures of a model on texts, with z from the posterior and every word kept.
 
-    nll: nats a word. divergence: nats a text. perplexity: e to the bound on the negative log likelihood of a word.
-    prior_perplexity: the same with z from the prior and no divergence: what sampling meets. active: dimensions of z in
-    use.
+    They have no noise: they are for tests, benchmarks and public text.
+
+    Attributes:
+        texts, words: How many were measured.
+        nll: Negative log likelihood, nats a word.
+        divergence: KL divergence, nats a text.
+        perplexity: e to the bound on the negative log likelihood of a word.
+        prior_perplexity: The same with z from the prior and no divergence, as in sampling.
+        active: Dimensions of z in use.
     """
 
     texts: int
@@ -139,13 +157,13 @@ class Measured:
 
 @torch.no_grad()
 def measure(module: Rvae, ids: Ids, *, seed: int, batch: int = 128) -> Measured:
-    """What the model makes of these texts, (N, S).
+    """Measures the model on texts (N, S).
 
     Raises:
-        ValueError: no texts.
+        ValueError: There are no texts.
     """
     if not len(ids):
-        raise ValueError("no texts to measure")
+        raise ValueError("there are no texts to measure; give at least one")
     module.eval()
     module.seed(seed)
     sums, means = np.zeros(4), []
@@ -173,5 +191,5 @@ def measure(module: Rvae, ids: Ids, *, seed: int, batch: int = 128) -> Measured:
 
 
 def _places(ids: Ids) -> Ids:
-    """The loss stands at place 0 of what the model gives (`Rvae.forward`)."""
+    """Labels of zeros: the loss is at index 0 of the model's output (`Rvae.forward`)."""
     return np.zeros(len(ids), dtype=np.int64)

@@ -1,12 +1,12 @@
-"""Texts to ids over a public list of words, and ids back to plain text.
+"""Turns texts into ids over a public list of words, and ids back into plain text.
 
-Guarantees: which words there are, and where each one stands, is a function of the job's public tokenizer alone; a word
-that is not in it is unknown, whoever uses it and how often. A list that members build of their own texts is refused
-(`VocabularyNotPublic`): under DP-SGD a word that is there only because somebody wrote it would tell that, and would
-change how every other text is cut. That the operator's list is public is the operator's word: nothing here can see
-where a list comes from, only that it is the job's, the same for every member.
+Guarantees: the words and their ids are a function of the job's public tokenizer alone. Any other word is unknown, no
+matter who uses it and how often. A list that members build from their own texts is refused (`VocabularyNotPublic`):
+under DP-SGD, a word that is in the list only because somebody wrote it would reveal that, and would change how every
+other text is split. That the operator's list is public is the operator's word. This module cannot see where a list
+comes from, only that it is the job's and so the same for every member.
 
-Rows of the embedding, V being the entries kept:
+Rows of the embedding, with V entries kept:
 
     0 [PAD]   1 [UNK]   2 ... V - 1 words, in the list's order   V end of text   V + 1 ... labels, in the job's order
 
@@ -37,14 +37,17 @@ _CONTRACTED = re.compile(r"(\w) (n't|'(?:s|t|re|ve|ll|d|m))\b")
 
 
 class VocabularyNotPublic(ValueError):
-    """A list of words that is not the job's own public one. The text says why, and what to do."""
+    """The list of words is not the job's public one. The text says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class PublicWords:
-    """A job's words. Made by `public_words` alone.
+    """A job's words, made only by `public_words`.
 
-    entries: by id, [PAD] and [UNK] first. labels: how many.
+    Attributes:
+        entries: Words by id, [PAD] and [UNK] first.
+        labels: The number of labels.
+        max_tokens: The most words read of a text.
     """
 
     entries: tuple[str, ...]
@@ -54,32 +57,39 @@ class PublicWords:
 
     @property
     def rows(self) -> int:
-        """Rows that an embedding needs: entries, the end, labels."""
+        """The rows that an embedding needs: entries, the end, labels."""
         return len(self.entries) + 1 + self.labels
 
     @property
     def end_id(self) -> int:
-        """The id behind a text's last word."""
+        """The id after a text's last word."""
         return len(self.entries)
 
     def label_ids(self, places: Ids) -> Ids:
-        """Ids of labels, from their places in the job's list.
+        """The ids of labels, from their indices in the job's list.
 
         Raises:
-            ValueError: a place where no label is.
+            ValueError: An index is out of range.
         """
         if places.size and not 0 <= places.min() <= places.max() < self.labels:
-            raise ValueError(f"places of labels lie between 0 and {self.labels - 1}")
+            raise ValueError(f"label indices must lie between 0 and {self.labels - 1}")
         return places.astype(np.int64) + len(self.entries) + 1
 
     def encode(self, texts: Sequence[str], places: Ids) -> Ids:
-        """(N, S) rows of ids, S at most max_tokens + 2. places: (N,), of labels in the job's list.
+        """Encodes texts with their labels.
+
+        Args:
+            texts: N texts.
+            places: (N,) The index of each text's label in the job's list.
+
+        Returns:
+            Rows of ids, (N, S), with S at most max_tokens + 2.
 
         Raises:
-            ValueError: other than one place for each text, or a place where no label is.
+            ValueError: There is not one index for each text, or an index is out of range.
         """
         if places.shape != (len(texts),):
-            raise ValueError(f"{len(texts)} texts need as many labels, got places of shape {places.shape}")
+            raise ValueError(f"{len(texts)} texts need as many labels, got indices of shape {places.shape}")
         words = self._encoder.encode(texts)
         words[words >= len(self.entries)] = UNKNOWN_ID
         lengths = (words != PAD_ID).sum(axis=1)
@@ -90,10 +100,10 @@ class PublicWords:
         return ids
 
     def text(self, ids: Sequence[int]) -> str:
-        """Plain text of words' ids, to the first end or padding; labels are left out.
+        """The plain text of words' ids, up to the first end or padding, without labels.
 
-        Lists of words are lower case, with punctuation apart. Punctuation and the endings of contractions go back to
-        their word; quotes, dashes and capitals are not guessed.
+        Lists of words are in lower case, with punctuation apart. Punctuation and the endings of contractions are joined
+        to their word again. Quotes, dashes and capitals are not guessed.
         """
         words: list[str] = []
         for each in ids:
@@ -107,38 +117,45 @@ class PublicWords:
 def public_words(
     tokenizer: bytes, digest: bytes | None, *, labels: int, max_tokens: int, most: int = 4000
 ) -> PublicWords:
-    """A job's words from the bytes of its tokenizer: the first `most` entries of the list.
+    """A job's words from the bytes of its tokenizer.
 
-    digest: sha256 of the tokenizer that the job's document names; None if it names none, since its members build their
-    own. labels: how many the job has. max_tokens: words that are read of a text.
+    Args:
+        tokenizer: The bytes of a tokenizer.json.
+        digest: The SHA-256 of the tokenizer that the job's document names; None if the members build their own.
+        labels: The number of the job's labels.
+        max_tokens: The most words read of a text.
+        most: The most entries of the list that are kept, from the first.
 
     Raises:
-        VocabularyNotPublic: members build their own, or these bytes are another list than the job's.
-        TokenizerInvalid: not a list of whole words, as `coordinator job bundle` makes one.
+        VocabularyNotPublic: The members build their own vocabularies, or these bytes are not the job's list.
+        TokenizerInvalid: It is not a list of whole words as `coordinator job bundle` makes it.
     """
     if digest is None:
         raise VocabularyNotPublic(
-            "the members of this job build their vocabularies from their own texts; text may be made up only over a "
-            "public list of words: bundle the job with one (tokenizer kind = words)"
+            "the members of this job build their vocabularies from their own texts, and synthetic text needs a public "
+            "list of words; bundle the job with one (tokenizer kind = words)"
         )
     if hashlib.sha256(tokenizer).digest() != digest:
         raise VocabularyNotPublic(
-            "the tokenizer is not the job's: its digest is another one; fetch the job's again, and never use a list "
-            "made of the member's own texts here"
+            "the tokenizer is not the job's, since its digest differs; fetch the job's again, and never use a list "
+            "made from the member's own texts here"
         )
     check_own_form(tokenizer)
     model = json.loads(tokenizer)["model"]
     if model["type"] != "WordLevel":
         raise TokenizerInvalid(
-            "texts are made up of whole words, and the job's tokenizer knows word pieces; bundle the job with a list "
-            "of words (tokenizer kind = words)"
+            "synthetic text needs whole words, and the job's tokenizer has word pieces; bundle the job with a list of "
+            "words (tokenizer kind = words)"
         )
     if labels < 1:
-        raise ValueError(f"a job has one label at least, and this one {labels}")
+        raise ValueError(f"a job has at least one label, got {labels}")
     encoder = TextEncoder(tokenizer, max_tokens, 1)
     entries = sorted(model["vocab"], key=model["vocab"].__getitem__)[:most]
     if entries[:2] != [PAD, UNKNOWN] or len(entries) < 3:
-        raise TokenizerInvalid(f"a list of words begins with {PAD} and {UNKNOWN}, and has a word")
+        raise TokenizerInvalid(
+            f"a list of words must start with {PAD} and {UNKNOWN} and have a word; make the job again with "
+            "`coordinator job bundle`"
+        )
     return PublicWords(tuple(entries), labels, max_tokens, encoder)
 
 
@@ -146,7 +163,7 @@ def _joined(words: Sequence[str]) -> str:
     made: list[str] = []
     glue = True
     for place, word in enumerate(words):
-        # The tokenizer cuts n't and 's into their letters and the apostrophe: inside a word it stands without spaces.
+        # The tokenizer splits n't and 's into letters and apostrophe. Inside a word, an apostrophe has no spaces.
         inside = word == "'" and 0 < place < len(words) - 1 and words[place - 1][-1:].isalpha()
         after = place > 1 and words[place - 1] == "'" and words[place - 2][-1:].isalpha()
         contraction = inside and words[place + 1] in {"s", "t", "re", "ve", "ll", "d", "m"}
@@ -156,5 +173,5 @@ def _joined(words: Sequence[str]) -> str:
         made.append(word)
         glue = word in _NO_SPACE_BEHIND
     joined = "".join(made)
-    # "do n't" is the Penn treebank's cut of "don't".
+    # "do n't" is how the Penn treebank splits "don't".
     return re.sub(r"\b(\w+) n't\b", r"\1n't", _CONTRACTED.sub(r"\1\2", joined))

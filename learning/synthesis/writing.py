@@ -1,9 +1,8 @@
-"""A made-up corpus as a file of lines, {"text": ..., "label": ...}, as the product reads any data set.
+"""Writes a synthetic corpus as a file of lines, {"text": ..., "label": ...}, like any other data set.
 
-Guarantees: no row says where it comes from, which member made it or from what; empty texts and repeated rows are left
-out and counted; the file is never larger than its bound and ends with a whole row; it is there as a whole or not at
-all.
-Nothing here compares with private text: what is left out follows from the made-up texts alone.
+Guarantees: no row says which member made it or from what. Empty texts and repeated rows are left out and counted. The
+file is never larger than its bound and ends with a complete row; it exists completely or not at all. Nothing here
+compares with private text: what is left out follows from the synthetic texts alone.
 """
 
 import json
@@ -19,7 +18,7 @@ __all__ = ["CorpusWritten", "write_corpus"]
 
 @dataclass(frozen=True, slots=True)
 class CorpusWritten:
-    """rows and bytes in the file; empty, repeated: left out; beyond: left out since the file was full."""
+    """What was written: `rows` and `bytes`; and the texts left out as `empty`, `repeated`, or `beyond` the bound."""
 
     rows: int
     bytes: int
@@ -36,22 +35,22 @@ def write_corpus(
     max_bytes: int,
     faults: Faults = no_faults,
 ) -> CorpusWritten:
-    """Writes rows until the next one would pass `max_bytes`; those after it are counted, too.
+    """Writes rows until the next one would exceed `max_bytes`; all later rows are counted as beyond.
 
-    Readable by the owner alone: a corpus is the member's until it consents to its upload.
+    Only the owner can read the file: a corpus is the member's until it consents to the upload.
 
     Raises:
-        ValueError: a bound below 1, or a label that the job does not have.
-        OSError: the file cannot be written; what was there before stays.
+        ValueError: The bound is below 1, or a text has a label that the job does not have.
+        OSError: The file cannot be written; what was there before stays.
     """
     if max_bytes < 1:
-        raise ValueError(f"a corpus has one byte at least, and this bound is {max_bytes}")
+        raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
     seen: set[tuple[str, int]] = set()
     lines: list[bytes] = []
     size = empty = repeated = beyond = 0
     for each in texts:
         if not 0 <= each.label < len(labels):
-            raise ValueError(f"place {each.label} is not one of {len(labels)} labels")
+            raise ValueError(f"label index {each.label} is not one of {len(labels)} labels")
         text = each.text.strip()
         if not text:
             empty += 1

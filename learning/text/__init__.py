@@ -1,1 +1,1 @@
-"""Text in, token ids out: labelled data, tokenizers, vocabularies, embedding tables, cloze templates."""
+"""Turns text into token ids: labelled data, tokenizers, vocabularies, embedding tables, cloze templates."""

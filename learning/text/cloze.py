@@ -1,18 +1,18 @@
-"""Texts to cloze tasks: a template around each text, as token ids, with exactly one mask in every row.
+"""Turns texts into cloze tasks: token ids of a template around each text, with exactly one mask in every row.
 
-Guarantees, of any text whatever its length and whatever stands in it:
+Guarantees for any text, whatever its length and content:
 
-- the text is cut where the row would be too long, the template never is;
-- a row has the mask of a template once, and of none not at all: a text that spells a special token ("[MASK]", "</s>",
-  "<extra_id_0>") has an unknown token in that place, or its characters, never the special one; slots of a template are
-  found in the template alone, so that a text's "{mask}" is six characters;
-- padding stands behind, and nowhere else.
+- If a row is too long, the text is cut and the template never is.
+- A row has exactly the masks of its template: one, or none. A text that spells a special token ("[MASK]", "</s>",
+  "<extra_id_0>") gets an unknown token there, or its characters, never the special token. Slots are found in the
+  template alone, so "{mask}" in a text is six characters.
+- Padding is at the end and nowhere else.
 
-Parts are cut into tokens one by one, so that what a template is cut into does not depend on the text. White space
-before a part belongs to it, as in the families where it makes another token of a word (RoBERTa, T5).
+Parts are tokenised one by one, so the tokens of the template do not depend on the text. White space before a part
+belongs to it, since it changes a word's token in some families (RoBERTa, T5).
 
-Nothing but `tokenizers` and numpy is imported, and only when something is encoded. The same interface as
-`learning.text.encoder.TextEncoder`.
+The interface is that of `learning.text.encoder.TextEncoder`. Only `tokenizers` and numpy are imported, and only when
+something is encoded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,27 +29,30 @@ if TYPE_CHECKING:
 
 __all__ = ["ClozeEncoder", "TemplateInvalid", "VerbaliserInvalid"]
 
-# Fewer tokens of a text say nothing about it.
+# Fewer tokens of a text tell nothing about it.
 _MIN_OF_A_TEXT = 4
 
 
 class TemplateInvalid(ValueError):
-    """A template that leaves no room for text."""
+    """The template leaves no room for text."""
 
 
 class VerbaliserInvalid(ValueError):
-    """A label's word that cannot stand where the mask stands. The text names it, how it is cut, and what to do."""
+    """A label's word cannot be the answer at the mask. The text names the word, its tokens, and what to do."""
 
 
 class ClozeEncoder:
-    """Texts, or pairs of them, to padded id matrices.
+    """Encodes texts, or pairs of texts, as padded id matrices.
 
-    tokenizer_json: in a form of `cloze_tokenizer.own_form`. max_tokens: of text, template and special tokens together.
-    min_tokens: shorter batches are padded to this.
+    Args:
+        tokenizer_json: A tokenizer in the form of `cloze_tokenizer.own_form`.
+        template: The template around each text.
+        max_tokens: The most tokens of text, template and special tokens together.
+        min_tokens: Shorter batches are padded to this.
 
     Raises:
-        TokenizerInvalid: not a tokenizer, or without a special token of its family.
-        TemplateInvalid: the template leaves no room for text.
+        TokenizerInvalid: The bytes are no tokenizer, or it lacks a special token of its family.
+        TemplateInvalid: The template leaves no room for text.
     """
 
     def __init__(self, tokenizer_json: bytes, template: Template, max_tokens: int, min_tokens: int = 3) -> None:
@@ -68,12 +71,12 @@ class ClozeEncoder:
         self.mask_id = self._special(self.family.mask)
         self._before = [] if self.family.first is None else [self._special(self.family.first)]
         self._behind = [self._special(self.family.last)]
-        # RoBERTa learnt from two between texts, BERT from one (Liu et al. 2019, Devlin et al. 2019).
+        # RoBERTa was trained with two between texts, BERT with one (Liu et al. 2019, Devlin et al. 2019).
         self._between = self._behind * (2 if self.family.kind == "BPE" else 1)
         self._forbidden = {self.pad_id, self.mask_id, *self._before, *self._behind}
         # Ids may have gaps; an embedding needs a row up to the largest.
         self.vocabulary_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        # A text's tokens by slot, everything else as it always stands.
+        # A slot's name where a text goes, and fixed tokens everywhere else.
         self._parts: list[list[int] | str] = []
         for number, piece in enumerate(template.pieces):
             if piece.slot == "mask":
@@ -98,45 +101,47 @@ class ClozeEncoder:
                 f"model.max_tokens: template and special tokens are {fixed} tokens, which leaves {max(self._room, 0)} "
                 f"of max_tokens = {max_tokens} for the text; raise it, or shorten model.task.template"
             )
-        # More of a text than has room is never looked at again.
+        # The rest of a text is never used.
         self._tokenizer.enable_truncation(self._room)
 
     @classmethod
     def of(cls, model: PromptedModel, tokenizer_json: bytes) -> "ClozeEncoder":
-        """As a job's model has it. Raises: TokenizerInvalid, TemplateInvalid: as the constructor."""
+        """The encoder of a job's model. Raises TokenizerInvalid and TemplateInvalid like the constructor."""
         return cls(tokenizer_json, model.template, model.max_tokens, model.min_tokens)
 
     @property
     def pairs(self) -> bool:
-        """Whether a row is two texts."""
+        """Whether a row has two texts."""
         return self.template.pairs
 
     @property
     def separator_id(self) -> int | None:
-        """What stands between two texts, and behind both; None where nothing does."""
+        """The token between two texts and after both; None if nothing separates them."""
         return self._behind[0] if any(piece.slot == "sep" for piece in self.template.pieces) else None
 
     def _special(self, token: str) -> int:
         found: int | None = self._tokenizer.token_to_id(token)
         if found is None:
-            raise TokenizerInvalid(f"the tokenizer has no {token} entry; take the backbone's own tokenizer.json")
+            raise TokenizerInvalid(f"the tokenizer has no {token} entry; use the backbone's own tokenizer.json")
         return found
 
     def words(self) -> list[str | None]:
-        """The vocabulary by id; None where no entry has an id."""
+        """The vocabulary by id; None for ids without an entry."""
         found: list[str | None] = [None] * self.vocabulary_size
         for word, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
             found[number] = word
         return found
 
     def encode(self, texts: Sequence[TextRow]) -> "NDArray[np.int64]":
-        """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens. Pairs where the template has two
-        slots: of a pair that is too long the longer one is cut first.
+        """Encodes texts, or pairs if the template has two slots.
 
-        Half of a surrogate pair reads as a question mark.
+        If a pair is too long, its longer text is cut first. Half of a surrogate pair reads as a question mark.
+
+        Returns:
+            Ids, shape (B, S), padded at the end to the batch's longest row and to min_tokens.
 
         Raises:
-            ValueError: a text where a pair is needed, or the other way round.
+            ValueError: A single text where the template needs a pair, or the other way round.
         """
         import numpy as np
 
@@ -158,24 +163,25 @@ class ClozeEncoder:
         return ids
 
     def mask_places(self, ids: "NDArray[np.int64]") -> "NDArray[np.int64]":
-        """Shape (B,): where the mask stands in each row.
+        """The position of the mask in each row, shape (B,).
 
         Raises:
-            ValueError: a row without one, or with two, which `encode` does not make of a template with a mask.
+            ValueError: A row has no mask or several. `encode` never gives such a row if the template has a mask.
         """
         import numpy as np
 
         masks = ids == self.mask_id
         if not (masks.sum(axis=1) == 1).all():
-            raise ValueError("a row has no mask, or more than one: these ids were not made for this template")
+            raise ValueError("a row has no mask, or more than one: its ids were not encoded with this template")
         places: NDArray[np.int64] = masks.argmax(axis=1).astype(np.int64)
         return places
 
     def label_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each label's words, in the form that they have where the mask stands.
+        """The ids of each label's words, as the words are tokenised at the mask.
 
         Raises:
-            VerbaliserInvalid: a word that is more than one token there, or none that is known, or two that are one.
+            VerbaliserInvalid: A word is several tokens there, or is not in the vocabulary, or two words are the same
+                token.
         """
         spaced = self._spaced.get("mask", False)
         found = tuple(tuple(self._label_word(word, spaced) for word in each) for each in words)
@@ -184,8 +190,8 @@ class ClozeEncoder:
             for word, number in zip(each, ids, strict=True):
                 if number in owner:
                     raise VerbaliserInvalid(
-                        f"model.task.verbaliser: {owner[number]!r} and {word!r} are one token "
-                        f"({self._tokenizer.id_to_token(number)!r}) to this tokenizer; leave one of them out"
+                        f"model.task.verbaliser: {owner[number]!r} and {word!r} are the same token "
+                        f"({self._tokenizer.id_to_token(number)!r}) in this tokenizer; leave one out"
                     )
                 owner[number] = word
         return found
@@ -194,42 +200,42 @@ class ClozeEncoder:
         (tokens,) = self._cut([word], spaced)
         if len(tokens) == 1 and tokens[0] != self.unknown_id:
             return tokens[0]
-        where = "where the mask stands" + (
+        where = "at the mask" + (
             (" (with a space before it)" if spaced else " (no space before it)") if self.family.leading else ""
         )
         if not tokens or self.unknown_id in tokens:
             raise VerbaliserInvalid(
-                f"model.task.verbaliser: {word!r} is not in the backbone's vocabulary {where}; take a word that is one "
-                "token there"
+                f"model.task.verbaliser: {word!r} is not in the backbone's vocabulary {where}; choose a word that is "
+                "one token there"
             )
         names = [self._tokenizer.id_to_token(token) for token in tokens]
-        hint = "take a word that is one token there"
+        hint = "choose a word that is one token there"
         if self.family.leading:
             (other,) = self._cut([word], not spaced)
             if len(other) == 1 and other[0] != self.unknown_id:
                 hint = (
                     f"it is one token {'without' if spaced else 'with'} a space before it: "
-                    f"{'leave the space before {mask} out' if spaced else 'put a space before {mask}'}, or take another"
+                    f"{'remove the space before {mask}' if spaced else 'put a space before {mask}'}, or choose another"
                 )
         raise VerbaliserInvalid(
-            f"model.task.verbaliser: {word!r} is cut into {len(tokens)} tokens {where}, {' + '.join(names)}, and a "
-            f"mask is one; {hint}"
+            f"model.task.verbaliser: {word!r} is {len(tokens)} tokens {where}, {' + '.join(names)}, and the mask is "
+            f"one; {hint}"
         )
 
     def _cut(self, texts: Iterable[str], spaced: bool) -> list[list[int]]:
-        """Tokens of each, none of them special; spaced: with white space before it."""
+        """The tokens of each text, none of them special; `spaced` puts white space before it."""
         before = " " if spaced and self.family.leading else ""
         whole = []
         for text in texts:
             known = (text if text.isascii() else text.encode(errors="replace").decode()).strip()
             whole.append(before + known if known else "")
         found = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
-        # What a text spells is text, also where the vocabulary holds the special token as an entry (T5's does).
+        # Spelled special tokens are text, even if the vocabulary has them as entries (as T5's does).
         return [[self.unknown_id if token in self._forbidden else token for token in each.ids] for each in found]
 
 
 def _fitted(texts: tuple[list[int], ...], room: int) -> list[list[int]]:
-    """So many tokens together at most; of two the longer one is cut until they are as long, then both."""
+    """Cuts texts to at most `room` tokens together: of two, the longer one until they are equally long, then both."""
     if len(texts) == 1:
         return [texts[0][:room]]
     first, second = texts

@@ -1,8 +1,8 @@
-"""A member's examples as one job reads them: token ids and places of labels, worked out once for all its rounds.
+"""A member's examples as one job reads them: token ids and label indices, computed once for all its rounds.
 
-Guarantees: nothing of the data is looked at before `read` is called, so that whoever must not fail on the data decides
-when that is; a second call gives the same arrays, read-only. Memory: eight bytes for each token of the padded matrix,
-for as long as the corpus is kept.
+Guarantees: the data is not looked at before `read` is called, so a caller that must not fail on the data decides when
+that is. A second call returns the same read-only arrays. Memory: eight bytes for each token of the padded matrix, as
+long as the corpus is kept.
 """
 
 import hashlib
@@ -27,8 +27,12 @@ __all__ = ["EncodedArrays", "EncodedExamples", "encoder_of", "words_of"]
 
 @dataclass(frozen=True)
 class EncodedArrays:
-    """ids: (U, S), padded. labels: (U,), places in the job's labels. usable: (U,), which of the examples these are:
-    those whose label is one of the job's, and that have a second text where the job reads pairs.
+    """The usable examples as arrays: those with a label of the job and, if the job reads pairs, a second text.
+
+    Attributes:
+        ids: (U, S), padded.
+        labels: (U,) indices into the job's labels.
+        usable: (U,) indices of these examples among all.
     """
 
     ids: "NDArray[np.int64]"
@@ -40,8 +44,8 @@ class EncodedExamples:
     """The examples under one job's tokenizer, labels and lengths.
 
     Raises:
-        TokenizerInvalid: not a tokenizer, or one without the padding token, or the frame, that the job's model needs.
-        TemplateInvalid: a prompted job's template leaves no room for text.
+        TokenizerInvalid: The bytes are no tokenizer, or it lacks the padding token or the frame that the model needs.
+        TemplateInvalid: A prompted job's template leaves no room for text.
     """
 
     def __init__(self, examples: Sequence[Example], job: JobDocument, tokenizer: bytes) -> None:
@@ -58,17 +62,17 @@ class EncodedExamples:
 
     @property
     def population(self) -> int:
-        """N, all examples, whatever their labels are."""
+        """N, the number of all examples, whatever their labels are."""
         return len(self._examples)
 
     @property
     def encoder(self) -> TextEncoder | ClozeEncoder:
-        """What its texts are read with."""
+        """The encoder of the texts."""
         return self._encoder
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows that an embedding needs."""
+        """The rows that an embedding needs."""
         return self._encoder.vocabulary_size
 
     @property
@@ -81,7 +85,7 @@ class EncodedExamples:
         return self._encoder.words()
 
     def read(self) -> EncodedArrays:
-        """Looks at the data, the first time it is called."""
+        """Encodes the examples on the first call, and returns the same arrays on every later one."""
         import numpy as np
 
         if self._read is None:
@@ -93,7 +97,7 @@ class EncodedExamples:
             if self._words is None:
                 ids = self._encoder.encode(text_rows([self._examples[at] for at in usable.tolist()], pairs=pairs))
             else:
-                # The label is the first of a text's ids, and the loss stands at place 0 (`learning.synthesis`).
+                # A text's first id is its label, and the loss is at index 0 (`learning.synthesis`).
                 ids = self._words.encode([self._examples[at].text for at in usable.tolist()], labels)
                 labels = np.zeros_like(labels)
             read = EncodedArrays(ids, labels, usable)
@@ -104,10 +108,10 @@ class EncodedExamples:
 
 
 def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | ClozeEncoder:
-    """A job's texts to ids: cut, padded and framed, or put into a template, as its model wants them.
+    """The encoder that cuts, pads and frames texts, or puts them into a template, as the job's model needs.
 
     Raises:
-        TokenizerInvalid, TemplateInvalid: as `EncodedExamples` says.
+        TokenizerInvalid, TemplateInvalid: As in `EncodedExamples`.
     """
     if isinstance(job.model, PromptedModel):
         return ClozeEncoder.of(job.model, tokenizer)
@@ -115,16 +119,16 @@ def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | Cl
 
 
 def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":
-    """The public words of a job that makes text up.
+    """The public words of a job for synthetic text.
 
     Raises:
-        VocabularyNotPublic, TokenizerInvalid: as `public_words` says.
+        VocabularyNotPublic, TokenizerInvalid: As in `public_words`.
     """
     from learning.synthesis.words import public_words
 
     model = job.model
     if not isinstance(model, RvaeModel):
-        raise TypeError("only a job whose model is an rvae makes text up")
+        raise TypeError("only a job whose model is an rvae generates synthetic text")
     digest = None if job.tokenizer is None else bytes(job.tokenizer)
     return public_words(tokenizer, digest, labels=len(job.labels), max_tokens=model.max_tokens, most=model.words)
 
@@ -132,7 +136,7 @@ def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":
 def _key(job: JobDocument, tokenizer: bytes) -> tuple[object, ...]:
     model = job.model
     template = model.template if isinstance(model, PromptedModel) else None
-    # Another model's ids have no label in front, and other words.
+    # Only an rvae's ids start with a label and use its words.
     words = model.words if isinstance(model, RvaeModel) else None
     reading = template, words, job.labels, model.max_tokens, model.min_tokens, model.frame
     return hashlib.sha256(tokenizer).digest(), *reading

@@ -1,9 +1,9 @@
-"""A member's labelled text, read from the file it lies in.
+"""Reads a member's labelled text from a file.
 
-Guarantees: one reader for every format; what comes out has text in every row and, where labels were asked
-for, a label in every row; every error says where and what to do, and holds nothing of the text (exceptions
-are raised without their causes, which would carry it). With `skip_invalid`, whether a row is skipped depends on that
-row alone, never on its neighbours: see `read_data`.
+Guarantees: one reader serves every format. Every row of the result has a text and, if labels were requested, a label.
+Every error says where and what to do, and has nothing of the text (exceptions are raised without their causes, which
+would carry it). With `skip_invalid`, whether a row is skipped depends on that row alone, never on its neighbours: see
+`read_data`.
 
 Leaves to others: what a label means (`label_ids` only looks it up) and how text becomes numbers
 (`learning.text.encoder`).
@@ -45,20 +45,20 @@ __all__ = [
     "text_rows",
 ]
 
-# What a job's encoder takes of an example: its text, or a pair of them.
+# What a job's encoder reads of an example: its text, or a pair of texts.
 TextRow = str | tuple[str, str]
-# The column of a pair's second text, unless its name is given.
+# The default column of a pair's second text.
 _TEXT_B = "text_b"
-# Rows that are named where rows are skipped.
+# The most skipped rows that a sentence names.
 _MAX_NAMED = 3
 
 
 class DataInvalid(ValueError):
-    """Data that cannot be used; the text says where and what to do."""
+    """The data cannot be used; the text says where and what to do."""
 
 
 class RowInvalid(DataInvalid):
-    """One row that cannot be read, while the others can. where: `line 3`. what: the fault, and what to do."""
+    """One row cannot be read, while others can. `where` is like `line 3`; `what` is the fault and what to do."""
 
     def __init__(self, name: str, line: int, what: str) -> None:
         super().__init__(f"{name}, line {line}: {what}")
@@ -66,12 +66,12 @@ class RowInvalid(DataInvalid):
 
 
 class ColumnMissing(DataInvalid):
-    """A table whose header lacks a column: known of its form alone, whatever stands in its rows."""
+    """A table's header lacks a column. This follows from its form alone, whatever its rows have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row. text_b: the second text of a pair; None where the row has none. It does not print its texts."""
+    """One row. `text_b` is the second text of a pair, or None. It does not print its texts."""
 
     text: str
     label: str | None
@@ -79,7 +79,7 @@ class Example:
 
     @property
     def texts(self) -> TextRow:
-        """All that it says, whatever a job reads of it: a pair where there is a second text."""
+        """All its text, whatever a job reads of it: a pair if there is a second text."""
         return self.text if self.text_b is None else (self.text, self.text_b)
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Rows that were left out. first: where the first three are, and why."""
+    """Rows that were skipped. `first` says where the first three are, and why they were skipped."""
 
     rows: int = 0
     first: tuple[str, ...] = ()
@@ -98,21 +98,21 @@ class Skipped:
         return self.rows > 0
 
     def sentence(self, kept: int) -> str:
-        """For a person. kept: how many rows were read."""
+        """A sentence for people; `kept` is the number of rows that were read."""
         more = f"; and {self.rows - len(self.first)} more" if self.rows > len(self.first) else ""
         return f"skipped {self.rows} of {self.rows + kept} rows: {'; '.join(self.first)}{more}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a file holds. second_column: whether its rows can have a second text (`read_data`)."""
+    """The content of a file. `second_column` says whether its rows can have a second text (`read_data`)."""
 
     examples: list[Example]
     second_column: bool
     skipped: Skipped = Skipped()
 
 
-# A row as a format gives it: where it stands, and its columns.
+# A row as a format gives it: its line, and its columns.
 Row = tuple[int, dict[str, object]]
 
 # Bytes that are not UTF-8, as `surrogateescape` decodes them.
@@ -121,7 +121,7 @@ _NOT_UTF8 = "not UTF-8; save the file as UTF-8"
 
 
 def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
-    # Only \n ends a line: JSON strings may hold the other characters that splitlines() cuts at.
+    # Only \n ends a line: JSON strings may have other characters at which splitlines() cuts.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -165,16 +165,16 @@ def _table(text: str, name: str, **dialect: object) -> Iterator[Row | RowInvalid
             if fault or _ESCAPED.search("".join(cells)):
                 raise DataInvalid(f"{name}, line {reader.line_num}: {fault or _NOT_UTF8}")
             if len(set(cells)) != len(cells):
-                raise DataInvalid(f"{name}, line 1: a column's name stands twice; give every column its own name")
+                raise DataInvalid(f"{name}, line 1: two columns have the same name; give every column its own")
             header = cells
             continue
         if not fault and len(cells) != len(header):
             fault = (
-                f"{len(cells)} cells under {len(header)} columns; put quotes around cells that hold the separator, or "
+                f"{len(cells)} cells under {len(header)} columns; put quotes around cells that have the separator, or "
                 "write JSON lines"
             )
         if fault and (over or reader.line_num != begins):
-            # A quote that was left open takes the rows after it with it: no fault of one row, and nothing to skip.
+            # An open quote swallows the rows after it, so the fault is not of one row and nothing can be skipped.
             raise DataInvalid(f"{name}, line {reader.line_num}: {fault}")
         if not fault and _ESCAPED.search("".join(cells)):
             fault = _NOT_UTF8
@@ -193,12 +193,12 @@ def _csv(text: str, name: str) -> Iterator[Row | RowInvalid]:
 
 
 def _tsv(text: str, name: str) -> Iterator[Row | RowInvalid]:
-    # As text/tab-separated-values is registered: a quotation mark is a character like any other.
+    # As registered for text/tab-separated-values: a quotation mark is an ordinary character.
     return _table(text, name, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 _FORMATS: dict[str, Callable[[str, str], Iterator[Row | RowInvalid]]] = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _tsv}
-# Those whose columns stand in a header, so that every row has the same.
+# Formats with a header, so every row has the same columns.
 _TABLES = (".csv", ".tsv")
 
 
@@ -208,10 +208,10 @@ def _suffix(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, plain or .gz, without a byte order mark.
+    """Reads a UTF-8 file, plain or .gz, without its byte order mark.
 
     Raises:
-        DataInvalid: no such file, not readable, not gzip in spite of its name, not UTF-8.
+        DataInvalid: The file does not exist, cannot be read, is not gzip despite its name, or is not UTF-8.
     """
     data = _read_bytes(path)
     try:
@@ -230,19 +230,19 @@ def _read_bytes(path: Path) -> bytes:
     except IsADirectoryError:
         raise DataInvalid(f"{path} is a folder; name a file in it") from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise DataInvalid(f"{path} is not a whole gzip file; compress it again or drop the .gz") from None
+        raise DataInvalid(f"{path} is not a complete gzip file; compress it again or drop the .gz") from None
     except OSError as error:
         raise DataInvalid(f"{path} cannot be read: {error.strerror}") from None
     return data
 
 
 def _columns(row: dict[str, object]) -> str:
-    """The names of the columns, without what may be text (a table without its header line)."""
+    """The names of the columns, without those that may be text (if the table lacks its header line)."""
     names = [name for name in row if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)]
     hidden = len(row) - len(names)
     listed = ", ".join(names) or "none with a plain name"
     if hidden:
-        listed += f" ({hidden} not shown, since they may be text: does the file lack its header line?)"
+        listed += f" ({hidden} not shown, since they may be text if the file has no header line)"
     return listed
 
 
@@ -250,7 +250,7 @@ def _columns(row: dict[str, object]) -> str:
 class _Place:
     name: str
     line: int
-    # Every row of a table has the same columns: a missing one is a fault of the file.
+    # Every row of a table has the same columns, so a missing column is a fault of the file.
     table: bool
 
     def wrong(self, what: str) -> RowInvalid:
@@ -275,7 +275,7 @@ def _text_of(value: object, column: str, where: _Place) -> str:
 
 
 def _second_of(row: dict[str, object], column: str | None, where: _Place) -> str | None:
-    """Of a column that was named every row must have a text; of `text_b` by itself a row that has none is none."""
+    """A row's second text: required if its column was named, else the text of `text_b` or None."""
     if column is not None:
         return _text_of(_cell(row, column, "text-b", where), column, where)
     try:
@@ -295,14 +295,19 @@ def _label_of(value: object, column: str, where: _Place) -> str:
 def read_examples(
     path: Path, *, text: str = "text", label: str | None = "label", text_b: str | None = None
 ) -> list[Example]:
-    """The rows of a .jsonl, .csv or .tsv file, plain or .gz, in their order.
+    """Reads the rows of a .jsonl, .csv or .tsv file, plain or .gz, in order.
 
-    text, label: the names of the columns; with label=None no label is read. Whole numbers as labels become
-    words ("1"). text_b: the column of a pair's second text, which every row then has; None: the column `text_b`, where
-    it is there. Tables have a header line; csv is quoted as usual, tsv not at all.
+    Tables have a header line. csv is quoted as usual, and tsv is not quoted at all.
+
+    Args:
+        path: The file.
+        text: The column of the text.
+        label: The column of the label; with None no label is read. Whole numbers become words ("1").
+        text_b: The column of a pair's second text, which every row must then have. With None it is the column
+            `text_b`, if there is one.
 
     Raises:
-        DataInvalid: a file or row that cannot be used.
+        DataInvalid: The file or a row cannot be used.
     """
     return read_data(path, text=text, label=label, text_b=text_b).examples
 
@@ -315,20 +320,26 @@ def read_data(
     text_b: str | None = None,
     skip_invalid: bool = False,
 ) -> Rows:
-    """What `read_examples` returns, and whether rows of this file can have a second text: not where a table's header
-    has no column for it. JSON lines have no header: there it is always so, and depends on no row.
+    """Reads what `read_examples` reads, and whether rows of this file can have a second text.
 
-    With skip_invalid, rows that cannot be read are left out and counted. Whether a row is left out depends on nothing
-    but that row, the table's header and the arguments: two files that differ in one row give examples that differ in
-    at most one. So a quote that is left open over the end of a line is still an error.
+    They can unless a table's header has no column for it. JSON lines have no header, so there they always can, whatever
+    the rows are.
+
+    With skip_invalid, rows that cannot be read are skipped and counted. Whether a row is skipped depends only on that
+    row, the table's header and the arguments: two files that differ in one row give examples that differ in at most
+    one. So a quote left open over the end of a line is still an error.
+
+    Args:
+        path, text, label, text_b: As in `read_examples`.
+        skip_invalid: Whether to skip rows that cannot be read.
 
     Raises:
-        RowInvalid: without skip_invalid, a row that could be skipped. DataInvalid: as `read_examples` says, and no row
-            that can be read.
+        RowInvalid: Without skip_invalid, a row cannot be read that could be skipped.
+        DataInvalid: As in `read_examples`, or no row can be read.
     """
     read = _FORMATS.get(_suffix(path))
     if read is None:
-        raise DataInvalid(f"{path}: unknown kind of file; the suffix must be one of {_known_suffixes()}")
+        raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")
     if skip_invalid:
         content = _read_bytes(path).removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape")
     else:
@@ -357,9 +368,9 @@ def read_data(
         examples.append(Example(words, named, second))
     found = Skipped(skipped, tuple(first))
     if not examples and skipped:
-        raise DataInvalid(f"{path} holds no row that can be read; {found.sentence(0)}")
+        raise DataInvalid(f"{path} has no row that can be read; {found.sentence(0)}")
     if not examples:
-        raise DataInvalid(f"{path} holds no rows; give a file with at least one example")
+        raise DataInvalid(f"{path} has no rows; give a file with at least one example")
     return Rows(examples, second_column, found)
 
 
@@ -368,15 +379,15 @@ def _known_suffixes() -> str:
 
 
 def _shown(label: str) -> str:
-    # A wrong column gives whole texts for labels.
+    # If the column is wrong, labels are whole texts.
     return repr(label) if len(label) <= 40 else f"(one of {len(label)} characters)"
 
 
 def check_labels(examples: Sequence[Example], labels: Sequence[str]) -> None:
-    """Passes where every example has one of these labels.
+    """Checks that every example has one of these labels.
 
     Raises:
-        DataInvalid: names what is not among them, and says what to do.
+        DataInvalid: An example has no label, or labels are unknown; the text names them and says what to do.
     """
     known = set(labels)
     counts: dict[str, int] = {}
@@ -391,42 +402,42 @@ def check_labels(examples: Sequence[Example], labels: Sequence[str]) -> None:
     listed = ", ".join(f"{_shown(label)} ({counts[label]} rows)" for label in unknown[:5])
     more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
     raise DataInvalid(
-        f"labels that the job does not know: {listed}{more}. It knows {', '.join(map(repr, labels))}: "
-        "rename or leave out those rows, or name the right column with --label"
+        f"the job does not know these labels: {listed}{more}. It knows {', '.join(map(repr, labels))}; "
+        "rename or remove the others, or name the right column with --label"
     )
 
 
 def check_pairs(examples: Sequence[Example], *, second_column: bool = True) -> None:
-    """Passes where every example has a second text. second_column: as `read_data` found it.
+    """Checks that every example has a second text. `second_column` is as `read_data` found it.
 
     Raises:
-        ColumnMissing: there is no second column, and rows were not asked. DataInvalid: says in how many rows there is
-            no second text, and how the column is named.
+        ColumnMissing: There is no second column; this does not depend on any row.
+        DataInvalid: Some rows have no second text; the text says how many, and how to name the column.
     """
     if not second_column:
         raise ColumnMissing(
-            f"the job reads pairs of texts, and the table has no column {_TEXT_B!r}; name the column that holds the "
-            "second text with --text-b"
+            f"the job reads pairs of texts, and the table has no column {_TEXT_B!r}; name the column of the second "
+            "text with --text-b"
         )
     lacking = sum(example.text_b is None for example in examples)
     if not lacking:
         return
     if lacking == len(examples):
         raise DataInvalid(
-            f"the job reads pairs of texts, and no row has a second one in a column {_TEXT_B!r}; name the column that "
-            "holds it with --text-b"
+            f"the job reads pairs of texts, and no row has a second text in a column {_TEXT_B!r}; name the column of "
+            "the second text with --text-b"
         )
     raise DataInvalid(
         f"the job reads pairs of texts, and {lacking} of {len(examples)} rows have no second text in column "
-        f"{_TEXT_B!r}; fill them or leave them out, or name the right column with --text-b"
+        f"{_TEXT_B!r}; fill or remove them, or name the right column with --text-b"
     )
 
 
 def text_rows(examples: Sequence[Example], *, pairs: bool) -> list[TextRow]:
-    """What an encoder takes of each example. pairs: whether that is two texts.
+    """What an encoder reads of each example: one text, or with `pairs` two.
 
     Raises:
-        DataInvalid: as `check_pairs` says.
+        DataInvalid: As in `check_pairs`.
     """
     if not pairs:
         return [example.text for example in examples]
@@ -435,7 +446,7 @@ def text_rows(examples: Sequence[Example], *, pairs: bool) -> list[TextRow]:
 
 
 def label_ids(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray[np.int64]":
-    """Shape (N,): where each example's label stands in `labels`. Raises as `check_labels` does."""
+    """The index of each example's label in `labels`, shape (N,). Raises like `check_labels`."""
     import numpy as np
 
     check_labels(examples, labels)
@@ -444,7 +455,7 @@ def label_ids(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray[np
 
 
 def label_places(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray[np.int64]":
-    """Shape (N,): where each example's label stands in `labels`, -1 where it is none of them. Never fails."""
+    """The index of each example's label in `labels`, or -1 if it is unknown, shape (N,). Never fails."""
     import numpy as np
 
     index = {label: at for at, label in enumerate(labels)}
@@ -452,10 +463,10 @@ def label_places(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray
 
 
 def data_digest(path: Path) -> bytes:
-    """SHA-256 of the file as it lies on the disk, 32 bytes.
+    """The SHA-256 (32 bytes) of the file's bytes on disk.
 
     Raises:
-        DataInvalid: no such file, or not readable.
+        DataInvalid: The file does not exist or cannot be read.
     """
     try:
         with path.open("rb") as file:

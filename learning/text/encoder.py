@@ -1,11 +1,11 @@
-"""Text to token ids, by a tokenizer that is one file of bytes.
+"""Turns text into token ids with a tokenizer, which is one file of bytes.
 
-Guarantees: the same bytes give the same ids everywhere (training, export, prediction); nothing but
-`tokenizers` and numpy is imported, and only when something is encoded; the padding id is written behind a
-text, never inside it (no special token is recognised in text or added to it).
+Guarantees: the same bytes give the same ids everywhere (training, export, prediction). Only `tokenizers` and numpy are
+imported, and only when something is encoded. The padding id comes after a text, never inside it: no special token is
+recognised in text or added to it.
 
-Leaves to others: where the vocabulary comes from. A job's must be public: what its tokenizer keeps apart, everyone
-knows. A member's own (`learning.text.vocabulary`) tells words of its texts and never leaves its machine.
+Leaves to others: where the vocabulary comes from. A job's vocabulary must be public, since everyone sees its tokenizer.
+A member's own (`learning.text.vocabulary`) reveals words of its texts and never leaves its machine.
 """
 
 import json
@@ -38,25 +38,27 @@ LONGEST_WORD = 100  # Characters; as in BERT, a longer word is unknown as a whol
 
 
 class TokenizerInvalid(ValueError):
-    """Bytes that are no tokenizer we can use."""
+    """The bytes are no tokenizer that can be used; the text says why and what to do."""
 
 
 class VocabularyInvalid(ValueError):
-    """A vocabulary that cannot be used; the text says where and what to do."""
+    """The vocabulary cannot be used; the text says where and what to do."""
 
 
 class TextEncoder:
-    """Texts to padded id matrices.
+    """Encodes texts as padded id matrices.
 
-    tokenizer_json: the bytes of a tokenizer.json. max_tokens: longer texts are cut. min_tokens: shorter
-    batches are padded to this (what the model takes at least). frame: [CLS] stands before each text and [SEP]
-    behind it, and both count among max_tokens.
+    Args:
+        tokenizer_json: The bytes of a tokenizer.json.
+        max_tokens: Longer texts are cut.
+        min_tokens: Shorter batches are padded to this, the least that the model takes.
+        frame: Whether [CLS] comes before each text and [SEP] after it; both count in max_tokens.
 
     Raises:
-        TokenizerInvalid: not a tokenizer, one without a padding token, or without those two where they are asked for.
+        TokenizerInvalid: The bytes are no tokenizer, or it lacks the padding token or the tokens of the frame.
     """
 
-    # Of all encoders `learning.text.cloze.ClozeEncoder` alone reads two texts for each example.
+    # Only `learning.text.cloze.ClozeEncoder` reads two texts for each example.
     pairs = False
 
     def __init__(self, tokenizer_json: bytes, max_tokens: int, min_tokens: int, *, frame: bool = False) -> None:
@@ -70,13 +72,13 @@ class TextEncoder:
             raise TokenizerInvalid(f"not a tokenizer.json that the tokenizers library reads: {error}") from error
         pad_id = self._tokenizer.token_to_id(PAD)
         if pad_id is None:
-            raise TokenizerInvalid(f"the tokenizer has no {PAD} entry; put {PAD} into its vocabulary")
+            raise TokenizerInvalid(f"the tokenizer has no {PAD} entry; add {PAD} to its vocabulary")
         self.pad_id: int = pad_id
         self.max_tokens, self.min_tokens, self.frame = max_tokens, min_tokens, frame
         self._before, self._behind = ([self._frame_id(FIRST)], [self._frame_id(LAST)]) if frame else ([], [])
         # Ids may have gaps; an embedding needs a row up to the largest.
         self.vocabulary_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        # Whatever the file says of these, the job's numbers hold.
+        # The job's numbers count, whatever the file says.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens - len(self._before) - len(self._behind))
 
@@ -84,25 +86,26 @@ class TextEncoder:
         found: int | None = self._tokenizer.token_to_id(token)
         if found is None:
             raise TokenizerInvalid(
-                f"the tokenizer has no {token} entry, which this model's texts are framed with; take the vocabulary "
-                "that belongs to the base model, or put it in"
+                f"the tokenizer has no {token} entry, which frames this model's texts; use the base model's "
+                "vocabulary, or add the entry"
             )
         return found
 
     def words(self) -> list[str | None]:
-        """The vocabulary by id; None where no entry has an id."""
+        """The vocabulary by id; None for ids without an entry."""
         found: list[str | None] = [None] * self.vocabulary_size
         for word, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
             found[number] = word
         return found
 
     def encode(self, texts: Sequence[TextRow]) -> "NDArray[np.int64]":
-        """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens, cut at max_tokens.
+        """Encodes texts. Half of a surrogate pair (an argument that is not UTF-8) reads as a question mark.
 
-        Half of a surrogate pair (an argument that is not UTF-8) reads as a question mark.
+        Returns:
+            Ids, shape (B, S), padded at the end to the batch's longest row and to min_tokens, cut at max_tokens.
 
         Raises:
-            ValueError: a pair of texts, which no model with this encoder reads.
+            ValueError: An item is a pair of texts, which no model with this encoder reads.
         """
         import numpy as np
 
@@ -120,16 +123,16 @@ class TextEncoder:
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """The lines of a vocabulary, plain or .gz.
+    """Reads the lines of a vocabulary file, plain or .gz.
 
     Raises:
-        VocabularyInvalid: no such file, not UTF-8, or empty.
+        VocabularyInvalid: The file does not exist, is not UTF-8, or is empty.
     """
     try:
         text = read_text(path)
     except DataInvalid as error:
         raise VocabularyInvalid(f"vocabulary: {error}") from error
-    # Only \n ends an entry: vocabularies hold characters that splitlines() would cut at.
+    # Only \n ends an entry: vocabularies have characters at which splitlines() would cut.
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if lines == [""]:
         raise VocabularyInvalid(f"vocabulary: {path} is empty; give one entry a line")
@@ -137,25 +140,25 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def wordpiece_tokenizer(lines: Iterable[str]) -> bytes:
-    """tokenizer.json of BERT's uncased word pieces; an entry's line number, from 0, is its id.
+    """Makes a tokenizer.json of BERT's uncased word pieces. An entry's line number, from 0, is its id.
 
-    Lower case, accents stripped, split at white space, punctuation and CJK characters, then longest match
-    first (Devlin et al. 2019, as in bert-base-uncased). Adds no [CLS] and no [SEP].
+    Text is put in lower case without accents, split at white space, punctuation and CJK characters, and then matched
+    longest first (Devlin et al. 2019, as in bert-base-uncased). It adds no [CLS] and no [SEP].
 
     Raises:
-        VocabularyInvalid: an entry that is empty or stands twice, no [PAD] or no [UNK].
+        VocabularyInvalid: An entry is empty or occurs twice, or [PAD] or [UNK] is missing.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     ids: dict[str, int] = {}
     for number, piece in enumerate(lines):
         if not piece or piece in ids:
-            fault = f"stands on line {ids[piece] + 1} already" if piece in ids else "is empty"
+            fault = f"is already on line {ids[piece] + 1}" if piece in ids else "is empty"
             raise VocabularyInvalid(f"vocabulary, line {number + 1}: the entry {fault}; line numbers are ids")
         ids[piece] = number
     for special in (PAD, UNKNOWN):
         if special not in ids:
-            raise VocabularyInvalid(f"vocabulary: no {special} line; word pieces need one (or use kind = words)")
+            raise VocabularyInvalid(f"vocabulary: word pieces need a {special} line; add it, or use kind = words")
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -163,13 +166,13 @@ def wordpiece_tokenizer(lines: Iterable[str]) -> bytes:
 
 
 def word_tokenizer(lines: Iterable[str]) -> bytes:
-    """tokenizer.json of whole words: lower case, split at white space, punctuation split off.
+    """Makes a tokenizer.json of whole words: lower case, split at white space, punctuation split off.
 
-    [PAD] is 0 and [UNK] is 1, put in front of the list. Of a line, what stands before the first space is the
-    word, so that a GloVe table is a word list too; words that differ only in case are one.
+    [PAD] is 0 and [UNK] is 1, before the list. The word of a line ends at its first space, so a GloVe table is a word
+    list too. Words that differ only in case become one.
 
     Raises:
-        VocabularyInvalid: no word at all.
+        VocabularyInvalid: There is no word.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -179,7 +182,7 @@ def word_tokenizer(lines: Iterable[str]) -> bytes:
         if word and word not in ids:
             ids[word] = len(ids)
     if len(ids) == 2:
-        raise VocabularyInvalid("vocabulary: not one word; give one a line")
+        raise VocabularyInvalid("vocabulary: there are no words; give one a line")
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -187,13 +190,13 @@ def word_tokenizer(lines: Iterable[str]) -> bytes:
 
 
 def check_own_form(tokenizer_json: bytes) -> None:
-    """Passes what `wordpiece_tokenizer` or `word_tokenizer` made, byte for byte, and nothing else.
+    """Passes only what `wordpiece_tokenizer` or `word_tokenizer` made, byte for byte.
 
-    A tokenizer.json is a small program. One with patterns of its own, or without an entry for unknown words, can fail
-    or dawdle on exactly those texts that somebody asks about; these two forms treat every text alike.
+    A tokenizer.json is a small program. One with its own patterns, or without an entry for unknown words, can fail or
+    run for long on exactly the texts that its author chooses. These two forms treat every text alike.
 
     Raises:
-        TokenizerInvalid: it is another one.
+        TokenizerInvalid: It is any other tokenizer.
     """
     try:
         model = json.loads(tokenizer_json)["model"]
@@ -202,7 +205,7 @@ def check_own_form(tokenizer_json: bytes) -> None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TokenizerInvalid(f"not a tokenizer of a job bundle: {shortened(str(error))}") from error
     if made != tokenizer_json:
-        raise TokenizerInvalid("the tokenizer is not one that `coordinator job bundle` makes of a vocabulary")
+        raise TokenizerInvalid("the tokenizer was not made by `coordinator job bundle`; make the job again with it")
 
 
 def _bytes(tokenizer: Any) -> bytes:

@@ -1,11 +1,11 @@
-"""A member's own vocabulary, from its own texts: a tokenizer.json in the forms of a job's (`learning.text.encoder`).
+"""Builds a member's own vocabulary from its texts: a tokenizer.json in the forms of a job's (`learning.text.encoder`).
 
-Guarantees: the entries come from the texts and the words handed in and from nothing else; what comes out passes
-`text.check_own_form`; words are the same for the same texts in any order, on every machine. Word pieces are not: the
-library's training takes ties as its hash tables happen to lie, so they are built once and kept with the private state.
+Guarantees: the entries come from the given texts and words and from nothing else. The result passes
+`encoder.check_own_form`. Words are the same for the same texts in any order, on every machine. Word pieces are not: the
+library breaks ties by the state of its hash tables, so pieces are built once and kept with the private state.
 
-Leaves to others: where the result is kept. It tells words of the texts, so it never leaves the machine, and no sentence
-of an error holds one.
+Leaves to others: where the result is kept. It reveals words of the texts, so it never leaves the machine, and no error
+has such a word.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ from learning.text.encoder import (
 
 __all__ = ["own_tokenizer"]
 
-# A list goes on with known words to so many entries at most. The texts bound what they bring; a published table would
-# fill whatever a job allows, on the member's disk.
+# The most entries of a list that is filled up with known words. The texts bound their own words, but a published table
+# would fill whatever a job allows, on the member's disk.
 _MAX_KNOWN = 30_000
 
 _SPECIAL = [PAD, UNKNOWN, FIRST, LAST]
@@ -39,23 +39,27 @@ def own_tokenizer(
     min_count: int = 1,
     known: Iterable[str] = (),
 ) -> bytes:
-    """The bytes of a tokenizer.json for these texts.
+    """Builds the bytes of a tokenizer.json for these texts.
 
-    kind: "words", the most frequent ones, ties in order of spelling; "wordpiece", pieces trained on the texts, behind
-    [PAD], [UNK], [CLS] and [SEP]. size: entries at most, those in brackets among them. min_count: words that occur
-    less often, or pairs of pieces that stand together less often, get no entry by the texts. known: words, the most
-    useful first, that get entries behind those of the texts while there are fewer than `size` and than 30,000: those
-    that a vector is known for, so that a text to come may hold one. What no text is split into, and what is longer than
-    a word, is passed over. Pieces need none: what they have not met they put together.
+    Args:
+        texts: The member's texts.
+        kind: "words" takes the most frequent words, with ties in order of spelling. "wordpiece" trains pieces on the
+            texts, after [PAD], [UNK], [CLS] and [SEP].
+        size: The most entries, including those in brackets.
+        min_count: Words that occur less often, or pairs of pieces that occur together less often, get no entry from
+            the texts.
+        known: Words that a vector is known for, the most useful first, since a later text may have them. They get
+            entries after those of the texts, up to `size` and 30,000 entries in total. A word that no text could be
+            split into, or that is too long, is skipped. Word pieces ignore them: they compose new words from pieces.
 
     Raises:
-        VocabularyInvalid: nothing to build it from, or no room in `size`.
+        VocabularyInvalid: There is nothing to build it from, or no room in `size`.
     """
     special = 2 if kind == "words" else len(_SPECIAL)
     if size <= special:
         raise VocabularyInvalid(
-            f"own vocabulary: {size} entries (vocabulary.size) leave no room beside the {special} that every "
-            f"vocabulary of {kind} has; the job must allow more"
+            f"own vocabulary: {size} entries (vocabulary.size) leave no room after the {special} special entries of "
+            f"every vocabulary of {kind}; ask for a job that allows more"
         )
     if kind == "words":
         return _words(texts, size - special, min_count, known)
@@ -77,7 +81,7 @@ def _words(texts: Iterable[str], most: int, min_count: int, known: Iterable[str]
         for word in known
         if word not in have and len(word) <= LONGEST_WORD and _is_entry(word) and list(_split([word], *rules)) == [word]
     )
-    # No word more is asked for than there is room: a published table is long.
+    # Reads no more words than there is room for: a published table is long.
     for _ in range(min(most, _MAX_KNOWN - 2) - len(chosen)):
         word = next(more, None)
         if word is None:
@@ -86,30 +90,28 @@ def _words(texts: Iterable[str], most: int, min_count: int, known: Iterable[str]
         chosen.append(word)
     if not chosen:
         raise VocabularyInvalid(
-            f"own vocabulary: no word occurs {min_count} times in the texts (the most frequent one occurs "
-            f"{-min(entries)[0]} times); take part with more data, or in a job with a lower vocabulary.min_count"
+            f"own vocabulary: no word occurs {min_count} times in the texts (the most frequent occurs "
+            f"{-min(entries)[0]} times); add data, or take part in a job with a lower vocabulary.min_count"
         )
     return word_tokenizer(chosen)
 
 
 def _is_entry(word: str) -> bool:
-    """Whether a word list can hold it: Python and the library differ over a few separators that are no white space to
-    one of them.
-    """
+    """Whether a word list can have this word: Python and the library disagree about a few white space characters."""
     return word == word.strip().lower() and " " not in word
 
 
 def _pieces(texts: Iterable[str], most: int, min_count: int) -> bytes:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    # The texts come split as the tokenizer will split them; so training splits at nothing but the spaces between.
+    # The texts are already split as the tokenizer will split them, so training splits only at spaces.
     trained = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=most + len(_SPECIAL),
         min_frequency=min_count,
         special_tokens=_SPECIAL,
-        # Each character takes up to two entries, inside a word and in front of one.
+        # Each character takes up to two entries: one inside a word and one at its start.
         limit_alphabet=max(1, most // 2),
         show_progress=False,
     )
@@ -126,7 +128,7 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
 
     normalizer, pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     for text in texts:
-        # A longer word is unknown as a whole, so nothing is learned from it.
+        # A longer word is unknown as a whole, so it teaches nothing.
         yield " ".join(word for word in _split([text], normalizer, pre_tokenizer) if len(word) <= LONGEST_WORD)
 
 
@@ -138,4 +140,4 @@ def _split(texts: Iterable[str], normalizer: Any, pre_tokenizer: Any) -> Iterato
             yield word
 
 
-_NOTHING = "own vocabulary: there is not one word in the texts; look at the data with `edge_client run --dry-run`"
+_NOTHING = "own vocabulary: the texts have no words; look at the data with `edge_client run --dry-run`"

@@ -1,1 +1,1 @@
-"""Local training and evaluation. Importing this package imports torch; the modules below say what they do."""
+"""Local training and evaluation. Importing this package imports torch."""

@@ -1,9 +1,10 @@
-"""Sums of clipped per-example gradients, without ever holding a gradient for each example.
+"""Sums clipped per-example gradients without ever holding a gradient for each example.
 
-Ghost clipping (Goodfellow 2015; Li et al. 2022, "Large language models can be strong differentially private learners")
-with the book-keeping of Bu et al. 2023 ("Differentially private optimization on large model at small cost"): one
-backward pass leaves, for every layer, what went in (x) and the loss's gradient at what came out (g). Both have a row
-for every example, and its gradient's norm, and the weighted sum of all gradients, follow from them layer by layer:
+This is ghost clipping (Goodfellow 2015; Li et al. 2022, "Large language models can be strong differentially private
+learners") with the book-keeping of Bu et al. 2023 ("Differentially private optimization on large model at small cost").
+One backward pass leaves, for every layer, its input (x) and the loss's gradient at its output (g). Both have a row for
+every example. The norm of each example's gradient, and the weighted sum of all gradients, follow from them layer by
+layer:
 
     1. forward          hooks keep x and the output of each layer that has trained parameters
     2. backward         g of all these outputs; no weight gradients are made
@@ -11,25 +12,26 @@ for every example, and its gradient's norm, and the weighted sum of all gradient
     4. weights          min(1, clip / norm)
     5. weighted sums    added to each parameter's .grad
 
-An LSTM is unrolled meanwhile: x is then a step's input beside the state before it, and g is taken where both meet, so
-that its tensors are those of linear layers over positions (`learning.models.lstm`).
+For this, an LSTM is unrolled. x is then a step's input next to the state before it, and g is taken where both meet, so
+its tensors are those of linear layers over positions (`learning.models.lstm`).
 
 Guarantees: an example adds at most `clip` (L2, jointly over all trained parameters) to the sum, up to the rounding of
-float32 in the additions (below); an example whose gradient is not finite adds nothing, so it can spoil no sum.
+float32 in the additions (below). An example whose gradient is not finite adds nothing, so it cannot spoil a sum.
 
-Whoever writes the weights chooses how large x and g are, so no norm may be lost to the range of float32. Norms and
+The author of the weights decides how large x and g are, so no norm may be lost to the range of float32. Norms and
 weights are float64 throughout, where squares of float32 numbers, and products of two of them, neither overflow nor
-underflow: a norm of 0 means a gradient of 0. Terms over positions may cancel in the exact norm, and do so in float32
-only up to their rounding; the norm that is clipped is therefore sqrt(|gradient|^2 + (2^-10 sum_t |x_t| |g_t|)^2), never
-less than the gradient's own and, where nothing is made to cancel, some 1e-5 more. An example whose x or weighted g
-passes 2^100 adds nothing: the other could lie where float32 has few bits left. With `scale` = 1 / clip, so that sums
-are in units of the clip, each product is rounded by 2^-24 of a term, and these terms' sum over positions is at most
-2^10: some 2^-14 an example, for every model and text, and 2^-24 or so where nothing cancels.
+underflow: a norm of 0 means a gradient of 0. Terms over positions may cancel in the exact norm, but in float32 they
+cancel only up to their rounding. So the norm that is clipped is sqrt(|gradient|^2 + (2^-10 sum_t |x_t| |g_t|)^2): never
+less than the gradient's own norm and, where nothing is made to cancel, about 1e-5 more. An example whose x or weighted
+g exceeds 2^100 adds nothing, since the other could lie where float32 has few bits left. With `scale` = 1 / clip, so
+that sums are in units of the clip, each product is rounded by 2^-24 of a term, and the sum of these terms over
+positions is at most 2^10. That makes about 2^-14 an example, for every model and text, and about 2^-24 where nothing
+cancels.
 
-All of this leans on the module: every trained parameter acts through one call of a layer that is known here, and no
-example sees another. `ClippedGradients` refuses what it can see to be otherwise, at every batch;
-`check_examples_apart` compares it, for the module at hand, with one backward pass an example. Neither can know a module
-that behaves so with these texts and otherwise with others: a `TextClassifier` must not.
+All of this assumes two things of the module: every trained parameter acts through one call of a layer that this module
+knows, and no example sees another. At every batch, `ClippedGradients` refuses a module that visibly breaks this.
+`check_examples_apart` compares it, for the given module, with one backward pass an example. Neither can detect a module
+that behaves on these texts and not on others; a `TextClassifier` must not be one.
 """
 
 import math
@@ -59,45 +61,45 @@ __all__ = [
     "probe_ids",
 ]
 
-# The self-check's texts, and how far its two sides may be apart, relative to a clipped gradient's norm.
+# Texts of the self-check, and how far its two sides may be apart, relative to a clipped gradient's norm.
 _PROBE_TEXTS = 3
 _PROBE_TOLERANCE = 1e-3
-# Where softmax is saturated a gradient can be denormal: float32 keeps a few of its bits, and the two sides round them
-# differently. The clip is derived from gradients of at least this part of the largest one; smaller ones are compared
-# on the scale of the others.
+# If softmax is saturated, a gradient can be denormal: float32 keeps few of its bits, and the two sides round them
+# differently. The clip is derived from gradients of at least this part of the largest one. Smaller gradients are
+# compared on the scale of the others.
 _SMALLEST_JUDGED = 2.0**-20
 # Below this, float32 has too few bits for any comparison.
 _VANISHED = 2.0**-100
 
-# How much of sum_t |x_t| |g_t| counts as a part of the norm, squared; and the largest x, or g with its weight, of an
-# example that counts at all.
+# The part of sum_t |x_t| |g_t| that counts in the norm, squared.
 _CANCELLATION = 2.0**-20
+# The largest x, or weighted g, of an example that adds anything.
 _LARGEST = 2.0**100
 
 
 class PerExampleGradientsUnavailable(ValueError):
-    """Gradients of this module cannot be told apart by example, so DP-SGD cannot clip them. The text says why."""
+    """DP-SGD cannot clip the gradients of this module: they cannot be told apart by example. The text says why."""
 
 
 class ModelUnsuitable(PerExampleGradientsUnavailable):
-    """The same, found by the self-check on made-up texts: it says nothing of the member's data."""
+    """The same, found by the self-check on probe texts: it says nothing about the member's data."""
 
 
 class _Contribution(Protocol):
     """One layer's part in one batch of B examples."""
 
     def squared_norms(self) -> Mapping[str, Tensor]:
-        """For each trained parameter of the layer, by its name there, the squared norms (B,), in float64."""
+        """The squared norms, (B,) float64, of each trained parameter of the layer, by its name in the layer."""
 
     def add_weighted(self, weights: Tensor) -> None:
         """Adds the sum over examples of weights[b] times its gradient to each trained parameter's .grad.
 
-        weights: (B,) float64. They multiply in float64: next to a large gradient a weight alone may underflow.
+        `weights` is (B,) float64, and multiplies in float64: a small weight alone may underflow in float32.
         """
 
 
 class _Embedding:
-    """An example's gradient has a row for each distinct id: the sum of g where the id stands. x (B, ...) ids."""
+    """An example's gradient has a row for each distinct id: the sum of g where x, (B, ...) ids, has that id."""
 
     def __init__(self, layer: nn.Embedding, x: Tensor, g: Tensor) -> None:
         self.layer = layer
@@ -148,7 +150,7 @@ class _Linear:
 class _Conv1d:
     """A convolution is a linear layer over windows. x (B, channels, S), g (B, maps, T), T = S - width + 1.
 
-    The windows' products are sums along the diagonals of the positions' products, so windows are never laid out:
+    The products of windows are sums along the diagonals of the products of positions, so no window is ever copied out:
     <window_t, window_u> = sum over k of <x_(t + k), x_(u + k)>.
     """
 
@@ -178,9 +180,9 @@ class _Conv1d:
 
 
 class _LSTM:
-    """An LSTM is two linear layers over positions, of x_t and of h_(t - 1), whose sum is the gates' input.
+    """An LSTM is two linear layers over positions, one of x_t and one of h_(t - 1), whose sum is the gates' input.
 
-    x (B, S, width), before (B, S, hidden) the states h_(t - 1), g (B, S, 4 hidden) at the gates' input.
+    x (B, S, width + hidden) holds x_t next to h_(t - 1); g (B, S, 4 hidden) is taken at the gates' input.
     """
 
     def __init__(self, layer: LSTM, x: Tensor, g: Tensor) -> None:
@@ -207,9 +209,9 @@ class _LSTM:
 
 
 class _LayerNorm:
-    """An example's gradient is small, and made: the sum over positions of g times the normalised x, and of g.
+    """An example's gradient is small, so it is computed: the sum over positions of g times the normalised x, and of g.
 
-    x and g (B, ..., *normalized_shape).
+    x and g are (B, ..., *normalized_shape).
     """
 
     def __init__(self, layer: nn.LayerNorm, x: Tensor, g: Tensor) -> None:
@@ -219,7 +221,7 @@ class _LayerNorm:
         normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
         made = {"weight": g * normal, "bias": g}
         self.samples = {
-            # An empty tuple would be all dimensions.
+            # An empty tuple would mean all dimensions.
             name: made[name].sum(dim=between) if between else made[name]
             for name, _ in _trained(layer)
         }
@@ -233,7 +235,7 @@ class _LayerNorm:
 
 
 class _Materialised:
-    """Any other layer that Opacus has a sampler for: its gradients for each example are made and held for the batch."""
+    """Any other layer that Opacus has a sampler for: it holds a gradient for each example of the batch."""
 
     def __init__(self, sampler: Callable[..., Any], layer: nn.Module, x: Tensor, g: Tensor) -> None:
         names = {parameter: name for name, parameter in _trained(layer)}
@@ -251,9 +253,9 @@ class _Materialised:
 
 
 def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
-    """(B,), no less than |sum_t outer(g_t, x_t)|^2, from what positions' products are, (B, T, T) float64.
+    """(B,) Upper bounds on |sum_t outer(g_t, x_t)|^2, from the products of positions, (B, T, T) float64.
 
-    Infinite for an example whose x (B, ...) holds what is too large to be added.
+    Infinite for an example whose x (B, ...) has a value that is too large to be added.
     """
     along_x, along_g = (each.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for each in (of_x, of_g))
     apart = (along_x * along_g).sum(dim=1).square()
@@ -263,7 +265,7 @@ def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer's call in the forward pass: what went in and what came out, or (LSTM) what its gradients lean on."""
+    """A layer's call in the forward pass: its input and output, or for an LSTM the tensors that its gradients need."""
 
     name: str
     x: Tensor
@@ -274,14 +276,14 @@ Make = Callable[[Any, Tensor, Tensor], _Contribution]
 
 
 class ClippedGradients:
-    """Keeps what layers see while the module runs forward, and turns it into clipped sums. A context manager.
+    """Records layers' inputs during the forward pass, and turns them into clipped sums. A context manager.
 
         with ClippedGradients(module) as clipped:
             losses = functional.cross_entropy(module(ids), labels, reduction="none")
             clipped.add(losses, clip=1.0)
 
     Raises:
-        PerExampleGradientsUnavailable: a trained parameter outside the layers that are known here, or shared by two.
+        PerExampleGradientsUnavailable: A trained parameter is in a layer that is not known here, or in two layers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -297,18 +299,18 @@ class ClippedGradients:
                 full = f"{name}.{short}" if name else short
                 if parameter in owners:
                     raise PerExampleGradientsUnavailable(
-                        f"parameter {full} is {owners[parameter]} too: the gradients of tied parameters cannot be told "
-                        "apart by example; untie them"
+                        f"parameters {full} and {owners[parameter]} are tied, so their gradients cannot be told apart "
+                        "by example; untie them"
                     )
                 owners[parameter] = full
             self._layers[name] = layer
             self._makers[name] = _maker(name, layer)
         if not owners:
-            raise PerExampleGradientsUnavailable("the module has no parameter to train")
+            raise PerExampleGradientsUnavailable("the module has no parameter to train; unfreeze one")
 
     def __enter__(self) -> Self:
         for name, layer in self._layers.items():
-            # partial binds the name now: a closure over the loop's variable would see the last one.
+            # partial binds the name now; a closure over the loop variable would see the last one.
             if type(layer) is LSTM:
                 layer.observe(partial(self._keep_unrolled, name))
             else:
@@ -334,15 +336,16 @@ class ClippedGradients:
             return
         if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
             raise PerExampleGradientsUnavailable(
-                f"layer {name} is called with more than one tensor; its gradient cannot be told apart by example"
+                f"layer {name} is called with more than one tensor, so its gradient cannot be told apart by example; "
+                "pass it one"
             )
         self._calls.append(_Call(name, args[0].detach(), output))
 
     def gradients(self, loss: Tensor, batch: int, *, keep_graph: bool = False) -> dict[str, Tensor]:
-        """The gradient of `loss` () at each layer's output, for a forward pass with so many examples.
+        """The gradient of `loss`, shape (), at each layer's output, after a forward pass with `batch` examples.
 
         Raises:
-            PerExampleGradientsUnavailable: a layer was not called exactly once with a row for each example.
+            PerExampleGradientsUnavailable: A layer was not called exactly once with a row for each example.
         """
         self._check_calls(batch)
         outputs = [call.output for call in self._calls]
@@ -355,10 +358,13 @@ class ClippedGradients:
     def add(self, losses: Tensor, clip: float, scale: float = 1.0) -> None:
         """Adds scale * (sum over examples of min(1, clip / |gradient|) * gradient) to each trained parameter's .grad.
 
-        losses: (B,), each of its own example, from one forward pass inside this context, which this call uses up.
+        Args:
+            losses: (B,) The loss of each example, from one forward pass inside this context. The call uses it up.
+            clip: The largest L2 norm of an example's gradient.
+            scale: Multiplies the sum.
 
         Raises:
-            PerExampleGradientsUnavailable: a layer was not called exactly once with a row for each example, or has no
+            PerExampleGradientsUnavailable: A layer was not called exactly once with a row for each example, or has no
                 norm for one of its parameters.
         """
         gradients = self.gradients(losses.sum(), len(losses))
@@ -374,21 +380,22 @@ class ClippedGradients:
             if not bool(counts.any()):
                 return
             if not bool(counts.all()):
-                # Left out, not multiplied by zero: what is not finite would stay so.
+                # Left out instead of multiplied by zero, which would not make them finite.
                 made = [self._makers[name](self._layers[name], x[counts], g[counts]) for name, x, g in seen]
                 weights = weights[counts]
             for contribution in made:
                 contribution.add_weighted(weights)
 
     def _squared_norms(self, names: list[str], made: list[_Contribution], batch: int) -> Tensor:
-        """(B,), over all trained parameters."""
+        """(B,) The squared norms over all trained parameters together."""
         parts = []
         for name, contribution in zip(names, made, strict=True):
             norms = contribution.squared_norms()
             for short, _ in _trained(self._layers[name]):
                 if short not in norms or norms[short].shape != (batch,):
                     raise PerExampleGradientsUnavailable(
-                        f"no norm for each of {batch} examples came out for parameter {name}.{short}"
+                        f"parameter {name}.{short} has no gradient norm for each of {batch} examples; freeze it, or "
+                        "use another layer"
                     )
             parts += [part.clamp(min=0) for part in norms.values()]
         return torch.stack(parts).sum(dim=0)
@@ -398,15 +405,15 @@ class ClippedGradients:
         for name in self._layers:
             if called.count(name) != 1:
                 raise PerExampleGradientsUnavailable(
-                    f"layer {name} was called {called.count(name)} times in a forward pass; it must be once, or the "
-                    "norm of its gradient is not what it seems"
+                    f"layer {name} was called {called.count(name)} times in a forward pass, so the norm of its "
+                    "gradient would be wrong; call it once"
                 )
         for call in self._calls:
             for what, rows in (("takes", len(call.x)), ("gives", len(call.output))):
                 if rows != batch:
                     raise PerExampleGradientsUnavailable(
                         f"layer {call.name} {what} {rows} rows for {batch} examples (a tensor broadcast over the "
-                        "batch?); the batch would be clipped as if it were fewer; repeat its input for each example"
+                        "batch?), so the batch would be clipped as fewer; repeat its input for each example"
                     )
 
 
@@ -416,19 +423,21 @@ def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
 
 
 def check_examples_apart(module: TextClassifier, seed: int) -> None:
-    """Tries the module on a few made-up texts, with `ClippedGradients` and with one backward pass an example.
+    """Compares `ClippedGradients` with one backward pass an example, on a few probe texts.
 
-    The texts are drawn from the seed and see no data, so neither does what is refused. A module could be made to behave
-    with the texts of a seed that is known beforehand: take one that nobody else can know. Run it in training mode, at
-    the start of each training: it costs some five small passes. Needs .grad of no parameter, and leaves none.
+    Run it in training mode at the start of each training; it costs about five small passes. It needs no parameter's
+    .grad, and leaves none. The two sides are compared on the scale of the gradients that float32 holds well. A
+    saturated model passes: an example whose gradient vanishes next to the others' is no evidence against it.
 
-    The two sides are compared on the scale of the gradients that float32 holds well. A saturated model is sound: an
-    example whose gradient has vanished beside the others' is no evidence against it.
+    Args:
+        module: The module to check.
+        seed: Draws the probe texts. They do not depend on the data, so a refusal does not either. Choose a seed that
+            nobody else can know: a module can be made to behave on the texts of a known one.
 
     Raises:
-        ModelUnsuitable: the two differ, an example's loss depends on another's, or the forward pass changes a buffer (a
-            running mean, say).
-        TrainingDiverged: a made-up text's logits, or its gradient, are not finite numbers.
+        ModelUnsuitable: The two differ, an example's loss depends on another example, or the forward pass changes a
+            buffer (such as a running mean).
+        TrainingDiverged: A probe text's logits, or its gradient, are not finite.
     """
     try:
         _check_examples_apart(module, np.random.Generator(np.random.Philox(seed)))
@@ -444,17 +453,17 @@ def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -
         logits = module(ids)
         if logits.ndim != 2 or len(logits) != len(ids):
             raise PerExampleGradientsUnavailable(
-                f"{len(ids)} texts give logits of shape {tuple(logits.shape)}; a text must have one row"
+                f"{len(ids)} texts give logits of shape {tuple(logits.shape)}; the model must give one row a text"
             )
         if not bool(torch.isfinite(logits).all()):
-            raise TrainingDiverged("the model's logits are not finite numbers before training begins")
+            raise TrainingDiverged("the model's logits are not finite before training begins; start a new job")
         for name, buffer in module.named_buffers():
             if name not in buffers or not torch.equal(buffer, buffers[name]):
                 raise PerExampleGradientsUnavailable(
-                    f"a forward pass in training mode changes {name}: what it keeps of the texts has no noise; use a "
-                    "layer without running statistics"
+                    f"a forward pass in training mode changes {name}, so it would keep data without noise; use a layer "
+                    "without running statistics"
                 )
-        # The least likely label of each text: where softmax is saturated, the likely ones have no gradient.
+        # The least likely label of each text: if softmax is saturated, the likely ones have no gradient.
         losses = functional.cross_entropy(logits, logits.detach().argmin(dim=1), reduction="none")
         alone = []
         for number in range(len(ids)):
@@ -468,19 +477,19 @@ def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -
             alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
         norms = [sum(float(g.double().square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
         if not all(math.isfinite(norm) for norm in norms):
-            raise TrainingDiverged("the model's gradients are not finite numbers before training begins")
+            raise TrainingDiverged("the model's gradients are not finite before training begins; start a new job")
         clip = _probe_clip(norms)
         error = _probe_error(clipped, parameters, losses, alone, norms, clip)
     if not error <= _PROBE_TOLERANCE * clip:
         raise PerExampleGradientsUnavailable(
-            "clipped gradients are not those of a backward pass for each example: a parameter takes part outside its "
-            "layer's one call, or an output is changed in place"
+            "clipped gradients are not those of a backward pass for each example: a parameter acts outside its layer's "
+            "one call, or an output is changed in place; change the model"
         )
     _check_alone(module, ids)
 
 
 def _probe_clip(norms: Sequence[float]) -> float:
-    """Half the smallest norm that can be judged, so that each such example is clipped and a wrong norm is seen."""
+    """Half the smallest norm that can be judged: every such example is then clipped, and a wrong norm shows."""
     largest = max(norms)
     if not largest >= _VANISHED:
         return 1.0
@@ -495,7 +504,7 @@ def _probe_error(
     norms: Sequence[float],
     clip: float,
 ) -> float:
-    """The largest L2 distance, over parameters, between our clipped sum and that of one backward pass an example."""
+    """The largest L2 distance, over parameters, of our clipped sum from that of one backward pass an example."""
     error = 0.0
     with _zero_gradients(parameters):
         clipped.add(losses, clip)
@@ -509,7 +518,7 @@ def _probe_error(
 
 
 def _check_alone(module: TextClassifier, ids: Tensor) -> None:
-    """The contract of TextClassifier: a text's logits do not depend on its batch."""
+    """Checks the contract of TextClassifier: a text's logits do not depend on its batch."""
     training = module.training
     module.eval()
     try:
@@ -518,7 +527,7 @@ def _check_alone(module: TextClassifier, ids: Tensor) -> None:
             apart = torch.cat([module(ids[number : number + 1]) for number in range(len(ids))])
     finally:
         module.train(training)
-    # Sums of large terms are rounded on the scale of the terms, also where a logit itself is small.
+    # Sums of large terms are rounded on the scale of the terms, even if a logit itself is small.
     scale = together.abs().amax(dim=1, keepdim=True).clamp(min=1.0)
     if not bool(((together - apart).abs() <= 1e-3 * together.abs() + 1e-4 * scale).all()):
         raise PerExampleGradientsUnavailable(
@@ -527,11 +536,11 @@ def _check_alone(module: TextClassifier, ids: Tensor) -> None:
 
 
 def probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
-    """Made-up texts of different lengths, (B, S), some words more than once in a text and in several texts."""
+    """Probe texts of different lengths, (B, S), with some words repeated in a text and across texts."""
     embedding = module.embedding
     words = np.setdiff1d(random.permutation(embedding.num_embeddings)[:8], [module.pad_id])
     if not len(words):
-        raise PerExampleGradientsUnavailable("the embedding has no row besides the padding")
+        raise PerExampleGradientsUnavailable("the embedding has no row but the padding's; use a vocabulary with words")
     ids = random.choice(words, size=(_PROBE_TEXTS, module.min_tokens + 4))
     for number in range(1, _PROBE_TEXTS):
         ids[number, -number:] = module.pad_id
@@ -550,11 +559,11 @@ def _zero_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _maker(name: str, layer: nn.Module) -> Make:
-    """How a layer's contribution is made. The type itself is asked for: a subclass may compute something else."""
+    """The class for a layer's contribution. It compares exact types, since a subclass may compute something else."""
     if type(layer) is nn.Linear:
         return _Linear
     if type(layer) is nn.Embedding:
-        # These options look at the whole batch, or write to the rows that are looked up.
+        # These options depend on the whole batch, or write to the rows that are looked up.
         if layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse:
             return _Embedding
     elif type(layer) is nn.Conv1d and _slides_simply(layer):
@@ -564,14 +573,14 @@ def _maker(name: str, layer: nn.Module) -> Make:
     elif type(layer) is LSTM:
         return _LSTM
     else:
-        # Importing Opacus takes seconds: only where a layer needs it.
+        # Importing Opacus takes seconds, so only a layer that needs it does.
         from opacus.grad_sample import GradSampleModule
 
         if (sampler := GradSampleModule.GRAD_SAMPLERS.get(type(layer))) is not None:
             return lambda layer, x, g: _Materialised(sampler, layer, x, g)
     parameters = ", ".join(short for short, _ in _trained(layer))
     raise PerExampleGradientsUnavailable(
-        f"no gradient for each example is known for {parameters} of {name or 'the module itself'} "
+        f"no per-example gradient is known for {parameters} of {name or 'the module itself'} "
         f"({type(layer).__name__}, with its options); put it into a layer that has one, or freeze it"
     )
 
@@ -582,11 +591,11 @@ def _slides_simply(layer: nn.Conv1d) -> bool:
 
 
 def _trained(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The trained parameters that are the layer's own, not its children's."""
+    """The trained parameters of the layer itself, without its children's."""
     return [(name, parameter) for name, parameter in layer.named_parameters(recurse=False) if parameter.requires_grad]
 
 
 def _grad(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
-        raise RuntimeError("a parameter that gradients are added to has no .grad")
+        raise RuntimeError("a parameter to add gradients to has no .grad; set it to zeros first")
     return parameter.grad

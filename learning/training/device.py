@@ -1,4 +1,4 @@
-"""Where a member trains. Guarantees that the device named exists on this machine."""
+"""Picks the device to train on. Guarantees that it exists on this machine."""
 
 from typing import Literal, cast
 
@@ -8,14 +8,14 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class DeviceUnavailable(RuntimeError):
-    """The device asked for is not here; the text says what would do."""
+    """The requested device does not exist here; the text says which to choose."""
 
 
 def pick_device(name: DeviceName | str = "auto") -> Literal["cpu", "cuda", "mps"]:
-    """The device to train on; `auto` is the fastest there is.
+    """The device to train on; `auto` picks the fastest on this machine.
 
     Raises:
-        DeviceUnavailable: not on this machine, or not a device's name.
+        DeviceUnavailable: The device is not on this machine, or `name` is not a device.
     """
     import torch
 
@@ -23,7 +23,7 @@ def pick_device(name: DeviceName | str = "auto") -> Literal["cpu", "cuda", "mps"
     if name == "auto":
         name = next(device for device, there in present.items() if there)
     if name not in present:
-        raise DeviceUnavailable(f"no device is called {name!r}; choose auto, cpu, cuda or mps")
+        raise DeviceUnavailable(f"{name!r} is not a device; choose auto, cpu, cuda or mps")
     if not present[name]:
         why = {
             "cuda": "torch sees no NVIDIA GPU here (driver missing, or torch installed without CUDA)",

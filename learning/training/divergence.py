@@ -1,7 +1,7 @@
-"""Whether a version has diverged, seen before any training and without any data.
+"""Checks whether a version has diverged, before any training and without any data.
 
-The check runs the version on probe texts from a public seed. What it finds is a function of the version alone, so a
-member may tell the coordinator under any mechanism, and it costs no privacy.
+The check runs the version on probe texts from a public seed. Its result is a function of the version alone, so a member
+may tell the coordinator under any mechanism, and that costs no privacy.
 """
 
 import numpy as np
@@ -16,18 +16,19 @@ __all__ = ["VersionDiverged", "check_not_diverged"]
 
 
 class VersionDiverged(TrainingDiverged):
-    """The version that a round starts from has diverged; every member sees the same."""
+    """The version that a round starts from has diverged. Every member finds the same."""
 
 
 def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> None:
-    """Raises if the module's logits on probe texts are not finite, or saturate softmax on each of them.
+    """Raises if the module's logits on probe texts are not finite, or saturate softmax on every one of them.
 
-    module: in any mode, on the CPU; it is left as it was.
-    recipe: names the learning rates in the sentence.
-    seed: draws the texts; anybody may know it.
+    Args:
+        module: The version, in any mode, on the CPU. It is left as it was.
+        recipe: Its learning rates are named in the error.
+        seed: Draws the probe texts; it may be public.
 
     Raises:
-        VersionDiverged: with what to do.
+        VersionDiverged: The version has diverged; the text says what to do.
     """
     training = module.training
     module.eval()
@@ -37,9 +38,9 @@ def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> N
     finally:
         module.train(training)
     spread = float((logits.amax(dim=1) - logits.amin(dim=1)).min())
-    # Also not for nan.
+    # Written so that nan fails too.
     if not spread <= DIVERGED_BEYOND:
         raise VersionDiverged(
-            f"the version has diverged: on probe texts its logits lie {spread:.3g} apart, so most examples have no "
+            f"the version has diverged: its logits on probe texts are {spread:.3g} apart, so most examples have no "
             f"gradient. Abort the job and start a new one with a lower {rates_of(recipe)}"
         )

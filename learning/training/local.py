@@ -1,12 +1,16 @@
-"""Local training: one member, its own data, one round, in the phases that the job's method lays out.
+"""Local training of one member in one round, on its own data, in the phases of the job's method.
 
-Guarantees: the same module, data, recipe and seed give the same weights on the same machine, whatever else
-draws random numbers in the process; an optimiser starts new in every phase, and neither its state nor a gradient
-outlives it; what a phase does not name stays as it is, to the bit; what is trained, its gradients and the loss are
-float32, whatever a frozen network computes in; a diverged training raises and returns nothing. It logs nothing and
-knows neither text nor labels' names.
+Guarantees:
 
-Leaves to others: the update (new minus base), clipping, noise, and how many threads torch may use.
+- The same module, data, recipe and seed give the same weights on the same machine, whatever else draws random numbers
+  in the process.
+- Every phase has a new optimiser; neither its state nor a gradient outlives the phase.
+- Parameters that a phase does not name stay the same to the bit.
+- Trained parameters, their gradients and the loss are float32, whatever a frozen network computes in.
+- A diverged training raises and returns nothing.
+- Nothing is logged; the module sees neither texts nor label names.
+
+Leaves to others: the update (trained weights minus the version), clipping, noise, and torch's number of threads.
 """
 
 import math
@@ -44,18 +48,18 @@ __all__ = [
 
 Ids = NDArray[np.int64]
 
-# A batch goes through the model in this many pieces of similar length, each padded to its own longest text.
-# The gradient is the sum of the pieces', so this is the same step, with much less padding.
+# A batch goes through the model in this many pieces of similar length, each padded to its own longest text. The
+# gradient is the sum of the pieces' gradients, so the step is the same with much less padding.
 PIECES = 3
 
-# Nats. A mean loss beyond this, or logits further apart on every made-up text, is divergence. Softmax in float32 gives
-# exactly 0 beyond 104, so that most examples have no gradient any more; models that train well stay far below.
+# Nats. A larger mean loss, or logits further apart on every probe text, is divergence. Softmax in float32 gives exactly
+# 0 beyond 104, so most examples have no gradient any more. Models that train well stay far below.
 DIVERGED_BEYOND = 256.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a step. step counts from 1 to steps over all epochs; loss is the batch's mean."""
+    """The state after a step. `step` counts from 1 to `steps` over all epochs; `loss` is the batch's mean."""
 
     step: int
     steps: int
@@ -68,9 +72,12 @@ class Progress:
 class TrainingResult:
     """What a training did.
 
-    loss_sum, correct, count: over the member's own examples, as they were met in the last epoch (with
-    dropout, the weights still moving): sums, so that members' add up. count is the number of examples.
-    seconds: wall time.
+    Attributes:
+        steps: Steps taken.
+        loss_sum, correct: Sums over the member's examples in the last epoch (with dropout, while the weights still
+            move), so the sums of several members add up.
+        count: Examples in the last epoch.
+        seconds: Wall time.
     """
 
     steps: int
@@ -82,7 +89,7 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """accuracy in [0, 1] and mean loss (cross entropy, nats) over count examples."""
+    """Accuracy in [0, 1] and mean loss (cross entropy, nats) over `count` examples."""
 
     accuracy: float
     loss: float
@@ -90,11 +97,11 @@ class Scores:
 
 
 class TrainingCancelled(Exception):
-    """Training was asked to stop. The module holds a half-trained state: discard it."""
+    """Training was asked to stop. The module is half trained: discard it."""
 
 
 class TrainingDiverged(Exception):
-    """The loss or a weight is not a finite number, or the loss has exploded. The module is spoilt: discard it."""
+    """The loss or a weight is not finite, or the loss has exploded. The module is spoilt: discard it."""
 
 
 def train(
@@ -111,16 +118,28 @@ def train(
 ) -> TrainingResult:
     """Trains the module in place and leaves it on the CPU in evaluation mode.
 
-    ids: (N, S) padded with the module's pad_id; labels: (N,) places in the job's labels. recipe: epochs,
-    batch, optimiser, learning rate, precision; every epoch goes over all examples of its phase once, in an order drawn
-    from the seed. phases: what to train, in this order; none: everything, for the recipe's epochs. The loss is the
-    batch's mean cross entropy, with `logit_adjustment` that of the logits beside the mixture of all `labels`. device:
-    what `pick_device` gave. `cancelled` is asked before each step. The result's sums are those of the last epoch.
+    The loss is the batch's mean cross entropy. With `logit_adjustment`, the log shares of all `labels` are added to the
+    logits first.
+
+    Args:
+        module: The model to train.
+        ids: (N, S), padded with the module's pad_id.
+        labels: (N,) indices into the job's labels.
+        recipe: Epochs, batch, optimiser, learning rate and precision. Every epoch goes over all examples of its phase
+            once, in an order drawn from the seed.
+        seed: Orders batches and seeds the module's dropout.
+        phases: What to train, in order; by default everything, for the recipe's epochs.
+        device: A device from `pick_device`.
+        progress: Called after each step.
+        cancelled: Asked before each step.
+
+    Returns:
+        The result; its sums are those of the last epoch.
 
     Raises:
-        TrainingCancelled: `cancelled` said so.
-        TrainingDiverged: a loss or weight that is not finite, or a last epoch's mean loss beyond `DIVERGED_BEYOND`.
-        ValueError: no examples, ids and labels that do not belong together, or a precision that the module lacks.
+        TrainingCancelled: `cancelled` returned True.
+        TrainingDiverged: A loss or weight is not finite, or the last epoch's mean loss exceeds `DIVERGED_BEYOND`.
+        ValueError: There are no examples, ids and labels do not fit each other, or the module lacks the precision.
     """
     check_examples(ids, labels)
     began = time.perf_counter()
@@ -147,7 +166,7 @@ def train(
         if run.count and run.loss_sum / run.count > DIVERGED_BEYOND:
             raise run.diverged(f"the mean loss was {run.loss_sum / run.count:.3g} nats")
     finally:
-        # Gradients are of the data as much as an optimiser's moments are.
+        # Gradients depend on the data as much as an optimiser's moments do.
         module.zero_grad(set_to_none=True)
         module.unseed()
         module.to("cpu").eval()
@@ -155,7 +174,7 @@ def train(
 
 
 class _Run:
-    """One training: what it goes over, and how far it is."""
+    """One training: its phases, and how far it is."""
 
     def __init__(
         self,
@@ -185,7 +204,7 @@ class _Run:
         anchors: dict[str, torch.Tensor],
         rows: torch.Tensor | None,
     ) -> None:
-        """One phase over the narrowed ids. rows: which rows of the narrowed embedding move; None: all."""
+        """Runs one phase over the narrowed ids. `rows`: the narrowed embedding's rows that move; None means all."""
         phase, examples, recipe = self.phases[place], self._examples[place], self.recipe
         lengths = (ids != module.pad_id).sum(axis=1)
         moving = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
@@ -210,7 +229,7 @@ class _Run:
                     batch_loss += loss.item()
                     self.correct += int((logits.argmax(dim=1) == target).sum())
                 self.step += 1
-                # Before the step, which would spread it to the weights.
+                # Checked before the step, which would spread it to the weights.
                 if not math.isfinite(batch_loss):
                     raise self.diverged("the loss was not a finite number")
                 for name, parameter in moving:
@@ -220,8 +239,9 @@ class _Run:
                 self._progress(Progress(self.step, self.steps, self.epoch, self.epochs, batch_loss / len(batch)))
 
     def _answers(self, logits: torch.Tensor) -> torch.Tensor:
-        """(B, L) what the loss and the accuracy are of: the logits, beside the mixture of labels where the job adjusts
-        them. What a phase leaves out counts in it: the mixture is the member's, and not the phase's.
+        """(B, L) The logits that loss and accuracy use: with the member's label distribution if the job adjusts them.
+
+        Examples that a phase leaves out count too: the distribution is the member's, not the phase's.
         """
         if not self.recipe.logit_adjustment:
             return logits
@@ -236,30 +256,30 @@ class _Run:
 
 
 def _bend(parameter: torch.Tensor, anchor: torch.Tensor | None, mu: float, rows: torch.Tensor | None) -> None:
-    """The proximal term's gradient, and none where a row does not move."""
+    """Adds the proximal term's gradient, and zeroes the gradient of rows that do not move."""
     if parameter.grad is None:
         return
     with torch.no_grad():
         if mu and anchor is not None:
             parameter.grad.add_(parameter - anchor, alpha=mu)
         if rows is not None:
-            # Plain SGD, Adam from moments of zero and Adafactor leave a row without a gradient where it is.
+            # Plain SGD, Adam with zero moments and Adafactor do not move a row without a gradient.
             parameter.grad[~rows] = 0
 
 
 @torch.no_grad()
 def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256, device: str = "cpu") -> Scores:
-    """Accuracy and mean loss of the module as it is, without dropout; shapes as in `train`.
+    """Accuracy and mean loss of the module, without dropout; shapes as in `train`.
 
     Raises:
-        ValueError: no examples, or ids and labels that do not belong together.
+        ValueError: There are no examples, or ids and labels do not fit each other.
     """
     check_examples(ids, labels)
     module.to(device).eval()
     lengths = (ids != module.pad_id).sum(axis=1)
     loss_sum, correct = 0.0, 0
     try:
-        # By length, so that little is padded; a text's logits do not depend on its batch.
+        # By length, for little padding; a text's logits do not depend on its batch.
         by_length = np.argsort(lengths, kind="stable")
         for first in range(0, len(ids), batch):
             rows = by_length[first : first + batch]
@@ -272,22 +292,20 @@ def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256,
 
 
 def check_examples(ids: Ids, labels: Ids) -> None:
-    """Raises ValueError: no examples, or ids and labels that do not belong together."""
+    """Raises ValueError if there are no examples, or ids and labels do not fit each other."""
     if ids.ndim != 2 or labels.shape != ids.shape[:1]:
-        raise ValueError(f"ids of shape (N, S) and labels of shape (N,), got {ids.shape} and {labels.shape}")
+        raise ValueError(f"expected ids of shape (N, S) and labels of shape (N,), got {ids.shape} and {labels.shape}")
     if not len(ids):
-        raise ValueError("no examples; a member needs at least one to take part")
+        raise ValueError("there are no examples; a member needs at least one to take part")
 
 
 def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Optimizer:
-    """The recipe's optimiser over all parameters that have gradients, without any state; the embedding by a rate of its
-    own where the recipe has one.
-    """
+    """A new optimiser of the recipe over all parameters that have gradients, with the embedding's own rate if given."""
     moving = _with_rates(module, recipe)
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(moving, lr=recipe.learning_rate)
     if recipe.optimiser == "adafactor":
-        # transformers' own, since a job states its learning rate: torch's makes it relative to each parameter's size
+        # From transformers, since a job states its learning rate: torch's Adafactor scales it by each parameter's size
         # and lets it fall. Lester et al. 2021 tune prompts with a rate that does neither.
         from transformers.optimization import Adafactor
 
@@ -295,20 +313,19 @@ def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Opti
             moving, lr=recipe.learning_rate, scale_parameter=False, relative_step=False
         )
         return made
-    # Fused is the same step in one pass over memory.
-    # Kingma and Ba 2015 with its own defaults.
+    # Kingma and Ba 2015 with the paper's defaults. Fused is the same step in one pass over memory.
     return torch.optim.Adam(moving, lr=recipe.learning_rate, fused=True)
 
 
 def rates_of(recipe: Training) -> str:
-    """The rates of a recipe, as a sentence about one that diverged names them."""
+    """The learning rates of a recipe, as an error about a divergence names them."""
     said = f"training.learning_rate (it is {recipe.learning_rate:g})"
     own = recipe.embedding_learning_rate
     return said if own is None else f"{said} or training.embedding_learning_rate ({own:g})"
 
 
 def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]]:
-    """All parameters that have gradients, in groups of one rate each."""
+    """All parameters that have gradients, grouped by rate."""
     own = recipe.embedding_learning_rate
     groups: dict[float, list[torch.nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
@@ -319,7 +336,7 @@ def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]
 
 
 def _pieces(batch: Ids, lengths: Ids, pieces: int) -> Iterator[Ids]:
-    """The rows of a batch, by length, in at most so many pieces."""
+    """The rows of a batch by length, in at most `pieces` pieces."""
     by_length = batch[np.argsort(lengths[batch], kind="stable")]
     yield from (piece for piece in np.array_split(by_length, pieces) if len(piece))
 
@@ -327,7 +344,7 @@ def _pieces(batch: Ids, lengths: Ids, pieces: int) -> Iterator[Ids]:
 def forward_rows(
     module: TextClassifier, ids: Ids, labels: Ids, *, lengths: Ids, rows: Ids, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and targets of these rows, padded no further than their longest needs."""
+    """Logits and targets of these rows, padded only to the longest of them."""
     width = max(int(lengths[rows].max()), module.min_tokens)
     inputs = torch.from_numpy(np.ascontiguousarray(ids[rows, :width])).to(device)
     return module(inputs), torch.from_numpy(labels[rows]).to(device)

@@ -1,16 +1,16 @@
-"""A member's own mixture of labels, beside the logits (Menon et al. 2021, "Long-tail learning via logit adjustment").
+"""A member's label distribution as logit adjustment (Menon et al. 2021, "Long-tail learning via logit adjustment").
 
-Where labels are dealt unevenly, a member's answers are p(y | x) ~ p(x | y) p_m(y), and p_m is another one with each
-member: a model that learns it unlearns it at the next one, and the shared part swings with the cohort. With log p_m(y)
-added while a member trains, the logits are left to learn what all members have in common, log p(x | y) up to a number
-that is the same for all labels. Alone they answer as if every label were as frequent; a member's own model adds its own
+If labels are spread unevenly, a member's answers are p(y | x) ~ p(x | y) p_m(y), where p_m differs between members. A
+model that learns one member's p_m unlearns it at the next, and the shared part swings with the cohort. With log p_m(y)
+added while a member trains, the logits learn only what all members have in common: log p(x | y), up to a number that is
+the same for all labels. By themselves they answer as if all labels were equally frequent; a member's own model adds its
 log p_m again.
 
-p_m is counted in the rows that are trained on: it is no input of its own, and whatever clips and noises the change that
-they make covers it.
+p_m is counted in the rows that are trained on. It is no separate input, so the clip and noise on the resulting change
+cover it.
 
-A member of one label alone has no two answers to tell apart: all it could teach is its mixture. It teaches nothing
-(`training_mixture`).
+A member with a single label has no two answers to tell apart: it could teach nothing but its label distribution. So it
+teaches nothing (`training_mixture`).
 """
 
 import numpy as np
@@ -20,8 +20,16 @@ __all__ = ["log_mixture", "training_mixture"]
 
 
 def log_mixture(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
-    """(L,) logarithms of the labels' shares, float32. labels: (N,) places below `classes`. One of each is counted more
-    than there is, so that a label that a member does not have is rare to it and not impossible.
+    """The logarithms of the labels' shares.
+
+    One more of each label is counted, so a label that the member does not have is rare and not impossible.
+
+    Args:
+        labels: (N,) label indices below `classes`.
+        classes: L, the job's labels.
+
+    Returns:
+        (L,) float32.
     """
     counts = np.bincount(labels, minlength=classes) + 1.0
     found: NDArray[np.float32] = np.log(counts / counts.sum()).astype(np.float32)
@@ -29,12 +37,13 @@ def log_mixture(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
 
 
 def training_mixture(labels: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
-    """(L,) what stands beside the logits while a member trains on these labels, float32; shapes as in `log_mixture`.
+    """What is added to the logits while a member trains on these labels; shapes as in `log_mixture`.
 
-    That of `log_mixture`; but where all labels are one, the others are impossible (minus infinity). The answer is sure
-    then, loss and gradients are exactly zero, and no parameter moves. With others that are merely rare the loss would
-    have no lowest point: its gradients are tiny and all point the same way, Adam makes whole steps of them, and the
-    shared part forgets the other labels whenever such a member is in a round (docs/decisions/0034-logit-adjustment.md).
+    It is `log_mixture`, unless all labels are the same. Then the other labels are impossible (minus infinity): the
+    answer is certain, loss and gradients are exactly zero, and no parameter moves. If the others were merely rare, the
+    loss would have no minimum. Its gradients would be tiny and all in one direction, Adam would turn them into whole
+    steps, and the shared part would forget the other labels whenever such a member is in a round
+    (docs/decisions/0034-logit-adjustment.md).
     """
     (held,) = np.nonzero(np.bincount(labels, minlength=classes))
     if len(held) != 1:

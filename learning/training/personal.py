@@ -1,13 +1,13 @@
-"""A member's own model: what it keeps, brought up to the shared parameters of a version.
+"""A member's own model: its private parameters, adapted to the shared parameters of a version.
 
-Under `fedrecon`, which remembers nothing, that is the method's reconstruction: the private rows are made anew from
-public numbers, for as many epochs as in a round, but on all examples. A round leaves some out (the query) only so that
-the shared parameters are trained on texts that the rows were not fitted to; here nothing is trained afterwards, and
-texts that are left out would be lost to the rows of their tokens. Under every other method it is what the member keeps
-(of `lg-fedavg` the encoder too), trained on all examples beside the version.
+`fedrecon` remembers nothing, so its private rows are reconstructed from public numbers, for as many epochs as in a
+round, but on all examples. A round leaves some of them out (the query), only so that the shared parameters are trained
+on texts that the rows were not fitted to. Here nothing is trained afterwards, and leaving texts out would only cost the
+rows of their tokens. Under every other method, what the member keeps (for `lg-fedavg` the encoder too) is trained on
+all examples, with the version's shared parameters.
 
-What comes out is for this machine. The private parameters that were trained for it go into no later round, so that
-under differential privacy they cost nothing as long as nothing made of them leaves (docs/private-parameters.md).
+The result is for this machine. No later round uses the private parameters trained for it, so under differential privacy
+they cost nothing as long as nothing made from them leaves (docs/private-parameters.md).
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ __all__ = ["adapted", "usual_epochs"]
 
 
 def usual_epochs(method: Method) -> int:
-    """Epochs that `adapted` is to take where the member names no number: under `fedrecon` those of the method's
-    reconstruction, else one, as adaptive updating has it.
+    """The epochs for `adapted` by default: those of the reconstruction under `fedrecon`, else one, as in adaptive
+    updating.
     """
     return method.epochs if isinstance(method, FedRecon) else 1
 
@@ -45,11 +45,21 @@ def adapted(
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, NDArray[np.float32]]:
-    """Trains what is private in the module, for so many epochs over the examples, and returns it; the shared parameters
-    stay as they are. 0 epochs: as it is.
+    """Trains the module's private parameters and returns them by name. The shared parameters do not change.
+
+    Args:
+        job: The job.
+        module: The module, in which the version and the private parameters are loaded. It is trained in place.
+        division: Which parameters are private.
+        corpus: The member's examples.
+        epochs: Epochs over the examples; 0 trains nothing.
+        seed: Orders the batches.
+        device: Where to train.
+        progress: Called after each step.
 
     Raises:
-        TrainingDiverged. ValueError: no examples with a label of the job.
+        TrainingDiverged: The training diverged.
+        ValueError: No example has a label of the job.
     """
     names = frozenset(division.names | ({EMBEDDING} if division.rows is not None else set()))
     if epochs and names:

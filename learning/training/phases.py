@@ -1,4 +1,4 @@
-"""Phases of a local training: which parameters move, on which examples, for how long. A method is a list of them."""
+"""The phases of a local training: which parameters move, on which examples, how long. A method is a list of them."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,14 @@ __all__ = ["Phase"]
 
 @dataclass(frozen=True)
 class Phase:
-    """So many epochs of the job's recipe, with an optimiser that starts new.
+    """A number of epochs of the job's recipe, with an optimiser that starts new.
 
-    names: the parameters that move; all others stay, to the bit, and have no gradients. examples: places of the
-    examples that are trained on; None: all. rows: (V,) bool, the embedding's rows that move if it is among the names;
-    None: all. mu: weight of half the squared distance to where the training (not the phase) began.
+    Attributes:
+        epochs: Epochs over the phase's examples.
+        names: Parameters that are trained. All others stay the same to the bit and have no gradients.
+        examples: Indices of the examples to train on; None means all.
+        rows: (V,) bool, the embedding rows that are trained if the embedding is among `names`; None means all.
+        mu: Weight of half the squared distance to where the training (not the phase) began.
     """
 
     epochs: int

@@ -1,4 +1,4 @@
-"""What a member begins with: a vocabulary of its own, where the job wants one, and private parameters."""
+"""What a member starts with: its own vocabulary, if the job wants one, and its private parameters."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,17 +21,18 @@ from tacit.method import OwnVocabulary
 
 __all__ = ["first_private", "own_vocabulary"]
 
-# Of a model that a member begins by itself, with a vocabulary of its own: 4 GiB.
+# Values of a model that a member starts by itself, with its own vocabulary: 4 GiB.
 _MAX_VALUES = 2**30
 
 log = structlog.get_logger("edge_client")
 
 
 def own_vocabulary(wanted: OwnVocabulary, texts: Iterable[str], table: Path | None) -> bytes:
-    """The member's own tokenizer.json, of its texts and of the words that its table of vectors has beside them.
+    """Builds the member's own tokenizer.json from its texts and, if wanted, from the words of its table of vectors.
 
     Raises:
-        VocabularyInvalid: the texts hold nothing to build it of. TableInvalid: there is no such table.
+        VocabularyInvalid: The texts have nothing to build a vocabulary from.
+        TableInvalid: The table does not exist or cannot be read.
     """
     known = words_of(table, named="--embedding") if table is not None and wanted.table_words else ()
     return own_tokenizer(texts, wanted.kind, wanted.size, wanted.min_count, known)
@@ -45,17 +46,24 @@ def first_private(
     *,
     seed: int | None = None,
 ) -> dict[str, NDArray[np.float32]]:
-    """Private parameters by name: the job's own start, if it has one, else random weights; then, where the member chose
-    a table of vectors and keeps a whole embedding, the table's rows for the entries of the vocabulary that it holds.
-    With a vocabulary of its own the row of unknown words is zero unless the table has an entry [UNK]: a list of all
-    its words leaves none to train that row by, and random numbers in it would be noise in every text to come.
+    """The member's first private parameters, by name.
 
-    tokenizer: the job's, or the member's own. seed: of random weights, the job's if None. Whoever knows it knows the
-    vectors that the member started from, by their places in its vocabulary.
+    They are the job's start if it has one, else random weights. If the member chose a table of vectors and keeps a
+    whole embedding, the table's rows then replace those of the vocabulary entries that it has. With the member's own
+    vocabulary, the row for unknown words is zero unless the table has an entry [UNK]: a vocabulary of all of the
+    member's words leaves none to train that row, and random numbers in it would be noise in every later text.
+
+    Args:
+        job: The job.
+        tokenizer: The tokenizer.json, the job's or the member's own.
+        start: The job's start of private parameters, if it has one.
+        table: The member's table of vectors, if it chose one.
+        seed: Seeds the random weights; the job's seed if None. Anyone who knows it knows the vectors that the member
+            started from, by their places in its vocabulary.
 
     Raises:
-        TableInvalid: a table that cannot be used, or of another width than the model's.
-        DocumentInvalid: a start that is not this model's, or a method that finds nothing to keep.
+        TableInvalid: The table cannot be used, or its width is not the model's.
+        DocumentInvalid: The start does not fit the model, or the method finds nothing to keep.
     """
     encoder = encoder_of(job, tokenizer)
     sizes = encoder.vocabulary_size, len(job.labels), encoder.pad_id
@@ -64,8 +72,8 @@ def first_private(
             check_size(job, encoder.vocabulary_size, job.values + start[0].values)
             module = build_blank(job.model, *sizes)
         else:
-            # By the size that the job asks for where members build their vocabularies: how many entries this one has is
-            # nobody else's to hear of, not even by a refusal.
+            # Judges by the size that the job asks for if members build their vocabularies. The number of entries is
+            # this member's secret, and a refusal must not reveal it.
             most = sizes[0] if job.vocabulary is None else job.vocabulary.size
             if values_of(job.model, most, sizes[1]) > _MAX_VALUES:
                 raise DocumentInvalid(f"the model of job {job.name} has more than {_MAX_VALUES} values")
@@ -85,6 +93,6 @@ def first_private(
         except NothingFound as error:
             if job.tokenizer is not None:
                 raise
-            # Whether a word of the member's own is in it is nobody else's to hear of, not even by a refusal.
+            # Whether the table has any of the member's words is its secret, and a refusal must not reveal it.
             log.warning("embedding_table_unused", job=job.name, reason="no_word_known", why=str(error))
     return kept

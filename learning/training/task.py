@@ -1,4 +1,4 @@
-"""A local training as data: a module, the examples, the recipe and the method. Mechanisms run it."""
+"""A local training as data: the module, the examples, the recipe and the method. Mechanisms run it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ __all__ = ["LocalTraining"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """A module and the examples to train it on, as training code takes them."""
+    """A module, and what and how to train it."""
 
     module: TextClassifier
     ids: NDArray[np.int64]
@@ -29,14 +29,14 @@ class LocalTraining:
     device: str
     progress: Callable[[Progress], None]
     cancelled: Callable[[], bool]
-    # N, all of the member's examples, and which of them `ids` holds: others have labels that are not the job's. Draws
-    # are made from all of them, so that what was charged for N holds whatever their labels are.
+    # `population` is N, all of the member's examples; `usable` are those in `ids`. The others have labels that are not
+    # the job's. Draws are from all N, so the charge for N holds whatever the labels are.
     population: int
     usable: NDArray[np.int64]
     method: Method = field(default_factory=FedAvg)
-    # None: everything is shared.
+    # None means that everything is shared.
     division: Division | None = None
-    # Whether private parameters move.
+    # Whether private parameters are trained.
     trains_private: bool = False
 
     @classmethod
@@ -51,19 +51,19 @@ class LocalTraining:
         progress: Callable[[Progress], None],
         cancelled: Callable[[], bool],
     ) -> "LocalTraining":
-        """Where every example's label is one of the job's."""
+        """A training in which every example has a label of the job."""
         usable = np.arange(len(ids))
         return cls(module, ids, labels, recipe, seed, device, progress, cancelled, len(ids), usable)
 
     def rows_of(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of `ids` for examples that were drawn out of all; those that are not usable count for nothing."""
+        """The rows of `ids` for examples drawn from all N. Drawn examples that are not usable are left out."""
         place = np.full(self.population, -1, dtype=np.int64)
         place[self.usable] = np.arange(len(self.usable))
         rows = place[drawn]
         return rows[rows >= 0]
 
     def plain(self, rows: NDArray[np.int64] | None = None) -> TrainingResult:
-        """Plain local steps on these rows, all of them if not given."""
+        """Runs plain local steps on these rows of `ids`, by default on all."""
         here = slice(None) if rows is None else rows
         ids = self.ids[here]
         return train(
@@ -79,7 +79,7 @@ class LocalTraining:
         )
 
     def phases(self, examples: int) -> tuple[Phase, ...]:
-        """What the job's method trains on so many examples, in this order."""
+        """The phases of the job's method for this many examples, in order."""
         names = frozenset(name for name, each in self.module.named_parameters() if each.requires_grad)
         rows = self.module.embedding.num_embeddings
         division = EVERYTHING_SHARED if self.division is None else self.division

@@ -1,8 +1,8 @@
-"""From a version and a member's examples to its update: build, load, train, subtract, protect.
+"""Makes a member's update from a version and its examples: build, load, train, subtract, protect.
 
-Guarantees: the change is new minus base over exactly the manifest's parameters, from a module and an optimiser that
-start as the version says, whatever was trained before; it has the member's own noise in it already. Private parameters
-come back beside it and are in no part of it.
+Guarantees: the change is trained weights minus the version, over exactly the manifest's parameters. Module and
+optimiser start as the version says, whatever was trained before. The change already has the member's own noise. The
+private parameters are returned separately and are no part of it.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ __all__ = ["TrainingLost", "train_update"]
 
 
 class TrainingLost(RuntimeError):
-    """The training failed after the data was looked at: that it failed can depend on the data."""
+    """The training failed after it had read the data, so the failure itself may depend on the data."""
 
 
 def train_update(
@@ -50,31 +50,45 @@ def train_update(
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
 ) -> Update:
-    """Trains from `base` on the corpus and returns the protected change, float32 (d,), with the training metrics
-    (zeros under a mechanism). Examples whose label is not the job's are left out.
+    """Trains from a version on the corpus and returns the update.
 
-    `private` is what the member's private parameters are before; where the method remembers them, the update holds what
-    they are after. `backbone` is a prompted job's.
+    Examples whose label is not the job's are left out.
 
-    `random` is what draws and noise come from. `progress` is told (step, steps, loss), which stays on this machine;
-    `cancelled` is asked before every step.
+    Args:
+        job: The job.
+        manifest: The names and shapes of the shared parameters.
+        corpus: The member's examples.
+        base: The version's weights, encoded by the manifest.
+        protection: The job's mechanism on this machine.
+        private: The member's private parameters before the round.
+        backbone: The backbone of a prompted job.
+        random: The source of draws and noise.
+        seed: Orders batches; it may be public.
+        device: Where to train.
+        progress: Called with (step, steps, loss), which stay on this machine.
+        cancelled: Asked before every step.
+
+    Returns:
+        The protected change, float32 (d,), with the training metrics (zeros under a mechanism). If the method remembers
+        private parameters, also those after the round.
 
     Raises:
-        TrainingCancelled: `cancelled` answered yes.
-        TrainingLost: it failed after the data was looked at.
-        VersionDiverged, ModelUnsuitable: the version or the model is to blame, whatever the data is.
-        TrainingDiverged: this member's training diverged; only without a mechanism.
-        Anything else: before the data was looked at.
+        TrainingCancelled: `cancelled` returned True.
+        TrainingLost: The training failed after it had read the data.
+        VersionDiverged, ModelUnsuitable: The version or the model is to blame, whatever the data is.
+        TrainingDiverged: This member's training diverged; only without a mechanism.
+        Anything else: It failed before it read the data.
     """
     if device == "cpu":
-        # Several members may share a machine; one thread each is several times faster than all on all cores.
+        # Members may share a machine, where one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
     start = manifest.decode(base)
     module, division = assembled(job, corpus, manifest, start, private or {}, backbone)
     moves = trains_private(job.method, job.mechanism)
-    # What a member keeps, and a vocabulary of its own, are of its data: then nothing about the model may be told.
+    # Parameters that a member keeps, and its own vocabulary, depend on its data. Then it may tell nothing about the
+    # model.
     public = not keeps_anything(job.method) and job.tokenizer is not None
-    # Noise on whole updates moves a version far by itself, and a lower learning rate would not help it.
+    # Noise on whole updates alone moves a version far, and a lower learning rate would not help.
     by_steps = isinstance(job.mechanism, NoMechanism | DpSgd)
     if public and by_steps and not isinstance(job.model, RvaeModel):
         check_not_diverged(module, job.training, seed)
@@ -120,14 +134,15 @@ def train_update(
         raise TrainingLost(str(error)) from error
     after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None
     if result is None or isinstance(job.model, RvaeModel):
-        # A model that makes text up has no accuracy, and the operator would be shown one.
+        # A model that generates text has no accuracy, and the operator would see one.
         return Update(change, corpus.population, 0.0, 0, 0, after)
     return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after)
 
 
 def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> None:
-    """Variant `published`: the paper's steps and its noise, with the job's rate, batch and epochs. No differential
-    privacy guarantee.
+    """Variant `published`: the paper's steps and noise, with the job's rate, batch and epochs.
+
+    It has no differential privacy guarantee.
     """
     from learning.synthesis.model import Rvae
     from learning.synthesis.published import train_published
@@ -143,9 +158,10 @@ def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> No
 def _kept(
     after: Mapping[str, NDArray[np.float32]], before: Mapping[str, NDArray[np.float32]]
 ) -> Mapping[str, NDArray[np.float32]]:
-    """Private parameters as training left them; as they were, if it left one that is not finite or far from what any
-    training leaves: under a mechanism a training that diverged is sent as if it were none, and what it spoilt, perhaps
-    by a version that was made for it, would spoil every later round.
+    """The private parameters after training, or those before it if a value is not finite or beyond any training's.
+
+    Under a mechanism, a diverged training is sent like any other. What it spoilt, perhaps because of a version made for
+    that purpose, would spoil every later round.
     """
     sound = all(bool((np.abs(each) <= LARGEST_WEIGHT).all()) for each in after.values())
     return after if sound else dict(before)

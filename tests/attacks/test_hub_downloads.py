@@ -102,7 +102,7 @@ def test_a_huge_repository_is_refused_before_a_file_is_requested(tmp_path, wante
     with small_hub(files, stated={WEIGHTS: HUGE}) as hub:
         said = refused(tmp_path, wanted, hub)
         assert hub.fetched == []
-    assert f"{HUGE:,} bytes of {WEIGHTS} on the hub, and at most {2 * wanted.size:,} are taken" in said
+    assert f"the hub has {HUGE:,} bytes of {WEIGHTS}, and the limit is {2 * wanted.size:,}" in said
 
 
 def test_many_parts_of_moderate_size_count_together(tmp_path, wanted, files):
@@ -111,7 +111,7 @@ def test_many_parts_of_moderate_size_count_together(tmp_path, wanted, files):
     files = {name: content for name, content in files.items() if name != WEIGHTS}
     files |= {INDEX: index} | dict.fromkeys(parts, b"")
     with small_hub(files, stated=dict.fromkeys(parts, wanted.size)) as hub:
-        assert f"{3 * wanted.size:,} bytes of weights on the hub" in refused(tmp_path, wanted, hub)
+        assert f"the hub has {3 * wanted.size:,} bytes of weights" in refused(tmp_path, wanted, hub)
         assert hub.fetched == [INDEX]
 
 
@@ -119,7 +119,9 @@ def test_many_parts_of_moderate_size_count_together(tmp_path, wanted, files):
 def test_a_server_that_sends_more_than_announced_is_cut_off(tmp_path, model, files, file):
     with small_hub(files, endless={file}) as hub:
         (into := tmp_path / "into").mkdir()
-        with pytest.raises(CheckpointInvalid, match=f"sent more than the {len(files[file]):,} bytes that {file}"):
+        with pytest.raises(
+            CheckpointInvalid, match=f"more than the {len(files[file]):,} bytes that it stated for {file}"
+        ):
             fetch_checkpoint(NAME, into, 10**6, endpoint=hub.address)
         assert (into / file).stat().st_size <= len(files[file])
 
@@ -138,10 +140,10 @@ def test_a_server_that_sends_less_than_announced_is_noticed(tmp_path, wanted, fi
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stated": {WEIGHTS: None}}, f"does not say how large {WEIGHTS}"),
-        ({"stated": {WEIGHTS: -1}}, f"does not say how large {WEIGHTS}"),
-        ({"stated": {"config.json": MAX_SMALL_BYTES + 1}}, "bytes of config.json on the hub"),
-        ({"sha": "b2" * 20}, f"the hub tells of commit {'b2' * 20} in place of people/bert@{COMMIT}"),
+        ({"stated": {WEIGHTS: None}}, f"does not state the size of {WEIGHTS}"),
+        ({"stated": {WEIGHTS: -1}}, f"does not state the size of {WEIGHTS}"),
+        ({"stated": {"config.json": MAX_SMALL_BYTES + 1}}, "bytes of config.json, and the limit is"),
+        ({"sha": "b2" * 20}, f"the hub answered for commit {'b2' * 20} in place of people/bert@{COMMIT}"),
     ],
 )
 def test_a_missing_size_or_another_commit_is_refused(tmp_path, wanted, files, changes, said):
@@ -155,7 +157,7 @@ def test_an_index_may_only_name_parts_of_its_own_folder(tmp_path, wanted, files)
     for part in ("../config.json", "sub/model.safetensors", "pytorch_model.bin", "modeling_bert.py"):
         files[INDEX] = json.dumps({"weight_map": {"tensor": part}}).encode()
         with small_hub(files) as hub:
-            assert "which is no part of weights" in refused(tmp_path, wanted, hub)
+            assert "which is not a file of weights" in refused(tmp_path, wanted, hub)
             assert hub.fetched == [INDEX]
 
 

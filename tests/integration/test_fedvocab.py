@@ -397,9 +397,7 @@ def test_unaccountable_noise_and_forbidden_parameters_are_declined(town, story):
     for job in ("lotted", "everything"):
         town.running["south"].wait_for("declined", job=job)
     seen = town.declined("south")
-    assert (
-        "a round must be made from all examples; the lot of this job is 16, and this member has more" in seen["lotted"]
-    )
+    assert "needs all examples in every round; its lot is 16, and this member has more" in seen["lotted"]
     # By the same policy, the member accepted the example's job.
     assert "shared_parameters" in seen["everything"]
     assert "embedding.weight" in seen["everything"]

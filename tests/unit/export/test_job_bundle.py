@@ -112,9 +112,9 @@ def test_words_in_a_table_start_with_its_vectors(
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ("who 1 2 3 4\n", "line 1: 4 numbers where model.embedding is 5"),
-        ("who 1 2 3 4 5 6\n", "line 1: 6 numbers where model.embedding is 5"),
-        ("2 5\nwho 1 2 3 4 5\n", "line 1: 1 numbers where model.embedding is 5"),
+        ("who 1 2 3 4\n", "line 1: 4 numbers, and model.embedding is 5"),
+        ("who 1 2 3 4 5 6\n", "line 1: 6 numbers, and model.embedding is 5"),
+        ("2 5\nwho 1 2 3 4 5\n", "line 1: 1 numbers, and model.embedding is 5"),
         ("who 1 2 3 4 5\nis 1 2 x 4 5\n", "line 2: not a word and 5 numbers"),
         ("who 1 2 3 4 nan\n", "line 1: a number is not finite"),
         ("zebra 1 2 3 4 5\n", "none of its words is in the vocabulary"),

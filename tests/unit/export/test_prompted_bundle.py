@@ -112,7 +112,7 @@ def test_a_name_on_the_hub_is_a_hint_for_members(tmp_path, monkeypatch):
     assert asked == [("people/bert", None), ("people/bert", commit)]
     assert "a name on the hub is owner/name" in refusal(tmp_path, model_of("people/bert@main"))
     pinned, folder = folder, folder.rename(tmp_path / "snapshot")
-    assert "is not known; name owner/name@COMMIT" in refusal(tmp_path, model_of("people/bert"))
+    assert "is unknown; name owner/name@COMMIT" in refusal(tmp_path, model_of("people/bert"))
     folder = folder.rename(pinned)
     # A folder with that name takes precedence over the hub.
     shutil.copytree(folder, tmp_path / "people" / "bert")
@@ -153,13 +153,13 @@ def test_a_tokenizer_with_its_own_rules_is_reported(tmp_path):
         pytest.param(
             {"task": {"verbaliser": {"positive": "wonderful", "negative": "bad"}}},
             LABELS,
-            "model.task.verbaliser: 'wonderful' is cut into",
+            "model.task.verbaliser: 'wonderful' is",
             id="a-word-of-pieces",
         ),
         pytest.param(
             {"task": {"verbaliser": {"positive": "great", "negative": "Great"}}},
             LABELS,
-            "model.task.verbaliser: 'great' and 'Great' are one token",
+            "model.task.verbaliser: 'great' and 'Great' are the same token",
             id="one-token",
         ),
         pytest.param(

@@ -223,19 +223,21 @@ def test_a_members_module_is_checked_before_there_is_data(job):
     ]
     ids = torch.from_numpy(encoder.encode(TEXTS))
     assert torch.equal(module(ids), found(ids))
-    with pytest.raises(DocumentInvalid, match="its backbone is not at hand"):
+    with pytest.raises(DocumentInvalid, match="its backbone is missing"):
         assembled(document, encoder, job.manifest, start, {})
     longer = document.model_copy(update={"model": document.model.model_copy(update={"max_tokens": 45})})
-    with pytest.raises(ValueError, match=r"room for 44 tokens of a text beside the prompt, fewer than max_tokens = 45"):
+    with pytest.raises(
+        ValueError, match=r"room for 44 tokens of a text next to the prompt, fewer than max_tokens = 45"
+    ):
         assembled(longer, encoder, job.manifest, start, {}, backbone)
     wider = document.model.model_copy(update={"injection": spec_of(model={"injection": "lora"}).model.injection})
-    with pytest.raises(DocumentInvalid, match=r"has 1024 values, and what is there for it has 320"):
+    with pytest.raises(DocumentInvalid, match=r"has 1024 values, and its weights have 320"):
         assembled(document.model_copy(update={"model": wider}), encoder, job.manifest, start, {}, backbone)
     with pytest.raises(ValueError, match="whatever its vocabulary"):
         values_of(document.model, 100, 2)
     # The tokenizer has more entries than the table of words has rows.
     tables = {name: each[:60] if len(each) == 420 else each for name, each in backbone.tensors.items()}
-    with pytest.raises(ValueError, match="table of words 60 rows"):
+    with pytest.raises(ValueError, match="word embedding has 60 rows"):
         assembled(document, encoder, job.manifest, start, {}, dataclasses.replace(backbone, tensors=tables))
 
 

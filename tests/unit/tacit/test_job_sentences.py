@@ -315,7 +315,7 @@ def test_an_own_vocabulary_has_room_beside_what_every_one_has(kind):
     assert wrong.startswith(f"vocabulary.size: must be {least} or more, is {least - 1}: [PAD], [UNK]")
     assert OwnVocabulary(kind=kind, size=least).size == least
     assert own_tokenizer(["a b a"], kind, least)
-    with pytest.raises(VocabularyInvalid, match="no room beside"):
+    with pytest.raises(VocabularyInvalid, match="no room after"):
         own_tokenizer(["a b a"], kind, least - 1)
     said_twice = said(method="fedvocab", vocabulary={"kind": "letters", "size": 0})
     assert said_twice == "vocabulary.kind: 'letters' is none of words, wordpiece"

@@ -599,7 +599,7 @@ def test_a_version_with_implausible_weights_is_refused(machine, town):
     values = bundle.manifest.decode(bundle.weights).copy()
     values[5] = -1.1e4
     town.versions["plain"] = (5, town.serve(values.tobytes()))
-    assert "the version holds a weight beyond 10000" in machine.refused("plain")[1]
+    assert "the version has a weight beyond 10000" in machine.refused("plain")[1]
 
 
 def test_a_dry_run_checks_the_documents_and_says_what_stays(machine, town, monkeypatch):
@@ -610,7 +610,7 @@ def test_a_dry_run_checks_the_documents_and_says_what_stays(machine, town, monke
     bundle = town.bundles["own"]
     document = bent(town, "own", values=bundle.manifest.values + 1)
     monkeypatch.setitem(town.bundles, "own", type(bundle)(document, bundle.manifest, bundle.weights, None))
-    with pytest.raises(CommandFailed, match=f"the manifest has {bundle.manifest.values} values, the job document"):
+    with pytest.raises(CommandFailed, match=f"the manifest has {bundle.manifest.values} values, and the job document"):
         machine.command("run", "--dry-run")
     del town.served[bundle.document.manifest]
     with pytest.raises(CommandFailed, match="the coordinator does not serve the files of its jobs"):
@@ -628,7 +628,7 @@ def test_a_tokenizer_in_another_form_is_refused(machine, town, monkeypatch):
     bundle = town.bundles["plain"]
     document = bent(town, "plain", tokenizer=town.serve(bundle.tokenizer + b" "))
     monkeypatch.setitem(town.bundles, "plain", type(bundle)(document, bundle.manifest, bundle.weights, None))
-    assert "not one that `coordinator job bundle` makes" in machine.refused("plain")[1]
+    assert "was not made by `coordinator job bundle`" in machine.refused("plain")[1]
 
 
 def test_private_parameters_other_than_the_documents_are_refused(machine, town, monkeypatch):
@@ -636,7 +636,7 @@ def test_private_parameters_other_than_the_documents_are_refused(machine, town, 
     started = bundle.document.private.model_copy(update={"values": bundle.document.private.values + 1})
     document = bent(town, "recon", private=started)
     monkeypatch.setitem(town.bundles, "recon", type(bundle)(document, bundle.manifest, bundle.weights, None))
-    assert "the private parameters' manifest has 6 values, the job document 7" in machine.refused("recon")[1]
+    assert "the private parameters' manifest has 6 values, and the job document 7" in machine.refused("recon")[1]
 
 
 def test_job_documents_manifests_and_values_are_checked():
@@ -644,7 +644,7 @@ def test_job_documents_manifests_and_values_are_checked():
     manifest = Manifest.of({"output.weight": np.zeros((2, 3), np.float32)})
     with pytest.raises(DocumentInvalid, match="the job document"):
         checked_job(document.canonical(), "desk", document.digest())
-    with pytest.raises(DocumentInvalid, match="the manifest has 6 values, the job document 5"):
+    with pytest.raises(DocumentInvalid, match="the manifest has 6 values, and the job document 5"):
         checked_manifest(manifest.canonical(), 5)
     assert checked_manifest(manifest.canonical(), 6) == manifest
     for values in ([0.0] * 5, [0.0] * 5 + [np.nan], [1e5] * 6):

@@ -143,7 +143,7 @@ def test_with_a_public_vocabulary_a_member_starts_where_the_job_says(keeper):
 def test_a_start_of_another_model_is_refused(keeper):
     table = np.zeros((6, 3), dtype=np.float32)
     manifest = Manifest.of({EMBEDDING: table})
-    with pytest.raises(DocumentInvalid, match="has 127 values with 7 entries, and what is there for it has 124"):
+    with pytest.raises(DocumentInvalid, match="has 127 values with 7 entries, and its weights have 124"):
         keeper.make(document(own=False), PUBLIC, (manifest, manifest.encode(manifest.flatten({EMBEDDING: table}))))
     assert keeper.load(document(own=False)) is None
 
@@ -205,7 +205,7 @@ def test_a_table_is_ignored_unless_a_whole_embedding_is_private(store, tmp_path)
 
 
 def test_texts_without_a_word_make_no_vocabulary(store):
-    with pytest.raises(VocabularyInvalid, match="not one word"):
+    with pytest.raises(VocabularyInvalid, match="the texts have no words"):
         Keeper(store, [Example("  ", "a")]).make(document(), None, None)
     # Under noise nobody may hear of it, so the member takes part with a vocabulary that reveals nothing.
     noise = GaussianUpdate(noise_multiplier=8.0, lot=1000)
@@ -222,7 +222,7 @@ def test_a_missing_or_invalid_table_is_an_error_before_anything_runs(home, tmp_p
     with pytest.raises(CommandFailed, match=r"vectors\.txt does not exist; check --embedding, a GloVe file or"):
         load_member(options)
     table.write_text("400000 3\nword 1 2 3\n")
-    with pytest.raises(CommandFailed, match=r"vectors\.txt, line 1: 1 numbers where .* leave out a header line"):
+    with pytest.raises(CommandFailed, match=r"vectors\.txt, line 1: 1 numbers, .* remove the header line"):
         load_member(options)
     table.write_text("word 1 2 3\n")
     member = load_member(options)
@@ -232,7 +232,7 @@ def test_a_missing_or_invalid_table_is_an_error_before_anything_runs(home, tmp_p
     folder = tmp_path / "bert"
     folder.mkdir()
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
-    with pytest.raises(CommandFailed, match=r"bert holds no model\.safetensors; .*; check --embedding"):
+    with pytest.raises(CommandFailed, match=r"bert has no model\.safetensors; .*; check --embedding"):
         load_member(replace(options, embedding=folder))
 
 

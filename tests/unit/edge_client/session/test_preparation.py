@@ -211,7 +211,7 @@ def test_a_manifest_of_another_size_is_refused_before_the_model(place):
     refused = made.refused()
     assert (refused.reason, refused.detail) == (
         Reason.REASON_BUNDLE_UNSUITABLE,
-        f"the manifest has {MANIFEST.values} values, the job document {MANIFEST.values + 1}",
+        f"the manifest has {MANIFEST.values} values, and the job document {MANIFEST.values + 1}",
     )
     assert len(made.fetched) == 2
 

@@ -1,4 +1,4 @@
-"""The gate: what passes, what never does, and that what passed keeps its promise."""
+"""The gate: what it admits, what it never admits, and that everything admitted stays within the limit."""
 
 import math
 from itertools import pairwise
@@ -37,16 +37,16 @@ NOTHING = np.zeros(len(ORDERS))
         ({"delta": 0.0}, "delta must lie between 0 and 1"),
         ({"delta": 1.0}, "delta"),
         ({"delta": math.nan}, "delta"),
-        ({"adjacency": "swap"}, "adjacency must be add-remove or replace-one, and is 'swap'"),
-        ({"unit": "household"}, "unit must be example or member, and is 'household'"),
+        ({"adjacency": "swap"}, "adjacency must be add-remove or replace-one, got 'swap'"),
+        ({"unit": "household"}, "unit must be example or member, got 'household'"),
     ],
 )
-def test_a_limit_that_is_none_is_refused(numbers, said):
+def test_an_invalid_limit_is_refused(numbers, said):
     with pytest.raises(ValueError, match=said):
         Limit(**{"epsilon": 1.0, "delta": 1e-5, **numbers})
 
 
-def test_caps_pay_for_every_order():
+def test_each_cap_pays_for_the_union_over_all_orders():
     caps = RenyiFilter(Limit(3.0, 1e-6)).caps
     expected = [3.0 - math.log(len(ORDERS) / 1e-6) / (order - 1) for order in ORDERS]
     np.testing.assert_allclose(caps, expected, rtol=1e-14)
@@ -55,7 +55,7 @@ def test_caps_pay_for_every_order():
         caps[0] = 100
 
 
-def test_an_event_passes_at_the_cap_of_one_order_and_not_a_hair_beyond():
+def test_an_event_passes_exactly_up_to_the_cap_of_one_order():
     gate = RenyiFilter(Limit(3.0, 1e-6))
     for at in np.flatnonzero(gate.caps > 0):
         just = np.full(len(ORDERS), np.inf)
@@ -66,18 +66,18 @@ def test_an_event_passes_at_the_cap_of_one_order_and_not_a_hair_beyond():
         assert not gate.admits(NOTHING, just)
 
 
-def test_an_order_without_a_positive_cap_lets_nothing_pass():
+def test_an_order_without_a_positive_cap_admits_nothing():
     gate = RenyiFilter(Limit(3.0, 1e-6))
     free = np.where(gate.caps > 0, np.inf, 0.0)
     assert not gate.admits(NOTHING, free)
-    # No order has any room here, so not even what costs nothing passes.
+    # No order has any room here, so not even a free event passes.
     hopeless = RenyiFilter(Limit(1e-4, 1e-9))
     assert not hopeless.admits(NOTHING, NOTHING)
     assert hopeless.remaining(NOTHING) == 0
 
 
 @pytest.mark.parametrize("wrong", [NOTHING - 1e-9, np.full(len(ORDERS), np.nan), np.zeros(3), np.array(0.0)])
-def test_what_no_divergence_can_be_is_refused(wrong):
+def test_arrays_that_are_no_divergences_are_refused(wrong):
     gate = RenyiFilter(Limit(3.0, 1e-6))
     for call in (
         lambda: gate.admits(wrong, NOTHING),
@@ -89,7 +89,7 @@ def test_what_no_divergence_can_be_is_refused(wrong):
 
 
 @pytest.mark.parametrize("spent", [0, 1, 7])
-def test_the_counted_epsilon_is_the_least_limit_that_lets_it_pass(spent):
+def test_the_counted_epsilon_is_the_smallest_limit_that_admits_it(spent):
     event = SampledGaussian(multiplier=2, rate=0.1)
     before, each = spent * renyi(event, "add-remove"), renyi(event, "add-remove")
     least = epsilon_counted(before + each, 1e-5)
@@ -98,7 +98,7 @@ def test_the_counted_epsilon_is_the_least_limit_that_lets_it_pass(spent):
     assert epsilon_counted(NOTHING, 1e-5) == 0
 
 
-def test_what_is_left_falls_from_all_to_none_as_events_pass():
+def test_the_remaining_share_falls_from_one_to_zero_as_events_pass():
     limit = Limit(2.0, 1e-5)
     gate, each = RenyiFilter(limit), cost(SampledGaussian(multiplier=2, rate=0.1), limit)
     spent, left = NOTHING, [1.0]
@@ -108,7 +108,7 @@ def test_what_is_left_falls_from_all_to_none_as_events_pass():
     assert len(left) > 10
     assert all(after < before for before, after in pairwise(left))
     assert left[-1] < 0.1
-    # In the unit of the limit: the share that the counted epsilon leaves of it.
+    # The share of the limit that the counted epsilon leaves.
     assert left[-1] == 1 - epsilon_counted(spent, limit.delta) / limit.epsilon
     assert gate.remaining(NOTHING) == 1
     assert gate.remaining(spent + 10 * each) == 0
@@ -117,7 +117,7 @@ def test_what_is_left_falls_from_all_to_none_as_events_pass():
 
 def test_an_event_about_another_unit_is_refused():
     event = Laplace(epsilon=0.1, unit="member")
-    with pytest.raises(EventUnaccountable, match="about one member, and this ledger about one example"):
+    with pytest.raises(EventUnaccountable, match="protects one member, and this ledger counts for one example"):
         cost(event, Limit(1, 1e-5))
     for summary in (total, spend):
         with pytest.raises(EventUnaccountable, match="member"):
@@ -142,7 +142,7 @@ def test_an_event_of_another_adjacency_is_refused():
     st.sampled_from([1e-5, 1e-7, 1e-9]),
     st.randoms(use_true_random=False),
 )
-def test_whatever_passes_stays_within_the_limit_by_every_other_account(kinds, epsilon, delta, choice):
+def test_what_passes_is_within_the_limit_by_every_other_accountant(kinds, epsilon, delta, choice):
     limit = Limit(epsilon, delta)
     gate, spent, passed = RenyiFilter(limit), NOTHING, []
     for _ in range(300):
@@ -158,14 +158,14 @@ def test_whatever_passes_stays_within_the_limit_by_every_other_account(kinds, ep
 
 
 def test_pure_epsilons_add_up_to_nearly_the_whole_limit():
-    """The great orders are there for Laplace: 100 rounds of 0.01 leave a hundredth of a limit of 1.01 unused."""
+    """The large orders serve Laplace: 100 rounds of 0.01 leave a hundredth of a limit of 1.01 unused."""
     limit = Limit(1.01, 1e-6)
     assert RenyiFilter(limit).admits(NOTHING, cost(Laplace(epsilon=0.01, steps=100), limit))
     assert not RenyiFilter(Limit(0.05, 1e-9)).admits(NOTHING, cost(Laplace(epsilon=0.05), Limit(0.05, 1e-9)))
 
 
-def test_one_order_chosen_afterwards_would_let_more_pass_than_the_filter():
-    """The price of not knowing the best order beforehand: the cap without ln m is never reached."""
+def test_one_order_chosen_in_hindsight_would_admit_more():
+    """The price of not knowing the best order beforehand: the filter never reaches the cap without ln m."""
     limit = Limit(2.0, 1e-5)
     gate, each = RenyiFilter(limit), cost(SampledGaussian(multiplier=2, rate=0.1), limit)
     most = math.floor(float((gate.caps / each).max()))
@@ -175,6 +175,6 @@ def test_one_order_chosen_afterwards_would_let_more_pass_than_the_filter():
     assert not gate.admits(NOTHING, alone * each)
 
 
-def test_the_report_is_below_what_the_gate_needs():
+def test_the_reported_epsilon_is_below_the_gates():
     spent = cost(SampledGaussian(multiplier=1, rate=0.01, steps=1000), Limit(1, 1e-5))
     assert epsilon_renyi(spent, 1e-5) < float((spent + math.log(len(ORDERS) / 1e-5) / (ALPHA - 1)).min())

@@ -1,4 +1,4 @@
-"""Figures that others can compare with, at delta 1e-5; each to the digits given."""
+"""Figures at delta 1e-5 that others can compare with, each to the digits given."""
 
 import pytest
 
@@ -15,7 +15,7 @@ DELTA = 1e-5
     [(0.01, 1.0, 1000, 1.83, 13.36), (0.05, 1.0, 100, 3.50, 18.19), (0.1, 2.0, 50, 1.65, 5.15)],
 )
 def test_sampled_gaussian_by_pld(rate, sigma, steps, as_steps, as_updates):
-    """DP-SGD's steps, and the same numbers as whole updates, which one example moves by 2 C and not by C."""
+    """DP-SGD's steps, and the same numbers as whole updates, which one example moves by 2 C instead of C."""
     lot, examples = round(rate * 10_000), 10_000
     step = event_of_round(DpSgd(noise_multiplier=sigma, lot=lot, steps=steps), examples)
     update = event_of_round(GaussianUpdate(noise_multiplier=sigma, lot=lot), examples)
@@ -26,9 +26,9 @@ def test_sampled_gaussian_by_pld(rate, sigma, steps, as_steps, as_updates):
 
 
 def test_a_fixed_lot_by_renyi():
-    """sigma = 1 of the paper is noise of C on a change clipped to C. Another example in the lot can turn that change
-    round, from one end of the ball to the other: 2 C, so the multiplier over the distance is 1/2, and that gives 20.99.
-    Taken as 1 it would be 3.58, and an understatement.
+    """The paper's sigma = 1 is noise of C on a change clipped to C. Another example in the lot can reverse that change,
+    from one end of the ball to the other: 2 C. So the multiplier over the distance is 1/2, which gives 20.99. Counted
+    as 1 it would give 3.58, an understatement.
     """
     mechanism = GaussianUpdate(noise_multiplier=1.0, lot=100, sampling="fixed")
     event = event_of_round(mechanism, 10_000)
@@ -40,7 +40,7 @@ def test_a_fixed_lot_by_renyi():
 
 @pytest.mark.parametrize(("epsilon", "sigma"), [(8.0, 12.1), (4.0, 21.7), (1.0, 74.7)])
 def test_output_perturbation(epsilon, sigma):
-    """`gaussian-update` on all examples, 100 rounds: the least sigma of three digits that keeps an epsilon."""
+    """`gaussian-update` on all examples for 100 rounds: the smallest sigma of three digits that keeps an epsilon."""
 
     def whole(sigma: float) -> float:
         event = event_of_round(GaussianUpdate(noise_multiplier=sigma, lot=1000), 1000)

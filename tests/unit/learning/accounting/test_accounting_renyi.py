@@ -1,4 +1,4 @@
-"""Rényi divergences: against closed forms, against integrals done another way, and against dp-accounting."""
+"""Rényi divergences against closed forms, against integrals computed another way, and against dp-accounting."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_all_examples_at_once_is_the_plain_gaussian(multiplier):
 
 
 @pytest.mark.parametrize(("multiplier", "rate"), [(1.0, 0.01), (2.0, 0.1), (0.7, 0.3), (4.0, 0.9), (20.0, 0.5)])
-def test_the_sampled_gaussian_is_its_integral_and_the_other_direction_is_no_worse(multiplier, rate):
+def test_the_sampled_gaussian_is_its_integral_in_the_worse_direction(multiplier, rate):
     density = stats.norm(0, multiplier).pdf
     moved = stats.norm(1, multiplier).pdf
 
@@ -80,8 +80,8 @@ def test_the_sampled_gaussian_is_its_integral_and_the_other_direction_is_no_wors
 
 @pytest.mark.parametrize(("multiplier", "rate"), [(1.0, 0.01), (2.0, 0.1), (0.7, 0.001), (4.0, 0.9), (0.06, 0.05)])
 def test_the_sampled_gaussian_agrees_with_the_library(multiplier, rate):
-    """At whole orders to every digit. At fractions the library adds up its alternating series without the signs: it
-    lies above, by half at order 1.25 and by nothing from 6 up.
+    """At whole orders they agree to every digit. At fractional orders the library sums its alternating series without
+    the signs, so it lies above: by half at order 1.25, by nothing from 6 up.
     """
     ours = sampled(multiplier, rate)
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier))
@@ -92,8 +92,8 @@ def test_the_sampled_gaussian_agrees_with_the_library(multiplier, rate):
 
 
 @pytest.mark.parametrize(("multiplier", "rate"), [(0.051, 0.05), (0.1, 0.3)])
-def test_the_integral_is_as_good_where_there_is_hardly_any_noise(multiplier, rate):
-    """Where the library's series has one term that matters, fractions included."""
+def test_the_integral_is_as_exact_at_very_little_noise(multiplier, rate):
+    """There a single term of the library's series matters, at fractional orders too."""
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier))
     theirs = library(event, NeighboringRelation.ADD_OR_REMOVE_ONE)
     np.testing.assert_allclose(sampled(multiplier, rate), theirs, rtol=1e-10)
@@ -107,8 +107,8 @@ def test_a_tiny_divergence_keeps_its_digits():
     np.testing.assert_allclose(sampled(multiplier, rate)[small], expected[small], rtol=1e-5)
 
 
-def test_hardly_any_noise_is_bounded_from_above():
-    """Below a multiplier of 0.05 fractional orders are interpolated: above the integral just before, by little."""
+def test_very_little_noise_is_bounded_from_above():
+    """Below a multiplier of 0.05, fractional orders are interpolated: slightly above the integral next to it."""
     close = sampled(0.0501, 0.1)
     beyond = sampled(0.0499, 0.1)
     assert np.all(beyond >= close)
@@ -119,7 +119,7 @@ def test_hardly_any_noise_is_bounded_from_above():
 
 
 @pytest.mark.parametrize(("multiplier", "lot"), [(0.5, 10), (1.0, 10), (2.0, 200), (5.0, 50)])
-def test_a_fixed_lot_agrees_with_the_library_where_its_differences_are_stable(multiplier, lot):
+def test_a_fixed_lot_agrees_with_the_library_where_that_is_stable(multiplier, lot):
     event = dp_event.SampledWithoutReplacementDpEvent(1000, lot, dp_event.GaussianDpEvent(multiplier))
     low = ALPHA <= 32
     theirs = library(event, NeighboringRelation.REPLACE_ONE, ALPHA[low])
@@ -150,24 +150,24 @@ def theorem_27(multiplier, share, order):
 
 
 @pytest.mark.parametrize(("multiplier", "lot"), [(0.5, 10), (3.0, 100), (10.0, 10), (50.0, 200)])
-def test_a_fixed_lot_is_the_theorem_where_double_precision_has_no_differences(multiplier, lot):
+def test_a_fixed_lot_is_the_theorem_where_float64_is_not_enough(multiplier, lot):
     ours = fixed(multiplier, lot, 1000)
     for order in (2, 3, 5, 8, 25, 60, 116):
         expected = min(theorem_27(multiplier, lot / 1000, order), order / (2 * multiplier**2))
-        # What holds at a higher order holds here, so ours may be lower, and not by much.
+        # A bound at a higher order holds here too, so ours may be slightly lower.
         assert ours[ORDERS.index(float(order))] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_library_loses_its_differences_at_large_multipliers():
-    """Why this is not the library's own function: at sigma 50 its bound is many times the theorem's."""
+    """The reason not to use the library's function: at sigma 50 its bound is many times the theorem's."""
     event = dp_event.SampledWithoutReplacementDpEvent(1000, 200, dp_event.GaussianDpEvent(50.0))
     theirs = library(event, NeighboringRelation.REPLACE_ONE, [160.0])
     assert theirs[0] > 5 * fixed(50.0, 200, 1000)[ORDERS.index(160.0)]
 
 
 @pytest.mark.parametrize(("multiplier", "lot"), [(0.5, 10), (1.0, 100), (4.0, 500), (30.0, 900)])
-def test_a_fixed_lot_bounds_two_data_sets_that_can_be_written_down(multiplier, lot):
-    """One record of two sends 0 in place of 1, or -1/2 in place of 1/2, all others nothing."""
+def test_a_fixed_lot_bounds_two_explicit_data_sets(multiplier, lot):
+    """The one record that differs sends 0 in place of 1, or -1/2 in place of 1/2; all others send nothing."""
     share = lot / 1000
 
     def mixed(at):
@@ -218,7 +218,7 @@ def test_laplace_is_its_closed_form_its_integral_and_the_library(epsilon):
         assert ours[ORDERS.index(order)] == pytest.approx(math.log(value) / (order - 1), rel=1e-6, abs=1e-12)
 
 
-def test_laplace_costs_the_same_under_both_adjacencies_and_never_more_than_its_epsilon():
+def test_laplace_costs_at_most_its_epsilon_under_both_adjacencies():
     event = Laplace(epsilon=0.4, steps=3)
     np.testing.assert_array_equal(renyi(event, "add-remove"), renyi(event, "replace-one"))
     assert np.all(renyi(event, "add-remove") <= 1.2)
@@ -241,8 +241,8 @@ def discrete_gaussian(std, reach=60):
 
 
 @pytest.mark.parametrize(("honest", "std", "distance"), [(1, 1.0, 1), (1, 0.3, 1), (2, 1.0, 2), (3, 0.6, 1)])
-def test_the_sum_of_shares_bounds_the_very_sum(honest, std, distance):
-    """One coordinate, its distribution by convolution."""
+def test_the_bound_holds_for_the_exact_sum_of_shares(honest, std, distance):
+    """One coordinate, whose distribution is computed by convolution."""
     share = law = discrete_gaussian(std)
     for _ in range(honest - 1):
         law = np.convolve(law, share)
@@ -256,7 +256,7 @@ def test_the_sum_of_shares_bounds_the_very_sum(honest, std, distance):
 
 
 def test_a_fine_grid_makes_the_sum_a_gaussian():
-    """Sixteen shares of 4096 and a distance of 4096: a Gaussian of multiplier 4, which the library has."""
+    """Sixteen shares of std 4096 at distance 4096 are a Gaussian of multiplier 4, which the library has."""
     event = DiscreteGaussianSum(honest=16, std=4096.0, distance=4096.0, values=10**7, steps=2)
     theirs = library(dp_event.GaussianDpEvent(4.0), NeighboringRelation.REPLACE_ONE)
     np.testing.assert_allclose(renyi(event, "add-remove"), 2 * theirs, rtol=1e-12)
@@ -279,14 +279,14 @@ def test_shares_too_small_for_the_theorem_have_no_bound():
     assert np.all(np.isfinite(renyi(alone, "add-remove")))
 
 
-def test_another_member_in_the_place_of_one_is_twice_as_far_and_another_example_is_not():
+def test_replacing_a_member_is_twice_as_far_and_an_example_is_not():
     event = DiscreteGaussianSum(honest=1, std=100.0, distance=50.0, values=9, unit="member")
     np.testing.assert_allclose(renyi(event, "replace-one"), 4 * renyi(event, "add-remove"), rtol=1e-12)
     example = event.model_copy(update={"unit": "example"})
     np.testing.assert_array_equal(renyi(example, "replace-one"), renyi(example, "add-remove"))
 
 
-# --- What all of them keep to -----------------------------------------------------------------------------------------
+# --- Properties of all formulas ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,13 +341,13 @@ def test_more_noise_costs_less_and_a_larger_rate_costs_more(multiplier, more, ra
     here = sampled(multiplier, rate)
     assert np.all(sampled(multiplier * more, rate) <= here * (1 + 1e-9))
     assert np.all(sampled(multiplier, rate * larger) >= here * (1 - 1e-9))
-    # No draw is worse than no sampling at all.
+    # Sampling never makes it worse.
     assert np.all(here <= ALPHA / (2 * multiplier**2) * (1 + 1e-12))
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.floats(0.05, 50), st.floats(1.01, 4), st.integers(1, 60), st.integers(1, 40))
-def test_the_same_of_a_lot_of_a_fixed_size(multiplier, more, lot, larger):
+def test_a_fixed_lot_costs_less_with_noise_and_more_with_its_size(multiplier, more, lot, larger):
     here = fixed(multiplier, lot, 100)
     assert np.all(fixed(multiplier * more, lot, 100) <= here * (1 + 1e-9))
     assert np.all(fixed(multiplier, lot + larger, 100) >= here * (1 - 1e-9))
@@ -356,7 +356,7 @@ def test_the_same_of_a_lot_of_a_fixed_size(multiplier, more, lot, larger):
 
 @settings(deadline=None, max_examples=60)
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False), st.floats(0, 1, exclude_min=True))
-def test_no_event_however_odd_costs_less_than_nothing_or_no_number(multiplier, rate):
+def test_no_odd_event_has_a_negative_cost_or_nan(multiplier, rate):
     events = [
         (SampledGaussian(multiplier=multiplier, rate=rate), "add-remove"),
         (FixedLotGaussian(multiplier=multiplier, lot=3, population=7), "replace-one"),
@@ -377,7 +377,7 @@ def test_no_event_however_odd_costs_less_than_nothing_or_no_number(multiplier, r
         (DiscreteGaussianSum, {"honest": 1, "std": math.inf, "distance": 1.0, "values": 1}),
     ],
 )
-def test_an_infinite_number_is_no_free_release(kind, numbers):
+def test_an_event_with_an_infinite_number_is_refused(kind, numbers):
     with pytest.raises(ValidationError):
         kind(**numbers)
     adjacency = "replace-one" if kind is FixedLotGaussian else "add-remove"
@@ -385,14 +385,14 @@ def test_an_infinite_number_is_no_free_release(kind, numbers):
         renyi(kind.model_construct(**numbers), adjacency)
 
 
-def test_a_callers_array_is_its_own():
+def test_a_caller_may_change_its_array():
     first = sampled(1.1, 0.07)
     first[:] = 0
     assert np.all(sampled(1.1, 0.07) > 0)
 
 
-def test_a_long_ledger_works_each_formula_out_once():
-    """20,000 events of ten kinds: the sum is of ten arrays."""
+def test_a_long_ledger_computes_each_formula_once():
+    """20,000 events of ten kinds need ten computations."""
     module._sampled_gaussian.cache_clear()
     kinds = [SampledGaussian(multiplier=1 + 0.125 * kind, rate=0.01, steps=3) for kind in range(10)]
     limit = Limit(8, 1e-5)

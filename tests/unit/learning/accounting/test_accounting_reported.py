@@ -1,4 +1,4 @@
-"""What people read: privacy loss distributions where they exist, else Rényi; what a multiplier means to the library."""
+"""The reported epsilon: by PLD where one exists, else by Rényi; and what a multiplier means to the library."""
 
 import math
 
@@ -47,8 +47,8 @@ def analytic_gaussian(distance, delta):
 
 
 def test_under_replace_one_the_library_reads_one_multiplier_in_two_ways():
-    """dp-accounting 0.6.0. If this fails the library has changed its mind: ours asks neither for REPLACE_ONE, so its
-    own figures stay, but the documentation has to follow.
+    """For dp-accounting 0.6.0. If this fails, the library has changed. Our code asks neither accountant for
+    REPLACE_ONE, so our figures stay, but the documentation must follow.
     """
     gaussian, half = dp_event.GaussianDpEvent(10.0), dp_event.GaussianDpEvent(5.0)
     by_rdp = [of_library(RdpAccountant(neighboring_relation=relation), gaussian, 100) for relation in (ADD, REPLACE)]
@@ -59,13 +59,13 @@ def test_under_replace_one_the_library_reads_one_multiplier_in_two_ways():
 
 
 def test_ours_is_relative_to_the_distance_under_both():
-    """The same pair of Gaussians, whichever way its neighbours are defined, in our words and in the library's two."""
+    """The same pair of Gaussians under either adjacency, in our terms and in those of the library's two accountants."""
     poisson = SampledGaussian(multiplier=3.0, rate=1.0, steps=20)
     fixed = FixedLotGaussian(multiplier=3.0, lot=50, population=50, steps=20)
     np.testing.assert_array_equal(renyi(poisson, "add-remove"), renyi(fixed, "replace-one"))
     ours = epsilon_pld([poisson], 1e-5, "add-remove")
     assert epsilon_pld([fixed], 1e-5, "replace-one") == ours
-    # To the library's PLD a record clipped to C moves the sum by 2 C when it is replaced: its multiplier is twice ours.
+    # For the library's PLD, replacing a record clipped to C moves the sum by 2 C, so its multiplier is twice ours.
     assert of_library(PLDAccountant(REPLACE, 1e-3), dp_event.GaussianDpEvent(6.0), 20) == pytest.approx(ours, rel=1e-4)
     theirs = RdpAccountant(ORDERS, REPLACE)
     theirs.compose(dp_event.GaussianDpEvent(3.0), 20)
@@ -76,13 +76,13 @@ def test_ours_is_relative_to_the_distance_under_both():
 
 
 @pytest.mark.parametrize(("multiplier", "steps"), [(0.4, 1), (2.0, 10), (50.0, 400)])
-def test_plain_gaussians_are_the_analytic_one(multiplier, steps):
+def test_plain_gaussians_match_the_analytic_epsilon(multiplier, steps):
     found = epsilon_pld([SampledGaussian(multiplier=multiplier, rate=1, steps=steps)], 1e-6, "add-remove")
     exact = analytic_gaussian(math.sqrt(steps) / multiplier, 1e-6)
     assert exact * (1 - 1e-6) <= found <= exact * 1.005
 
 
-def test_plain_gaussians_of_several_multipliers_are_one():
+def test_plain_gaussians_of_several_multipliers_become_one():
     mixed = [SampledGaussian(multiplier=multiplier, rate=1) for multiplier in (2.0, 3.0, 7.0)]
     exact = analytic_gaussian(math.sqrt(sum(1 / m**2 for m in (2.0, 3.0, 7.0))), 1e-6)
     assert epsilon_pld(mixed, 1e-6, "add-remove") == pytest.approx(exact, rel=2e-3)
@@ -96,7 +96,7 @@ def test_one_laplace_release_is_exact(epsilon):
         assert epsilon_pld([Laplace(epsilon=epsilon)], 1e-2, adjacency) == pytest.approx(expected, abs=2e-3)
 
 
-def test_equal_events_are_merged_whatever_their_order():
+def test_equal_events_are_merged_in_any_order():
     first, second = SampledGaussian(multiplier=1, rate=0.02), SampledGaussian(multiplier=1.5, rate=0.01)
     alternating = [first, second] * 150
     merged = [first.model_copy(update={"steps": 150}), second.model_copy(update={"steps": 150})]
@@ -129,7 +129,7 @@ def test_events_that_differ_in_one_number_are_two(event, changed):
     for pair in ([event, other], [other, event]):
         expected = renyi(event, adjacency) + renyi(other, adjacency)
         np.testing.assert_allclose(total(pair, Limit(1, 1e-5, adjacency)), expected, rtol=1e-12)
-    # The steps belong to neither.
+    # Steps are no part of what tells events apart.
     several = [event.model_copy(update={"steps": 3}), event, other, event]
     expected = 5 * renyi(event, adjacency) + renyi(other, adjacency)
     np.testing.assert_allclose(total(several, Limit(1, 1e-5, adjacency)), expected, rtol=1e-12)
@@ -140,7 +140,7 @@ def test_events_of_two_units_are_never_merged():
         total([RING, RING.model_copy(update={"unit": "member"})], Limit(1, 1e-5))
 
 
-def test_kinds_compose():
+def test_events_of_several_kinds_compose():
     parts = [
         SampledGaussian(multiplier=1, rate=0.02, steps=50),
         Laplace(epsilon=0.3),
@@ -158,17 +158,17 @@ def test_kinds_compose():
 
 @pytest.mark.parametrize(("multiplier", "rate", "steps"), [(2.0, 1e-3, 100_000), (5.0, 1e-3, 100_000)])
 def test_many_tiny_losses_are_not_lost_in_the_grid(multiplier, rate, steps):
-    """On a grid of 1e-3 the first comes out 29 per cent too high."""
+    """On a grid of 1e-3, the first would be 29 per cent too high."""
     event = SampledGaussian(multiplier=multiplier, rate=rate, steps=steps)
     found = epsilon_pld([event], 1e-5, "add-remove")
-    # Never above Rényi, which knows no grid, and never far below the finest grid.
+    # Never above Rényi, which has no grid, and never far from the finest grid.
     assert found < epsilon_renyi(renyi(event, "add-remove"), 1e-5)
     sampled = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier))
     fine = of_library(PLDAccountant(ADD, 2e-5), sampled, steps)
     assert fine * 0.999 <= found <= fine * 1.01
 
 
-def test_no_formula_is_none_and_nothing_is_nothing():
+def test_without_a_formula_it_is_none_and_without_events_zero():
     poisson = SampledGaussian(multiplier=2, rate=0.5)
     assert epsilon_pld([FIXED], 1e-5, "replace-one") is None
     assert epsilon_pld([RING], 1e-5, "add-remove") is None
@@ -176,14 +176,14 @@ def test_no_formula_is_none_and_nothing_is_nothing():
     assert epsilon_pld([], 1e-5, "add-remove") == 0.0
 
 
-def test_no_noise_worth_the_name_is_no_privacy_and_ends():
+def test_next_to_no_noise_is_infinite_and_takes_no_time():
     assert epsilon_pld([SampledGaussian(multiplier=1e-4, rate=0.5, steps=10)], 1e-5, "add-remove") == math.inf
 
 
 # --- Spend ------------------------------------------------------------------------------------------------------------
 
 
-def test_spend_says_by_whom():
+def test_spend_names_its_accountant():
     poisson = SampledGaussian(multiplier=1, rate=0.01, steps=100)
     by_pld = spend([poisson], Limit(8, 1e-5))
     assert by_pld == Spend(epsilon_pld([poisson], 1e-5, "add-remove"), "pld", by_pld.renyi)
@@ -204,7 +204,7 @@ def test_the_renyi_report_is_the_librarys_conversion(multiplier, rate, steps):
 def test_the_renyi_report_at_its_ends():
     assert epsilon_renyi(np.zeros(len(ORDERS)), 1e-6) == 0
     assert epsilon_renyi(np.full(len(ORDERS), np.inf), 1e-6) == math.inf
-    # So little that total variation is below delta: nothing.
+    # So little that total variation is below delta: epsilon is 0.
     little = renyi(SampledGaussian(multiplier=100, rate=1e-7), "add-remove")
     assert epsilon_renyi(little, 1e-6) == 0
     assert epsilon_renyi(little, 1e-12) > 0

@@ -1,4 +1,4 @@
-"""Noise for a budget, and rounds for noise: the smallest that passes, and that the gate itself agrees."""
+"""Noise for a budget and rounds for noise: the answer is the smallest that passes, and the gate itself agrees."""
 
 import math
 
@@ -23,7 +23,7 @@ LIMIT = Limit(3.0, 1e-6)
 REPLACE = Limit(3.0, 1e-6, "replace-one")
 NOTHING = np.zeros(len(ORDERS))
 
-# How an event follows from a multiplier, and the limit it is under.
+# The event at a multiplier, and its limit.
 KINDS = {
     "dp-sgd": (lambda z: SampledGaussian(multiplier=z, rate=0.05, steps=10), LIMIT),
     "gaussian-update": (lambda z: SampledGaussian(multiplier=z / 2, rate=0.1), LIMIT),
@@ -35,7 +35,7 @@ KINDS = {
 
 
 def before(multiplier):
-    """The number of three digits just below."""
+    """The next smaller number of three digits."""
     decade = 10.0 ** (math.floor(math.log10(multiplier) + 1e-12) - 2)
     digits = round(multiplier / decade)
     return (digits - 1) * decade if digits > 100 else 999 * decade / 10
@@ -43,7 +43,7 @@ def before(multiplier):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rounds", [1, 40])
-def test_the_gate_lets_all_rounds_pass_with_the_noise_found_and_not_with_less(kind, rounds):
+def test_the_gate_admits_all_rounds_at_the_noise_found_and_not_below(kind, rounds):
     event_at, limit = KINDS[kind]
     found = calibrate(event_at, rounds, limit)
     assert found == float(f"{found:.3g}")
@@ -60,7 +60,7 @@ def test_the_gate_lets_all_rounds_pass_with_the_noise_found_and_not_with_less(ki
     assert passing(before(found)) < rounds
 
 
-def test_the_gates_answer_for_the_plain_gaussian_is_the_formulas():
+def test_the_answer_for_the_plain_gaussian_follows_the_formula():
     """T alpha / (2 z^2) = epsilon - ln(m / delta) / (alpha - 1), at the best order."""
     event_at, _ = KINDS["output"]
     found = calibrate(event_at, 100, LIMIT)
@@ -70,7 +70,7 @@ def test_the_gates_answer_for_the_plain_gaussian_is_the_formulas():
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "gaussian-update", "output", "laplace"])
-def test_the_pld_asks_for_the_smallest_that_it_allows(kind):
+def test_the_plds_answer_is_the_smallest_that_it_allows(kind):
     event_at, limit = KINDS[kind]
     found = calibrate_pld(event_at, 20, limit)
 
@@ -82,26 +82,26 @@ def test_the_pld_asks_for_the_smallest_that_it_allows(kind):
 
 
 @pytest.mark.parametrize("kind", ["fixed", "ring"])
-def test_where_the_pld_has_no_formula_it_says_nothing(kind):
+def test_without_a_pld_there_is_no_answer(kind):
     event_at, limit = KINDS[kind]
     assert calibrate_pld(event_at, 20, limit) is None
 
 
-def test_no_noise_is_enough_for_so_much():
+def test_a_budget_that_no_noise_keeps_is_refused():
     event_at, _ = KINDS["output"]
     for search in (calibrate, calibrate_pld):
         with pytest.raises(NotAffordable, match=r"epsilon 0.001 at delta 1e-06 .* 10 rounds"):
             search(event_at, 10, Limit(0.001, 1e-6))
 
 
-def test_the_least_noise_there_is_may_be_enough():
+def test_the_smallest_multiplier_may_be_enough():
     event_at = KINDS["output"][0]
     generous = Limit(1e6, 1e-6)
     assert calibrate(event_at, 1, generous) == 0.01
     assert calibrate_pld(event_at, 1, generous) == 0.01
 
 
-def test_what_was_spent_asks_for_more_noise_and_leaves_fewer_rounds():
+def test_earlier_spending_needs_more_noise_and_leaves_fewer_rounds():
     event_at, limit = KINDS["dp-sgd"]
     spent = 5 * cost(event_at(3.0), limit)
     assert calibrate(event_at, 20, limit, spent) > calibrate(event_at, 20, limit)
@@ -119,7 +119,7 @@ def test_what_was_spent_asks_for_more_noise_and_leaves_fewer_rounds():
     st.sampled_from([1e-5, 1e-9]),
     st.floats(0, 1),
 )
-def test_a_ledger_lets_as_many_rounds_pass_as_were_planned(kind, multiplier, epsilon, delta, used):
+def test_a_ledger_admits_as_many_rounds_as_were_planned(kind, multiplier, epsilon, delta, used):
     event_at, of_kind = KINDS[kind]
     limit = Limit(epsilon, delta, of_kind.adjacency)
     gate, each = RenyiFilter(limit), cost(event_at(multiplier), limit)
@@ -133,7 +133,7 @@ def test_a_ledger_lets_as_many_rounds_pass_as_were_planned(kind, multiplier, eps
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rounds_are_counted_to_the_last_hair_of_the_cap(kind):
+def test_rounds_are_counted_exactly_up_to_the_cap(kind):
     event_at, limit = KINDS[kind]
     event = event_at(8.0)
     needed = epsilon_at_gate(repeated(event, 30), limit.delta, limit.adjacency)
@@ -141,12 +141,12 @@ def test_rounds_are_counted_to_the_last_hair_of_the_cap(kind):
         assert rounds_affordable(event, Limit(needed * factor, limit.delta, limit.adjacency)) == rounds
 
 
-def test_a_release_that_costs_next_to_nothing_affords_a_great_number():
+def test_an_almost_free_release_gets_the_largest_number_of_rounds():
     assert rounds_affordable(SampledGaussian(multiplier=1e9, rate=1e-6), LIMIT) == MAX_ROUNDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_epsilon_a_job_needs_is_the_smallest_limit_that_it_passes(kind):
+def test_the_epsilon_of_a_job_is_the_smallest_limit_that_admits_it(kind):
     event_at, limit = KINDS[kind]
     whole = repeated(event_at(8.0), 30)
     needed = epsilon_at_gate(whole, limit.delta, limit.adjacency)
@@ -155,7 +155,7 @@ def test_the_epsilon_a_job_needs_is_the_smallest_limit_that_it_passes(kind):
         assert RenyiFilter(near).admits(NOTHING, cost(whole, near)) is passes
 
 
-def test_units_and_adjacencies_are_refused_here_as_well():
+def test_a_wrong_unit_or_adjacency_is_refused():
     event_at, _ = KINDS["dp-sgd"]
     for call in (
         lambda limit: calibrate(event_at, 3, limit),
@@ -167,8 +167,8 @@ def test_units_and_adjacencies_are_refused_here_as_well():
                 call(limit)
 
 
-def test_a_job_without_rounds_is_none():
-    with pytest.raises(ValueError, match="one round at least"):
+def test_a_job_has_at_least_one_round():
+    with pytest.raises(ValueError, match="at least one round"):
         repeated(KINDS["dp-sgd"][0](1.0), 0)
     assert repeated(KINDS["dp-sgd"][0](1.0), 7).steps == 70
 
@@ -176,8 +176,8 @@ def test_a_job_without_rounds_is_none():
 @pytest.mark.parametrize(
     ("rate", "rounds", "epsilon"), [(0.01, 1000, 1.0), (0.01, 1000, 8.0), (0.1, 50, 4.0), (1.0, 100, 2.0)]
 )
-def test_what_the_gate_costs_beside_the_pld(rate, rounds, epsilon):
-    """A fact for the documentation: between a sixth and two thirds more noise, at delta 1e-5."""
+def test_the_gate_needs_a_sixth_to_two_thirds_more_noise_than_the_pld(rate, rounds, epsilon):
+    """The documentation says so, at delta 1e-5."""
     limit = Limit(epsilon, 1e-5)
 
     def event_at(multiplier):

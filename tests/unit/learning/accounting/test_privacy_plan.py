@@ -1,4 +1,4 @@
-"""`edge_client privacy plan` as a person runs it, and the plan behind it."""
+"""The command `edge_client privacy plan`, and the plan behind it."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ MECHANISMS = [
 
 
 def run(*arguments):
-    """Standard output of a plan that succeeds."""
+    """The standard output of a plan that succeeds."""
     result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -69,7 +69,7 @@ def test_events_of_a_round():
 
 
 @pytest.mark.parametrize("unit", ["example", "member"])
-def test_the_ring_counts_on_the_members_own_share_unless_told_otherwise(unit):
+def test_ring_noise_counts_only_the_members_own_share_by_default(unit):
     mechanism = DistributedGaussian(noise_multiplier=3.0, clip=0.5, honest=4, unit=unit)
     grid = Grid(clip=0.5, noise_multiplier=3.0, honest=4, values=1000, members=9)
     local = event_of_round(mechanism, 1, values=1000, members=9)
@@ -107,7 +107,7 @@ def a_job(mechanism, method="fedavg", *, own=False):
 @pytest.mark.parametrize("own", [False, True], ids=["public", "own"])
 @pytest.mark.parametrize("examples", [7, 20, 333])
 def test_the_plan_and_the_training_name_the_same_event(mechanism, examples, own):
-    """For every method that goes with this noise; and where the member would refuse, the plan does."""
+    """For every method that allows this noise. Where the member would refuse the job, the plan does too."""
     seen = set()
     for method in METHODS:
         with contextlib.suppress(ValidationError):
@@ -124,9 +124,9 @@ def check_plan(job, examples):
     mechanism, members = job.mechanism, job.rounds.target_members
     setting = Setting(examples, 4, 1e-6, job.values, max_members=members)
     if job.protected == "output" and examples > mechanism.lot:
-        with pytest.raises(ValueError, match="a round must be made from all examples"):
+        with pytest.raises(ValueError, match="needs all examples in every round"):
             protection_of(job, examples)
-        with pytest.raises(LotTooSmall, match=r"a round must be made from all examples; .*set own_lot"):
+        with pytest.raises(LotTooSmall, match=r"needs all examples in every round; .*set own_lot"):
             cost_of_job(job, setting, (1.0,))
         return
     event = protection_of(job, examples).event
@@ -137,7 +137,7 @@ def check_plan(job, examples):
     assert found.rows[0].rounds == min(4, rounds_affordable(event, limit))
 
 
-def test_the_noise_that_a_plan_asks_for_pays_for_the_steps_of_adaptive_updating_too():
+def test_a_plan_pays_for_the_steps_of_adaptive_updating_too():
     once, twice = DpSgd(noise_multiplier=2.0, lot=50, steps=3), DpSgd(noise_multiplier=2.0, lot=50, steps=6)
     setting = Setting(examples=500, rounds=100, delta=1e-6)
     (joint,) = cost_of_job(a_job(once, "trained"), setting, (5.0,)).rows
@@ -158,7 +158,7 @@ def test_a_job_without_noise_has_no_plan():
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: f"{mechanism.name}")
-def test_every_row_passes_the_gate_and_a_larger_epsilon_takes_less_noise(mechanism):
+def test_every_row_passes_the_gate_and_more_epsilon_needs_less_noise(mechanism):
     setting = Setting(examples=500, rounds=10, delta=1e-6, values=200)
     rows = rows_of(mechanism, setting, (1.0, 4.0))
     for row in rows:
@@ -172,7 +172,7 @@ def test_every_row_passes_the_gate_and_a_larger_epsilon_takes_less_noise(mechani
     assert rows[1].noise_to_signal < rows[0].noise_to_signal
 
 
-def test_trusting_all_shares_takes_about_the_root_of_h_less_noise():
+def test_trusting_all_shares_needs_sqrt_h_times_less_noise():
     mechanism = DistributedGaussian(noise_multiplier=1.0, honest=9)
     (row,) = rows_of(mechanism, Setting(examples=10, rounds=5, delta=1e-6, values=1, members=9), (2.0,))
     assert row.gate / row.central == pytest.approx(3.0, rel=0.02)
@@ -180,8 +180,8 @@ def test_trusting_all_shares_takes_about_the_root_of_h_less_noise():
     assert alone.central is None
 
 
-def test_noise_beside_the_update_by_drawing_it():
-    """The formula against lengths of drawn noise: one update, and the mean of nine."""
+def test_noise_to_signal_matches_drawn_noise():
+    """The formula against lengths of drawn noise, for one update and the mean of nine."""
     values, random = 2500, np.random.default_rng(5)
     gaussian = GaussianUpdate(noise_multiplier=3.0, clip=0.7)
     drawn = np.linalg.norm(random.normal(0, 3.0 * 0.7, values)) / 0.7
@@ -201,7 +201,7 @@ def test_noise_beside_the_update_by_drawing_it():
     assert noise_to_signal(steps, values, 10) == pytest.approx(5 * noise_to_signal(steps, values, 1000))
 
 
-def test_a_job_as_it_stands():
+def test_the_cost_of_a_job_as_written():
     mechanism = GaussianUpdate(noise_multiplier=12.0, lot=1000)
     cost_found = cost_of_job(a_job(mechanism), Setting(examples=500, rounds=100, delta=1e-5), (1.0, 8.0, 11.0))
     assert cost_found.rate == 1
@@ -216,8 +216,8 @@ def test_a_job_as_it_stands():
     assert cost_found.rows[0].gate > cost_found.rows[1].gate > 12.0 >= cost_found.rows[2].gate
 
 
-def test_a_grid_is_made_for_the_members_that_a_sum_may_have():
-    """Above 10^7 values a sum of ten at most affords a finer grid; rounding to the other alone passes epsilon 8."""
+def test_the_grid_is_made_for_the_most_members_of_a_sum():
+    """Above 10^7 values, a sum of at most ten gets a finer grid. On the other, rounding alone exceeds epsilon 8."""
     mechanism = DistributedGaussian(noise_multiplier=50.0, honest=2)
     gates = []
     for most in (10, 11):
@@ -232,14 +232,14 @@ def test_a_grid_is_made_for_the_members_that_a_sum_may_have():
     assert hopeless is None
 
 
-def test_a_multiplier_of_laplace_is_the_scale_over_its_sensitivity():
+def test_the_multiplier_of_laplace_is_its_scale_over_its_sensitivity():
     assert with_multiplier(LaplaceUpdate(epsilon=3.0, bound=2.0), 4.0) == LaplaceUpdate(epsilon=0.25, bound=2.0)
     assert with_multiplier(DpSgd(noise_multiplier=3.0), 4.0) == DpSgd(noise_multiplier=4.0)
 
 
 @pytest.mark.parametrize("numbers", [{"examples": 0}, {"rounds": 0}, {"members": 0}, {"values": 0}])
-def test_a_setting_that_is_none(numbers):
-    with pytest.raises(ValueError, match="must be 1 at least, and is 0"):
+def test_an_invalid_setting_is_refused(numbers):
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
         Setting(**{"examples": 1, "rounds": 1, "delta": 1e-6, **numbers})
 
 
@@ -276,7 +276,7 @@ def test_json_says_the_same_as_the_plan():
     assert said["steps"] == 4
 
 
-def test_noise_that_drowns_the_update_is_said_plainly():
+def test_a_plan_warns_of_noise_that_drowns_the_update():
     much = run("--mechanism", "gaussian-update", "--examples", 500, "--rounds", 20, "--epsilon", 1, "--values", 100_000)
     assert "the model will not learn" in much
     little = run("--examples", 100_000, "--rounds", 2, "--epsilon", 8, "--values", 100)
@@ -300,13 +300,13 @@ def test_each_mechanism_has_its_columns():
     assert "NOISE STD" in run("--mechanism", "gaussian-update", "--clip", 3, *arguments)
 
 
-def test_no_noise_is_enough_is_a_row_and_a_sentence():
+def test_a_plan_says_when_no_noise_is_enough():
     shown = run("--examples", 500, "--rounds", 5, "--epsilon", 0.001, "--epsilon", 1)
     assert shown.splitlines()[2].split()[3:] == ["-", "-"]
     assert "no noise is enough" in shown
 
 
-def test_a_delta_that_allows_publishing_an_example_is_remarked_on():
+def test_a_plan_warns_of_a_delta_that_allows_publishing_an_example():
     assert "publishing an example" in run("--examples", 500, "--rounds", 5, "--epsilon", 4, "--delta", 0.002)
     assert "publishing an example" not in run("--examples", 500, "--rounds", 5, "--epsilon", 4, "--delta", 0.0019)
 
@@ -361,7 +361,7 @@ embedding = "trained"
 NOISED_STEPS = '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 2.0\nlot = 50\nsteps = 3\n'
 
 
-def test_a_job_file_with_adaptive_updating_costs_twice_the_steps_and_says_so(tmp_path):
+def test_a_job_file_with_adaptive_updating_costs_twice_the_steps(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text(JOB.replace(JOB[JOB.index("[mechanism]") : JOB.index("[rounds]")], NOISED_STEPS) + TRAINED)
     assert JobSpec.from_toml(file).protected == "joint"
@@ -385,7 +385,7 @@ def test_a_job_that_this_member_would_refuse_is_not_priced(tmp_path):
     file.write_text(JOB + TRAINED)
     said = fails(file, "--examples", 1001, code=ExitCode.REFUSED)
     assert said.startswith("you would refuse job questions: lot: ")
-    assert "the lot of this job is 1000, and this member has more" in said
+    assert "its lot is 1000, and this member has more" in said
     assert "100 of 100" in run(file, "--examples", 1000, "--delta", 1e-5, "--epsilon", 11)
 
 
@@ -402,7 +402,7 @@ def test_a_job_that_this_member_would_refuse_is_not_priced(tmp_path):
             ("--examples", 5, "--rounds", 2, "--mechanism", "laplace-update", "--lot", 3),
             "laplace-update does not take --lot",
         ),
-        (("--examples", 5, "--rounds", 2, "--mechanism", "distributed-gaussian"), "give --values"),
+        (("--examples", 5, "--rounds", 2, "--mechanism", "distributed-gaussian"), "add --values"),
     ],
 )
 def test_bad_input_gets_a_sentence(arguments, said):

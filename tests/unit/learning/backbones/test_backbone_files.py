@@ -1,4 +1,4 @@
-"""One canonical file for the same frozen values, whatever files they came from; and what is never mapped."""
+"""The same frozen values have one canonical file, whatever files they came from; and files that are never mapped."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from tests.support.tiny_models import KINDS, library_model, saved
 torch.set_num_threads(1)
 of_each = pytest.mark.parametrize("kind", KINDS)
 
-# As the published models have them.
+# Sizes of the published models.
 BASE_SIZES = {
     "bert": {
         "model_type": "bert",
@@ -83,7 +83,7 @@ def canonical(folder: Path, into: Path) -> tuple[dict, bytes]:
 
 
 def constant(config: dict, into: Path) -> Path:
-    """A canonical file without values of a model's."""
+    """A canonical file of zeros."""
     layout = layout_of(checked_config(config))
     into.write_bytes(layout.header + bytes(layout.size - len(layout.header)))
     return into
@@ -93,7 +93,7 @@ def constant(config: dict, into: Path) -> Path:
 
 
 @of_each
-def test_the_canonical_file_holds_the_librarys_values_by_its_names(kind, tmp_path):
+def test_the_canonical_file_has_the_librarys_values_by_its_names(kind, tmp_path):
     folder = saved(tmp_path / "model", kind, tokenizer=False)
     config, _ = canonical(folder, tmp_path / "file")
     theirs = library_model(kind).state_dict()
@@ -119,7 +119,7 @@ def test_the_canonical_file_holds_the_librarys_values_by_its_names(kind, tmp_pat
 
 
 @of_each
-def test_shards_and_types_and_names_do_not_change_the_digest(kind, tmp_path):
+def test_shards_types_and_names_do_not_change_the_digest(kind, tmp_path):
     config, digest = canonical(saved(tmp_path / "whole", kind, tokenizer=False), tmp_path / "1")
     shards = saved(tmp_path / "shards", kind, tokenizer=False, max_shard_size="8KB")
     assert len(list(shards.glob("*.safetensors"))) > 2
@@ -137,7 +137,7 @@ def test_shards_and_types_and_names_do_not_change_the_digest(kind, tmp_path):
     assert canonical(other, tmp_path / "3") == (config, digest)
 
 
-def test_half_precision_is_read_as_the_numbers_that_it_holds(tmp_path):
+def test_half_precision_is_read_as_the_numbers_that_it_has(tmp_path):
     folder = saved(tmp_path / "model", "bert", tokenizer=False)
     config, digest = canonical(folder, tmp_path / "1")
     tensors = {name: torch.from_numpy(values).bfloat16() for name, values in load_file(tmp_path / "1").items()}
@@ -149,7 +149,7 @@ def test_half_precision_is_read_as_the_numbers_that_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_an_encoder_without_a_head_says_so_and_needs_no_prefix(kind, tmp_path):
+def test_an_encoder_without_a_head_is_recognised_and_needs_no_prefix(kind, tmp_path):
     config, _ = canonical(saved(tmp_path / "bare", kind, tokenizer=False, bare=True), tmp_path / "1")
     assert config["masked_lm"] is False
     tensors = read_backbone(tmp_path / "1", config).tensors
@@ -159,7 +159,7 @@ def test_an_encoder_without_a_head_says_so_and_needs_no_prefix(kind, tmp_path):
     assert layout_of(whole).shapes.keys() > tensors.keys()
 
 
-def test_t5_has_an_own_table_where_its_values_differ_only(tmp_path):
+def test_t5_has_a_separate_table_only_if_its_values_differ(tmp_path):
     folder = saved(tmp_path / "model", "t5-v1.1", tokenizer=False)
     config, digest = canonical(folder, tmp_path / "1")
     assert (config["lm_head"], config["scale_decoder_outputs"]) == (False, False)
@@ -171,15 +171,15 @@ def test_t5_has_an_own_table_where_its_values_differ_only(tmp_path):
     own, _ = canonical(folder, tmp_path / "3")
     assert own == {**config, "lm_head": True}
     assert "lm_head.weight" in read_backbone(tmp_path / "3", own).tensors
-    # From before transformers 5 the tables' being tied says whether there is a scale.
+    # In checkpoints from before transformers 5, tied tables mean that there is a scale.
     raw = json.loads((folder / "config.json").read_text())
     del raw["scale_decoder_outputs"]
     (folder / "config.json").write_text(json.dumps({**raw, "tie_word_embeddings": True}))
     assert folder_config(folder)["scale_decoder_outputs"] is True
 
 
-def test_the_bytes_of_a_layout_stay_as_they_are():
-    """Another header would be another digest of every backbone there is."""
+def test_the_bytes_of_a_layout_are_pinned():
+    """Another header would change the digest of every backbone."""
     layout = layout_of(checked_config(TINY))
     assert layout.size == 2584 + 4 * 260
     assert hashlib.sha256(layout.header).hexdigest()[:16] == "cd645489287f7c92"
@@ -187,7 +187,7 @@ def test_the_bytes_of_a_layout_stay_as_they_are():
 
 @pytest.mark.parametrize(
     ("kind", "millions"),
-    # The FedPrompt paper, Table II, full fine-tuning: these and its 20 tokens of 768 values (RoBERTa: and a row more).
+    # The FedPrompt paper, Table II, full fine-tuning: these plus its 20 tokens of 768 values (RoBERTa: one row more).
     [("bert", 109.530), ("roberta", 124.713), ("t5", 222.919)],
     ids=["bert", "roberta", "t5"],
 )
@@ -198,10 +198,10 @@ def test_real_sizes(kind, millions):
     assert layout.size == len(layout.header) + 4 * values < MAX_BYTES
 
 
-# ---- a map of it -----------------------------------------------------------------------------------------------
+# ---- mapped into memory ----------------------------------------------------------------------------------------
 
 
-def test_tensors_are_views_of_the_file_that_nobody_writes(tmp_path):
+def test_tensors_are_read_only_views_of_the_file(tmp_path):
     config, _ = canonical(saved(tmp_path / "model", "bert", tokenizer=False), tmp_path / "1")
     tensors = read_backbone(tmp_path / "1", config).tensors
     for values in tensors.values():
@@ -210,7 +210,7 @@ def test_tensors_are_views_of_the_file_that_nobody_writes(tmp_path):
         assert not values.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
             values[...] = 0
-    # Whoever holds a view keeps the map, also when the cache has let the file go.
+    # A view keeps the map alive, even after the cache removed the file.
     kept = tensors["bert.embeddings.word_embeddings.weight"]
     expected = kept.copy()
     (tmp_path / "1").unlink()
@@ -218,7 +218,7 @@ def test_tensors_are_views_of_the_file_that_nobody_writes(tmp_path):
     np.testing.assert_array_equal(kept, expected)
 
 
-def test_what_prompts_are_built_on_takes_it_as_it_is(tmp_path):
+def test_prompts_can_be_built_on_a_stored_backbone(tmp_path):
     from learning.prompts.backbone import Backbone
 
     for kind in KINDS:
@@ -232,7 +232,7 @@ def test_what_prompts_are_built_on_takes_it_as_it_is(tmp_path):
 
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
 @settings(max_examples=60, deadline=None)
-def test_a_changed_byte_of_the_header_is_refused_and_one_of_the_values_is_another_number(tmp_path_factory, at, byte):
+def test_a_changed_header_is_refused_and_a_changed_value_is_read(tmp_path_factory, at, byte):
     path = constant(TINY, tmp_path_factory.mktemp("file") / "1")
     data, layout = bytearray(path.read_bytes()), layout_of(checked_config(TINY))
     at %= len(data)
@@ -240,7 +240,7 @@ def test_a_changed_byte_of_the_header_is_refused_and_one_of_the_values_is_anothe
     data[at] = byte
     path.write_bytes(data)
     if at < len(layout.header) and not same:
-        with pytest.raises(BackboneInvalid, match="does not hold the tensors"):
+        with pytest.raises(BackboneInvalid, match="does not have the tensors"):
             read_backbone(path, TINY)
         return
     try:
@@ -256,20 +256,20 @@ def test_a_file_of_another_length_is_refused_before_it_is_mapped(tmp_path):
     data = path.read_bytes()
     for other in (data[:-4], data + bytes(4), b""):
         path.write_bytes(other)
-        with pytest.raises(BackboneInvalid, match=f"has {len(other)} bytes, its config says {len(data)}") as error:
+        with pytest.raises(BackboneInvalid, match=f"has {len(other)} bytes, and its config needs {len(data)}") as error:
             read_backbone(path, TINY)
-        # It goes to the coordinator.
+        # The sentence goes to the coordinator.
         assert str(tmp_path) not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.1e4, -1.1e4], ids=str)
-def test_values_that_take_arithmetic_apart_are_refused_on_both_ways(tmp_path, value):
+def test_values_that_break_arithmetic_are_neither_written_nor_read(tmp_path, value):
     folder = saved(tmp_path / "model", "bert", tokenizer=False)
     config, _ = canonical(folder, tmp_path / "1")
     tensors = {name: values.copy() for name, values in load_file(tmp_path / "1").items()}
     tensors["cls.predictions.bias"][3] = value
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(BackboneInvalid, match=r"cls\.predictions\.bias holds values that are not finite, or beyond"):
+    with pytest.raises(BackboneInvalid, match=r"cls\.predictions\.bias has values that are not finite, or beyond"):
         write_backbone(folder, config, tmp_path / "2")
     data, layout = bytearray((tmp_path / "1").read_bytes()), layout_of(config)
     at = layout.places["cls.predictions.bias"] + 12
@@ -285,13 +285,13 @@ def test_values_that_take_arithmetic_apart_are_refused_on_both_ways(tmp_path, va
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        pytest.param({"model_type": "gpt2"}, "'gpt2' is no backbone that is known here; take one of bert", id="kind"),
-        pytest.param({"model_type": None}, "is no backbone", id="no-kind"),
+        pytest.param({"model_type": "gpt2"}, "'gpt2' is not a supported backbone; choose one of bert", id="kind"),
+        pytest.param({"model_type": None}, "is not a supported backbone", id="no-kind"),
         pytest.param({"is_decoder": True}, "it is a decoder", id="decoder"),
-        pytest.param({"position_embedding_type": "relative_key"}, "positions are not learned", id="positions"),
+        pytest.param({"position_embedding_type": "relative_key"}, "have one learned vector", id="positions"),
         pytest.param({"hidden_size": 5000}, "hidden_size = 5000 must be a whole number from 1 to 4096", id="hidden"),
         pytest.param({"hidden_size": 18}, "must be a multiple of num_attention_heads", id="heads"),
-        pytest.param({"hidden_act": "swish2"}, "'swish2' is not known; take one of gelu", id="activation"),
+        pytest.param({"hidden_act": "swish2"}, "'swish2' is not supported; choose one of gelu", id="activation"),
         pytest.param({"layer_norm_eps": -1}, "layer_norm_eps = -1 must be above 0", id="epsilon"),
         pytest.param({"vocab_size": None}, "vocab_size = None must be a whole number", id="no-words"),
         pytest.param({"max_position_embeddings": 8}, "max_position_embeddings = 8", id="short"),
@@ -307,8 +307,8 @@ def test_a_folder_that_is_no_backbone_says_why(tmp_path, change, said):
         canonical(folder, tmp_path / "file")
 
 
-def test_folders_without_what_is_read(tmp_path):
-    with pytest.raises(BackboneInvalid, match="holds no config"):
+def test_folders_without_a_config_or_safetensors_are_refused(tmp_path):
+    with pytest.raises(BackboneInvalid, match="has no config"):
         folder_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "max_position_embeddings": 64}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
@@ -330,19 +330,19 @@ def test_folders_without_what_is_read(tmp_path):
                 "num_hidden_layers": 48,
                 "intermediate_size": 16384,
             },
-            "bytes; 2,147,483,648 are the most",
+            "bytes, and the limit is 2,147,483,648",
             id="too-large",
         ),
-        pytest.param({**BASE_SIZES["t5"], "decoder_start_token_id": 40000}, "is no row of a vocabulary", id="start"),
-        pytest.param({**BASE_SIZES["roberta"], "pad_token_id": 500}, "it has 13 positions", id="positions"),
+        pytest.param({**BASE_SIZES["t5"], "decoder_start_token_id": 40000}, "is not a row of a vocabulary", id="start"),
+        pytest.param({**BASE_SIZES["roberta"], "pad_token_id": 500}, "the backbone has 13 positions", id="positions"),
     ],
 )
-def test_a_config_out_of_bounds_names_nothing_to_build(config, said):
+def test_a_config_out_of_bounds_is_refused(config, said):
     with pytest.raises(BackboneInvalid, match=said):
         checked_config(config)
 
 
-def test_a_config_is_whole_and_passes_again():
+def test_a_checked_config_is_complete_and_passes_again():
     for config in (TINY, *BASE_SIZES.values()):
         whole = checked_config(config)
         assert checked_config(whole) == whole == checked_config(json.loads(json.dumps(whole)))

@@ -1,4 +1,4 @@
-"""Which examples a release is made from: every probability exactly, every set as likely as any other."""
+"""The examples of a release: every probability is exact, and every set as likely as any other."""
 
 import itertools
 from collections import Counter
@@ -29,7 +29,7 @@ def test_the_probability_is_the_rate_to_the_last_bit(rate):
 
 
 def test_poisson_draws_are_independent_of_each_other():
-    """All 2^5 sets with the probability of independent coins, over 40,000 draws; chi-square."""
+    """All 2^5 sets come as often as independent coins give them, over 40,000 draws (chi-square)."""
     source, rate, count = Seeded("poisson"), 0.3, 40_000
     seen = Counter(tuple(draw_poisson(5, rate, source).tolist()) for _ in range(count))
     subsets = [subset for size in range(6) for subset in itertools.combinations(range(5), size)]
@@ -38,7 +38,7 @@ def test_poisson_draws_are_independent_of_each_other():
     assert stats.chisquare([seen[subset] for subset in subsets], expected).pvalue > 0.01
 
 
-def test_large_draws_go_on_behind_the_first_block(monkeypatch):
+def test_large_draws_continue_after_the_first_block(monkeypatch):
     whole = draw_poisson(3000, 0.25, Seeded("blocks"))
     monkeypatch.setattr(noise, "_DRAWN_AT_ONCE", 1000)
     drawn = draw_poisson(3000, 0.25, Seeded("blocks"))
@@ -57,7 +57,7 @@ def test_certain_and_empty_draws():
 
 @pytest.mark.parametrize(("count", "lot"), [(4, 1), (4, 2), (5, 3), (5, 5)])
 def test_every_set_is_equally_likely_exactly(count, lot):
-    """Over all orders of distinct numbers, which the source makes equally likely, each set comes equally often."""
+    """Over all orders of distinct numbers, which are equally likely, each set comes equally often."""
     seen = Counter(
         tuple(draw_fixed(count, lot, words(*order)).tolist())
         for order in itertools.permutations([3, 2**40, 2**62, 2**63, 2**64 - 1][:count])
@@ -71,7 +71,7 @@ def test_equal_numbers_are_drawn_again():
     assert draw_fixed(3, 1, words(7, 7, 7, 9, 9, 1, 6, 4, 5)).tolist() == [1]
 
 
-def test_fixed_lots_are_uniform_in_the_large():
+def test_large_fixed_lots_are_uniform():
     source, count = Seeded("fixed"), 30_000
     seen = Counter(tuple(draw_fixed(6, 2, source).tolist()) for _ in range(count))
     assert len(seen) == 15
@@ -82,12 +82,12 @@ def test_fixed_lots_are_uniform_in_the_large():
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
-def test_rates_that_are_none_are_refused(rate):
+def test_invalid_rates_are_refused(rate):
     with pytest.raises(ValueError, match="sampling rate"):
         draw_poisson(5, rate, Written(b""))
 
 
-def test_draws_that_cannot_be_are_refused():
+def test_impossible_draws_are_refused():
     with pytest.raises(ValueError, match="lot of 6"):
         draw_fixed(5, 6, Written(b""))
     with pytest.raises(ValueError, match="number of examples"):

@@ -1,4 +1,4 @@
-"""What groups cost in privacy: noise in the ring counts on the honest members of a group, and is accounted so."""
+"""What groups cost in privacy: noise in the ring counts on the honest members of one group, and so does accounting."""
 
 import math
 import re
@@ -36,21 +36,22 @@ def a_sum(job, cohort, members):
     return secure_agg.decode_distributed(total, grid_of(job), layout.bits)
 
 
-def test_the_honest_shares_of_a_group_are_together_the_noise_that_was_accounted():
-    # Twelve members in three groups guarantee 2 honest inputs each, one sum guarantees 6: each share is larger for it.
+def test_a_groups_honest_shares_together_are_the_accounted_noise():
+    # Twelve members in three groups guarantee 2 honest inputs a group, and one sum guarantees 6. Shares in groups are
+    # larger for that.
     grouped, one = ring_job(3, honest=2, members=12), ring_job(None, honest=6, members=12)
     assert promise_of(grouped, 12).honest == 2
     assert promise_of(one, 12).honest == 6
-    # h shares have deviation z C; and these are what the least honest of a sum bring.
+    # h shares have standard deviation z C, and any sum has at least h of them.
     for job, honest in ((grouped, 2), (one, 6)):
         assert a_sum(job, 12, honest).std() == pytest.approx(2.0, rel=0.05)
-    # The mean over everybody has sqrt(6 / 2) times the deviation: the table of docs/privacy.md.
+    # The mean over everybody has sqrt(6 / 2) times the standard deviation: the table of docs/privacy.md.
     mean_of_groups = math.sqrt(3) * a_sum(grouped, 12, 4).std() / 12
     assert mean_of_groups / (a_sum(one, 12, 12).std() / 12) == pytest.approx(math.sqrt(3), rel=0.06)
 
 
 @pytest.mark.parametrize("n", [10, 15, 30, 100], ids=str)
-def test_the_price_by_the_formula(n):
+def test_the_honest_members_of_a_group_follow_the_formula(n):
     for groups in (3, 5, 10):
         try:
             job = Aggregation(groups=groups, assumed_corrupt=1)
@@ -75,7 +76,7 @@ def test_the_page_has_prices_on_both_sides_of_the_sparse_graph():
 
 
 @pytest.mark.parametrize("row", PRICES, ids=lambda row: f"{row[0]} in {row[1]}")
-def test_the_table_of_what_groups_cost_is_what_jobs_promise(row):
+def test_the_pages_table_of_group_costs_is_what_jobs_promise(row):
     n, groups, corrupt, whole, of_a_group = map(int, row[:5])
     one, split = (
         promise_of(job_document(numbers, min_members=n, target_members=n), n).honest
@@ -86,15 +87,15 @@ def test_the_table_of_what_groups_cost_is_what_jobs_promise(row):
 
 
 @pytest.mark.parametrize("groups", [None, 3], ids=["one sum", "groups"])
-def test_a_cohort_below_the_largest_has_a_ring_of_its_own(groups):
+def test_a_smaller_cohort_gets_a_smaller_ring(groups):
     job = ring_job(groups, honest=2, members=12, target=60, values=8)
     assert layout_of(job, 12).bits < layout_of(job, 60).bits
     for cohort in (12, 60):
         assert np.abs(a_sum(job, cohort, 3)).max() < 60
 
 
-def test_the_event_is_that_of_the_grid_the_noise_is_on():
-    # Up to ten members of a sum the grid of a very long vector is finer: those of a group count, not of the cohort.
+def test_the_event_follows_the_grid_of_the_noise():
+    # Up to ten members of a sum, the grid of a very long vector is finer. The group's members count, not the cohort's.
     job = ring_job(3, honest=2, members=9, target=30, values=10_000_001)
     event, grid = protection_of(job, 10).event, grid_of(job)
     assert grid.members == 10
@@ -102,7 +103,7 @@ def test_the_event_is_that_of_the_grid_the_noise_is_on():
     assert (event.std, event.distance) == (grid.std, grid.distance(replaced=True))
 
 
-def test_a_ring_in_which_the_sum_could_wrap_is_still_refused():
+def test_a_ring_in_which_the_sum_could_wrap_is_refused():
     job = ring_job(None, honest=2, members=12, target=60, values=8)
     grid, narrow = grid_of(job), layout_of(job, 12).bits
     with pytest.raises(secure_agg.EncodingInvalid, match="60 members on this grid"):

@@ -1,4 +1,4 @@
-"""Mechanisms: what is trained, what noise is on what leaves, what it is said to cost, and what the sum decodes to."""
+"""Mechanisms: what they train on, what noise they add, what event they charge, and what the sum decodes to."""
 
 import math
 from typing import Any
@@ -58,10 +58,10 @@ def change(seed: int = 0, norm: float = 3.0) -> np.ndarray:
     return (raw * (norm / np.linalg.norm(raw))).astype(np.float32)
 
 
-# ---- what it costs --------------------------------------------------------------------------------------------------
+# ---- cost -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_mechanism_nothing_is_promised():
+def test_mechanism_none_promises_nothing():
     assert protection_of(job("none"), 100).event is None
 
 
@@ -71,7 +71,7 @@ def test_dp_sgd_costs_its_steps_at_the_rate_of_its_lot():
 
 
 def test_an_update_is_charged_for_twice_its_clip():
-    # Neighbours' changes both lie in the ball of radius C: up to 2 C apart, so sigma C of noise is sigma / 2 of that.
+    # Two neighbours' changes in the ball of radius C are up to 2 C apart, so noise of sigma C is sigma / 2 of that.
     assert protection_of(job(GAUSSIAN), 200).event == SampledGaussian(multiplier=1.0, rate=0.25)
     fixed = protection_of(job({**GAUSSIAN, "sampling": "fixed"}), 200).event
     assert fixed == FixedLotGaussian(multiplier=1.0, lot=50, population=200)
@@ -83,7 +83,7 @@ def test_laplace_costs_its_epsilon_a_round():
     assert protection_of(job(LAPLACE), 10).event == Laplace(epsilon=2.0)
 
 
-def test_ring_noise_is_charged_locally_unless_the_policy_trusts_the_others():
+def test_ring_noise_is_charged_locally_unless_the_policy_trusts_others():
     own, trusting = protection_of(job(RING), 10), protection_of(job(RING), 10, trust_central_noise=True)
     assert isinstance(own.event, DiscreteGaussianSum)
     assert isinstance(trusting.event, DiscreteGaussianSum)
@@ -114,13 +114,13 @@ def test_a_member_sets_its_own_lot_and_more_noise():
 
 
 @pytest.mark.parametrize("multiplier", [1.9, 8.1])
-def test_own_noise_is_neither_less_than_the_jobs_nor_more_than_the_ring_holds(multiplier):
+def test_own_noise_below_the_jobs_or_above_the_rings_room_is_refused(multiplier):
     with pytest.raises(ValueError, match=r"own_noise_multiplier: .* outside 2 to 8"):
         protection_of(job(GAUSSIAN), 200, own=OwnNumbers(noise_multiplier=multiplier))
 
 
 @pytest.mark.parametrize("mechanism", [LAPLACE, RING])
-def test_own_noise_has_no_meaning_without_a_multiplier_of_ones_own(mechanism):
+def test_own_noise_is_refused_for_mechanisms_without_an_own_multiplier(mechanism):
     with pytest.raises(ValueError, match="own_noise_multiplier"):
         protection_of(job(mechanism), 200, own=OwnNumbers(noise_multiplier=3.0))
 
@@ -131,13 +131,13 @@ def test_own_noise_has_no_meaning_without_a_multiplier_of_ones_own(mechanism):
 def test_a_gaussian_update_is_clipped_and_noised_on_every_coordinate():
     protection = protection_of(job(GAUSSIAN), 200)
     silent = protection.protect(np.zeros(VALUES, np.float32), SeededRandom("a"))
-    # One in 2,600 is rounded to the lattice's zero.
+    # One value in 2,600 is rounded to zero on the lattice.
     assert np.count_nonzero(silent) > 0.999 * VALUES
-    # sigma C = 1; the standard error of a deviation over 20,000 values is 0.005.
+    # sigma C = 1; the standard error of a standard deviation over 20,000 values is 0.005.
     assert np.std(silent) == pytest.approx(1.0, abs=0.03)
     same_noise = protection.protect(change(norm=3.0), SeededRandom("a"))
     clipped = (same_noise.astype(float) - silent).astype(float)
-    # But for the lattice: 20,000 differences of two roundings to 2^-10.
+    # The lattice adds 20,000 differences of two roundings to 2^-10.
     assert np.linalg.norm(clipped) == pytest.approx(math.hypot(0.5, 2**-10 * math.sqrt(VALUES / 6)), rel=1e-2)
     direction = change().astype(float)
     assert clipped @ direction / np.linalg.norm(direction) == pytest.approx(0.5, abs=2e-3)
@@ -146,10 +146,10 @@ def test_a_gaussian_update_is_clipped_and_noised_on_every_coordinate():
 def test_a_laplace_update_is_clipped_in_l1():
     protection = protection_of(job(LAPLACE), 200)
     silent = protection.protect(np.zeros(VALUES, np.float32), SeededRandom("a"))
-    # Scale 2 B / epsilon = 0.25, so the deviation is sqrt 2 times that; tails are far heavier than a Gaussian's.
+    # Scale 2 B / epsilon = 0.25, and the standard deviation is sqrt 2 times that. Tails are heavier than a Gaussian's.
     assert np.std(silent) == pytest.approx(0.25 * math.sqrt(2), rel=0.03)
     assert np.mean(np.abs(silent) > 3 * np.std(silent)) == pytest.approx(math.exp(-3 * math.sqrt(2)), rel=0.3)
-    # Eight coordinates of a thirty-second each, which the lattice of 2^-12 has.
+    # Eight coordinates of 1/32 each, which is on the lattice of 2^-12.
     spikes = np.zeros(VALUES, np.float32)
     spikes[::2500] = 7.0
     clipped = protection.protect(spikes, SeededRandom("a")).astype(float) - silent
@@ -157,14 +157,14 @@ def test_a_laplace_update_is_clipped_in_l1():
 
 
 @pytest.mark.parametrize(("mechanism", "step"), [(GAUSSIAN, 2**-10), (LAPLACE, 2**-12)])
-def test_the_last_bits_of_an_update_are_those_of_a_public_lattice(mechanism, step):
-    """Noise of deviation 1, or of scale 1/4: whatever grid the ring has, and where none comes behind it."""
+def test_a_noised_update_lies_on_a_public_lattice(mechanism, step):
+    """For noise of standard deviation 1, or of scale 1/4, whether or not a ring with its own grid follows."""
     sent = protection_of(job(mechanism), 200).protect(change(norm=3.0), SeededRandom("a")).astype(float)
     assert (sent / step == np.rint(sent / step)).all()
     assert (sent / (2 * step) != np.rint(sent / (2 * step))).any()
 
 
-def test_a_clip_of_the_whole_change_holds_beside_private_steps():
+def test_private_steps_keep_the_jobs_clip_of_the_whole_change():
     clip = 0.25
     document = job(DP_SGD, aggregation=Aggregation(clip=clip, coordinate_bound=1.0).model_dump())
     update = Update(change(norm=3.0), 200, 0.0, 0, 0)
@@ -174,7 +174,7 @@ def test_a_clip_of_the_whole_change_holds_beside_private_steps():
 
 
 @pytest.mark.parametrize("mechanism", [GAUSSIAN, LAPLACE])
-def test_noise_never_comes_twice(mechanism):
+def test_noise_never_repeats(mechanism):
     protection, zeros = protection_of(job(mechanism), 200), np.zeros(VALUES, np.float32)
     random = secure_agg.SystemRandom()
     first, second = protection.protect(zeros, random), protection.protect(zeros, random)
@@ -192,7 +192,7 @@ def test_a_change_that_is_not_finite_is_sent_as_zeros_and_noise(mechanism, bad):
     assert np.array_equal(protection.protect(spoilt, SeededRandom("a")), protection.protect(zeros, SeededRandom("a")))
 
 
-def test_noise_in_the_ring_comes_anew_with_every_encoding():
+def test_noise_in_the_ring_is_fresh_in_every_encoding():
     document = job(RING)
     protection, update = protection_of(document, 10), Update(change(), 10, 0.0, 0, 0)
     random = secure_agg.SystemRandom()
@@ -207,14 +207,14 @@ def test_noise_in_the_ring_comes_anew_with_every_encoding():
 @pytest.mark.parametrize(
     ("mechanism", "std"),
     [
-        # Of one member's noise: sigma C; sqrt(2) 2 B / epsilon; z C / sqrt(h). dp-sgd's is in the change already.
+        # One member's noise: sigma C; sqrt(2) 2 B / epsilon; z C / sqrt(h). dp-sgd's is in the change already.
         (DP_SGD, 0.0),
         (GAUSSIAN, 1.0),
         (LAPLACE, 0.25 * math.sqrt(2)),
         (RING, 0.5 / math.sqrt(3)),
     ],
 )
-def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechanism, std):
+def test_the_next_version_is_the_mean_of_clipped_changes_plus_noise(mechanism, std):
     document = job(mechanism)
     source, members = secure_agg.SystemRandom(), 5
     total = np.zeros(layout_of(document, members).values, np.uint32)
@@ -233,7 +233,7 @@ def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechani
             expected += raw
     base = np.zeros(VALUES, np.float32)
     step = next_version(document, members, members, total, base)
-    # Nothing of the members' numbers of examples, losses or answers is in it.
+    # It has nothing of the members' example counts, losses or answers.
     assert step.training is None
     noise = step.values - expected / members
     grid = 1 / layout_of(document, members).segments[0].scale
@@ -241,7 +241,7 @@ def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechani
     assert abs(np.mean(noise)) < 4 * std / math.sqrt(members * VALUES) + grid
 
 
-def test_the_mean_is_over_those_whose_sum_was_opened():
+def test_the_mean_is_over_the_members_in_the_opened_sum():
     document, source = job(DP_SGD), secure_agg.SystemRandom()
     protection = protection_of(document, 200)
     total = np.zeros(layout_of(document, 5).values, np.uint32)
@@ -252,12 +252,12 @@ def test_the_mean_is_over_those_whose_sum_was_opened():
 
 
 @pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING])
-def test_under_a_mechanism_only_the_change_travels(mechanism):
+def test_with_noise_only_the_change_is_sent(mechanism):
     (segment,) = layout_of(job(mechanism), 5).segments
     assert (segment.name, segment.length) == ("update", VALUES)
 
 
-def test_without_one_weight_and_metrics_travel_too():
+def test_without_noise_weight_and_metrics_are_sent_too():
     names = [segment.name for segment in layout_of(job("none"), 5).segments]
     assert names == ["update", "weight", "loss_sum", "correct", "count"]
 
@@ -266,7 +266,7 @@ def test_without_one_weight_and_metrics_travel_too():
 
 
 def trained(mechanism: Any, examples: int, seed: str, **more: Any):
-    """Trains a little model; returns (result, change)."""
+    """Trains a small model; returns (result, change)."""
     ids = np.random.default_rng(5).integers(1, 20, size=(examples, 6))
     labels = np.arange(examples) % 2
     module = build(MODEL, 20, 2, 0, seed=3)
@@ -279,14 +279,14 @@ def trained(mechanism: Any, examples: int, seed: str, **more: Any):
 
 
 @pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING])
-def test_no_metric_of_training_is_told_under_a_mechanism(mechanism):
+def test_with_noise_training_reports_no_metrics(mechanism):
     result, moved = trained(mechanism, 60, "seed")
     assert result is not None
     assert (result.loss_sum, result.correct, result.count) == (0.0, 0, 0)
     assert np.count_nonzero(moved)
 
 
-def test_the_lot_is_drawn_anew_and_decides_what_is_trained_on():
+def test_each_lot_is_drawn_anew_and_alone_is_trained_on():
     _, first = trained(GAUSSIAN, 200, "one")
     _, again = trained(GAUSSIAN, 200, "one")
     _, other = trained(GAUSSIAN, 200, "two")
@@ -299,7 +299,7 @@ def test_the_lot_is_drawn_anew_and_decides_what_is_trained_on():
 
 def test_an_empty_lot_sends_noise_alone():
     result, moved = trained({**GAUSSIAN, "lot": 1}, 1_000_000 // 1000, "lots of luck")
-    # A draw of about one of a thousand; some seed in a few has none.
+    # About one example of a thousand is drawn, so one seed in a few draws none.
     seeds = (trained({**GAUSSIAN, "lot": 1}, 1000, f"seed {number}") for number in range(20))
     empty = [moved for result, moved in [(result, moved), *seeds] if result is None]
     assert empty
@@ -307,7 +307,7 @@ def test_an_empty_lot_sends_noise_alone():
 
 
 @pytest.mark.parametrize("mechanism", [GAUSSIAN, LAPLACE, RING])
-def test_a_training_that_diverges_is_no_failure_that_others_could_see(mechanism):
+def test_with_noise_others_cannot_see_that_a_training_diverged(mechanism):
     result, _ = trained(mechanism, 60, "seed", optimiser="sgd", learning_rate=1e30)
     assert result is None
     with pytest.raises(TrainingDiverged):
@@ -315,8 +315,8 @@ def test_a_training_that_diverges_is_no_failure_that_others_could_see(mechanism)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_the_draw_is_made_from_all_examples_and_those_with_other_labels_count_for_nothing(sampling, monkeypatch):
-    """The rate that was charged is lot over N, whatever the labels are."""
+def test_the_draw_is_from_all_examples_even_those_with_other_labels(sampling, monkeypatch):
+    """The charged rate is lot over N, whatever the labels are. Drawn examples with other labels count for nothing."""
     drawn: list[np.ndarray] = []
     monkeypatch.setattr(mechanisms, "_train_on", lambda task, rows: drawn.append(rows))
     usable = np.arange(0, 200, 2)
@@ -329,13 +329,13 @@ def test_the_draw_is_made_from_all_examples_and_those_with_other_labels_count_fo
     for number in range(60):
         protection.train(task, SeededRandom(f"draw {number}"))
     sizes = [len(rows) for rows in drawn]
-    # 80 of 200 are drawn, half of those are usable: 40 a draw, with a standard error below 1 over 60 draws.
+    # 80 of 200 are drawn and half of them are usable: 40 a draw, with a standard error below 1 over 60 draws.
     assert np.mean(sizes) == pytest.approx(40, abs=3)
     assert all(len(set(rows.tolist())) == len(rows) and (rows < 100).all() for rows in drawn)
 
 
-def test_adjusted_logits_know_the_mixture_of_the_lot_and_of_nothing_else():
-    """What was not drawn is charged for nothing, so that its labels must not matter."""
+def test_adjusted_logits_use_the_label_shares_of_the_lot_alone():
+    """An example that was not drawn is not charged for, so its label must not matter."""
     random = np.random.default_rng(4)
     ids, labels = random.integers(1, 20, (30, 6)), np.arange(30) % 2
     others = labels.copy()
@@ -352,7 +352,7 @@ def test_adjusted_logits_know_the_mixture_of_the_lot_and_of_nothing_else():
 
 
 @pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING])
-def test_a_member_whose_labels_are_all_others_sends_what_looks_like_any_other(mechanism):
+def test_a_member_without_usable_labels_sends_noise_like_any_other(mechanism):
     module = build(MODEL, 20, 2, 0, seed=3)
     before = {name: value.copy() for name, value in shared_parameters(module).items()}
     task = LocalTraining(
@@ -392,11 +392,11 @@ def test_a_member_whose_labels_are_all_others_sends_what_looks_like_any_other(me
         ({**GAUSSIAN, "epsilon": 1}, {}, "epsilon"),
     ],
 )
-def test_a_job_that_contradicts_itself_says_so(mechanism, more, what):
+def test_a_job_that_contradicts_itself_is_refused(mechanism, more, what):
     with pytest.raises(ValidationError, match=what):
         job(mechanism, **more)
 
 
-def test_ring_noise_that_counts_on_all_its_cohort_guarantees_is_allowed():
-    # n = 5: t = 4, one assumed corrupt: three honest inputs in every sum.
+def test_ring_noise_may_count_on_all_guaranteed_honest_members():
+    # n = 5, t = 4 and one assumed corrupt: three honest inputs in every sum.
     assert job({**RING, "honest": 3}).mechanism.name == "distributed-gaussian"

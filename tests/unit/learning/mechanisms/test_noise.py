@@ -1,4 +1,4 @@
-"""Noise is what it says: goodness of fit, exact tails, one stream for each call, nothing but the source."""
+"""Noise has the law it claims: goodness of fit, exact tails, one stream a call, randomness from the source alone."""
 
 import math
 import tracemalloc
@@ -12,7 +12,7 @@ from learning.mechanisms import noise
 from learning.mechanisms.noise import add_gaussian, add_laplace, fill_gaussian, gaussian_like
 from tests.support.random_sources import Seeded, Written
 
-COUNT = 400_001  # Odd, and no multiple of a block.
+COUNT = 400_001  # Odd, and not a multiple of a block.
 
 
 def gaussian(dtype, count=COUNT, std=1.0, seed="gauss"):
@@ -37,7 +37,7 @@ def laplace(dtype, count=COUNT, scale=1.0, seed="laplace"):
 def test_values_fit_their_distribution(dtype, made, expected, moments):
     values = made(dtype).astype(np.float64)
     assert stats.kstest(values, expected.cdf).pvalue > 0.01
-    # Each half of a block comes from another function, neighbours from neighbouring bits.
+    # The two halves of a block come from two functions (cosine and sine), neighbours from neighbouring bits.
     assert stats.kstest(values[: noise._PAIRS], expected.cdf).pvalue > 0.01
     assert stats.kstest(values[noise._PAIRS : 2 * noise._PAIRS], expected.cdf).pvalue > 0.01
     for power in (1, 2, 3, 4):
@@ -59,16 +59,16 @@ def test_values_are_independent_of_each_other(dtype):
             assert abs(correlation) < 4.5 / math.sqrt(COUNT), lag
 
 
-def test_the_scale_is_the_one_that_was_asked_for():
+def test_noise_has_the_scale_that_was_asked_for():
     assert gaussian(np.float64, std=3.5).std() == pytest.approx(3.5, rel=0.005)
     assert gaussian(np.float32, std=1e-6).std() == pytest.approx(1e-6, rel=0.005)
-    # E|x| of Laplace is its scale, its deviation sqrt 2 times that.
+    # E|x| of Laplace is its scale, and its standard deviation is sqrt 2 times that.
     assert np.abs(laplace(np.float64, scale=0.25)).mean() == pytest.approx(0.25, rel=0.01)
     assert laplace(np.float64, scale=0.25).std() == pytest.approx(0.25 * math.sqrt(2), rel=0.01)
 
 
 class Words:
-    """A stream of written words, in place of AES-256-CTR; zeros of the counting tests follow one another."""
+    """A stream of given words in place of AES-256-CTR."""
 
     def __init__(self, words):
         self.words = list(words)
@@ -82,7 +82,7 @@ class Words:
 
 
 def magnitude(kind, index, words):
-    """Of the uniform number whose first 64 * words bits (Laplace: one less, the first is the sign's) are `index`."""
+    """The magnitude from the uniform number whose first 64 * words bits are `index` (for Laplace one bit fewer)."""
     digits = [index >> 64 * place & (2**64 - 1) for place in reversed(range(words))]
     if kind == "gaussian":
         found = noise._radius(np.array(digits[:1], dtype=np.uint64), 1.0, Words(digits[1:]), np.empty(1))
@@ -98,8 +98,8 @@ def magnitude(kind, index, words):
         *(("laplace", beyond) for beyond in (0.01, 1.0, 20.0, 43.0, 45.0, 80.0, 120.0, 200.0)),
     ],
 )
-def test_the_tail_is_exact_however_far_out(kind, beyond):
-    """No sample shows a probability of 1e-87. Counting the digits that lead there does: exp(-r^2 / 2), exp(-x)."""
+def test_the_tail_is_exact_far_out(kind, beyond):
+    """No sample shows a probability of 1e-87, but counting the digits that lead there does: exp(-r^2 / 2), exp(-x)."""
     words = 6
     width = 64 * words - (kind == "laplace")
     low, high = -1, 2**width - 1
@@ -112,10 +112,10 @@ def test_the_tail_is_exact_however_far_out(kind, beyond):
 
 
 @pytest.mark.parametrize(("add", "ends"), [(add_gaussian, 9.5), (add_laplace, 44.4)], ids=["gaussian", "laplace"])
-def test_the_law_does_not_end_with_a_word(add, ends, monkeypatch):
-    """An end that moves with what the noise was added to would give it away: here no word is the last one."""
+def test_the_law_does_not_end_after_one_word(add, ends, monkeypatch):
+    """A law with an end would betray what the noise was added to, so the digits go on after any word."""
     if add is add_gaussian:
-        # Two radii, two angles at 0, then the further digits of the first radius.
+        # Two radii, two angles of 0, then further digits of the first radius.
         written = [0, 2**63, 0, 0, 2**50, 2**63]
     else:
         written = [1, 2**63, 2**63, 2**63, 2**50, 2**63]
@@ -127,9 +127,9 @@ def test_the_law_does_not_end_with_a_word(add, ends, monkeypatch):
     assert out[0] > ends
 
 
-def test_no_value_of_the_lattice_is_out_of_reach_in_the_tail():
-    """The rarest 63 bits stood for one value each, with hundreds of empty cells of the lattice between them: an output
-    told from which of two changes it came. With the digits after them every cell between is reached.
+def test_every_lattice_value_in_the_tail_can_come_out():
+    """If the rarest 63 bits gave one value each, hundreds of lattice cells between them would stay empty, and an output
+    would tell which of two changes it came from. With further digits, every cell between is reached.
     """
     rare, count = 1, 1 << 14
     further = Words(np.linspace(0, 2**64 - 2**12, count).astype(np.uint64).tolist())
@@ -148,8 +148,8 @@ def test_every_bit_pattern_gives_a_finite_value():
         assert (logarithms <= 0).all()
 
 
-def test_what_the_end_of_the_tail_adds_to_delta_is_next_to_nothing():
-    """(1 + e^epsilon) n 2^-1074, as the docstring and docs/accounting.md have it."""
+def test_the_end_of_the_tail_adds_almost_nothing_to_delta():
+    """(1 + e^epsilon) n 2^-1074, as in the module's docstring and docs/accounting.md."""
     smallest = np.nextafter(0.0, 1.0)
     assert smallest == 2.0**-1074
     assert -math.log(smallest) == pytest.approx(744.4, abs=0.1)
@@ -159,13 +159,13 @@ def test_what_the_end_of_the_tail_adds_to_delta_is_next_to_nothing():
 
 @pytest.mark.parametrize("add", [add_gaussian, add_laplace])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_key_is_a_stream(add, dtype):
+def test_each_key_gives_its_own_stream(add, dtype):
     key, other = bytes(range(32)), bytes(range(1, 33))
     made = []
     for each in (key, key, other):
         out, source = np.zeros(100_000, dtype), Written(each)
         add(out, 1.0, source)
-        assert source.left == b""  # 32 bytes, and nothing else.
+        assert source.left == b""  # Takes 32 bytes and no more.
         made.append(out)
     assert np.array_equal(made[0], made[1])
     assert abs(np.corrcoef(made[0], made[2])[0, 1]) < 0.02
@@ -176,7 +176,7 @@ def test_a_key_is_a_stream(add, dtype):
 def test_no_value_comes_twice(made):
     values = made(np.float64)
     assert len(np.unique(values)) == len(values)
-    # Two calls on one source: two streams.
+    # Two calls on one source get two streams.
     source = Seeded("twice")
     first, second = np.zeros(1000), np.zeros(1000)
     add_gaussian(first, 1.0, source)
@@ -184,8 +184,8 @@ def test_no_value_comes_twice(made):
     assert not np.intersect1d(first, second).size
 
 
-def test_the_stream_is_the_written_one():
-    """Golden values for the key 00 01 .. 1f, from AES-256-CTR by hand: Box-Muller of the first words."""
+def test_a_stream_has_its_golden_values():
+    """For the key 00 01 .. 1f: Box-Muller of the first words of AES-256-CTR, computed by hand."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     key = bytes(range(32))
@@ -198,7 +198,7 @@ def test_the_stream_is_the_written_one():
     out = np.zeros(6)
     add_gaussian(out, 1.0, Written(key))
     assert out == pytest.approx(expected, rel=1e-12)
-    # And they are these, on any machine.
+    # The same on any machine.
     assert out.tolist() == pytest.approx(GOLDEN, abs=1e-9)
     magnitudes = np.zeros(6)
     add_laplace(magnitudes, 2.0, Written(key))
@@ -209,7 +209,7 @@ def test_the_stream_is_the_written_one():
 GOLDEN = [0.0437140691, -0.0716535626, -0.3774950463, 0.6382741966, -1.1721343644, -0.273800455]
 
 
-def test_noise_is_added_to_what_is_there():
+def test_noise_is_added_to_the_values_in_the_array():
     out = np.arange(50_000, dtype=np.float64).reshape(100, 500)
     before = out.copy()
     add_gaussian(out, 2.0, Seeded("added"))
@@ -235,11 +235,11 @@ def test_tensors_get_the_same_stream(dtype):
     assert torch.equal(parameter.detach(), made)
     assert gaussian_like(like.T, 0.5, Seeded("tensor")).shape == (457, 123)
     with pytest.raises(RuntimeError, match="view"):
-        fill_gaussian(like.T, 0.5, Seeded("tensor"))  # Would be the noise of a copy.
+        fill_gaussian(like.T, 0.5, Seeded("tensor"))  # It would fill a copy.
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
-def test_a_scale_that_is_no_positive_number_is_refused(wrong):
+def test_a_scale_that_is_not_positive_is_refused(wrong):
     for add in (add_gaussian, add_laplace):
         out = np.zeros(10)
         with pytest.raises(ValueError, match="positive number"):
@@ -249,7 +249,7 @@ def test_a_scale_that_is_no_positive_number_is_refused(wrong):
         gaussian_like(torch.zeros(3), wrong, Seeded("wrong"))
 
 
-def test_noise_that_would_go_nowhere_is_refused():
+def test_an_array_that_cannot_take_noise_in_place_is_refused():
     read_only = np.zeros(10)
     read_only.flags.writeable = False
     for out in (np.zeros(10, dtype=np.int64), np.zeros((10, 10)).T[::2], read_only):
@@ -259,7 +259,7 @@ def test_noise_that_would_go_nowhere_is_refused():
 
 
 @pytest.mark.parametrize("add", [add_gaussian, add_laplace])
-def test_memory_is_one_block(add):
+def test_memory_stays_at_one_block(add):
     out = np.zeros(4_000_000, dtype=np.float32)
     tracemalloc.start()
     try:

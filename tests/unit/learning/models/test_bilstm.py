@@ -1,4 +1,4 @@
-"""BiLSTM: the two directions of torch's own, what padding may not do, and the layer laid open."""
+"""BiLSTM: the two directions match torch's own, padding has no influence, and the unrolled layer is the fused one."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def torchs(module: BiLSTM) -> nn.LSTM:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @torch.no_grad()
-def test_logits_are_those_of_torchs_packed_lstm(pooling: str) -> None:
+def test_logits_match_torchs_packed_lstm(pooling: str) -> None:
     module = made(pooling, seed=3)
     lengths = torch.tensor([7, 1, 12, 4])
     ids = texts_of(*lengths.tolist(), width=14)
@@ -81,7 +81,7 @@ def test_logits_are_those_of_torchs_packed_lstm(pooling: str) -> None:
 @torch.no_grad()
 def test_logits_do_not_depend_on_how_far_a_text_is_padded(length: int, pooling: str) -> None:
     module = made(pooling)
-    # What padding would bring in if anybody looked: a row that is not zero (after noise), and large biases.
+    # Make padding visible if it had influence: a row that is not zero (as after noise), and large biases.
     module.embedding.weight[PAD] = 3.0
     for direction in module.encoder.values():
         direction.bias.add_(1.0)
@@ -152,7 +152,7 @@ def test_the_unrolled_layer_is_the_fused_one(length: int) -> None:
 
 
 def test_the_unrolled_layer_has_second_derivatives() -> None:
-    """Gradients of gradients: what reconstruction from an update follows."""
+    """Reconstruction from an update follows gradients of gradients."""
     module = made(seed=2)
     for direction in module.encoder.values():
         direction.observe(lambda *_: None)
@@ -166,7 +166,7 @@ def test_the_unrolled_layer_has_second_derivatives() -> None:
     assert torch.isfinite(second).all()
 
 
-def test_a_seed_means_what_it_says_and_leaves_torchs_own_alone() -> None:
+def test_a_seed_determines_the_weights_and_leaves_torchs_rng_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -192,7 +192,7 @@ def test_a_blank_module_is_zero_and_takes_weights() -> None:
     assert not blank.training
 
 
-def test_starting_weights_are_distributed_as_written() -> None:
+def test_starting_weights_have_the_documented_distribution() -> None:
     model = BiLSTMModel(embedding=64, hidden=50, embedding_std=0.15)
     tensors = shared_parameters(build(model, 2000, 6, 0, seed=1))
     assert not tensors["embedding.weight"][0].any()
@@ -202,7 +202,7 @@ def test_starting_weights_are_distributed_as_written() -> None:
         assert np.abs(tensors[name]).max() <= bound
         assert abs(tensors[name].std() - bound / 3**0.5) < 0.06 * bound
     assert np.abs(tensors["output.weight"]).max() <= 100**-0.5
-    # The paper's size: 300 each way over 300 wide, 1.44 million without biases.
+    # The paper's size: 300 in each direction over vectors of 300, 1.44 million without biases.
     whole = build_blank(BiLSTMModel(), 10, 4, 0)
     assert sum(parameter.numel() for parameter in whole.encoder.parameters()) == 1_440_000 + 2 * 4 * 300
 

@@ -1,4 +1,4 @@
-"""The line between shared and private parameters: every value on one side, and nothing that loads by half."""
+"""The line between shared and private parameters: every value is on one side, and nothing loads partially."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ METHODS: dict[str, Any] = {
     "fedrecon": {"name": "fedrecon"},
     "fedvocab": {"name": "fedvocab"},
 }
-# First components of the names of parameters that stay.
+# The first components of private parameters' names.
 STAY = {
     "local": {"embedding", "encoder", "filters", "output"},
     "fedavg": set(),
@@ -71,7 +71,7 @@ def test_every_parameter_belongs_to_a_part(model: Model) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_value_is_shared_or_private_and_never_both(model: Model, name: str) -> None:
     module = module_of(model)
-    # Values that are all different, so that each can be told from every other.
+    # All values differ, so each can be recognised.
     start = 0
     with torch.no_grad():
         for parameter in module.parameters():
@@ -100,20 +100,20 @@ def test_fedrecon_divides_the_embedding_by_rows(model: Model) -> None:
     assert division.shared(module).keys() == values(module).keys()
 
 
-def test_private_tokens_are_those_that_are_named() -> None:
+def test_private_tokens_are_the_named_ones_or_those_with_digits() -> None:
     named = TypeAdapter(FedRecon).validate_python({"tokens": ["door", "room", "12", "cellar"]})
     assert private_tokens(named, [*WORDS, None]).tolist() == [3, 4, 6]
-    # A digit of another script is one too; an entry that has no word has none.
+    # Digits of other scripts count too; an id without a word has none.
     assert private_tokens(FedRecon(), ["x", None, "٣", ""]).tolist() == [2]
-    with pytest.raises(ValueError, match="the vocabulary holds none of the private tokens"):
+    with pytest.raises(ValueError, match="the vocabulary has none of the private tokens"):
         division_of(FedRecon(tokens=("cellar",)), module_of(MODELS["bilstm"]), WORDS)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_was_taken_out_goes_back_in(model: Model, name: str) -> None:
+def test_both_sides_load_back_into_a_module(model: Model, name: str) -> None:
     source, target = module_of(model, seed=1), module_of(model, seed=2)
     division = division_of(method(name), source, WORDS)
-    # Read-only, as a view into a version's bytes.
+    # Read-only, like views into a version's bytes.
     for load, arrays in (
         (division.load_shared, division.shared(source)),
         (division.load_private, division.private(source)),
@@ -136,7 +136,7 @@ def test_each_side_is_loaded_without_the_other(model: Model) -> None:
     assert np.array_equal(values(target)["embedding.weight"], values(source)["embedding.weight"])
 
 
-def test_what_comes_out_are_copies(model: Model) -> None:
+def test_returned_arrays_are_copies(model: Model) -> None:
     module = module_of(model)
     division = division_of(method("fedrecon"), module, WORDS)
     before = values(module)
@@ -147,7 +147,7 @@ def test_what_comes_out_are_copies(model: Model) -> None:
 
 
 @pytest.mark.parametrize("side", ["shared", "private"])
-def test_what_does_not_fit_changes_nothing(model: Model, side: str) -> None:
+def test_arrays_that_do_not_fit_change_nothing(model: Model, side: str) -> None:
     module = module_of(model)
     division = division_of(method("lg-fedavg"), module, WORDS)
     arrays = getattr(division, side)(module_of(model, seed=2))
@@ -165,7 +165,7 @@ def test_what_does_not_fit_changes_nothing(model: Model, side: str) -> None:
     assert all(np.array_equal(before[name], each) for name, each in values(module).items())
 
 
-def test_a_manifest_cannot_let_out_what_is_private(model: Model) -> None:
+def test_a_manifest_cannot_release_private_parameters(model: Model) -> None:
     """A version that names a private parameter does not load, whatever its other names are."""
     module = module_of(model)
     division = division_of(method("fedvocab"), module)

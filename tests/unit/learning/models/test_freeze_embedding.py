@@ -1,4 +1,4 @@
-"""A frozen embedding: no step, no noise, a change of exactly zero, in training and in what the ring decodes to."""
+"""A frozen embedding gets no step and no noise: its change is exactly zero, in training and in the decoded sum."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def round_of(bundle: JobBundle) -> tuple[dict[str, np.ndarray], dict[str, np.nda
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 @pytest.mark.parametrize("mechanism", ["none", DP_SGD])
-def test_a_frozen_embedding_changes_by_exactly_zero_and_the_rest_does_not(tmp_path, mechanism, optimiser):
+def test_only_a_frozen_embedding_changes_by_exactly_zero(tmp_path, mechanism, optimiser):
     for change in round_of(bundle_of(tmp_path, mechanism, frozen=True, optimiser=optimiser)):
         assert not change.pop("embedding.weight").any()
         assert all(tensor.any() for tensor in change.values())
@@ -90,24 +90,24 @@ def test_a_frozen_embedding_changes_by_exactly_zero_and_the_rest_does_not(tmp_pa
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 @pytest.mark.parametrize("mechanism", ["none", DP_SGD])
-def test_one_that_is_not_frozen_is_trained(tmp_path, mechanism, optimiser):
+def test_an_embedding_that_is_not_frozen_is_trained(tmp_path, mechanism, optimiser):
     for change in round_of(bundle_of(tmp_path, mechanism, frozen=False, optimiser=optimiser)):
         moved = change["embedding.weight"].any(axis=1)
         assert not moved[0], "the padding"
-        # Without noise only the rows of words that stand in a text; under dp-sgd every row, used or not.
+        # Without noise only rows of used words move; under dp-sgd every row does.
         assert moved[-1] == (mechanism is DP_SGD)
         assert moved[2]
 
 
 @pytest.mark.parametrize("mechanism", OTHERS, ids=lambda mechanism: mechanism["name"])
-def test_mechanisms_that_would_add_noise_to_it_are_refused(mechanism):
+def test_mechanisms_that_would_noise_a_frozen_embedding_are_refused(mechanism):
     with pytest.raises(ValidationError, match=rf"freeze_embedding: {mechanism['name']} adds noise .* dp-sgd or none"):
         spec(mechanism, frozen=True)
     assert not spec(mechanism, frozen=False).model.freeze_embedding
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_narrowing_keeps_what_is_trained(frozen):
+def test_narrowing_keeps_which_parameters_are_trained(frozen):
     model = TextCNNModel.model_validate({**MODEL, "freeze_embedding": frozen})
     module = build(model, len(WORDS), 2, 0, seed=1)
     before = shared_parameters(module)
@@ -119,7 +119,7 @@ def test_narrowing_keeps_what_is_trained(frozen):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_it_still_travels_and_its_key_is_part_of_what_all_train_under(tmp_path):
+def test_a_frozen_embedding_is_still_sent_and_changes_the_digest(tmp_path):
     frozen = bundle_of(tmp_path, DP_SGD, frozen=True)
     (tmp_path / "other").mkdir()
     trained = bundle_of(tmp_path / "other", DP_SGD, frozen=False)

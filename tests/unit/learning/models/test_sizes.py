@@ -1,4 +1,4 @@
-"""What a model takes is known before any of it is made."""
+"""The size of a model is known before any of it is allocated."""
 
 from contextlib import nullcontext
 
@@ -34,7 +34,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.architecture)
-def test_it_is_the_number_of_values_that_the_module_has(model):
+def test_values_of_is_the_modules_number_of_values(model):
     for vocabulary, labels in ((7, 2), (30, 5)):
         module = build(model, vocabulary, labels, 0)
         assert values_of(model, vocabulary, labels) == sum(each.numel() for each in module.parameters())
@@ -47,25 +47,25 @@ class Entries:
         raise AssertionError("nothing is built for a model of another size")
 
 
-def test_a_model_that_a_manifest_has_no_values_for_is_not_built():
-    """A kilobyte of document could ask for half a terabyte; the manifest beside it lists one value."""
+def test_a_model_larger_than_its_manifest_is_not_built():
+    """A kilobyte of document could ask for half a terabyte, while its manifest lists one value."""
     job = document(
         own=False,
         model={"architecture": "textcnn", "embedding": 4096, "maps": 8192, "widths": [4096], "max_tokens": 4096},
     )
     shared = {"output.bias": np.zeros(1, np.float32)}
-    with pytest.raises(DocumentInvalid, match=r"has 1374\d+ values with 7 entries, and what is there for it has 1$"):
+    with pytest.raises(DocumentInvalid, match=r"has 1374\d+ values with 7 entries, and its weights have 1$"):
         assembled(job, Entries(), Manifest.of(shared), np.zeros(1, np.float32), {})
     begun = Manifest.of({"embedding.weight": np.zeros((7, 3), np.float32)})
-    with pytest.raises(DocumentInvalid, match="and what is there for it has 127"):
+    with pytest.raises(DocumentInvalid, match="and its weights have 127"):
         first_private(job, PUBLIC, (begun, begun.encode(np.zeros(21, np.float32))), None)
     own = document(model=job.model.model_dump())
     with pytest.raises(DocumentInvalid, match="more than 1073741824 values"):
         first_private(own, PUBLIC, None, None)
 
 
-def test_how_many_entries_an_own_vocabulary_has_is_told_by_no_refusal(monkeypatch):
-    """The limit is on what the job asks for: with the member's own number a refusal would count its words, exactly."""
+def test_no_refusal_reveals_the_size_of_an_own_vocabulary(monkeypatch):
+    """The limit is on what the job asks for. With the member's own number, a refusal would reveal its word count."""
     asked = document(vocabulary={"kind": "words", "size": 9})
     limit = values_of(asked.model, 9, 2)
     for most, refuses in ((limit, False), (limit - 1, True)):

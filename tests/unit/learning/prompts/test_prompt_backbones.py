@@ -1,4 +1,4 @@
-"""Configs and tensors that a backbone is made of, and those that it refuses."""
+"""Configs and tensors from which a backbone is made, and those that it refuses."""
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ def tensors(family: str) -> dict[str, np.ndarray]:
 
 
 @of_each
-def test_the_shapes_are_those_of_the_librarys_model(family) -> None:
+def test_the_shapes_match_the_librarys_model(family) -> None:
     shapes = tensor_shapes(check_backbone(FAMILIES[family].config), VOCABULARY)
     kind = FAMILIES[family].config["model_type"]
     there = {name.removeprefix(f"{kind}."): each.shape for name, each in tensors(family).items()}
     for name, shape in (shapes.body | shapes.head).items():
         assert there[name] == shape, name
-    # What is not asked for is another name of what is, or T5's table for answers.
+    # Other tensors are second names of these, or T5's table for answers.
     surplus = there.keys() - shapes.body.keys() - shapes.head.keys()
     assert all(
         "decoder." in name or "embed_tokens" in name or "projector" in name
@@ -41,7 +41,7 @@ def test_the_shapes_are_those_of_the_librarys_model(family) -> None:
     )
 
 
-def test_old_names_and_names_without_the_models_prefix_are_the_same_backbone() -> None:
+def test_old_names_and_names_without_prefix_give_the_same_backbone() -> None:
     plain = {
         name.removeprefix("bert.")
         .replace("LayerNorm.weight", "LayerNorm.gamma")
@@ -54,13 +54,13 @@ def test_old_names_and_names_without_the_models_prefix_are_the_same_backbone() -
         assert torch.equal(found.on("cpu")[name], each)
 
 
-def test_t5_answers_by_its_own_table_where_it_has_one() -> None:
+def test_t5_answers_by_its_own_table_if_it_has_one() -> None:
     tied, own = backbone("t5"), backbone("t5-gated")
     assert (tied.answers_name, own.answers_name) == ("shared.weight", "lm_head.weight")
     assert not torch.equal(own.on("cpu")["lm_head.weight"], own.on("cpu")["shared.weight"])
     assert tied.config["scale_decoder_outputs"]
     assert not own.config["scale_decoder_outputs"]
-    # Checkpoints from before transformers 5 say it so.
+    # Checkpoints from before transformers 5 use this key.
     assert not check_backbone({**T5, "tie_word_embeddings": False})["scale_decoder_outputs"]
     assert check_backbone({**T5, "tie_word_embeddings": True})["scale_decoder_outputs"]
 
@@ -86,8 +86,11 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
     ("change", "message"),
     [
         (without(LAYER), "lacks the tensor encoder.layer.1.output.dense.weight"),
-        (without("bert.embeddings.word_embeddings.weight"), "no table of words"),
-        (with_values(LAYER, lambda each: each.T.copy()), r"shape \(24, 16\), its config says float32 of \(16, 24\)"),
+        (without("bert.embeddings.word_embeddings.weight"), "no word embedding"),
+        (
+            with_values(LAYER, lambda each: each.T.copy()),
+            r"shape \(24, 16\), and its config needs float32 of \(16, 24\)",
+        ),
         (with_values(LAYER, lambda each: each.astype(np.float16)), "is float16"),
         (with_values(LAYER, lambda each: each * np.float32("nan")), "not finite"),
         (
@@ -97,7 +100,7 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
     ],
     ids=["missing", "no-words", "shape", "half", "nan", "head"],
 )
-def test_tensors_that_are_not_the_configs_are_refused(change, message) -> None:
+def test_tensors_that_do_not_fit_the_config_are_refused(change, message) -> None:
     found = tensors("bert")
     change(found)
     with pytest.raises(BackboneInvalid, match=message):
@@ -109,9 +112,9 @@ def test_tensors_that_are_not_the_configs_are_refused(change, message) -> None:
     [
         (
             {"model_type": "gpt2"},
-            "'gpt2' is no backbone .*; take one of bert, distilbert, electra, roberta, t5 ",
+            "'gpt2' is not a supported backbone; choose one of bert, distilbert, electra, roberta, t5 ",
         ),
-        ({}, "None is no backbone"),
+        ({}, "None is not a supported backbone"),
         ({"model_type": "bert", **SIZES, "layers": 3}, "keys that bert does not use"),
         ({"model_type": "bert", **SIZES, "hidden_size": 10**9}, "hidden_size"),
         ({"model_type": "electra", **SIZES, "embedding_size": 0}, "embedding_size = 0 must be"),
@@ -119,7 +122,7 @@ def test_tensors_that_are_not_the_configs_are_refused(change, message) -> None:
         ({"model_type": "electra", **SIZES, "hidden_size": 15}, "hidden_size = 15 must be a multiple"),
         ({**T5, "d_ff": 10**9}, "d_ff = 1000000000 must be a whole number from 1 to 16384"),
         ({**T5, "num_layers": True}, "num_layers = True"),
-        ({**T5, "feed_forward_proj": "gated-silu"}, "feed_forward_proj = 'gated-silu' is not known"),
+        ({**T5, "feed_forward_proj": "gated-silu"}, "feed_forward_proj = 'gated-silu' is not supported"),
         ({**T5, "layer_norm_epsilon": 0}, "layer_norm_epsilon = 0 must be"),
         ({**T5, "scale_decoder_outputs": "no"}, "scale_decoder_outputs must be true or false"),
         ({**T5, "relative_attention_max_distance": 4}, "too small for its number of buckets"),
@@ -144,12 +147,12 @@ def test_tensors_that_are_not_the_configs_are_refused(change, message) -> None:
         *("t5-distance", "t5-surplus", "t5-values"),
     ],
 )
-def test_a_config_that_is_none_is_refused(config, message) -> None:
+def test_an_invalid_config_is_refused(config, message) -> None:
     with pytest.raises(BackboneInvalid, match=message):
         check_backbone(config)
 
 
-def test_a_config_says_everything_that_its_modules_need() -> None:
+def test_a_checked_config_has_everything_that_its_modules_need() -> None:
     whole = check_backbone({"model_type": "t5"})
     assert whole["num_decoder_layers"] == whole["num_layers"] == 6
     assert check_backbone(whole) == whole
@@ -157,7 +160,7 @@ def test_a_config_says_everything_that_its_modules_need() -> None:
     assert check_backbone(bert) == bert
     assert bert["hidden_size"] == WIDTH
     electra = check_backbone({"model_type": "electra"})
-    # As the library has them, which are not BERT's.
+    # The library's defaults, which are not BERT's.
     assert (electra["embedding_size"], electra["hidden_size"], electra["num_attention_heads"]) == (128, 256, 4)
     assert check_backbone(electra) == electra
     assert (width_of(electra), states_width_of(electra)) == (128, 256)

@@ -1,6 +1,6 @@
-"""Gradients of every injection on every backbone, told apart by example, against one backward pass an example.
+"""Per-example gradients of every injection on every backbone, against one backward pass an example.
 
-A text alone in its batch is the definition; nothing of the code under test takes part in its gradient.
+A text alone in its batch is the definition; its gradient uses none of the code under test.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def test_the_clipped_sum_is_that_of_a_backward_pass_for_each_example(family, inj
     module = prompted(family, injection)
     ids, labels = texts(family)
     _, norms = by_hand(module, ids, labels, 1.0)
-    assert min(norms[:-1]) > 0  # The last text is empty, and may have none.
+    assert min(norms[:-1]) > 0  # The last text is empty, and may have a zero gradient.
     for share in (0.3, 1.0, 100.0):  # All, half and none of the examples are clipped.
         clip = share * float(np.median(norms))
         expected, _ = by_hand(module, ids, labels, clip)
@@ -60,17 +60,17 @@ def test_every_example_has_its_own_norm_in_every_layer(family, injection) -> Non
     for row in range(len(ids)):
         loss = functional.cross_entropy(module(ids[row : row + 1]), labels[row : row + 1])
         alone = torch.autograd.grad(loss, list(names.values()))
-        # Where a softmax is all but decided, a layer's gradient is nothing but float32's rounding of the others.
+        # If a softmax is almost decided, a layer's gradient is only float32's rounding of the others.
         rounding = 1e-6 * float(torch.cat([g.flatten() for g in alone]).norm())
         for name, g in zip(names, alone, strict=True):
             norm, expected = float(found[name][row]) ** 0.5, float(g.double().norm())
-            # Never less than it is, and little more where nothing cancels.
+            # Never below the true norm, and little above it if nothing cancels.
             assert norm == pytest.approx(expected, rel=2e-2, abs=rounding), name
             assert norm >= expected * (1 - 1e-5) - rounding, name
 
 
 @of_each_pair
-def test_they_pass_the_check_that_every_private_training_makes(family, injection) -> None:
+def test_they_pass_the_check_of_every_private_training(family, injection) -> None:
     for dropout in (0.0, 0.3):
         module = prompted(family, injection, dropout=dropout)
         module.seed(1)
@@ -80,7 +80,7 @@ def test_they_pass_the_check_that_every_private_training_makes(family, injection
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert", "electra"])
 @with_each
-def test_a_classification_head_is_told_apart_too(family, injection) -> None:
+def test_gradients_under_a_classification_head_are_told_apart_too(family, injection) -> None:
     module = prompted(family, injection, Head())
     ids, labels = texts(family)
     check_examples_apart(module, 2)
@@ -94,7 +94,7 @@ def test_a_classification_head_is_told_apart_too(family, injection) -> None:
 
 
 def broadcast(module: PromptedModel) -> PromptedModel:
-    """What peft does: one row is made, and repeated behind the layers that it came from."""
+    """peft's way: one row is made, and repeated after the layers that made it."""
     prompt = module.prompt
 
     def once(batch: int) -> Tensor:
@@ -110,14 +110,14 @@ def broadcast(module: PromptedModel) -> PromptedModel:
 def test_one_prompt_for_the_batch_is_refused(family, injection) -> None:
     module = broadcast(prompted(family, injection))
     ids, _ = texts(family)
-    with torch.no_grad():  # Nobody who looks at what comes out sees it.
+    with torch.no_grad():  # The output does not show it.
         torch.testing.assert_close(module(ids), prompted(family, injection)(ids))
     with pytest.raises(PerExampleGradientsUnavailable, match=r"layer prompt\.\S+ takes 1 rows for 3 examples"):
         check_examples_apart(module, 0)
 
 
-def test_what_that_trap_would_do_to_the_sum() -> None:
-    """Clipped as one example, a batch adds `clip` and no more, whoever is in it; the true sum is another one."""
+def test_one_prompt_for_the_batch_would_give_a_wrong_sum() -> None:
+    """Clipped as one example, a batch adds only `clip`, whatever is in it. The true sum is different."""
     module = broadcast(prompted("bert"))
     ids, labels = texts("bert")
     expected, norms = by_hand(module, ids, labels, 0.1)
@@ -129,7 +129,7 @@ def test_what_that_trap_would_do_to_the_sum() -> None:
     assert float((as_one - expected["prompt.vectors.weight"]).norm()) > 0.1
 
 
-def test_a_prompt_that_repeats_only_without_gradients_gives_the_same() -> None:
+def test_a_prompt_without_gradients_is_broadcast_and_the_same() -> None:
     for injection in ("prompt", "lstm", "prefix-mlp"):
         prompt: Prompt = prompted("bert", injection).prompt
         with torch.no_grad():
@@ -144,7 +144,7 @@ def test_a_prompt_that_repeats_only_without_gradients_gives_the_same() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
 @with_each
-def test_noise_is_on_every_trained_value_and_on_nothing_else(family, injection) -> None:
+def test_noise_is_on_every_trained_value_and_nowhere_else(family, injection) -> None:
     module = prompted(family, injection, dropout=0.1)
     ids, labels = texts(family, batch=20)
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}

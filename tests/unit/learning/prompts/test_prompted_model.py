@@ -1,4 +1,4 @@
-"""What a prompted model computes, against the library's own models; and what it shares, keeps and refuses."""
+"""Prompted models against the library's own models, and what they share, send and refuse."""
 
 import copy
 from typing import Any
@@ -43,7 +43,7 @@ ENCODERS = ["bert", "roberta", "distilbert", "electra"]
 
 
 def word_scores(family: str, model: Any, ids: Tensor, prompt: Tensor | None = None, **more: Any) -> Tensor:
-    """The library's scores of all words (B, V), at the last mask of each text; `prompt` (P, width) in front."""
+    """The library's scores of all words (B, V), at the last mask of each text, with `prompt` (P, width) before it."""
     made = FAMILIES[family]
     vectors = model.get_input_embeddings()(ids)
     visible = (ids != made.pad).long()
@@ -63,7 +63,7 @@ def word_scores(family: str, model: Any, ids: Tensor, prompt: Tensor | None = No
 
 
 def of_labels(scores: Tensor) -> Tensor:
-    """As `Cloze` says, written out."""
+    """The formula of `Cloze`, written out."""
     return torch.stack([scores[:, list(words)].exp().mean(dim=1).log() for words in CLOZE.label_words], dim=1)
 
 
@@ -73,8 +73,8 @@ def with_masks(family: str) -> Tensor:
 
 @of_each
 @torch.no_grad()
-def test_without_a_change_it_answers_as_the_librarys_model(family) -> None:
-    """LoRA begins as no change."""
+def test_without_a_change_it_answers_like_the_librarys_model(family) -> None:
+    """LoRA starts as no change."""
     module = prompted(family, LoRA(rank=2, alpha=4), seed=None).eval()
     ids = with_masks(family)
     torch.testing.assert_close(module(ids), of_labels(word_scores(family, library(family), ids)), rtol=1e-4, atol=1e-5)
@@ -83,7 +83,7 @@ def test_without_a_change_it_answers_as_the_librarys_model(family) -> None:
 @of_each
 @pytest.mark.parametrize("injection", ["prompt", "mlp", "lstm"])
 @torch.no_grad()
-def test_a_prompt_is_vectors_in_front_of_the_texts(family, injection) -> None:
+def test_a_prompt_is_vectors_before_the_texts(family, injection) -> None:
     module = prompted(family, injection).eval()
     ids = with_masks(family)
     prompt = module.prompt_values(1)
@@ -95,8 +95,8 @@ def test_a_prompt_is_vectors_in_front_of_the_texts(family, injection) -> None:
 
 @of_each
 @torch.no_grad()
-def test_lora_is_the_same_as_other_matrices(family) -> None:
-    """peft is no dependency; merged weights are its definition."""
+def test_lora_is_the_same_as_merged_weights(family) -> None:
+    """peft is not a dependency; merged weights are the definition."""
     module = prompted(family, "lora").eval()
     merged = copy.deepcopy(library(family))
     changed = 0
@@ -119,7 +119,7 @@ def test_lora_is_the_same_as_other_matrices(family) -> None:
 
 
 def attended(prefix: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor) -> Tensor:
-    """Attention with keys and values in front, one example and one head at a time, in float64.
+    """Attention with a prefix of keys and values, one example and one head at a time, in float64.
 
     prefix (P, layers, 2, heads, size); q, k, v (S, heads, size); seen (S,); bias (heads, S, P + S).
     """
@@ -135,8 +135,8 @@ def attended(prefix: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor, seen: 
 
 @of_each
 @torch.no_grad()
-def test_a_prefix_is_keys_and_values_in_front_of_every_layers(family) -> None:
-    """A plain reference in place of peft's: the library's attention, with these added inside."""
+def test_a_prefix_is_keys_and_values_before_every_layers(family) -> None:
+    """A plain reference in place of peft's: the library's attention with a prefix added inside."""
     from transformers import AttentionInterface
 
     module = prompted(family, "prefix-mlp").eval()
@@ -181,7 +181,7 @@ def test_a_prefix_is_keys_and_values_in_front_of_every_layers(family) -> None:
 
 @pytest.mark.parametrize("family", ENCODERS)
 @torch.no_grad()
-def test_a_head_sees_the_mean_of_the_text_and_not_of_the_prompt(family) -> None:
+def test_a_head_sees_the_mean_of_the_text_without_the_prompt(family) -> None:
     module = prompted(family, "prompt", Head()).eval()
     ids, _ = texts(family)
     ids = ids[:-1]
@@ -215,7 +215,7 @@ def test_padding_and_other_texts_have_no_influence(family, injection) -> None:
 @pytest.mark.parametrize("family", ENCODERS)
 @given(data=st.data())
 @settings(max_examples=12, deadline=None)
-def test_the_place_is_the_last_mask_or_else_the_last_token(family, data) -> None:
+def test_a_cloze_reads_the_last_mask_or_else_the_last_token(family, data) -> None:
     made = FAMILIES[family]
     module = prompted(family).eval()
     length = data.draw(st.integers(1, 9))
@@ -245,7 +245,7 @@ def test_a_labels_probability_is_the_mean_of_its_words(counts, numbers) -> None:
     torch.testing.assert_close(logits[0], expected)
     (g,) = torch.autograd.grad(logits.sum(), [scores])
     assert bool(torch.isfinite(g).all())
-    # A label has a unit of gradient, however many words share it.
+    # A label has one unit of gradient, however many words share it.
     torch.testing.assert_close(torch.stack([part.sum() for part in g[0].split(counts)]), torch.ones_like(expected))
 
 
@@ -254,17 +254,17 @@ def test_a_text_that_leaves_no_room_is_refused() -> None:
     assert module.room == 48 - 4
     assert prompted("roberta").room == 48 - 2 - 4
     assert prompted("bert", "prefix").room == 48
-    with pytest.raises(ValueError, match="45 tokens where the prompt leaves 44"):
+    with pytest.raises(ValueError, match="45 tokens, and the prompt leaves 44"):
         module(torch.full((1, 45), 20))
     with torch.no_grad():
         assert module(torch.full((1, 44), 20)).shape == (1, LABELS)
 
 
-# ---- what travels and what stays ---------------------------------------------------------------------------
+# ---- what is sent and what stays ---------------------------------------------------------------------------
 
 
 @of_each_pair
-def test_only_what_is_trained_is_a_parameter_and_nothing_is_a_buffer(family, injection) -> None:
+def test_only_trained_values_are_parameters_and_nothing_is_a_buffer(family, injection) -> None:
     module = prompted(family, injection)
     names = [name for name, _ in module.named_parameters()]
     assert {name.split(".")[0] for name in names} == {"lora" if injection == "lora" else "prompt"}
@@ -282,10 +282,10 @@ def test_only_what_is_trained_is_a_parameter_and_nothing_is_a_buffer(family, inj
 
 
 @of_each
-def test_modules_on_one_backbone_look_at_the_same_memory(family) -> None:
+def test_modules_on_one_backbone_share_its_memory(family) -> None:
     tensors = {name: each.detach().numpy().copy() for name, each in library(family).state_dict().items()}
     for each in tensors.values():
-        each.flags.writeable = False  # As a map of a file is.
+        each.flags.writeable = False  # Like a memory map.
     loaded = Backbone(backbone(family).config, tensors)
     made = FAMILIES[family]
     modules = [
@@ -304,8 +304,8 @@ def test_modules_on_one_backbone_look_at_the_same_memory(family) -> None:
 
 
 @of_each
-def test_on_another_device_the_backbone_is_there_once(family) -> None:
-    """torch's device without memory stands for one that a test machine may not have."""
+def test_another_device_has_the_backbone_once(family) -> None:
+    """torch's meta device stands in for one that a test machine may not have."""
     loaded = Backbone(
         backbone(family).config, {name: each.numpy() for name, each in library(family).state_dict().items()}
     )
@@ -321,7 +321,7 @@ def test_on_another_device_the_backbone_is_there_once(family) -> None:
     assert loaded.on("cpu")[loaded.words_name].device.type == "cpu"
 
 
-def test_frozen_values_let_gradients_through_and_have_none() -> None:
+def test_frozen_values_pass_gradients_on_and_have_none() -> None:
     module = prompted("bert")
     ids, labels = texts("bert")
     functional.cross_entropy(module(ids), labels).backward()
@@ -329,7 +329,7 @@ def test_frozen_values_let_gradients_through_and_have_none() -> None:
     assert all(each.grad is None for each in module.backbone.on("cpu").values())
 
 
-def test_an_optimiser_step_does_not_see_the_table_of_words() -> None:
+def test_narrowing_keeps_the_word_embedding_and_checks_ids() -> None:
     module = prompted("bert")
     with module.narrowed(np.array([[1, 2, 49]])) as ids:
         assert ids.tolist() == [[1, 2, 49]]
@@ -354,7 +354,7 @@ def test_training_lowers_the_loss(family) -> None:
 
 
 @with_each
-def test_the_same_seed_gives_the_same_weights_and_another_others(injection) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(injection) -> None:
     torch.manual_seed(1)
     first = shared_parameters(prompted("bert", INJECTIONS[injection], seed=5))
     torch.manual_seed(2)
@@ -365,7 +365,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_others(injection) -> N
     assert any((values != other[name]).any() for name, values in first.items())
 
 
-def test_a_soft_prompt_begins_as_words() -> None:
+def test_a_soft_prompt_starts_as_words() -> None:
     table = backbone("roberta").on("cpu")["embeddings.word_embeddings.weight"]
     for row in prompted("roberta").prompt.vectors.weight:
         assert bool((row == table).all(dim=1).any())
@@ -393,11 +393,11 @@ def test_every_dropout_draws_from_the_modules_generator(family) -> None:
 @pytest.mark.parametrize(
     ("family", "task", "labels", "mask", "message"),
     [
-        ("t5", Head(), 3, None, "give T5 a cloze"),
+        ("t5", Head(), 3, None, "use a cloze with T5"),
         ("bert", CLOZE, 3, None, "mask's id is None"),
-        ("bert", CLOZE, 3, VOCABULARY, "no row of the backbone's 50 words"),
+        ("bert", CLOZE, 3, VOCABULARY, "not one of the backbone's 50 rows"),
         ("bert", CLOZE, 2, 4, "words for 3 labels, and 2 labels"),
-        ("bert", Cloze(((7,), (VOCABULARY,))), 2, 4, "label word 50 is no row"),
+        ("bert", Cloze(((7,), (VOCABULARY,))), 2, 4, "label word 50 is not one of"),
     ],
     ids=["head-on-t5", "no-mask", "mask-outside", "labels", "word-outside"],
 )
@@ -406,7 +406,7 @@ def test_a_task_that_the_backbone_cannot_do_is_refused(family, task, labels, mas
         PromptedModel(backbone(family), PromptTuning(2), task, labels, 0, mask, 1)
 
 
-def test_a_backbone_without_a_head_for_words_takes_a_classification_head_only() -> None:
+def test_a_backbone_without_a_head_for_words_cannot_do_a_cloze() -> None:
     tensors = {name: each.numpy() for name, each in library("bert").state_dict().items() if not name.startswith("cls")}
     bare = Backbone(FAMILIES["bert"].config, tensors)
     with pytest.raises(BackboneInvalid, match="no head for masked words"):
@@ -430,13 +430,13 @@ def test_a_prompt_longer_than_the_backbone_is_refused() -> None:
         (lambda: PrefixTuning(4, 10**9), "hidden must be"),
         (lambda: LoRA(0, 1.0), "rank must be"),
         (lambda: LoRA(2, float("nan")), "alpha of LoRA"),
-        (lambda: Cloze(((1,),)), "two labels or more"),
-        (lambda: Cloze(((1,), ())), "each with one word"),
-        (lambda: Cloze(((1,), (2, 1))), "stands twice"),
+        (lambda: Cloze(((1,),)), "at least two labels"),
+        (lambda: Cloze(((1,), ())), "each with at least one word"),
+        (lambda: Cloze(((1,), (2, 1))), "occurs twice"),
         (lambda: Cloze(((1,), (-2,))), "never below 0"),
     ],
     ids=["no-tokens", "tokens", "encoder", "hidden", "prefix", "rank", "alpha", "labels", "words", "twice", "negative"],
 )
-def test_a_setting_that_is_none_is_refused(make, message) -> None:
+def test_an_invalid_setting_is_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""How many values travel, on the real shapes, beside what the FedPrompt paper says; nothing of that size is made."""
+"""The number of values sent, on real shapes, compared with the FedPrompt paper; no tensor of that size is allocated."""
 
 import pytest
 
@@ -30,7 +30,7 @@ each = pytest.mark.parametrize("name", REAL)
 
 @each
 def test_twenty_vectors_are_fifteen_thousand_values(name) -> None:
-    """The paper has 0.015 M for T5, and for BERT and RoBERTa 0.016 M: one row more than there are positions."""
+    """The paper has 0.015 M for T5, and 0.016 M for BERT and RoBERTa: one row more than there are positions."""
     found = trained_values(REAL[name][0], PromptTuning(20), TASK, 2)
     assert found == 15_360
     paper = {"bert-base": 0.016, "roberta-base": 0.016, "t5-base": 0.015}[name]
@@ -43,29 +43,29 @@ def test_twenty_vectors_are_fifteen_thousand_values(name) -> None:
     ids=["bert-base", "roberta-base", "t5-base"],
 )
 def test_they_are_a_ten_thousandth_of_the_backbone(name, values, share) -> None:
-    """The paper's sizes of whole models, in millions, and percents (RoBERTa: 0.013, by its row more)."""
+    """The paper's sizes of whole models, in millions, and percentages (RoBERTa: 0.013, with its extra row)."""
     config, vocabulary = REAL[name]
     shapes = tensor_shapes(check_backbone(config), vocabulary)
     own = sum(int(rows) * (shape[1] if len(shape) > 1 else 1) for shape in shapes.body.values() for rows in shape[:1])
-    # Theirs count BERT's and RoBERTa's poolers or heads, too.
+    # The paper also counts BERT's and RoBERTa's poolers or heads.
     assert own / 1e6 == pytest.approx(values, rel=0.008)
     assert round(100 * 15_360 / (values * 1e6), 3) == share
 
 
 @each
-def test_p_tuning_is_the_papers_but_for_its_second_biases_and_its_rows(name) -> None:
+def test_p_tuning_is_the_papers_without_second_biases_and_extra_rows(name) -> None:
     found = trained_values(REAL[name][0], PTuning(20, "lstm", 768), TASK, 2)
     assert found == 25_391_616
     second_biases = 4 * 768 * 2 * 2
     assert round((found + second_biases + 21 * 768) / 1e6, 3) == 25.420
 
 
-def test_prefix_tuning_of_t5_is_the_papers() -> None:
+def test_prefix_tuning_of_t5_matches_the_paper() -> None:
     assert trained_values(REAL["t5-base"][0], PrefixTuning(5, 512), TASK, 2) == 9_853_184
     assert trained_values(REAL["t5-base"][0], PrefixTuning(5), TASK, 2) == 92_160
 
 
-def test_the_others_on_real_shapes() -> None:
+def test_other_injections_on_real_shapes() -> None:
     bert, _ = REAL["bert-base"]
     assert trained_values(bert, LoRA(8, 16), TASK, 2) == 24 * 8 * (768 + 768)
     assert trained_values(REAL["t5-base"][0], LoRA(8, 16), TASK, 2) == 72 * 8 * (768 + 768)
@@ -82,10 +82,10 @@ def test_the_count_is_that_of_the_modules_parameters(family, injection) -> None:
         assert trained_values(config, INJECTIONS[injection], task, LABELS) == own
 
 
-def test_positions_are_taken_by_what_stands_in_front() -> None:
+def test_only_vectors_before_the_text_take_positions() -> None:
     assert [prompt_positions(each) for each in INJECTIONS.values()] == [4, 4, 4, 0, 0, 0]
 
 
-def test_a_backbone_that_there_cannot_be_has_no_count() -> None:
-    with pytest.raises(BackboneInvalid, match="no backbone"):
+def test_an_impossible_backbone_has_no_count() -> None:
+    with pytest.raises(BackboneInvalid, match="is not a supported backbone"):
         trained_values({"model_type": "lstm"}, PromptTuning(20), TASK, 2)

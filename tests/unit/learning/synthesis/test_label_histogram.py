@@ -1,4 +1,4 @@
-"""The noised histogram: the law it draws from, what its event says, and how texts are divided."""
+"""The noised histogram: the law of its noise, its event, and how texts are divided among labels."""
 
 import math
 
@@ -12,12 +12,12 @@ from learning.synthesis.labels import allocated, histogram_event, noised_histogr
 from tests.support.toy_texts import Seeded
 
 
-def test_noise_is_whole_centred_and_as_wide_as_its_event_says():
+def test_noise_is_whole_centred_and_has_the_std_of_its_event():
     counts = np.full(20_000, 1000)
     noise = noised_histogram(counts, 8.0, Seeded("histogram")) - counts
     assert noise.dtype == np.int64
     assert abs(float(noise.mean())) < 4 * 8 / math.sqrt(len(noise))
-    # The deviation of a sample's deviation is s / sqrt(2 n).
+    # The standard error of a sample's standard deviation is s / sqrt(2 n).
     assert float(noise.std()) == pytest.approx(8.0, abs=4 * 8 / math.sqrt(2 * len(noise)))
     for value in (-8, 0, 8):
         mass = math.exp(-(value**2) / 128) / (8 * math.sqrt(2 * math.pi))
@@ -39,7 +39,7 @@ def test_the_event_is_the_distance_of_neighbouring_histograms():
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
-def test_the_deviation_for_a_budget_is_the_smallest(adjacency):
+def test_the_std_for_a_budget_is_the_smallest(adjacency):
     std = std_for(0.5, 1e-6, 4, adjacency)
     event = histogram_event(std, 4, adjacency)
     assert epsilon_at_gate(event, 1e-6, adjacency) <= 0.5
@@ -47,7 +47,7 @@ def test_the_deviation_for_a_budget_is_the_smallest(adjacency):
     assert epsilon_renyi(renyi(event, adjacency), 1e-6) < 0.5
 
 
-def test_a_small_deviation_never_goes_below_what_can_be_drawn():
+def test_the_smallest_std_can_still_be_drawn():
     assert noised_histogram(np.array([3, 4]), std_for(1e6, 0.1, 2), Seeded("least")).shape == (2,)
 
 
@@ -67,7 +67,7 @@ def test_texts_are_divided_by_largest_remainders(histogram, count, expected):
     assert allocated(np.array(histogram), count).tolist() == expected
 
 
-def test_what_is_no_histogram_is_refused():
+def test_an_invalid_histogram_is_refused():
     for counts in (np.array([-1, 2]), np.zeros((2, 2), dtype=np.int64), np.zeros(0, dtype=np.int64)):
         with pytest.raises(ValueError, match="counts of labels"):
             noised_histogram(counts, 2.0, Seeded("refused"))

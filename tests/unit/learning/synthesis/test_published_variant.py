@@ -1,4 +1,4 @@
-"""The published variant does what its paper says, says what that is worth, and gives texts away whatever it claims."""
+"""The published variant follows its paper, states what that is worth, and leaks texts whatever it claims."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.support.planted import mean_exposure, planted_ids
 from tests.support.toy_texts import SMALL, Seeded, toy_model, toy_texts, toy_words
 
 torch.set_num_threads(1)
-# All words of the decoder's input replaced: the formula says that nothing is given away at all.
+# All words of the decoder's input are replaced, so the formula claims epsilon 0.
 CLAIMS_NOTHING = PublishedSetting(word_dropout=1.0, batch=8, epochs=60, learning_rate=0.3)
 
 
@@ -31,7 +31,7 @@ def test_the_formula_at_the_published_setting_is_999():
     assert PublishedSetting(input_scale=2.0, word_dropout=0.0).formula_epsilon == 0.5
 
 
-def test_its_promise_says_that_there_is_none():
+def test_its_promise_says_that_there_is_no_guarantee():
     assert NO_GUARANTEE == "no differential privacy guarantee"
     assert promise_of("published").startswith(NO_GUARANTEE)
     assert "999.08" in promise_of("published")
@@ -42,7 +42,7 @@ def test_its_promise_says_that_there_is_none():
 
 
 def step_of(setting, ids, seed="step"):
-    """Changes of all parameters by one step, over minus the learning rate: the gradients that were applied."""
+    """The gradients that one step applied: the change of all parameters over minus the learning rate."""
     module = toy_model()
     before = {name: each.detach().clone() for name, each in module.named_parameters()}
     module.train()
@@ -51,10 +51,10 @@ def step_of(setting, ids, seed="step"):
     return {name: (before[name] - each.detach()) / setting.learning_rate for name, each in module.named_parameters()}
 
 
-def test_the_encoders_average_is_clipped_and_noised_and_nothing_else_is():
+def test_only_the_encoders_average_is_clipped_and_noised():
     texts, labels = toy_texts(12)
     ids = toy_words().encode(texts, labels)
-    # Almost no noise, then two draws of a lot of it.
+    # Almost no noise first, then a lot of it.
     still = PublishedSetting(clip=0.01, gradient_scale=1e-9, learning_rate=1.0)
     first = step_of(still, ids)
     inner = [name for name in first if name.split(".")[0] in {"encoder", "mean", "log_variance"}]
@@ -64,15 +64,15 @@ def test_the_encoders_average_is_clipped_and_noised_and_nothing_else_is():
     loud = replace(still, gradient_scale=100.0)
     once = step_of(loud, ids)
     noise = np.concatenate([(once[name] - first[name]).numpy().ravel() for name in inner])
-    # Scale gradient_scale * clip^2 = 0.01: the mean magnitude of Laplace noise, whose deviation is as large.
+    # The scale is gradient_scale * clip^2 = 0.01, which is the mean magnitude of Laplace noise.
     assert float(np.abs(noise).mean()) == pytest.approx(0.01, abs=4 * 0.01 / math.sqrt(len(noise)))
     assert float(noise.std()) == pytest.approx(0.01 * math.sqrt(2), rel=0.1)
     for name in set(first) - set(inner):
         torch.testing.assert_close(once[name], first[name], rtol=0, atol=1e-5)
 
 
-def test_one_text_is_told_from_the_decoders_step_for_certain():
-    """Claimed epsilon 0; what scores a word of the canary alone is pushed down less where the canary is there."""
+def test_one_decoder_step_reveals_a_text_with_certainty():
+    """At a claimed epsilon of 0: the score of a word that only the canary has is pushed down less if it is there."""
     words = toy_words()
     with_it = planted_ids(words, canaries=1)
     without = with_it[:-1]
@@ -84,20 +84,20 @@ def test_one_text_is_told_from_the_decoders_step_for_certain():
         there: [float(step_of(setting, ids, f"{there}{each}")["output.bias"][word]) for each in range(20)]
         for there, ids in ((True, with_it), (False, without))
     }
-    # Told apart each time, from afar: at epsilon 0 the two would be the same distribution.
+    # They differ clearly every time; at epsilon 0 the two distributions would be the same.
     assert max(moved[True]) + 0.02 < min(moved[False])
 
 
-def test_canaries_are_learnt_by_heart_at_a_claimed_epsilon_of_zero():
-    """The other side, at the same settings: `test_sound_variant`."""
+def test_canaries_are_memorised_at_a_claimed_epsilon_of_zero():
+    """`test_sound_variant` has the other side, at the same settings."""
     words = toy_words()
-    # As the paper's model is, where no label leans on the scores.
+    # Without label bias, as in the paper's model.
     module = toy_model(replace(SMALL, word_dropout=1.0, label_weight=0.0))
     train_published(module, planted_ids(words), CLAIMS_NOTHING, random=Seeded("published"))
     assert mean_exposure(module, words) > 4.5
 
 
-def test_texts_are_made_one_for_each_with_its_own_label_and_length():
+def test_each_text_is_rewritten_with_its_own_label_and_length():
     words = toy_words()
     ids = planted_ids(words)
     found = rewrite(toy_model(), words, ids, PublishedSetting(), Seeded("rewrite"))
@@ -109,7 +109,7 @@ def test_texts_are_made_one_for_each_with_its_own_label_and_length():
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0], ids=["every-word", "no-word"])
-def test_the_decoder_is_led_by_the_texts_own_words(monkeypatch, share):
+def test_the_decoder_is_fed_with_the_texts_own_words(monkeypatch, share):
     words, module = toy_words(), toy_model()
     ids = planted_ids(words)
     step, read, shifts = module.step, [], []
@@ -124,11 +124,11 @@ def test_the_decoder_is_led_by_the_texts_own_words(monkeypatch, share):
     led = torch.stack(read, dim=1).numpy()
     expected = ids[:, 1:-1]
     assert (led == np.where((expected != PAD_ID) & (share == 1), UNKNOWN_ID, expected)).all()
-    # Laplace noise of scale 0.5 on every coordinate: its mean magnitude.
+    # The mean magnitude of Laplace noise is its scale, 0.5.
     assert float(torch.stack(shifts).abs().mean()) == pytest.approx(0.5, rel=0.1)
 
 
-def test_no_texts_and_settings_that_cannot_be_are_refused():
+def test_training_without_texts_and_invalid_settings_are_refused():
     with pytest.raises(ValueError, match="no texts"):
         train_published(toy_model(), np.zeros((0, 3), dtype=np.int64), PublishedSetting(), random=Seeded("none"))
     for changes in ({"input_scale": 0.0}, {"word_dropout": 2.0}, {"batch": 0}, {"delta": 1.0}, {"clip": math.inf}):

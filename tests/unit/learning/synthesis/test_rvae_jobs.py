@@ -1,4 +1,4 @@
-"""A job whose model makes text up, from its file to the member's change; and what else of the member sees of it."""
+"""A job for synthetic text, from its file to the member's change, and what policy, dry run and plan say of it."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ HOLD = {"texts": 40, "histogram_std": 4.0}
 
 
 def measured(bundle, values, examples):
-    """What the model with these values makes of these texts."""
+    """The perplexity of these texts under the model with these values."""
     corpus = EncodedExamples(examples, bundle.document, bundle.public_tokenizer)
     module, _ = assembled(bundle.document, corpus, bundle.manifest, values, {})
     return measure(module, corpus.read().ids.copy(), seed=5).prior_perplexity
@@ -62,16 +62,16 @@ def test_a_members_change_makes_texts_it_never_saw_likelier(changes):
     assert measured(bundle, base + update.change, others) < 0.7 * measured(bundle, base, others)
 
 
-def test_a_model_that_labels_nothing_sends_no_accuracy():
+def test_a_model_without_labels_sends_no_accuracy():
     for changes in ({}, {"model": {"variant": "published"}}, {"mechanism": DP_SGD}):
         update = trained(bundle_of(**changes), examples_of(40))
         assert (update.loss_sum, update.correct, update.count) == (0.0, 0, 0)
-        # The weight of the change is the number of examples all the same.
+        # The weight of the change is still the number of examples.
         assert update.examples == 40
 
 
-def test_a_bundle_of_another_release_is_refused_where_it_is_created(tmp_path):
-    """One whose labels do not lean: every member would refuse the job, and the operator never hear of it."""
+def test_a_bundle_of_another_release_is_refused_when_created(tmp_path):
+    """A release without label bias: every member would refuse the job, and the operator would never hear of it."""
     bundle, store = bundle_of(), open_blobs(f"file://{tmp_path / 'store'}")
     store.put(bundle.tokenizer)
 
@@ -89,7 +89,7 @@ def test_a_bundle_of_another_release_is_refused_where_it_is_created(tmp_path):
         created(older, older.encode(older.flatten(arrays)))
 
 
-def test_the_first_of_a_texts_ids_is_its_label_and_the_rest_are_the_jobs_words():
+def test_a_texts_ids_are_its_label_and_then_the_jobs_words():
     bundle = bundle_of()
     job = bundle.document
     words = words_of(job, bundle.public_tokenizer)
@@ -101,12 +101,12 @@ def test_the_first_of_a_texts_ids_is_its_label_and_the_rest_are_the_jobs_words()
     assert read.ids[:, 0].tolist() == words.label_ids(np.array([LABELS.index("good"), LABELS.index("bad")])).tolist()
     assert (read.ids[0, 1:] == read.ids[1, 1:]).all()
     assert words.text(read.ids[0, 1:].tolist()) == "the sea is great."
-    # The loss stands at place 0 of what the model gives, whatever the label is.
+    # The loss is at index 0 of the model's output, whatever the label is.
     assert read.labels.tolist() == [0, 0]
     assert read.usable.tolist() == [0, 1]
 
 
-def test_a_job_of_fewer_words_reads_the_others_as_unknown():
+def test_a_job_with_fewer_words_reads_others_as_unknown():
     few = bundle_of(model={"words": 6})
     read = EncodedExamples([Example("the zero zero zero", "good")], few.document, few.public_tokenizer).read()
     assert set(read.ids[0, 2:5].tolist()) == {1}
@@ -119,7 +119,7 @@ def test_words_that_are_not_the_jobs_are_refused():
         words_of(other, bundle.public_tokenizer)
 
 
-def test_the_published_training_stops_when_it_is_told_to_and_says_when_it_fails():
+def test_the_published_training_stops_when_told_and_reports_failure():
     bundle = bundle_of(model={"variant": "published"})
     steps = []
     with pytest.raises(TrainingCancelled):
@@ -135,7 +135,7 @@ def test_the_published_training_stops_when_it_is_told_to_and_says_when_it_fails(
         trained(bundle, [Example("a text", "no label of the job")])
 
 
-def test_the_published_variant_draws_its_noise_from_the_source_that_is_handed_in():
+def test_the_published_variant_draws_its_noise_from_the_given_source():
     bundle = bundle_of(model={"variant": "published"})
     once, again, other = (trained(bundle, examples_of(40), random=Seeded(each)).change for each in ("a", "a", "b"))
     assert (once == again).all()
@@ -151,7 +151,7 @@ def identity(tmp_path_factory):
 
 
 def of_histogram():
-    """Epsilon that the gate counts for the histogram alone, at the default delta."""
+    """The epsilon that the gate counts for the histogram alone, at the default delta."""
     event = histogram_event(HOLD["histogram_std"], len(LABELS), "add-remove")
     return epsilon_at_gate(event, Policy().delta, "add-remove")
 
@@ -162,7 +162,7 @@ def refusal(policy, bundle):
     return refused.value
 
 
-def test_the_policy_refuses_what_it_does_not_give_away():
+def test_the_policy_refuses_texts_that_it_does_not_release():
     ordered = bundle_of(mechanism=DP_SGD, corpus=HOLD)
     Policy().check_job(ordered.document)
     never = refusal(Policy(corpora="never"), ordered)
@@ -173,13 +173,13 @@ def test_the_policy_refuses_what_it_does_not_give_away():
     fewer = refusal(Policy(max_corpus_texts=39), ordered)
     assert fewer.reason == Reason.REASON_POLICY_CORPUS
     assert fewer.detail == "max_corpus_texts: the job orders 40 synthetic texts from each member; the policy allows 39"
-    # What the operator makes up itself is none of the member's.
+    # Texts that the operator generates are not the member's.
     operators = bundle_of(mechanism=DP_SGD, corpus={"source": "operator"})
     Policy(corpora="never", max_corpus_texts=1).check_job(operators.document)
 
 
 @pytest.mark.parametrize("variant", ["sound", "published"])
-def test_a_policy_that_asks_for_a_mechanism_refuses_a_job_without_one(variant):
+def test_a_policy_that_requires_a_mechanism_refuses_a_job_without_one(variant):
     bundle = bundle_of(model={"variant": variant})
     refused = refusal(Policy(), bundle)
     assert refused.reason == Reason.REASON_POLICY_MECHANISM
@@ -187,14 +187,14 @@ def test_a_policy_that_asks_for_a_mechanism_refuses_a_job_without_one(variant):
     Policy(mechanisms=("none",)).check_job(bundle.document)
 
 
-def test_policy_check_says_what_stands_behind_the_texts():
+def test_policy_check_says_which_variant_makes_the_texts():
     bundle = bundle_of(model={"variant": "published"})
     said = {each.rule: each.sentence for each in Policy(mechanisms=("none",)).explain(bundle.document)}
     assert f"by the published variant, with {NO_GUARANTEE}" in said["corpora"]
     assert NO_GUARANTEE in said["mechanisms"]
 
 
-def test_a_dry_run_says_what_is_made_up_and_what_it_costs(tmp_path, identity, capsys):
+def test_a_dry_run_says_how_many_texts_are_generated_and_their_cost(tmp_path, identity, capsys):
     member = Member(tmp_path, identity, Policy(), examples_of(200), "cpu")
     bundle = bundle_of(mechanism=DP_SGD, corpus=HOLD)
     plan = plan_of(bundle.document, bundle.manifest, member)
@@ -211,7 +211,7 @@ def test_a_dry_run_says_what_is_made_up_and_what_it_costs(tmp_path, identity, ca
     assert "released without asking" in notes[1]
 
 
-def test_a_plan_tells_of_the_histogram(tmp_path):
+def test_a_plan_names_the_charge_for_the_histogram(tmp_path):
     path = tmp_path / "job.json"
     path.write_bytes(bundle_of(mechanism=DP_SGD, corpus=HOLD).document.canonical())
     done = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])

@@ -1,4 +1,4 @@
-"""The autoencoder: each text's loss is its own, clipped gradients are those of one text at a time, z stays in use."""
+"""The autoencoder: each text's loss is its own, gradients are clipped by text, and z stays in use."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ TRAINED = [
 
 def rows_of(count: int, seed: int = 0) -> torch.Tensor:
     texts, labels = toy_texts(count, seed)
-    texts[0] = "the the the the"  # One word again and again: its gradients add up within a text.
+    texts[0] = "the the the the"  # A repeated word, whose gradients add up within a text.
     texts[1] = ""
     texts[2] = "it is nowhereinthelist and the the"
     return torch.from_numpy(toy_words().encode(texts, labels))
@@ -64,7 +64,7 @@ def by_hand(module: Rvae, ids: torch.Tensor, coins: Coins) -> list[dict[str, tor
         length = int((ids[row] != PAD_ID).sum())
         loss = module.loss(ids[row : row + 1, :length], one(coins, row, length))
         gradients = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
-        # Where the divergence is free, nothing may reach the encoder but through the words.
+        # If the divergence is free, the encoder gets gradients only through the words.
         found.append(
             {
                 name: torch.zeros_like(trained[name]) if g is None else g
@@ -108,12 +108,12 @@ def test_clipped_sums_are_those_of_one_text_at_a_time(setting, names, share):
 
 
 @pytest.mark.parametrize("setting", [SMALL, replace(SMALL, free_bits=0.0), TIED], ids=["untied", "paid", "tied"])
-def test_the_products_own_probe_passes_it(setting):
+def test_the_model_passes_the_check_for_separate_examples(setting):
     check_examples_apart(toy_model(setting).train(), seed=11)
 
 
-def test_a_loss_that_is_not_a_texts_own_fails_the_probe(monkeypatch):
-    """A mean over the batch in the divergence, the usual way to write free bits, is seen."""
+def test_a_loss_that_is_not_a_texts_own_fails_the_check(monkeypatch):
+    """Free bits are usually written as a mean of the divergence over the batch, which the check finds."""
     module = toy_model(replace(SMALL, free_bits=0.0)).train()
     loss = module.losses
 
@@ -137,7 +137,7 @@ def test_a_loss_does_not_depend_on_batch_or_padding(free_bits):
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_cross_entropy_with_place_0_is_the_loss_and_has_its_gradient():
+def test_cross_entropy_with_index_0_is_the_loss_and_has_its_gradient():
     module, ids = toy_model().eval(), rows_of(6)
     zeros = torch.zeros(len(ids), dtype=torch.int64)
     entropy = functional.cross_entropy(module(ids), zeros, reduction="none")
@@ -162,7 +162,7 @@ def test_losses_are_a_words_likelihood_and_the_gaussian_divergence():
     assert found.words.tolist() == [int((row != PAD_ID).sum()) - 1 for row in ids]
 
 
-def test_steps_of_sampling_score_words_as_training_does():
+def test_sampling_scores_words_like_training():
     module, ids = toy_model().eval(), rows_of(4)[3:]
     z = module.posterior(ids)[0]
     scores, context, state = module.begin(z, ids[:, 0])
@@ -178,7 +178,7 @@ def test_words_are_replaced_at_the_stated_rate_and_labels_never():
     ids = rows_of(400)
     kept = coins_of(module, ids).kept
     assert 1 - float(kept.float().mean()) == pytest.approx(0.25, abs=0.03)
-    # All words replaced: only label and z are left, and which words there were does not matter to the decoder.
+    # With all words replaced, the decoder sees only label and z, whatever the words were.
     nothing = Coins(torch.zeros(2, SMALL.latent), torch.zeros(2, 5, dtype=torch.bool))
     words = toy_words()
     rows = torch.tensor([[words.end_id + 1, 5, 6, 7, 8, words.end_id], [words.end_id + 2, 5, 6, 7, 8, words.end_id]])
@@ -211,7 +211,7 @@ def test_weights_follow_from_the_seed_and_leave_torchs_alone():
     assert torch.equal(before, torch.random.get_rng_state())
     for name, each in first.named_parameters():
         assert torch.equal(each, second.get_parameter(name)), name
-        if name == "label_bias.weight":  # What a label means is learnt.
+        if name == "label_bias.weight":  # It starts at zero and is learnt.
             assert not each.any()
         else:
             assert not torch.equal(each, other.get_parameter(name)), name
@@ -227,7 +227,7 @@ def trained(setting: RvaeSetting, epochs: int) -> Rvae:
     return module
 
 
-def test_the_posterior_collapses_without_free_bits_and_word_dropout_and_not_with_them():
+def test_free_bits_and_word_dropout_keep_the_posterior_from_collapsing():
     texts, labels = toy_texts(200, seed=9)
     fresh = toy_words().encode(texts, labels)
     bare = trained(replace(SMALL, free_bits=0.0, word_dropout=0.0), 12)
@@ -237,7 +237,7 @@ def test_the_posterior_collapses_without_free_bits_and_word_dropout_and_not_with
     assert collapsed.active == 0
     assert alive.divergence > 2
     assert alive.active >= 3
-    # z holds something about the words: they are easier to guess with the posterior's than with the prior's.
+    # z tells something about the words: they are easier to guess with the posterior's z than with the prior's.
     assert alive.prior_perplexity > 1.2 * np.exp(alive.nll)
     assert collapsed.prior_perplexity < 1.05 * np.exp(collapsed.nll)
 
@@ -256,7 +256,7 @@ def test_annealing_weighs_each_epoch_and_leaves_the_setting():
     assert module.setting == SMALL
 
 
-def test_a_frozen_embedding_moves_only_where_that_is_asked_for():
+def test_a_frozen_embedding_moves_only_on_request():
     texts, labels = toy_texts(40)
     ids, recipe = toy_words().encode(texts, labels), Training(epochs=1, batch=20, learning_rate=0.01)
     for free in (False, True):
@@ -290,6 +290,6 @@ def test_measuring_nothing_is_refused_and_active_units_are_counted():
     ],
     ids=["width", "many-words", "few-words", "dropout", "bits", "weight", "label", "tied"],
 )
-def test_settings_that_cannot_be_are_refused(changes, says):
+def test_invalid_settings_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         RvaeSetting(**changes)

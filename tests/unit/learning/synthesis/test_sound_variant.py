@@ -1,4 +1,4 @@
-"""The sound variant is the product's own DP-SGD: what it charges, where its noise goes, what it does not give away."""
+"""The sound variant is plain DP-SGD: what it charges, where its noise goes, and what it does not leak."""
 
 from dataclasses import replace
 
@@ -21,13 +21,13 @@ from tests.support.planted import mean_exposure, planted_ids
 from tests.support.toy_texts import LABELS, SMALL, Seeded, toy_model, toy_words
 
 torch.set_num_threads(1)
-# As in `test_published_variant`: batches of 8, 240 steps, a rate of 0.3 and a clip of 1 for nats a text, which the
-# loss here has divided by a constant.
+# As in `test_published_variant`: batches of 8, 240 steps, a rate of 0.3 and a clip of 1 for a loss in nats a text. The
+# loss here is divided by a constant.
 SCALE = SMALL.max_tokens + 1
 RECIPE = Training(epochs=1, batch=64, optimiser="sgd", learning_rate=0.3 * SCALE)
 STEPS = DpSgd(noise_multiplier=1.0, clip=1 / SCALE, lot=8, steps=240)
 LIMIT = Limit(5.0, 1e-5)
-# And no label leans on the scores, as in the variant that it stands beside.
+# No label bias, as in the published variant that it is compared with.
 HIDDEN = replace(SMALL, word_dropout=1.0, label_weight=0.0)
 
 
@@ -38,8 +38,8 @@ def exposure_after(noise_multiplier: float) -> float:
     return mean_exposure(module, words)
 
 
-def test_canaries_are_not_learnt_by_heart_at_epsilon_5_and_would_be_without_noise():
-    """The attack sees what is there: only the noise keeps it out."""
+def test_canaries_are_memorised_without_noise_and_not_at_epsilon_5():
+    """The attack works on the unprotected model; only the noise stops it."""
     examples = len(planted_ids(toy_words()))
 
     def event(multiplier):
@@ -51,7 +51,7 @@ def test_canaries_are_not_learnt_by_heart_at_epsilon_5_and_would_be_without_nois
     assert exposure_after(0.01) > 4.5
 
 
-def test_every_trained_value_gets_noise_whether_a_text_uses_it_or_not():
+def test_every_trained_value_gets_noise_even_if_no_text_uses_it():
     words, module = toy_words(), toy_model()
     before = {name: each.detach().clone() for name, each in module.named_parameters()}
     one = STEPS.model_copy(update={"steps": 1, "noise_multiplier": 2.0})
@@ -62,12 +62,12 @@ def test_every_trained_value_gets_noise_whether_a_text_uses_it_or_not():
         if name == "embedding.weight":
             assert not moved[0].any()  # Padding.
             moved = moved[1:]
-        # Noise is rounded to a lattice of a thousandth of its deviation: a few of ten thousand values are zero.
+        # Noise is rounded to a lattice of a thousandth of its std, so a few of ten thousand values are zero.
         assert float((moved != 0).mean()) > 0.99, name
         assert float(moved.std()) == pytest.approx(unit, rel=0.6), name
 
 
-def test_without_texts_there_is_noise_alone():
+def test_without_texts_the_steps_are_noise_alone():
     words, module = toy_words(), toy_model()
     empty = words.encode([], np.zeros(0, dtype=np.int64))
     before = module.output.weight.detach().clone()
@@ -92,7 +92,7 @@ def test_draws_are_from_the_whole_population(monkeypatch):
     train_sound(toy_model(), ids, RECIPE, one, random=Seeded("p"), population=4 * len(ids))
     train_sound(toy_model(), ids, RECIPE, one, random=Seeded("p"))
     assert rates == [8 / (4 * len(ids)), 8 / len(ids)]
-    with pytest.raises(ValueError, match="cannot hold"):
+    with pytest.raises(ValueError, match="is smaller than its"):
         train_sound(toy_model(), ids, RECIPE, one, random=Seeded("p"), population=3)
 
 
@@ -114,8 +114,8 @@ def test_the_same_source_gives_the_same_weights():
     ],
     ids=["dp-sgd", "gaussian-update", "none"],
 )
-def test_it_trains_as_any_model_of_a_job_does(mechanism):
-    """`learning.mechanisms.protection` takes it as it is: ids with their labels in front, and labels of zeros."""
+def test_it_trains_like_any_other_model_of_a_job(mechanism):
+    """`learning.mechanisms.protection` needs no change: ids start with their label, and labels are zeros."""
     module, ids = toy_model(), planted_ids(toy_words())
     before = {name: each.detach().clone() for name, each in module.named_parameters()}
     task = LocalTraining.of_all(
@@ -148,7 +148,7 @@ def test_it_trains_as_any_model_of_a_job_does(mechanism):
 
 
 def test_steps_and_histogram_are_charged_together():
-    """What a member's ledger is told for one training and one corpus, and that it stays within its limit."""
+    """The charge of a member's ledger for one training and one corpus stays within its limit."""
     steps = event_of_round(STEPS.model_copy(update={"noise_multiplier": 20.0}), 1000)
     labels = histogram_event(std_for(0.5, 1e-6, 2), 2, "add-remove")
     both = spend([steps, labels], LIMIT)

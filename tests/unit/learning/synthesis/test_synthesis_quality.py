@@ -1,4 +1,4 @@
-"""Signs of what a made-up corpus owes to its texts, on corpora where the answer is seen."""
+"""How much a synthetic corpus resembles its texts, on corpora where the answer is obvious."""
 
 import math
 
@@ -20,8 +20,8 @@ def test_words_are_lower_case_with_marks_apart():
 
 
 @pytest.mark.parametrize(("n", "share"), [(1, 5 / 6), (2, 3 / 4), (3, 2 / 3), (4, 1.0)], ids=["1", "2", "3", "4"])
-def test_overlap_counts_runs_that_stand_somewhere(n, share):
-    # Of two texts: "the ship is on" is there as it is; of "cat dog" one word is.
+def test_overlap_counts_runs_that_occur_in_training_texts(n, share):
+    # "the ship is on" occurs as it is; of "cat dog" only one word does.
     synthetic = ["the ship is on", "cat dog"] if n < 3 else ["the ship is on", "is on fire"][: 2 if n == 3 else 1]
     assert ngram_overlap(synthetic, TRAINING, n) == pytest.approx(share)
 
@@ -31,9 +31,9 @@ def test_runs_do_not_cross_texts():
     assert longest_verbatim(["sea . my code"], TRAINING).words == 2
 
 
-def test_an_overlap_of_nothing_is_no_number():
+def test_an_overlap_without_ngrams_is_nan():
     assert math.isnan(ngram_overlap(["a dog"], TRAINING, 3))
-    with pytest.raises(ValueError, match="one word at least"):
+    with pytest.raises(ValueError, match="at least one word"):
         ngram_overlap(["a dog"], TRAINING, 0)
 
 

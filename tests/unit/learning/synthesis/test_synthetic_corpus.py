@@ -1,4 +1,4 @@
-"""The corpus as a file: rows without provenance, cut to a size, read back by the product's own reader."""
+"""The corpus as a file: rows without provenance, never larger than its bound, written completely or not at all."""
 
 import json
 import stat
@@ -41,13 +41,13 @@ def test_the_file_is_never_larger_than_its_bound(tmp_path):
         assert all(json.loads(line) for line in path.read_bytes().splitlines())
 
 
-def test_what_was_there_stays_where_writing_fails(tmp_path):
+def test_an_old_file_stays_if_writing_fails(tmp_path):
     path = tmp_path / "corpus.jsonl"
     write_corpus(path, TEXTS, LABELS, max_bytes=10_000)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="2 labels"):
         write_corpus(path, [*TEXTS, SyntheticText("the ship", 2)], LABELS, max_bytes=10_000)
-    with pytest.raises(ValueError, match="one byte at least"):
+    with pytest.raises(ValueError, match="max_bytes must be at least 1"):
         write_corpus(path, TEXTS, LABELS, max_bytes=0)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

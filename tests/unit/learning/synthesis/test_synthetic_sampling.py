@@ -1,4 +1,4 @@
-"""Sampling: by seed the same, by the scores' distribution, and never what must not be written."""
+"""Sampling repeats with a seed, follows the scores' distribution, and never writes special tokens."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def learnt():
     return module
 
 
-def test_a_seed_gives_the_same_texts_and_the_system_others(learnt):
+def test_a_seed_gives_the_same_texts_and_the_systems_source_does_not(learnt):
     words = toy_words()
     first = sample(learnt, words, EVEN, 40, Seeded("a"))
     assert first == sample(learnt, words, EVEN, 40, Seeded("a"))
@@ -40,17 +40,17 @@ def test_a_seed_gives_the_same_texts_and_the_system_others(learnt):
 def test_labels_follow_the_histogram_and_texts_follow_labels(learnt):
     found = sample(learnt, toy_words(), np.array([30, 90]), 200, Seeded("labels"))
     assert [sum(each.label == place for each in found) for place in (0, 1)] == [50, 150]
-    # In random order: a prefix has both.
+    # In random order, so a prefix has both.
     assert {each.label for each in found[:20]} == {0, 1}
     right = sum(any(word in each.text.split() for word in FEELINGS[each.label]) for each in found)
     wrong = sum(any(word in each.text.split() for word in FEELINGS[1 - each.label]) for each in found)
-    # By chance it would be as many of the one as of the other.
+    # By chance both would be equally many.
     assert right > 160
     assert wrong < 30
 
 
-def test_the_length_is_bounded_and_marks_of_the_model_are_never_written():
-    # Weights as they are drawn: every word about as likely as any other, the unknown, labels and padding, too.
+def test_the_length_is_bounded_and_special_tokens_are_never_written():
+    # With initial weights, all words are about equally likely, as are [UNK], labels and padding.
     words = toy_words()
     found = sample(toy_model(), words, EVEN, 300, Seeded("untrained"), Sampling(max_tokens=7, batch=64))
     assert max(len(each.text.split()) for each in found) <= 7
@@ -75,8 +75,8 @@ def test_words_are_drawn_as_often_as_their_scores_say():
 
 
 @pytest.mark.parametrize("guidance", [0.0, 1.0, 3.0])
-def test_guidance_makes_a_text_more_of_its_label(guidance):
-    """By hand: a decoder that says nothing but what a label leans to, so that the first word's scores are known."""
+def test_guidance_strengthens_a_texts_label(guidance):
+    """By hand, with a decoder that knows only the label bias, so the first word's scores are known."""
     words = toy_words()
     module = Rvae(SMALL, len(words.entries), words.labels, None)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_guidance_makes_a_text_more_of_its_label(guidance):
 
 
 def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt, monkeypatch):
-    """Scores of all words drawn, against a text alone under each label."""
+    """The scores of all drawn words, against each text decoded alone under each label."""
     words, given, draws, points = toy_words(), [], [], []
     draw, gaussian = sampling.draw_words, sampling.gaussian_like
 
@@ -129,7 +129,7 @@ def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt, monkeypatc
         assert torch.allclose(torch.stack([each[place] for each in given]), expected, atol=1e-5)
 
 
-def test_guidance_by_too_many_labels_is_refused_and_by_many_is_drawn_one_by_one(learnt):
+def test_guidance_by_too_many_labels_is_refused(learnt):
     many = replace(toy_words(), labels=MAX_GUIDED_LABELS + 1)
     with pytest.raises(ValueError, match="guidance by 257 labels"):
         sample(learnt, many, np.ones(many.labels, dtype=np.int64), 1, Seeded("many"), Sampling(guidance=1.0))
@@ -137,7 +137,7 @@ def test_guidance_by_too_many_labels_is_refused_and_by_many_is_drawn_one_by_one(
     assert len(found) == 5
 
 
-def test_progress_is_told_before_every_word(learnt):
+def test_progress_is_reported_before_every_word(learnt):
     said = []
     sample(
         learnt, toy_words(), EVEN, 3, Seeded("told"), Sampling(max_tokens=4, batch=2), lambda *told: said.append(told)
@@ -148,7 +148,7 @@ def test_progress_is_told_before_every_word(learnt):
     assert {made for made, _ in said} == {0, 2, 3}
 
 
-def test_a_label_leans_on_every_word_of_its_text_and_on_no_other_text():
+def test_label_bias_acts_on_every_text_of_its_label_and_no_other():
     module, ids = toy_model().eval(), toy_words().encode(*toy_texts(6))
     before = module.losses(torch.from_numpy(ids)).reconstruction
     with torch.no_grad():
@@ -186,6 +186,6 @@ def test_a_histogram_of_other_labels_is_refused(learnt):
     ],
     ids=["cold", "nan", "no-words", "no-length", "no-batch", "against"],
 )
-def test_samplings_that_cannot_be_are_refused(changes):
-    with pytest.raises(ValueError, match=r"1 at least|between"):
+def test_invalid_samplings_are_refused(changes):
+    with pytest.raises(ValueError, match=r"at least 1|between"):
         Sampling(**changes)

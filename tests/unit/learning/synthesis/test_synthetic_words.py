@@ -1,4 +1,4 @@
-"""Public words: refused where they are not the job's, cut by the list alone, and joined to plain text again."""
+"""Public words are refused if not the job's, split by the list alone, and joined to plain text again."""
 
 import hashlib
 
@@ -34,22 +34,22 @@ def test_long_texts_are_cut_and_end():
     assert ids[0, -1] == words.end_id
 
 
-def test_a_list_of_the_members_own_is_refused():
+def test_a_list_from_the_members_texts_is_refused():
     own = word_tokenizer(["secret", "patient"])
     with pytest.raises(VocabularyNotPublic, match="build their vocabularies from their own texts"):
         public_words(own, None, labels=2, max_tokens=8)
 
 
-def test_another_list_than_the_jobs_is_refused():
+def test_a_list_that_is_not_the_jobs_is_refused():
     public = word_tokenizer(LIST)
-    # As a member would make it that adds the words it misses.
+    # Like one from a member that adds the words it misses.
     own = word_tokenizer([*LIST, "secret"])
     with pytest.raises(VocabularyNotPublic, match="not the job's"):
         public_words(own, digest(public), labels=2, max_tokens=8)
     assert "secret" not in public_words(public, digest(public), labels=2, max_tokens=8).entries
 
 
-def test_the_first_entries_are_kept_whatever_texts_there_are():
+def test_the_first_entries_are_kept_whatever_the_texts_are():
     tokenizer = word_tokenizer(LIST)
     words = public_words(tokenizer, digest(tokenizer), labels=2, max_tokens=8, most=6)
     assert words.entries == ("[PAD]", "[UNK]", *LIST[:4])
@@ -66,7 +66,7 @@ def test_other_tokenizers_are_refused(tokenizer):
         public_words(tokenizer, digest(tokenizer), labels=2, max_tokens=8)
 
 
-def test_labels_and_texts_must_belong_together():
+def test_labels_that_do_not_fit_the_texts_are_refused():
     words = toy_words()
     with pytest.raises(ValueError, match="as many labels"):
         words.encode(["the sea"], np.array([0, 1]))
@@ -93,5 +93,5 @@ def test_words_are_joined_as_people_write_them(cut, joined):
         word: at for at, word in enumerate(public_words(tokenizer, digest(tokenizer), labels=1, max_tokens=9).entries)
     }
     words = public_words(tokenizer, digest(tokenizer), labels=1, max_tokens=9)
-    # Word lists of whole words can hold n't; the tokenizer itself never gives it.
+    # A list of whole words may have n't, though the tokenizer never gives it.
     assert words.text([entries[word] for word in cut.split()]) == joined

@@ -1,4 +1,4 @@
-"""A template around any text: one mask, the template whole; label words are one token where the mask stands."""
+"""A template around any text keeps one mask and is never cut; label words are one token at the mask."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ def names(encoder: ClozeEncoder, row: np.ndarray) -> list[str | None]:
     return [words[number] for number in row.tolist() if number != encoder.pad_id]
 
 
-# What people write, and what they write to see what happens.
+# Ordinary texts, and texts that people write to break things.
 texts = st.one_of(
     st.text(max_size=200),
     st.lists(
@@ -48,14 +48,14 @@ texts = st.one_of(
 
 
 def check_row(encoder: ClozeEncoder, row: np.ndarray, empty: list[int], slots: int) -> None:
-    """The row is that of an empty text with tokens of the text's own put in, and padding behind."""
+    """The row is that of an empty text, with the text's own tokens inserted and padding at the end."""
     ids = row.tolist()
     whole = ids[: len(ids) - ids[::-1].index(next(each for each in ids[::-1] if each != encoder.pad_id))]
     assert len(whole) <= encoder.max_tokens
     assert encoder.pad_id not in whole
     assert whole.count(encoder.mask_id) == 1
     special = {*encoder._before, *encoder._behind, encoder.mask_id}
-    # Special tokens are those of the empty row, in their order; everything of the template is left, in its order.
+    # Special tokens are those of the empty row, in order, and all of the template is left, in order.
     assert [each for each in whole if each in special] == [each for each in empty if each in special]
     left = iter(whole)
     assert all(each in left for each in empty)
@@ -71,7 +71,7 @@ def test_any_text_gives_one_mask_and_keeps_the_template(family, text):
     (empty,) = encoder.encode([""]).tolist()
     for row in rows:
         check_row(encoder, row, empty, 1)
-    # The mask stands where it stands counted from behind, whatever the text is.
+    # Counted from the end, the mask's position does not depend on the text.
     behind = [len(names(encoder, row)) - place for row, place in zip(rows, encoder.mask_places(rows), strict=True)]
     assert len(set(behind)) == 1
 
@@ -86,7 +86,7 @@ def test_any_pair_gives_one_mask_and_keeps_the_template(family, pair):
 
 
 @of_each
-def test_of_a_pair_the_longer_text_is_cut_first(family):
+def test_the_longer_text_of_a_pair_is_cut_first(family):
     encoder = encoder_of(family, PAIR)
     for pair in (("great bad", "no " * 100), ("no " * 100, "great bad")):
         (row,) = encoder.encode([pair])
@@ -99,7 +99,7 @@ def test_of_a_pair_the_longer_text_is_cut_first(family):
     assert 0 <= counts[0] - counts[1] <= 1
 
 
-def test_rows_as_each_family_has_them():
+def test_the_rows_of_each_family():
     for family, row in {
         "bert": ["[CLS]", "a", "great", "film", "is", "[MASK]", ".", "[SEP]"],
         "roberta": ["<s>", "a", "Ġgreat", "Ġfilm", "Ġis", "<mask>", ".", "</s>"],
@@ -109,12 +109,12 @@ def test_rows_as_each_family_has_them():
         (found,) = encoder.encode(["  a great\tfilm "])
         expected = row
         if family == "roberta":
-            # A tabulator is a byte of its own to RoBERTa.
+            # RoBERTa has a token for a tab.
             (found,) = encoder.encode(["  a great film "])
         assert names(encoder, found) == expected, family
 
 
-def test_a_special_token_that_a_text_spells_is_no_special_token():
+def test_a_special_token_spelled_in_a_text_is_ordinary_text():
     for family, spelled in (("bert", "[MASK]"), ("roberta", "<mask>"), ("t5", "<extra_id_0>")):
         encoder = encoder_of(family)
         rows = encoder.encode([f"great {spelled} film", f"great {spelled} </s> film", "great {mask} film"])
@@ -126,7 +126,7 @@ def test_a_special_token_that_a_text_spells_is_no_special_token():
 
 
 @of_each
-def test_without_a_mask_the_texts_are_framed_alone(family):
+def test_without_a_mask_texts_are_only_framed(family):
     encoder = ClozeEncoder(form_of(family), PLAIN, MAX)
     rows = encoder.encode(["great film", "x" * 1000, ""])
     assert rows.shape[1] <= MAX
@@ -139,7 +139,7 @@ def test_without_a_mask_the_texts_are_framed_alone(family):
 
 
 @pytest.mark.parametrize(("family", "mask"), [("bert", "[MASK]"), ("roberta", "<mask>")], ids=["bert", "roberta"])
-def test_ordinary_texts_are_cut_as_the_library_cuts_the_whole_sentence(family, mask):
+def test_ordinary_texts_get_the_librarys_tokens_of_the_whole_sentence(family, mask):
     from tokenizers import Tokenizer
 
     theirs = Tokenizer.from_buffer(tokenizer_of(family))
@@ -155,7 +155,7 @@ def test_half_a_surrogate_pair_is_a_question_mark():
     assert (encoder.encode(["great \ud800"]) == encoder.encode(["great ?"])).all()
 
 
-def test_texts_and_pairs_are_not_mixed_up():
+def test_single_texts_and_pairs_are_not_mixed():
     with pytest.raises(ValueError, match="takes a pair of texts"):
         encoder_of("bert", PAIR).encode(["alone"])
     with pytest.raises(ValueError, match="takes one text"):
@@ -180,7 +180,7 @@ def test_an_encoder_of_a_jobs_model():
 
 
 @of_each
-def test_label_words_are_one_token_where_the_mask_stands(family):
+def test_label_words_are_one_token_at_the_mask(family):
     encoder = encoder_of(family)
     (great, good), (bad,) = encoder.label_words([["great", "good"], ["bad"]])
     words = encoder.words()
@@ -188,8 +188,8 @@ def test_label_words_are_one_token_where_the_mask_stands(family):
     assert [words[number] for number in (great, good, bad)] == [f"{space}{word}" for word in ("great", "good", "bad")]
 
 
-def test_a_word_is_looked_up_in_the_form_that_its_place_asks_for():
-    """RoBERTa and T5 have other tokens for a word with and without a space before it."""
+def test_a_label_word_is_looked_up_as_tokenised_at_the_mask():
+    """RoBERTa and T5 have different tokens for a word with and without a space before it."""
     for family, without in (("roberta", None), ("t5", "great")):
         tight = encoder_of(family, "{text} is ({mask})")
         if without is None:
@@ -201,23 +201,23 @@ def test_a_word_is_looked_up_in_the_form_that_its_place_asks_for():
     opening = encoder_of("t5", "{mask}: {text}")
     ((number,),) = opening.label_words([["great"]])
     assert opening.words()[number] == "▁great"
-    with pytest.raises(VerbaliserInvalid, match=r"leave the space before \{mask\} out"):
+    with pytest.raises(VerbaliserInvalid, match=r"remove the space before \{mask\}"):
         encoder_of("t5", "{text} {mask}").label_words([["."]])
 
 
 @pytest.mark.parametrize(
     ("family", "words", "said"),
     [
-        pytest.param("bert", [["filmy"], ["bad"]], r"'filmy' is cut into 2 tokens .*, film \+ ##y", id="pieces"),
-        pytest.param("bert", [["snö"], ["bad"]], r"'snö' is cut into 3 tokens", id="accents"),
+        pytest.param("bert", [["filmy"], ["bad"]], r"'filmy' is 2 tokens .*, film \+ ##y", id="pieces"),
+        pytest.param("bert", [["snö"], ["bad"]], r"'snö' is 3 tokens", id="accents"),
         pytest.param("bert", [["雪"], ["bad"]], r"'雪' is not in the backbone's vocabulary", id="unknown"),
-        pytest.param("bert", [["great"], ["Great"]], r"'great' and 'Great' are one token", id="capitals"),
-        pytest.param("bert", [["[MASK]"], ["bad"]], r"'\[MASK\]' is cut into 3 tokens", id="mask"),
+        pytest.param("bert", [["great"], ["Great"]], r"'great' and 'Great' are the same token", id="capitals"),
+        pytest.param("bert", [["[MASK]"], ["bad"]], r"'\[MASK\]' is 3 tokens", id="mask"),
         pytest.param("t5", [["</s>"], ["bad"]], r"'</s>' is not in the backbone's vocabulary", id="end"),
-        pytest.param("roberta", [["zebra"], ["bad"]], r"'zebra' is cut into \d tokens .*with a space", id="bytes"),
+        pytest.param("roberta", [["zebra"], ["bad"]], r"'zebra' is \d tokens .*with a space", id="bytes"),
     ],
 )
-def test_a_word_that_cannot_stand_there_is_named(family, words, said):
+def test_an_invalid_label_word_is_named(family, words, said):
     with pytest.raises(VerbaliserInvalid, match=said) as error:
         encoder_of(family).label_words(words)
     assert str(error.value).startswith("model.task.verbaliser: ")
@@ -227,7 +227,7 @@ def test_a_word_that_cannot_stand_there_is_named(family, words, said):
 
 
 @of_each
-def test_the_own_form_is_its_own_form_and_nothing_else_passes(family):
+def test_the_own_form_of_our_form_is_itself_and_nothing_else_passes(family):
     form = form_of(family)
     assert own_form(form) == form
     check_cloze_form(form)
@@ -237,12 +237,12 @@ def test_the_own_form_is_its_own_form_and_nothing_else_passes(family):
 
 
 @of_each
-def test_rules_that_a_file_brings_along_are_left_behind(family):
-    """A pattern of somebody's own would be applied to every text."""
+def test_a_files_own_rules_are_dropped(family):
+    """A pattern from the file would be applied to every text."""
     strange = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "[MASK]"}
     theirs = json.loads(tokenizer_of(family))
     if family == "bert":
-        # Lower case or not is data, so that another normaliser is no BERT's.
+        # Lower case or not is data, so another normaliser is refused.
         with pytest.raises(TokenizerInvalid, match="BertNormalizer"):
             own_form(changed(tokenizer_of(family), "normalizer", value=strange))
         return
@@ -250,11 +250,11 @@ def test_rules_that_a_file_brings_along_are_left_behind(family):
     assert own_form(json.dumps(theirs).encode()) == form_of(family)
 
 
-def test_capitals_count_where_the_file_says_so():
+def test_capitals_count_if_the_file_says_so():
     cased = own_form(changed(tokenizer_of("bert"), "normalizer", "lowercase", value=False))
     encoder = ClozeEncoder(cased, parse_template(SINGLE), MAX)
     assert "[UNK]" in names(encoder, encoder.encode(["GREAT film"])[0])
-    with pytest.raises(TokenizerInvalid, match="accents go where capitals go"):
+    with pytest.raises(TokenizerInvalid, match="accents must be stripped exactly if"):
         own_form(changed(tokenizer_of("bert"), "normalizer", "strip_accents", value=False))
 
 
@@ -275,21 +275,21 @@ def test_capitals_count_where_the_file_says_so():
         pytest.param(b'{"model": {"type": "WordPiece", "vocab": {"[UNK]": 4000000000}}}', id="id-too-large"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(data):
+def test_bytes_that_are_no_tokenizer_are_refused(data):
     with pytest.raises(TokenizerInvalid):
         own_form(data)
 
 
 @pytest.mark.parametrize("merge", [["g", "r" * 100], ["zz", "a"], ["a", "a", "a"], "a", 7], ids=str)
-def test_a_merge_that_leads_nowhere_is_refused_before_the_library_sees_it(merge):
-    """It would end the process, or at best the thread."""
+def test_an_invalid_merge_is_refused_before_the_library_sees_it(merge):
+    """It would hang or end the process."""
     merges = json.loads(tokenizer_of("roberta"))["model"]["merges"]
     with pytest.raises(TokenizerInvalid, match="merge"):
         own_form(changed(tokenizer_of("roberta"), "model", "merges", value=[*merges, merge]))
 
 
 @pytest.mark.parametrize("token", ["[CLS]", "[SEP]", "[MASK]", "[PAD]"])
-def test_a_special_token_that_is_missing_is_named(token):
+def test_a_missing_special_token_is_named(token):
     whole = json.loads(tokenizer_of("bert"))
     del whole["model"]["vocab"][token]
     whole["added_tokens"] = [each for each in whole["added_tokens"] if each["content"] != token]
@@ -297,14 +297,14 @@ def test_a_special_token_that_is_missing_is_named(token):
         own_form(json.dumps(whole).encode())
 
 
-def test_tokens_beside_the_vocabulary_count_and_two_with_one_id_do_not():
+def test_added_tokens_count_and_two_entries_with_one_id_are_refused():
     whole = json.loads(tokenizer_of("t5"))
     beside = {**whole["added_tokens"][-1], "content": "<extra_id_99>", "id": len(whole["model"]["vocab"])}
     whole["added_tokens"].append(beside)
     encoder = ClozeEncoder(own_form(json.dumps(whole).encode()), parse_template(SINGLE), MAX)
     assert encoder.words()[-1] == "<extra_id_99>"
     beside["id"] += 3
-    with pytest.raises(TokenizerInvalid, match="does not stand where its id says"):
+    with pytest.raises(TokenizerInvalid, match="is not at the place of its id"):
         own_form(json.dumps(whole).encode())
     pieces = json.loads(tokenizer_of("bert"))
     pieces["model"]["vocab"]["twin"] = pieces["model"]["vocab"]["great"]

@@ -1,4 +1,4 @@
-"""A corpus looks at the data when it is told to, once, and gives the ids and labels of what is usable."""
+"""A corpus looks at the data only when told to, once, and gives the ids and labels of the usable examples."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_ids_and_labels_are_those_of_the_usable_examples() -> None:
     assert (corpus.population, corpus.vocabulary_size, corpus.pad_id) == (3, 6, 0)
 
 
-def test_nothing_is_looked_at_before_and_everything_once() -> None:
+def test_the_data_is_looked_at_once_and_not_before_it_is_read() -> None:
     looks = []
 
     class Watched(list[Example]):
@@ -41,7 +41,7 @@ def test_nothing_is_looked_at_before_and_everything_once() -> None:
         first.ids[0] = 0
 
 
-def test_it_serves_jobs_that_read_the_examples_alike() -> None:
+def test_a_corpus_serves_jobs_that_read_the_examples_alike() -> None:
     document = job(GAUSSIAN)
     corpus = EncodedExamples(EXAMPLES, document, TOKENIZER)
     assert corpus.serves(document.model_copy(update={"seed": 5}), TOKENIZER)

@@ -1,4 +1,4 @@
-"""A member's own vocabulary: from its texts alone, in a form that every other part takes."""
+"""A member's own vocabulary comes from its texts alone, in a form that every other part accepts."""
 
 import itertools
 import json
@@ -15,37 +15,37 @@ TEXTS = ["The cat sat, the cat ran.", "A dog ran!", "the END", "Zebra zebra"]
 
 
 def entries(tokenizer: bytes) -> list[str]:
-    """By id."""
+    """The entries by id."""
     vocabulary = json.loads(tokenizer)["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def test_words_are_the_most_frequent_ones_in_order():
-    # Three of "the", twos by spelling, ones by spelling.
+    # "the" occurs three times; then words that occur twice, then once, by spelling.
     expected = ["[PAD]", "[UNK]", "the", "cat", "ran", "zebra", "!", ",", ".", "a", "dog", "end", "sat"]
     assert entries(own_tokenizer(TEXTS, "words", 100)) == expected
     assert entries(own_tokenizer(TEXTS, "words", 5)) == expected[:5]
     assert entries(own_tokenizer(TEXTS, "words", 100, 2)) == expected[:6]
 
 
-def test_known_words_fill_the_room_behind_those_of_the_texts_in_their_order():
+def test_known_words_follow_those_of_the_texts_in_their_own_order():
     found = entries(own_tokenizer(TEXTS, "words", 100))
     known = ["the", "owl", "don't", "Paris", "new york", "", "heron", "owl", "[PAD]", "\u2028", "wren"]
     assert entries(own_tokenizer(TEXTS, "words", 100, 1, known)) == [*found, "owl", "heron", "wren"]
-    # As many as there is room for, and read no further than that.
+    # It takes only as many as there is room for, and reads no further.
     endless = (f"w{number}" for number in itertools.count())
     assert entries(own_tokenizer(TEXTS, "words", len(found) + 2, 1, endless)) == [*found, "w0", "w1"]
     assert next(endless) == "w2"
     assert entries(own_tokenizer(TEXTS, "words", 5, 1, known)) == found[:5]
-    # A word of the texts that is too rare for an entry of its own has one by the table.
+    # A word of the texts that is too rare for an entry gets one from the known words.
     assert entries(own_tokenizer(TEXTS, "words", 100, 2, ["sat"])) == [
         *entries(own_tokenizer(TEXTS, "words", 6)),
         "sat",
     ]
 
 
-def test_known_words_stop_at_thirty_thousand_whatever_a_job_allows_and_texts_do_not():
+def test_known_words_stop_at_thirty_thousand_and_texts_words_do_not():
     endless = (f"w{number}" for number in itertools.count())
     assert len(entries(own_tokenizer(TEXTS, "words", 1_000_000, 1, endless))) == 30_000
     many = [" ".join(f"t{number}" for number in range(30_500))]
@@ -54,8 +54,8 @@ def test_known_words_stop_at_thirty_thousand_whatever_a_job_allows_and_texts_do_
     assert entries(own_tokenizer(TEXTS, "words", 100, 1, long))[-2:] == ["sat", "owl"]
 
 
-def test_a_list_of_known_words_alone_is_one_too():
-    """Whether a word of the texts is frequent enough is then no reason to refuse, which others would hear of."""
+def test_a_vocabulary_may_have_known_words_alone():
+    """Then it does not refuse because the texts' words are too rare, which others would hear of."""
     assert entries(own_tokenizer(["the heron sat"], "words", 100, 2, ["owl", "sat"])) == [
         "[PAD]",
         "[UNK]",
@@ -64,8 +64,8 @@ def test_a_list_of_known_words_alone_is_one_too():
     ]
 
 
-def test_known_words_are_no_texts_and_pieces_need_none():
-    with pytest.raises(VocabularyInvalid, match="not one word in the texts"):
+def test_known_words_do_not_replace_texts_and_pieces_ignore_them():
+    with pytest.raises(VocabularyInvalid, match="the texts have no words"):
         own_tokenizer([" "], "words", 100, 1, ["owl"])
     assert "xylophone" not in entries(own_tokenizer(TEXTS * 9, "wordpiece", 200, 1, ["xylophone"]))
 
@@ -78,7 +78,7 @@ def test_words_do_not_depend_on_the_order_of_texts():
 
 
 @pytest.mark.parametrize("kind", ["words", "wordpiece"])
-def test_every_text_of_the_members_own_is_known(kind):
+def test_every_text_of_the_member_is_known(kind):
     tokenizer = own_tokenizer(TEXTS, kind, 200)
     check_own_form(tokenizer)
     encoder = TextEncoder(tokenizer, 32, 1)
@@ -97,19 +97,19 @@ def test_pieces_can_be_framed():
     assert ids[0][ids[0] != 0][-1] == 3
 
 
-def test_pieces_learn_what_stands_together():
-    """A word seen often is one piece, a new one made of its parts is known."""
+def test_pieces_learn_what_occurs_together():
+    """A frequent word is one piece, and a new word of known parts is known."""
     tokenizer = own_tokenizer(["playing played player plays"] * 20 + ["swing"], "wordpiece", 60)
     assert "playing" in entries(tokenizer)
     assert TextEncoder(tokenizer, 16, 1).encode(["PLAYING"]).shape == (1, 1)
-    # Half as many entries do not hold them all.
+    # Half as many entries are not enough for all.
     assert "playing" not in entries(own_tokenizer(["playing played player plays"] * 20, "wordpiece", 25))
     assert "swing" not in entries(own_tokenizer(["playing"] * 20 + ["swing"], "wordpiece", 60, 2))
 
 
 @pytest.mark.parametrize("kind", ["words", "wordpiece"])
 @pytest.mark.parametrize("size", [5, 6, 9, 30])
-def test_the_size_is_kept_to(kind, size):
+def test_the_size_is_never_exceeded(kind, size):
     texts = [*TEXTS, "値段 électro Ω ß 12345 abcdefghijklmnopqrstuvwxyz"]
     assert 5 <= len(entries(own_tokenizer(texts, kind, size))) <= size
 
@@ -119,7 +119,7 @@ def test_a_word_too_long_to_be_known_teaches_nothing():
     assert not any("q" in entry for entry in entries(tokenizer))
 
 
-def test_what_looks_special_is_text():
+def test_spelled_special_tokens_are_text():
     for kind in ("words", "wordpiece"):
         tokenizer = own_tokenizer(["[PAD] [cls] text"], kind, 100)
         check_own_form(tokenizer)
@@ -128,12 +128,12 @@ def test_what_looks_special_is_text():
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.text(alphabet=st.characters(), max_size=40), min_size=1, max_size=6), st.integers(5, 40))
-def test_any_texts_give_a_tokenizer_of_our_form_or_a_sentence(texts, size):
+def test_any_texts_give_a_tokenizer_of_our_form_or_a_refusal(texts, size):
     for kind in ("words", "wordpiece"):
         try:
             tokenizer = own_tokenizer(texts, kind, size)
         except VocabularyInvalid:
-            # Then there is no word for anybody: texts of white space and control characters.
+            # Then the texts have only white space and control characters.
             assert not any(character.isalnum() for text in texts for character in text)
             continue
         check_own_form(tokenizer)
@@ -142,16 +142,16 @@ def test_any_texts_give_a_tokenizer_of_our_form_or_a_sentence(texts, size):
 
 @pytest.mark.parametrize("kind", ["words", "wordpiece"])
 @pytest.mark.parametrize("texts", [[], [""], ["  \n\t "]])
-def test_no_words_are_a_sentence(kind, texts):
-    with pytest.raises(VocabularyInvalid, match="not one word in the texts"):
+def test_texts_without_words_are_refused(kind, texts):
+    with pytest.raises(VocabularyInvalid, match="the texts have no words"):
         own_tokenizer(texts, kind, 100)
 
 
-def test_too_high_a_count_or_too_small_a_size_is_a_sentence_without_words():
+def test_too_high_a_count_or_too_small_a_size_is_refused():
     with pytest.raises(VocabularyInvalid, match=r"no word occurs 4 times.*occurs 3 times.*min_count") as caught:
         own_tokenizer(TEXTS, "words", 100, 4)
     assert "cat" not in str(caught.value)
-    with pytest.raises(VocabularyInvalid, match=r"2 entries .* no room beside the 2"):
+    with pytest.raises(VocabularyInvalid, match=r"2 entries .* no room after the 2"):
         own_tokenizer(TEXTS, "words", 2)
-    with pytest.raises(VocabularyInvalid, match=r"4 entries .* no room beside the 4"):
+    with pytest.raises(VocabularyInvalid, match=r"4 entries .* no room after the 4"):
         own_tokenizer(TEXTS, "wordpiece", 4)

@@ -1,4 +1,4 @@
-"""Reading a member's data: every format gives the same rows, and every error teaches without showing text."""
+"""Reading a member's data: every format gives the same rows, and every error helps without showing text."""
 
 import gzip
 import hashlib
@@ -28,7 +28,7 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def refusal(path: Path, **columns: str | None) -> str:
-    """The sentence with which a file is refused, after making sure that nothing of its text hangs on the error."""
+    """The sentence of a refusal, after checking that the error carries nothing of the file's text."""
     with pytest.raises(DataInvalid) as caught:
         read_examples(path, **columns)  # type: ignore[arg-type]
     error: BaseException | None = caught.value
@@ -69,7 +69,7 @@ def test_a_csv_cell_may_hold_lines(tmp_path: Path) -> None:
 
 
 def test_a_quotation_mark_in_tsv_is_text(tmp_path: Path) -> None:
-    """Else one mark that nothing closes would swallow the rows behind it."""
+    """Otherwise a mark that nothing closes would swallow the rows after it."""
     path = written(tmp_path, "rows.tsv", 'text\tlabel\n"now, she said\tA\nmore\tB\n')
     assert read_examples(path) == [Example('"now, she said', "A"), Example("more", "B")]
 
@@ -82,10 +82,10 @@ def test_an_example_does_not_print_its_text() -> None:
     ("name", "content", "says"),
     [
         ("rows.parquet", "x", "the suffix must be one of .jsonl, .csv, .tsv, .jsonl.gz"),
-        ("rows.gz", "x", "unknown kind of file"),
-        ("rows.jsonl", "", "holds no rows"),
-        ("rows.csv", "text,label\n", "holds no rows"),
-        ("rows.csv", "", "holds no rows"),
+        ("rows.gz", "x", "unknown file type"),
+        ("rows.jsonl", "", "has no rows"),
+        ("rows.csv", "text,label\n", "has no rows"),
+        ("rows.csv", "", "has no rows"),
         ("rows.jsonl", f'{{"text": "a", "label": "A"}}\n{{"text": "{SECRET}"', "line 2: not JSON"),
         ("rows.jsonl", "[" * 100_000, "line 1: not JSON"),
         ("rows.jsonl", f'["{SECRET}"]', "line 1: not a JSON object"),
@@ -100,7 +100,7 @@ def test_an_example_does_not_print_its_text() -> None:
         ("rows.csv", f"text,label\na,A\n\n{SECRET},A,B\n", "line 4: 3 cells under 2 columns"),
         ("rows.csv", f'text,label\n"{SECRET},A\n', "check its quotes"),
         ("rows.csv", f"text,label\n{'x' * 200_000},A\n", "line 2: field larger than field limit"),
-        ("rows.csv", "text,text\na,b\n", "a column's name stands twice"),
+        ("rows.csv", "text,text\na,b\n", "two columns have the same name"),
         ("rows.tsv", f"{SECRET}\tLOC\n{SECRET}\tLOC\n", "LOC (1 not shown, since they may be text"),
         ("rows.csv", b"text,label\nok,A\n\xff\xfe,A\n", "line 3: not UTF-8"),
         ("rows.jsonl", f'{{"text": "{SECRET}"}}\n'.encode("utf-16"), "not UTF-8"),
@@ -114,7 +114,7 @@ def test_a_refusal_says_where_and_what(tmp_path: Path, name: str, content: str |
     assert str(path) in sentence
 
 
-def test_a_refusal_for_what_is_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "none.jsonl")
     (tmp_path / "folder.csv").mkdir()
     assert "is a folder" in refusal(tmp_path / "folder.csv")
@@ -123,10 +123,10 @@ def test_a_refusal_for_what_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"plain", gzip.compress(JSONL.encode())[:-9], gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 20]
 )
-def test_a_refusal_for_what_is_no_gzip(tmp_path: Path, data: bytes) -> None:
+def test_a_broken_gzip_file_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(data)
-    assert "not a whole gzip file" in refusal(path)
+    assert "not a complete gzip file" in refusal(path)
 
 
 def test_labels_that_the_job_does_not_know_are_named() -> None:
@@ -136,7 +136,7 @@ def test_labels_that_the_job_does_not_know_are_named() -> None:
     sentence = str(caught.value)
     assert "'HUMAN' (2 rows), 'PLACE' (1 rows)" in sentence
     assert "It knows 'HUM', 'LOC'" in sentence
-    assert SECRET not in sentence  # A wrong column: texts in place of labels.
+    assert SECRET not in sentence  # As with a wrong column, whose texts would be labels.
     check_labels(examples[:1], ["HUM", "LOC"])
 
 
@@ -145,12 +145,12 @@ def test_many_unknown_labels_are_counted() -> None:
         check_labels([Example("x", f"L{number}") for number in range(100)], ["HUM"])
 
 
-def test_rows_without_a_label_are_no_training_data() -> None:
+def test_rows_without_a_label_are_refused() -> None:
     with pytest.raises(DataInvalid, match="has no label"):
         check_labels([Example("x", None)], ["HUM"])
 
 
-def test_label_ids_are_places_in_the_jobs_labels() -> None:
+def test_label_ids_are_indices_into_the_jobs_labels() -> None:
     ids = label_ids([Example("x", "LOC"), Example("y", "HUM"), Example("z", "LOC")], ["HUM", "LOC"])
     assert ids.tolist() == [1, 0, 1]
     assert ids.dtype == np.int64

@@ -1,4 +1,4 @@
-"""Rows that cannot be read: an error that names the row, or skipped one by one and counted."""
+"""Rows that cannot be read are errors that name the row, or are skipped one by one and counted."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
 
 SECRET = "the heron stands"
-# A row of each kind, as bytes, and what is wrong with it.
+# Rows as bytes, and what is wrong with each.
 JSONL = {
     b'{"text": "%s", "label": "A"}' % SECRET.encode(): None,
     b'{"text": "%s", "label": 7, "more": 1}' % SECRET.encode(): None,
@@ -61,7 +61,7 @@ def test_each_row_is_read_or_skipped_by_itself(tmp_path: Path, name: str, row: b
     assert said.startswith(f"line {line}: ")
     assert fault in said
     assert SECRET not in said
-    # Without the flag the error is of that row.
+    # Without the flag, the error names that row.
     with pytest.raises(RowInvalid, match=f"line {line}: ") as error:
         read_data(path)
     assert fault in str(error.value)
@@ -74,7 +74,7 @@ def test_each_row_is_read_or_skipped_by_itself(tmp_path: Path, name: str, row: b
 def test_one_row_more_is_at_most_one_example_more(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
-    """Adjacency: whatever stands around a row, it alone decides whether it is skipped."""
+    """For adjacency: a row alone decides whether it is skipped, whatever is around it."""
     kinds = sorted(FILES[name][1])
     good = next(iter(FILES[name][1]))
     rows = data.draw(st.lists(st.sampled_from(kinds), max_size=6))
@@ -92,7 +92,7 @@ def test_one_row_more_is_at_most_one_example_more(
 
 
 @pytest.mark.parametrize("row", [b'"%s,A' % SECRET.encode(), b'"%s\n%s",A,B' % (SECRET.encode(), SECRET.encode())])
-def test_an_open_quote_would_take_other_rows_with_it_and_is_never_skipped(tmp_path: Path, row: bytes) -> None:
+def test_an_open_quote_is_never_skipped_as_it_would_swallow_rows(tmp_path: Path, row: bytes) -> None:
     good = next(iter(CSV))
     with pytest.raises(DataInvalid) as error:
         read_data(written(tmp_path, "rows.csv", [good, row, good]), skip_invalid=True)
@@ -100,7 +100,7 @@ def test_an_open_quote_would_take_other_rows_with_it_and_is_never_skipped(tmp_pa
     assert SECRET not in str(error.value)
 
 
-def test_what_every_row_lacks_is_a_fault_of_the_file(tmp_path: Path) -> None:
+def test_a_column_that_every_row_lacks_is_a_fault_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("words,label\none,A\ntwo,B\n")
     with pytest.raises(DataInvalid, match=r"no column 'text'; there are: words, label\. Name yours with --text"):
@@ -111,7 +111,7 @@ def test_what_every_row_lacks_is_a_fault_of_the_file(tmp_path: Path) -> None:
         read_data(path, skip_invalid=True)
 
 
-def test_the_first_three_are_named_and_all_are_counted(tmp_path: Path) -> None:
+def test_the_first_three_skipped_rows_are_named_and_all_counted(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.jsonl", [b"{", next(iter(JSONL)), b"{", b"{", b"{"])
     skipped = read_data(path, skip_invalid=True).skipped
     assert [each.partition(":")[0] for each in skipped.first] == ["line 1", "line 3", "line 4"]

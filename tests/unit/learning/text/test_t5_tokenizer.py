@@ -1,7 +1,7 @@
-"""T5's tokenizer: our form of it against transformers' own, over a unigram model that is trained here.
+"""Our form of T5's tokenizer against transformers' own, over a unigram model trained here.
 
-Real texts and hard ones get the same ids, the rows' ends included. Where a text spells a special token they must
-differ: transformers takes it for the token, sentencepiece and we take it for characters.
+Real texts and hard ones get the same ids, including the end of each row. They must differ where a text spells a special
+token: transformers takes it for the token, and sentencepiece and we take it for characters.
 """
 
 import gzip
@@ -24,7 +24,7 @@ FIRST = ["<pad>", "</s>", "<unk>"]
 ROWS = 200
 DATASETS = ("ag_news", "sst2", "trec", "20newsgroups")
 
-# Texts of everything that goes wrong between two tokenizers.
+# Texts with everything on which two tokenizers differ.
 HARD = [
     "",
     " ",
@@ -65,9 +65,9 @@ SPELLED = [
 
 
 def made(texts, size):
-    """transformers' tokenizer of T5, over pieces of these texts and T5's special tokens.
+    """transformers' T5 tokenizer, over pieces of these texts and T5's special tokens.
 
-    A published one has sentencepiece's table of characters compiled; the library's nmt and NFKC are what it is of.
+    A published one has sentencepiece's compiled table of characters, which is made from the library's nmt and NFKC.
     """
     rules = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
     trained = Tokenizer(models.Unigram())
@@ -77,8 +77,8 @@ def made(texts, size):
     )
     trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=FIRST, unk_token="<unk>", show_progress=False)
     trained.train_from_iterator(texts, trainer)
-    # Short scores: of longer ones the library's reader of a tokenizer.json loses the last bit, which decides between
-    # cuts that are worth the same (`~~` `~` and `~` `~~`).
+    # Short scores, since the library's reader of a tokenizer.json loses the last bit of longer ones. That bit decides
+    # between equally good splits (`~~` `~` and `~` `~~`).
     pieces = [(piece, round(score, 4)) for piece, score in json.loads(trained.to_str())["model"]["vocab"]]
     pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(SENTINELS))]
     theirs = T5TokenizerFast(vocab=pieces, extra_ids=SENTINELS)
@@ -99,7 +99,7 @@ class Both:
         return [number for number in row if number != self.encoder.pad_id]
 
     def differing(self, texts):
-        """[(text, tokens of theirs, tokens of ours)], of those that are cut in two ways."""
+        """[(text, their tokens, our tokens)] for texts on which they differ."""
         names = self.theirs.convert_ids_to_tokens
         found = [(text, self.theirs(text)["input_ids"], self.ours(text)) for text in texts]
         return [(text, names(theirs), names(ours)) for text, theirs, ours in found if theirs != ours]
@@ -107,7 +107,7 @@ class Both:
 
 @pytest.fixture(scope="module")
 def small():
-    """Over the example's texts and the hard ones, each of which has characters that only it has."""
+    """Over the example's texts and the hard ones, which have characters of their own."""
     texts = [json.loads(line)["text"] for line in (EXAMPLES / "train.jsonl").read_text().splitlines()]
     return Both(made([*texts, *HARD * 3], 800))
 
@@ -132,21 +132,21 @@ def test_the_examples_texts_get_the_same_ids(small):
 
 
 @pytest.mark.parametrize("at", range(len(SPELLED)))
-def test_a_special_token_that_a_text_spells_is_its_characters(small, at):
+def test_a_spelled_special_token_becomes_its_characters(small, at):
     text = SPELLED[at]
     ours = small.ours(text)
     special = {small.theirs.convert_tokens_to_ids(token) for token in small.theirs.all_special_tokens}
-    # Its end is the row's. What the vocabulary has no character for may be unknown, but not as a whole.
+    # The only end token is the row's. Characters outside the vocabulary may be unknown, but not the whole text.
     assert ours[-1] == 1
     assert not set(ours[:-1]) & (special - {small.encoder.unknown_id})
     words = "".join(small.theirs.convert_ids_to_tokens(ours[:-1]))
     assert words.replace("▁", " ").strip() == unicodedata.normalize("NFKC", text)
-    # The library's would give the model a token that no text can mean.
+    # The library would give the model a token that no text can mean.
     assert set(small.theirs(text)["input_ids"][:-1]) & special
 
 
-def test_a_spelled_sentinel_is_none_either_where_the_vocabulary_has_no_bracket():
-    """As in T5's own, which has neither `<` nor `{`."""
+def test_a_spelled_sentinel_is_text_even_without_a_bracket_entry():
+    """T5's own vocabulary has neither `<` nor `{`."""
     texts = [json.loads(line)["text"] for line in (EXAMPLES / "train.jsonl").read_text().splitlines()]
     both = Both(made([text.replace("<", "") for text in texts], 600))
     assert "<" not in both.encoder.words()
@@ -158,21 +158,21 @@ def test_a_spelled_sentinel_is_none_either_where_the_vocabulary_has_no_bracket()
         assert len(ours) > 2
 
 
-def test_a_template_around_a_text_has_the_one_sentinel(small):
+def test_a_template_around_a_text_has_exactly_one_sentinel(small):
     encoder = ClozeEncoder(small.form, parse_template("{text} It is about {mask}."), 64)
     for text in (*HARD, *SPELLED):
         (row,) = encoder.encode([text]).tolist()
         names = [encoder.words()[number] for number in row if number != encoder.pad_id]
         assert [name for name in names if name.startswith("<extra_id_")] == ["<extra_id_0>"], text
         assert names.count("</s>") == 1
-    # What is no white space at an end is as transformers cuts the whole sentence.
+    # Except for white space at an end, the tokens are transformers' for the whole sentence.
     (row,) = encoder.encode(["My bill is wrong"]).tolist()
     whole = small.theirs("My bill is wrong It is about <extra_id_0>")["input_ids"]
     assert row[: len(whole) - 1] == whole[:-1]
 
 
 def test_texts_of_public_data_get_the_same_ids():
-    """A few hundred texts of four data sets, with a vocabulary of their own."""
+    """A few hundred texts of four data sets, with a vocabulary made from them."""
     paths = [SHARED / name / "train.jsonl.gz" for name in DATASETS]
     if lacking := [path for path in paths if not path.exists()]:
         pytest.skip(f"{lacking[0]} is not here: this test needs public data under {SHARED} (docs/benchmarks.md)")

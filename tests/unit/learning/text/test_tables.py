@@ -1,4 +1,4 @@
-"""Rows from tables of word vectors and from other models' embeddings: right ones, found ones, and none else."""
+"""Rows from tables of word vectors and from other models' embeddings: the right rows, and no others."""
 
 import gzip
 import json
@@ -16,13 +16,13 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "Cat"]
 
 
 def started() -> np.ndarray:
-    """As an embedding starts: padding zero, the rest anything."""
+    """An embedding at its start: zero for the padding, anything for the rest."""
     embedding = np.full((6, 3), 9, dtype=np.float32)
     embedding[0] = 0
     return embedding
 
 
-def test_the_padding_is_no_entry():
+def test_the_padding_is_not_an_entry():
     assert IDS == {"[UNK]": 1, "cat": 2, "dog": 3, "##s": 4, "the": 5}
 
 
@@ -50,15 +50,13 @@ def test_a_tables_words_come_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize("start", ["400000 3\n", "\n", "cat\t1\t2\t3\n", "cat 1\n"])
-def test_a_first_line_that_is_no_word_with_its_vector_is_a_sentence(tmp_path, start):
-    """Before the rest is read: a list that came of it would be of other words than the table's."""
+def test_a_first_line_without_a_word_and_its_vector_is_refused(tmp_path, start):
+    """And before the rest is read, since the words would be wrong."""
     table = tmp_path / "table.txt"
     table.write_text(start + "the 1 2 3\n" * 9)
-    with pytest.raises(
-        TableInvalid, match=r"table\.txt, line 1: \d numbers where a word and its vector belong.*header"
-    ):
+    with pytest.raises(TableInvalid, match=r"table\.txt, line 1: \d numbers, and not a word and its vector.*header"):
         next(words_of(table))
-    with pytest.raises(TableInvalid, match=r"table\.txt, line 1: \d numbers where a word and its vector belong"):
+    with pytest.raises(TableInvalid, match=r"table\.txt, line 1: \d numbers, and not a word and its vector"):
         width_of(table)
 
 
@@ -73,7 +71,7 @@ def test_the_width_of_a_text_table_is_that_of_its_first_line(tmp_path, name):
         width_of(tmp_path / name, named="--embedding")
 
 
-def test_the_width_of_a_checkpoint_is_that_of_its_embedding_and_no_number_is_read(tmp_path):
+def test_the_width_of_a_checkpoint_is_found_without_reading_numbers(tmp_path):
     import tracemalloc
 
     assert width_of(checkpoint(tmp_path / "bert")) == 3
@@ -84,9 +82,9 @@ def test_the_width_of_a_checkpoint_is_that_of_its_embedding_and_no_number_is_rea
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # Of 7 million bytes.
+    # The file has 7 million bytes.
     assert peak < 1_000_000
-    with pytest.raises(TableInvalid, match="its embedding is 9 where rows of numbers belong"):
+    with pytest.raises(TableInvalid, match="its embedding has shape 9 and is not a matrix"):
         width_of(checkpoint(tmp_path / "flat", np.zeros(9, np.float32)))
 
 
@@ -104,7 +102,7 @@ def test_a_text_table_is_never_whole_in_memory(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # Of 14 million bytes.
+    # The table has 14 million bytes.
     assert peak < 2_000_000
 
 
@@ -122,7 +120,7 @@ def checkpoint(folder, rows=None, *, name="bert.embeddings.word_embeddings.weigh
 def test_rows_of_a_checkpoint_go_by_piece(tmp_path):
     embedding = started()
     assert fill_from_table(embedding, checkpoint(tmp_path / "bert"), IDS) == 4
-    # "the" is piece 4 there, "cat" 5, "##s" 6, and [UNK] is theirs too.
+    # There, "the" is piece 4, "cat" 5 and "##s" 6; they have [UNK] too.
     assert [embedding[IDS[word], 0] for word in ("the", "cat", "##s", "[UNK]", "dog")] == [12, 15, 18, 3, 9]
     assert not embedding[0].any()
 
@@ -158,7 +156,7 @@ def test_weights_in_parts_and_pieces_in_a_tokenizer(tmp_path):
     assert fill_from_table(embedding, folder, IDS) == 4
     assert embedding[5].tolist() == [12, 13, 14]
     (folder / "model-2.safetensors").unlink()
-    with pytest.raises(TableInvalid, match=r"names model-2\.safetensors and does not hold it"):
+    with pytest.raises(TableInvalid, match=r"names model-2\.safetensors and does not have it"):
         fill_from_table(embedding, folder, IDS)
 
 
@@ -196,19 +194,19 @@ def lose_weights(folder):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (spoil_pieces, r"holds neither vocab\.txt nor tokenizer\.json; check --word-vectors"),
-        (spoil_tokenizer, "its tokenizer is BPE, whose entries are no words"),
-        (spoil_json, "is no JSON object; download"),
-        (spoil_model, "is no tokenizer; download"),
+        (spoil_pieces, r"has neither vocab\.txt nor tokenizer\.json; check --word-vectors"),
+        (spoil_tokenizer, "its tokenizer is BPE, whose entries are neither words"),
+        (spoil_json, "is not a JSON object; download"),
+        (spoil_model, "is not a tokenizer; download"),
         (
             spoil_weights,
             r"model\.safetensors cannot be read as safetensors \(.*\); download it again; check --word-vectors",
         ),
-        (lose_weights, r"holds no model\.safetensors; .*; check --word-vectors"),
-        (pickle_weights, r"holds pytorch_model\.bin and no model\.safetensors: a pickle can run code"),
+        (lose_weights, r"has no model\.safetensors; .*; check --word-vectors"),
+        (pickle_weights, r"has pytorch_model\.bin and no model\.safetensors: a pickle can run code"),
     ],
 )
-def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path, spoil, says):
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, spoil, says):
     folder = checkpoint(tmp_path / "bert")
     spoil(folder)
     with pytest.raises(TableInvalid, match=says):
@@ -220,7 +218,7 @@ def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path, spoil, says):
 @pytest.mark.parametrize(
     ("rows", "more", "says"),
     [
-        (np.zeros((8, 4), np.float32), {}, "is 8 by 4 where model.embedding is 3; take a checkpoint of that width"),
+        (np.zeros((8, 4), np.float32), {}, "is 8 by 4, and model.embedding is 3; use a checkpoint of that width"),
         (np.zeros((5, 3), np.float32), {}, "more entries than its embedding has rows"),
         (np.full((8, 3), np.nan, np.float32), {}, "row 1 of its embedding is not finite"),
         (None, {"decoder.embed_tokens.weight": np.zeros((8, 3), np.float32)}, "2 embeddings of tokens"),
@@ -228,21 +226,21 @@ def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path, spoil, says):
         (None, {"pieces": ["[PAD]", "a", "b"]}, "none of its words is in the vocabulary"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_a_sentence(tmp_path, rows, more, says):
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path, rows, more, says):
     folder = checkpoint(tmp_path / "bert", rows, **more)
     embedding = started()
     with pytest.raises(TableInvalid, match=says):
         fill_from_table(embedding, folder, IDS)
     assert np.array_equal(embedding, started())
-    # What its shape or its names tell, its width is not asked without.
+    # Asking for the width finds what is wrong with its shape or names.
     if "rows" in says or "of tokens" in says:
         with pytest.raises(TableInvalid, match=says):
             width_of(folder)
 
 
-def test_a_text_table_of_another_width_or_none_is_a_sentence(tmp_path):
+def test_a_missing_table_or_one_of_another_width_is_refused(tmp_path):
     (tmp_path / "table.txt").write_text("cat 1 2\n")
-    with pytest.raises(TableInvalid, match=r"line 1: 2 numbers where model.embedding is 3; take a table of that width"):
+    with pytest.raises(TableInvalid, match=r"line 1: 2 numbers, and model.embedding is 3; use a table of that width"):
         fill_from_table(started(), tmp_path / "table.txt", IDS)
     with pytest.raises(TableInvalid, match=r"none\.txt does not exist; check --word-vectors"):
         fill_from_table(started(), tmp_path / "none.txt", IDS, named="--word-vectors")

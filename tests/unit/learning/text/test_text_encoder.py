@@ -1,4 +1,4 @@
-"""Tokens: BERT's pieces as BERT has them, whole words, and matrices padded and cut as the model needs."""
+"""Tokens: BERT's own word pieces, whole words, and matrices padded and cut as the model needs."""
 
 import gzip
 import hashlib
@@ -29,14 +29,14 @@ WORDS = ["the", "cat", "sat", "Cat", ",", "the 0.1 0.2"]
 
 def test_word_pieces_are_berts() -> None:
     encoder = TextEncoder(wordpiece_tokenizer(PIECES), 16, 1)
-    # Lower case, accents stripped, punctuation apart, the longest piece first; what does not fit is unknown whole.
+    # Lower case without accents, punctuation apart, the longest piece first; a word that does not fit is unknown.
     assert encoder.encode(["The Playing, CAFÉ! plays xyzzy"]).tolist() == [[8, 2, 3, 6, 5, 7, 2, 4, 1]]
     assert (encoder.vocabulary_size, encoder.pad_id) == (9, 0)
 
 
 def test_words_are_whole_and_lower_case() -> None:
     encoder = TextEncoder(word_tokenizer(WORDS), 16, 1)
-    # [PAD] and [UNK] in front; "Cat" and the second "the" are words that stand there already.
+    # [PAD] and [UNK] come first; "Cat" and the second "the" are already in the list.
     assert encoder.encode(["The CAT,sat dog"]).tolist() == [[2, 3, 5, 4, 1]]
     assert (encoder.vocabulary_size, encoder.pad_id) == (6, 0)
 
@@ -51,7 +51,7 @@ def test_batches_are_padded_to_their_longest_and_to_the_widest_filter() -> None:
 
 
 def test_special_tokens_are_not_recognised_in_text() -> None:
-    """Padding inside a text would end it early, by the writer's will."""
+    """Padding inside a text would let its author end it early."""
     words = TextEncoder(word_tokenizer(WORDS), 16, 1).encode(["the [PAD] cat [pad]"])
     pieces = TextEncoder(wordpiece_tokenizer(PIECES), 16, 1).encode(["the [PAD] play"])
     assert 0 not in words
@@ -70,7 +70,7 @@ def test_any_text_becomes_ids_within_the_vocabulary(texts: list[str]) -> None:
         assert encoder.min_tokens <= ids.shape[1] <= encoder.max_tokens
         assert ids.min() >= 0
         assert ids.max() < encoder.vocabulary_size
-        # Padding stands behind a text and nowhere else.
+        # Padding is after a text and nowhere else.
         assert all(not row[np.argmin(row != 0) :].any() for row in ids if (row == 0).any())
 
 
@@ -83,7 +83,7 @@ def test_the_same_list_gives_the_same_bytes_in_every_process(kind: str) -> None:
         f"import hashlib; from learning.text.encoder import {kind}_tokenizer as t; "
         "print(hashlib.sha256(t(['[PAD]', '[UNK]'] + [f'w{n}' for n in range(500)])).hexdigest())"
     )
-    # Another seed of Python's hashing, and of the library's own tables.
+    # Different seeds of Python's hashing and of the library's tables.
     digests = {
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment(seed)
@@ -103,18 +103,18 @@ def environment(seed: str) -> dict[str, str]:
     ("lines", "says"),
     [
         (["[PAD]", "a", "", "[UNK]"], "line 3: the entry is empty"),
-        (["[PAD]", "a", "[UNK]", "a"], "line 4: the entry stands on line 2 already"),
-        (["a", "[UNK]"], r"no \[PAD\] line"),
-        (["[PAD]", "a"], r"no \[UNK\] line"),
+        (["[PAD]", "a", "[UNK]", "a"], "line 4: the entry is already on line 2"),
+        (["a", "[UNK]"], r"need a \[PAD\] line"),
+        (["[PAD]", "a"], r"need a \[UNK\] line"),
     ],
 )
-def test_a_vocabulary_whose_line_numbers_are_no_ids_is_refused(lines: list[str], says: str) -> None:
+def test_a_vocabulary_whose_line_numbers_cannot_be_ids_is_refused(lines: list[str], says: str) -> None:
     with pytest.raises(VocabularyInvalid, match=says):
         wordpiece_tokenizer(lines)
 
 
 def test_a_list_without_words_is_refused() -> None:
-    with pytest.raises(VocabularyInvalid, match="not one word"):
+    with pytest.raises(VocabularyInvalid, match="there are no words"):
         word_tokenizer(["", "[pad]", " "][:1])
 
 
@@ -129,7 +129,7 @@ def test_bytes_that_are_no_tokenizer_are_refused() -> None:
         TextEncoder(word_tokenizer(WORDS), 2, 3)
 
 
-def test_what_the_file_says_of_padding_cutting_and_special_tokens_does_not_count() -> None:
+def test_the_files_padding_truncation_and_special_tokens_are_ignored() -> None:
     content = json.loads(word_tokenizer(WORDS))
     content["truncation"] = {"direction": "Left", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
     content["padding"] = {
@@ -158,7 +158,7 @@ def test_vocabulary_files_are_plain_or_gz(tmp_path: Path) -> None:
     assert read_vocabulary(tmp_path / "plain.txt") == read_vocabulary(tmp_path / "packed.txt.gz") == expected
 
 
-def test_a_vocabulary_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_vocabulary_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(VocabularyInvalid, match=r"none\.txt does not exist"):
         read_vocabulary(tmp_path / "none.txt")
     (tmp_path / "empty.txt").write_bytes(b"")
@@ -166,7 +166,7 @@ def test_a_vocabulary_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_vocabulary(tmp_path / "empty.txt")
 
 
-def test_berts_own_vocabulary_agrees_with_berts_own_tokenizer() -> None:
+def test_berts_vocabulary_agrees_with_berts_tokenizer() -> None:
     path = SHARED / "bert_vocab" / "bert-base-uncased-vocab.txt.gz"
     if not path.exists():
         pytest.skip("BERT's vocabulary is not beside the repository")

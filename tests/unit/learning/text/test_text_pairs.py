@@ -1,4 +1,4 @@
-"""Jobs that read pairs of texts: columns of data, rows of ids, what is refused before anything leaves, what runs."""
+"""Jobs that read pairs of texts: columns of data, rows of ids, refusals before anything leaves, and exports."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ JSONL = "".join(json.dumps({"text": e.text, "text_b": e.text_b, "label": e.label
 CSV = "text,label,text_b\n" + "".join(f"{e.text},{e.label},{e.text_b}\n" for e in EXAMPLES)
 
 
-# Marks of single texts under the key of the bytes 0 to 31.
+# Marks of single texts, with the bytes 0 to 31 as key.
 MARKS = [-8859092314747491145, -5144469014999869053, -3203394101684669345, 5926456410991405486]
 MARKS_DIGEST = "0a46fa164ea3cb7a15035c251c043cd671c85e66aec9a131c1a7ab29fbd258db"
 
@@ -92,7 +92,7 @@ MARKS_DIGEST = "0a46fa164ea3cb7a15035c251c043cd671c85e66aec9a131c1a7ab29fbd258db
 
 
 @pytest.mark.parametrize(("name", "content"), [("rows.jsonl", JSONL), ("rows.csv", CSV)], ids=["jsonl", "csv"])
-def test_a_second_column_is_read_where_it_is_there(tmp_path, name, content):
+def test_a_second_column_is_read_if_there_is_one(tmp_path, name, content):
     path = tmp_path / name
     path.write_text(content)
     assert read_examples(path) == EXAMPLES
@@ -104,7 +104,7 @@ def test_a_second_column_is_read_where_it_is_there(tmp_path, name, content):
         read_examples(named, text_b="premise")
 
 
-def test_a_row_without_a_second_text_has_none_unless_the_column_was_named(tmp_path):
+def test_a_row_may_lack_a_second_text_unless_the_column_was_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"text_b": "b"}, {"text_b": " "}, {"text_b": None}, {"text_b": 7}, {"text_b": f"{SECRET}\ud800"}, {}]
     path.write_text("".join(json.dumps({"text": "a", "label": "x"} | row) + "\n" for row in rows))
@@ -114,7 +114,9 @@ def test_a_row_without_a_second_text_has_none_unless_the_column_was_named(tmp_pa
         read_examples(path, text_b="text_b")
     with pytest.raises(DataInvalid, match=r"5 of 6 rows have no second text in column 'text_b'; .* --text-b"):
         check_pairs(examples)
-    with pytest.raises(DataInvalid, match=r"no row has a second one in a column 'text_b'; name the column .* --text-b"):
+    with pytest.raises(
+        DataInvalid, match=r"no row has a second text in a column 'text_b'; name the column .* --text-b"
+    ):
         text_rows(ALONE, pairs=True)
     assert text_rows(examples, pairs=False) == ["a"] * 6
     assert text_rows(EXAMPLES[:1], pairs=True) == [("the movie is bad", "a great film")]
@@ -133,21 +135,21 @@ BLANK = "text,label,text_b\n" + "".join(f"{e.text},{e.label}, \n" for e in EXAMP
         pytest.param("rows.jsonl", '{"text": "one", "label": "yes"}\n', True, id="jsonl"),
     ],
 )
-def test_whether_there_is_a_column_is_a_matter_of_the_header_alone(tmp_path, name, content, there):
+def test_only_the_header_decides_whether_there_is_a_column(tmp_path, name, content, there):
     path = tmp_path / name
     path.write_text(content)
     rows = read_data(path)
     examples, found = rows.examples, rows.second_column
     assert (examples, found) == (read_examples(path), there)
     if content is not CSV:
-        # What says that a column is missing where it is there sends its reader the wrong way.
+        # An error must not call a column missing that is there.
         with pytest.raises(DataInvalid) as error:
             check_pairs(examples, second_column=found)
         assert isinstance(error.value, ColumnMissing) is not there
         assert ("the table has no column 'text_b'" in str(error.value)) is not there
 
 
-def test_a_column_of_another_name_is_there_where_it_is_named(tmp_path):
+def test_a_column_of_another_name_is_found_if_it_is_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(CSV.replace("text_b", "claim"))
     assert read_data(path, text_b="claim") == Rows(EXAMPLES, True)
@@ -184,7 +186,7 @@ def head_encoder(family, most=24):
         pytest.param("roberta", ("RobertaProcessing", "<s>", "</s>"), id="roberta"),
     ],
 )
-def test_a_pair_under_a_head_is_framed_as_the_library_frames_it(family, processor):
+def test_a_pair_under_a_head_has_the_librarys_frame(family, processor):
     from tokenizers import Tokenizer, processors
 
     theirs = Tokenizer.from_buffer(tokenizer_of(family))
@@ -220,8 +222,8 @@ def test_without_pairs_nothing_separates():
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_of_any_pair_both_texts_are_told_apart_and_nothing_of_the_frame_is_cut(family, pair):
-    """What a text spells is never the separator, or the two could not be told apart any more."""
+def test_any_pair_keeps_its_frame_and_its_texts_stay_distinguishable(family, pair):
+    """A spelled separator is never the separator, or the two texts could no longer be told apart."""
     encoder = head_encoder(family)
     (row,) = encoder.encode([pair])
     whole = row[row != encoder.pad_id].tolist()
@@ -243,7 +245,7 @@ def test_under_a_head_the_longer_text_is_cut_first(family):
         assert "greatbad" in "".join(words[number] for number in row.tolist()).replace("Ġ", "")
 
 
-def test_a_pair_is_refused_where_one_text_is_read_and_the_other_way_round():
+def test_a_pair_in_place_of_one_text_is_refused_and_the_reverse():
     plain = TextEncoder(own_form(tokenizer_of("bert")), 12, 3)
     assert plain.pairs is False
     with pytest.raises(ValueError, match="takes one text for each example; pairs are for prompted models"):
@@ -260,7 +262,7 @@ def test_a_pair_is_refused_where_one_text_is_read_and_the_other_way_round():
         pytest.param({**CLOZE, "template": "{text} {sep} {mask} {text_b}"}, "{sep} is no slot", id="separator"),
     ],
 )
-def test_a_task_that_cannot_be_says_why(task, said):
+def test_an_impossible_task_says_why(task, said):
     from tacit.documents import sentence_of
 
     with pytest.raises(ValidationError) as refused:
@@ -268,7 +270,7 @@ def test_a_task_that_cannot_be_says_why(task, said):
     assert said in sentence_of(refused.value)
 
 
-def test_a_separator_stands_between_two_texts_only():
+def test_a_separator_may_only_be_between_two_texts():
     for template in ("{sep}{text}{text_b}", "{text}{sep}", "{text_b}{sep}{text}"):
         with pytest.raises(ValueError, match=r"\{sep\} stands between \{text\} and \{text_b\}"):
             parse_template(template, mask=False)
@@ -307,7 +309,7 @@ def jobs(tmp_path_factory):
 
 class Watcher:
     def training(self, *_):
-        """Nobody looks."""
+        """Ignores progress."""
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +319,7 @@ def identity(tmp_path_factory):
 
 @pytest.fixture
 def prepare(tmp_path, identity, jobs):
-    """What a member with these examples makes of a job, and the entries of its ledger."""
+    """Prepares a job with these examples, as a member does."""
     opened = []
 
     def go(job, examples, **more):
@@ -366,24 +368,24 @@ def test_members_train_on_pairs(name, jobs, prepare):
 
 
 @pytest.mark.parametrize("name", ["cloze", "head", "open"])
-def test_a_table_without_the_column_is_refused_before_anything_is_read_or_paid(name, jobs, prepare):
+def test_a_table_without_the_column_is_refused_before_anything_is_spent(name, jobs, prepare):
     refused = prepare(jobs[name], ALONE, second_column=False)
     assert refused.reason == Reason.REASON_DATA_UNSUITABLE
     assert refused.detail.startswith("the job reads pairs of texts, and the member's table has no column of second")
-    assert refused.private.endswith("name the column that holds the second text with --text-b")
+    assert refused.private.endswith("name the column of the second text with --text-b")
 
 
-def test_rows_without_second_texts_are_refused_where_nothing_hides_a_row(jobs, prepare):
+def test_rows_without_second_texts_are_refused_if_nothing_hides_a_row(jobs, prepare):
     refused = prepare(jobs["open"], ALONE)
     assert refused.reason == Reason.REASON_DATA_UNSUITABLE
     assert refused.detail.startswith("the job reads pairs of texts, and the member's data has no second text")
-    assert refused.private.endswith("name the column that holds it with --text-b")
+    assert refused.private.endswith("name the column of the second text with --text-b")
 
 
 @pytest.mark.parametrize("name", ["cloze", "head", "gaussian-update", "laplace-update", "distributed-gaussian"])
 def test_neighbouring_data_look_alike_from_outside(name, jobs, prepare):
-    """One row more or less, the only one with a second text: whether there is an update may not tell them apart, nor
-    may anything of it that goes out without noise.
+    """The neighbour has one row more, the only one with a second text. Neither the existence of an update nor anything
+    of it that goes out without noise may tell them apart.
     """
 
     def seen(examples):
@@ -401,7 +403,7 @@ def test_neighbouring_data_look_alike_from_outside(name, jobs, prepare):
 
     warnings, *without = seen(ALONE)
     assert [each.split(";")[0] for each in warnings] == [
-        "the job reads pairs of texts, and no row has a second one in a column 'text_b'"
+        "the job reads pairs of texts, and no row has a second text in a column 'text_b'"
     ]
     warnings, *with_one = seen([EXAMPLES[0], *ALONE[1:]])
     assert ["3 of 4 rows have no second text" in each for each in warnings] == [True]
@@ -409,8 +411,8 @@ def test_neighbouring_data_look_alike_from_outside(name, jobs, prepare):
     assert without[0] == len(ALONE)
 
 
-def test_a_row_without_a_second_text_is_left_out_under_noise_and_refused_without(jobs, prepare):
-    """Under a mechanism the coordinator must not learn from a refusal what one example is like."""
+def test_a_row_without_a_second_text_is_dropped_only_under_noise(jobs, prepare):
+    """Without noise it is refused. With noise, a refusal would tell the coordinator about one example."""
     mixed = [*EXAMPLES, Example("alone", "yes")]
     assert prepare(jobs["cloze"], mixed).update.examples == 5
     corpus = EncodedExamples(mixed, jobs["cloze"].document, jobs["cloze"].tokenizer)
@@ -427,7 +429,7 @@ def test_a_job_that_reads_one_text_ignores_the_second(jobs, prepare):
     assert np.abs(alone.update.change).max() > 0
 
 
-def test_which_text_is_the_first_matters(jobs):
+def test_the_order_of_the_two_texts_matters(jobs):
     for name in ("cloze", "head"):
         job = jobs[name]
         turned = [Example(each.text_b or "", each.label, each.text) for each in EXAMPLES]
@@ -435,7 +437,7 @@ def test_which_text_is_the_first_matters(jobs):
         assert ids[0].shape != ids[1].shape or not np.array_equal(*ids)
 
 
-def test_a_dry_run_says_that_pairs_are_read_and_what_is_missing(jobs, identity, tmp_path, capsys):
+def test_a_dry_run_says_that_it_reads_pairs_and_what_is_missing(jobs, identity, tmp_path, capsys):
     def plan(job, examples, **more):
         member = Member(tmp_path, identity, Policy(mechanisms=("none", "dp-sgd")), examples, "cpu", **more)
         found = plan_of(job.document, job.manifest, member)
@@ -462,7 +464,7 @@ def test_a_dry_run_says_that_pairs_are_read_and_what_is_missing(jobs, identity, 
     [
         pytest.param([*EXAMPLES, ALONE[0]], "1 of 5 rows have no second text", True, id="a-row-without-a-second-text"),
         pytest.param([*EXAMPLES, Example("a", "maybe", "b")], "'maybe' (1 rows)", True, id="a-foreign-label"),
-        pytest.param(ALONE, "no row has a second one", False, id="no-second-text"),
+        pytest.param(ALONE, "no row has a second text", False, id="no-second-text"),
     ],
 )
 def test_a_dry_run_notes_what_the_member_would_leave_out(
@@ -479,7 +481,7 @@ def test_a_dry_run_notes_what_the_member_would_leave_out(
     assert "refused" not in shown
     assert f"  note: such rows are skipped, and the member takes part: {plan.notes[0].split(': ', 1)[1]}" in shown
     assert ("note: no row is left" in shown) is not left
-    # The run itself does as it was said.
+    # The run does what the dry run said.
     assert prepare(jobs["head"], examples).update.examples == len(examples)
 
 
@@ -488,7 +490,7 @@ def test_a_dry_run_notes_what_the_member_would_leave_out(
 
 @pytest.fixture
 def charged(tmp_path, monkeypatch):
-    """A member's own start, as far as the coordinator: its ledger, the preparer and the budget it would work with."""
+    """Starts a member up to the connection, and gives its warnings, preparer, budget and marks."""
     identity = party.member(tmp_path / "home", "localhost:7441")
 
     def start(name, content, suffix="csv", **options):
@@ -518,7 +520,7 @@ def charged(tmp_path, monkeypatch):
     return start
 
 
-def test_a_premise_in_common_is_no_overlap_and_a_pair_in_common_is(charged):
+def test_a_common_pair_is_an_overlap_and_a_common_premise_is_not(charged):
     rows = "text,label,text_b\n" + "the film,yes,{}\n"
     one = charged("one", rows.format("it was good"))
     other = charged("other", rows.format("it was bad"))
@@ -527,7 +529,7 @@ def test_a_premise_in_common_is_no_overlap_and_a_pair_in_common_is(charged):
     again = charged("again", rows.format("it was good"))
     assert again.warnings == [("one", 1)]
     assert again.budget._data == one.budget._data
-    # Of one text it is another row.
+    # A row with that single text is another row.
     assert charged("single", "text,label\nthe film,yes\n").warnings == []
 
 
@@ -544,7 +546,7 @@ def test_a_row_of_one_text_is_marked_by_the_documented_formula(charged, tmp_path
 
 
 def test_marks_and_their_digest_are_pinned():
-    """A ledger compares marks of different days, so a change of the formula would lose overlaps."""
+    """A ledger compares marks of different days, so a changed formula would lose overlaps."""
     found = marks_of(bytes(range(32)), ["the film", "Grüße", "", "a\tb"])
     assert sorted(found.values) == MARKS
     assert digest_of_marks(found.values).hex() == MARKS_DIGEST
@@ -555,7 +557,7 @@ def test_no_two_rows_have_one_mark(rows):
     assert len(marks_of(bytes(32), rows).values) == len({*rows})
 
 
-def test_a_member_tells_the_one_who_prepares_whether_there_is_a_column(charged, jobs):
+def test_the_preparer_learns_whether_there_is_a_second_column(charged, jobs):
     without = charged("without", "text,label\nthe film,yes\n").preparer
     with pytest.raises(PreparationRefused, match="no column of second texts"):
         without._check_data(jobs["head"].document)
@@ -563,7 +565,7 @@ def test_a_member_tells_the_one_who_prepares_whether_there_is_a_column(charged, 
     charged("lines", '{"text": "one", "label": "yes"}\n', "jsonl").preparer._check_data(jobs["head"].document)
 
 
-def test_what_a_template_leaves_to_two_texts_is_checked_when_bundled(tmp_path):
+def test_the_room_of_a_template_for_two_texts_is_checked_when_bundled(tmp_path):
     with pytest.raises(DocumentInvalid, match=r"leaves 7 of max_tokens = 24 for the text"):
         bundled(tmp_path, {**CLOZE, "template": "the movie was great " * 3 + PAIR}, "narrow")
 
@@ -618,7 +620,7 @@ def test_every_way_to_give_pairs_gives_the_same_lines(name, exported, run, tmp_p
     assert run(*bundle, "--file", tmp_path / "rows.csv", "--text-b", "claim") == expected
 
 
-def test_a_pair_that_is_none_is_a_sentence(exported, run, tmp_path):
+def test_an_incomplete_pair_is_refused(exported, run, tmp_path):
     bundle = ("--bundle", exported / "head")
     with pytest.raises(CommandFailed, match="labels pairs, and there are 3 texts"):
         run(*bundle, "one", "two", "three")
@@ -626,7 +628,7 @@ def test_a_pair_that_is_none_is_a_sentence(exported, run, tmp_path):
         with pytest.raises(CommandFailed, match=r"standard input, line 2: .* with a tab between"):
             run(*bundle, stdin=lines)
     (tmp_path / "rows.jsonl").write_text('{"text": "alone"}\n')
-    with pytest.raises(CommandFailed, match=r"no row has a second one in a column 'text_b'; .*--text-b"):
+    with pytest.raises(CommandFailed, match=r"no row has a second text in a column 'text_b'; .*--text-b"):
         run(*bundle, "--file", tmp_path / "rows.jsonl")
 
 
@@ -640,7 +642,7 @@ def test_an_evaluation_needs_the_second_column_too(exported):
 
 
 def test_a_member_that_left_out_rows_exports_on_the_others(jobs, identity, tmp_path):
-    """Also where the first rows, which a comparison takes, are all such."""
+    """Even if the first rows, which a comparison uses, are all left out."""
     job = jobs["cloze"]
     document, digest = job.document, job.document.weights
     found = _Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, None, stored(job))
@@ -651,11 +653,11 @@ def test_a_member_that_left_out_rows_exports_on_the_others(jobs, identity, tmp_p
 
     assert export([*ALONE * 20, *EXAMPLES], tmp_path / "some").report.texts == len(EXAMPLES)
     assert Predictor.load(tmp_path / "some").pairs
-    with pytest.raises(CommandFailed, match="no row has a second one in a column 'text_b'"):
+    with pytest.raises(CommandFailed, match="no row has a second text in a column 'text_b'"):
         export(ALONE, tmp_path / "none")
 
 
-def test_the_operators_export_makes_up_pairs_where_none_are_given(jobs, tmp_path):
+def test_the_operators_export_generates_pairs_if_none_are_given(jobs, tmp_path):
     job = jobs["head"]
     document, digest = job.document, job.document.weights
     material = Material(document, job.manifest, job.tokenizer, job.weights, 0, digest, job.backbone)

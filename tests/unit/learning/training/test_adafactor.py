@@ -1,4 +1,4 @@
-"""Adafactor, the optimiser of the FedPrompt paper for T5: its step, and that it starts new in every training."""
+"""Adafactor, FedPrompt's optimiser for T5: its step, and a new start in every training."""
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ torch.set_num_threads(1)
 RECIPE = Training(optimiser="adafactor", learning_rate=0.3, batch=6, epochs=1)
 
 
-def test_a_step_is_that_of_shazeer_and_stern_with_a_rate_of_its_own() -> None:
-    """Algorithm 4 without momentum, relative steps and parameter scale: update clipped to a root mean square of 1."""
+def test_a_step_is_that_of_shazeer_and_stern_with_the_jobs_rate() -> None:
+    """Algorithm 4 without momentum, relative steps and parameter scale; the update is clipped to RMS 1."""
     module = prompted("t5")
     values = module.prompt.vectors.weight
     start = values.detach().clone().double()
@@ -53,8 +53,8 @@ def test_it_starts_new_in_every_training() -> None:
         np.testing.assert_array_equal(values, shared_parameters(second)[name])
 
 
-def test_it_trains_a_whole_embedding_as_it_is() -> None:
-    """Its moments are means over a matrix: the rows that texts use, alone, would have others."""
+def test_it_trains_a_whole_embedding_without_narrowing_it() -> None:
+    """Its moments are means over a whole matrix; the rows that texts use would have others alone."""
     model = TextCNNModel(embedding=6, widths=(2,), maps=4, dropout=0.0, max_tokens=8)
     ids = np.random.default_rng(1).integers(1, 12, size=(6, 8))
     labels = np.arange(6) % 2

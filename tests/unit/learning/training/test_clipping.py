@@ -1,4 +1,4 @@
-"""Clipped sums against a backward pass for each example and against Opacus; and the modules that must be refused."""
+"""Clipped sums against a backward pass for each example and against Opacus, and the modules that must be refused."""
 
 import copy
 
@@ -28,7 +28,7 @@ def texts(seed=0, batch=BATCH, width=12):
     random = np.random.default_rng(seed)
     ids = random.integers(0, VOCABULARY, size=(batch, width))
     ids[ids == PAD] = PAD + 1
-    ids[0, :6] = 5  # One word again and again: its rows add up within an example.
+    ids[0, :6] = 5  # A repeated word, whose rows add up within an example.
     for row, length in enumerate(random.integers(1, width + 1, size=batch)):
         ids[row, length:] = PAD
     ids[-1] = PAD  # An empty text.
@@ -40,7 +40,7 @@ def textcnn(**changes):
 
 
 class Classifier(TextClassifier):
-    """The least that a text classifier is; the variants below break it, each in one place."""
+    """A minimal text classifier; each variant below breaks it in one place."""
 
     def __init__(self, vocabulary=VOCABULARY, width=6):
         super().__init__()
@@ -60,7 +60,7 @@ class Classifier(TextClassifier):
 
 
 class Sequence(Classifier):
-    """Layers over positions, and one that only Opacus knows."""
+    """Layers over positions, and one that only Opacus can sample."""
 
     def __init__(self):
         super().__init__()
@@ -73,12 +73,12 @@ class Sequence(Classifier):
         return x + self.strided(x.transpose(1, 2)).mean(dim=2)[:, None, :]
 
     def pooled(self, ids, x):
-        # Padding to other lengths would change the strided layer's mean: this test does without.
+        # Padding to other lengths would change the strided layer's mean, so this ignores padding.
         return x.sum(dim=1)
 
 
 class LayersOfSeveral(Classifier):
-    """A second embedding with an own row for each example, biasless and half-frozen layers."""
+    """Input rows of its own for each example, and layers that are frozen, half frozen or without bias."""
 
     def __init__(self):
         super().__init__()
@@ -136,14 +136,14 @@ def test_the_sum_is_that_of_a_backward_pass_for_each_example(made, share):
     clip = share * float(np.median(norms))  # All, half and none of the examples are clipped.
     expected, _ = by_hand(module, ids, labels, clip)
     assert_same(ours(module, ids, labels, clip), expected, clip * BATCH)
-    # To a hundred-thousandth of each parameter's own, too.
+    # Each parameter agrees to a hundred-thousandth of itself, too.
     found = ours(module, ids, labels, clip)
     for name, parameter in expected.items():
         assert float((found[name] - parameter).norm()) <= 1e-5 * float(parameter.norm()) + 1e-7, name
 
 
 def opacus_sum(module, ids, labels, clip):
-    """Opacus' exact gradients for each example (hooks mode), clipped here; padding's row as in its own training."""
+    """Opacus' exact per-example gradients (hooks mode), clipped here, without the padding's row."""
     from opacus.grad_sample import GradSampleModule
 
     wrapped = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
@@ -160,7 +160,7 @@ opacus_warns = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 @opacus_warns
 @pytest.mark.parametrize("clip", [0.05, 1.0])
-def test_the_sum_is_that_of_opacus(clip):
+def test_the_sum_matches_opacus(clip):
     module = textcnn()
     ids, labels = texts(seed=5, batch=16)
     assert_same(ours(module, ids, labels, clip), opacus_sum(module, ids, labels, clip), clip * 16)
@@ -180,7 +180,7 @@ def test_sums_are_added_and_scaled():
     once = {name: g.clone() for name, g in ours(module, ids, labels, 0.1, scale=0.25).items()}
     whole = ours(module, ids, labels, 0.1)
     assert_same(once, {name: g / 4 for name, g in whole.items()}, 0.1)
-    # What is there stays: in two pieces it is the same sum.
+    # A sum is added to what is there, so two pieces give the same sum.
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     with ClippedGradients(module) as clipped:
@@ -200,7 +200,7 @@ def test_an_example_does_not_depend_on_its_batch():
     assert_same(together, {name: alone[name] + rest[name] for name in alone}, 0.1)
 
 
-def test_no_example_adds_more_than_the_clip_whatever_its_gradient():
+def test_no_example_adds_more_than_the_clip():
     module = textcnn()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -211,24 +211,24 @@ def test_no_example_adds_more_than_the_clip_whatever_its_gradient():
         assert float(torch.sqrt(sum(g.double().square().sum() for g in found.values()))) <= 0.7 * (1 + 1e-5)
 
 
-def test_factors_are_those_of_the_definition():
+def test_clip_factors_follow_the_definition():
     factors = clip_factors(torch.tensor([0.0, 0.25, 4.0, 1e30]), 1.0)
     assert factors.tolist() == pytest.approx([1.0, 1.0, 0.5, 1e-15])
 
 
 class Scored(nn.Module):
-    """A layer whose gradients at its output are what the test writes: the loss is the sum of output * g."""
+    """A layer whose gradient g at its output is set by the test."""
 
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
 
     def added(self, x, g, clip):
-        """Norm of what examples x (B, ...) with g (B, ...) add to the sum in units of the clip, as training does."""
+        """The norm that examples x (B, ...) with g (B, ...) add to the sum, in units of the clip as in training."""
         for parameter in self.parameters():
             parameter.grad = torch.zeros_like(parameter)
         with ClippedGradients(self) as clipped:
-            # Not multiplied by g, whose product with a large output may be anything: the gradient is set.
+            # g is set directly: a loss of output * g could be any number if the output is large.
             output = self.layer(x)
             clipped.gradients = lambda *_, **__: {"layer": g}
             clipped.add(output.flatten(1).sum(dim=1), clip, 1 / clip)
@@ -249,11 +249,11 @@ EXTREMES = [(1e18, 9.6e-24, 1e-30), (1e-20, 1e-20, 1e-43), (1e20, 1e20, 1.0), (1
     ],
 )
 def test_no_size_of_weights_switches_clipping_off(layer, shape, out, x, g, clip):
-    """A coordinator who writes the weights chooses how far float32 is from its range's ends."""
+    """A coordinator that writes the weights decides how close float32 is to the ends of its range."""
     module = Scored(layer())
     found = module.added(torch.full((1, *shape), x), torch.full((1, *out), g), clip)
     assert found <= 1 + 1e-5
-    # And an example that is clipped counts as one, where its gradient is finite at all.
+    # A clipped example counts as one, if its gradient is finite.
     assert found > 0.95 or isinstance(module.layer, nn.LayerNorm)
 
 
@@ -266,7 +266,7 @@ def test_no_size_of_gradients_switches_an_embeddings_clipping_off(g, clip):
 
 @pytest.mark.parametrize("layer", [lambda: nn.Linear(4, 3, bias=False), lambda: nn.Conv1d(4, 3, 1, bias=False)])
 def test_positions_that_cancel_do_not_switch_clipping_off(layer):
-    """What float32 leaves of terms that cancel is no gradient: its norm is that of rounding."""
+    """Terms that cancel leave only rounding in float32, whose norm is not the gradient's."""
     module = Scored(layer())
     random = torch.Generator().manual_seed(1)
     for size in (1e3, 1e6, 1e12):
@@ -277,11 +277,11 @@ def test_positions_that_cancel_do_not_switch_clipping_off(layer):
         assert module.added(x, g, 1.0) <= 1 + 1e-3
 
 
-def test_what_is_too_large_to_be_added_counts_for_nothing():
+def test_an_example_too_large_to_be_added_counts_for_nothing():
     module = Scored(nn.Linear(4, 3))
     assert module.added(torch.full((1, 4), 2e30), torch.full((1, 3), 1e-30), 1.0) == 0
     assert module.added(torch.full((1, 4), 1e30), torch.full((1, 3), 1e-30), 1.0) > 0.9
-    # And g with its weight: float32 would make it infinite, and of the zeros in x no number at all.
+    # The same for a weighted g, which float32 would make infinite, and nan where x is zero.
     module = Scored(nn.Linear(4, 3, bias=False))
     x, g = torch.zeros(2, 2, 4), torch.full((2, 2, 3), 1.0)
     x[:, 0], g[0, 1] = 1e-3, 1e35
@@ -289,7 +289,7 @@ def test_what_is_too_large_to_be_added_counts_for_nothing():
     assert module.added(x[:1], g[:1], 1e-6) == 0
 
 
-def test_a_norm_of_nothing_is_a_gradient_of_nothing():
+def test_only_a_zero_gradient_has_norm_zero():
     module = Scored(nn.Linear(4, 3, bias=False))
     assert module.added(torch.full((1, 4), 1.0), torch.zeros(1, 3), 1e-30) == 0
     tiny = 2.0**-90
@@ -297,7 +297,7 @@ def test_a_norm_of_nothing_is_a_gradient_of_nothing():
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(wrong):
+def test_an_example_that_is_not_finite_adds_and_spoils_nothing(wrong):
     module = textcnn()
     ids, labels = texts()
     ids[ids == 17] = 18
@@ -311,7 +311,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(wrong):
     assert_same(found, expected, 0.1)
 
 
-def test_whole_modules_are_let_through():
+def test_sound_modules_pass_the_check():
     for made in (textcnn, Classifier, LayersOfSeveral):
         for seed in range(3):
             module = made()
@@ -321,7 +321,7 @@ def test_whole_modules_are_let_through():
     check_examples_apart(textcnn(dropout=0.5), 1)
 
 
-def test_frozen_parameters_have_no_part():
+def test_frozen_parameters_do_not_count():
     module = textcnn()
     module.embedding.requires_grad_(False)
     ids, labels = texts()
@@ -335,7 +335,7 @@ def test_frozen_parameters_have_no_part():
 
 
 class Prompt(Classifier):
-    """Prompt tuning as PEFT does it: the batch shares one prompt, and Opacus clips the batch as one example."""
+    """Prompt tuning as in PEFT: the batch shares one prompt, and Opacus clips the batch as one example."""
 
     def __init__(self):
         super().__init__()
@@ -346,7 +346,7 @@ class Prompt(Classifier):
 
 
 class PromptLayer(Classifier):
-    """The same behind a layer that is known: it gives one row, which is broadcast."""
+    """The same in a known layer, whose single row is broadcast."""
 
     def __init__(self):
         super().__init__()
@@ -357,7 +357,7 @@ class PromptLayer(Classifier):
 
 
 class PromptOfTheProbesSize(Classifier):
-    """As many prompt rows as the probe has texts, summed: the number of rows is right by chance."""
+    """As many prompt rows as there are probe texts, summed: the number of rows is right by chance."""
 
     def __init__(self):
         super().__init__()
@@ -377,7 +377,7 @@ class Twice(Classifier):
 
 
 class Elsewhere(Classifier):
-    """A weight at work outside its layer, too."""
+    """Uses a weight outside its layer too."""
 
     def words(self, ids):
         x = self.embedding(ids)
@@ -423,7 +423,7 @@ class Batched(Classifier):
 
 
 class Centred(Classifier):
-    """The mean over the batch, without a layer of its own."""
+    """Subtracts the mean over the batch, without a layer."""
 
     def words(self, ids):
         x = self.embedding(ids)
@@ -431,7 +431,7 @@ class Centred(Classifier):
 
 
 class Counting(Classifier):
-    """What sees the batch and has no gradient."""
+    """Depends on the batch through a number that has no gradient."""
 
     def forward(self, ids):
         return super().forward(ids) * len(torch.unique(ids[:, 0]))
@@ -463,7 +463,7 @@ class Recurrent(Classifier):
 
 
 class Flattened(Classifier):
-    """Positions in place of examples."""
+    """Passes positions as if they were examples."""
 
     def __init__(self):
         super().__init__()
@@ -480,7 +480,7 @@ REFUSED = {
     PromptOfTheProbesSize: "depends on other examples",
     Twice: "layer inner was called 2 times",
     Elsewhere: "not those of a backward pass",
-    Tied: "outer.weight is inner.weight too",
+    Tied: "parameters outer.weight and inner.weight are tied",
     Idle: "layer inner was called 0 times",
     OwnLayer: "weight, bias of output .Doubled",
     Batched: "weight, bias of norm .BatchNorm1d",
@@ -495,14 +495,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("made", REFUSED, ids=lambda made: made.__name__)
-def test_modules_whose_examples_cannot_be_told_apart_are_refused(made):
+def test_modules_without_per_example_gradients_are_refused(made):
     for seed in range(3):
         with pytest.raises(PerExampleGradientsUnavailable, match=REFUSED[made]):
             check_examples_apart(made().train(), seed)
 
 
 def saturated(module, seed, scale):
-    """As a diverged training leaves it: weights so large that softmax is exactly 0 or 1."""
+    """The module after a diverged training: its weights are so large that softmax is exactly 0 or 1."""
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -512,10 +512,10 @@ def saturated(module, seed, scale):
 
 @pytest.mark.parametrize(
     ("made", "scale", "seeds"),
-    # Of the BiLSTM: seeds that give one text a gradient of 1e-40 or so, which float32 holds a few bits of.
+    # The BiLSTM's seeds give one text a gradient of about 1e-40, of which float32 keeps a few bits.
     [(BiLSTMModel, 10.0, (35, 60, 72, 149)), (TextCNNModel, 10.0, range(10)), (TextCNNModel, 1e4, range(40))],
 )
-def test_a_sound_model_that_is_saturated_is_not_accused(made, scale, seeds):
+def test_a_sound_but_saturated_model_passes_the_check(made, scale, seeds):
     model = made(embedding=10, dropout=0.0, max_tokens=16)
     for seed in seeds:
         check_examples_apart(saturated(build(model, VOCABULARY, LABELS, PAD, seed=seed), seed, scale), seed)
@@ -524,7 +524,7 @@ def test_a_sound_model_that_is_saturated_is_not_accused(made, scale, seeds):
 @pytest.mark.parametrize(
     "made", [Elsewhere, InPlace, Prompt, PromptOfTheProbesSize, Centred], ids=lambda made: made.__name__
 )
-def test_a_wrong_model_is_refused_when_its_softmax_is_saturated_too(made):
+def test_a_wrong_model_is_refused_even_if_saturated(made):
     module = made().train()
     with torch.no_grad():
         module.output.bias.copy_(500.0 * torch.arange(LABELS))
@@ -535,7 +535,7 @@ def test_a_wrong_model_is_refused_when_its_softmax_is_saturated_too(made):
             check_examples_apart(module, seed)
 
 
-def test_a_norm_that_is_wrong_for_one_example_is_seen_in_a_saturated_model(monkeypatch):
+def test_one_wrong_norm_is_found_in_a_saturated_model(monkeypatch):
     whole = clipping._Linear.squared_norms
 
     def first_is_half(self):
@@ -547,7 +547,7 @@ def test_a_norm_that_is_wrong_for_one_example_is_seen_in_a_saturated_model(monke
             check_examples_apart(saturated(textcnn(), seed, 10.0), seed)
 
 
-def test_a_model_that_is_not_finite_has_diverged_and_is_not_accused():
+def test_a_model_that_is_not_finite_is_called_diverged():
     module = textcnn()
     with torch.no_grad():
         module.output.weight.fill_(torch.inf)
@@ -557,7 +557,7 @@ def test_a_model_that_is_not_finite_has_diverged_and_is_not_accused():
 
 @opacus_warns
 def test_the_broadcast_prompt_would_be_silently_wrong_in_opacus():
-    """The negative: without the guard, a batch with one prompt is clipped as one example."""
+    """Without our check, a batch with one prompt is clipped as one example."""
     from opacus.grad_sample import GradSampleModule
 
     class Adapter(nn.Module):
@@ -570,18 +570,18 @@ def test_the_broadcast_prompt_would_be_silently_wrong_in_opacus():
 
     module = GradSampleModule(Adapter())
     module(torch.randn(5, 6)).sum().backward()
-    assert module._module.table.weight.grad_sample.shape[0] == 1  # Of five examples, and nothing was raised.
+    assert module._module.table.weight.grad_sample.shape[0] == 1  # For five examples, and without an error.
 
 
 @pytest.mark.parametrize("options", [{"affine": False}, {"affine": False, "track_running_stats": False}])
-def test_normalisation_over_the_batch_is_refused_without_parameters_too(options):
+def test_batch_normalisation_without_parameters_is_refused_too(options):
     expected = "running_mean" if "track_running_stats" not in options else "depends on other examples"
     with pytest.raises(PerExampleGradientsUnavailable, match=expected):
         check_examples_apart(Batched(**options).train(), 0)
 
 
-def test_every_batch_is_looked_at():
-    """What only shows later: a layer that is skipped, or broadcast, in one forward pass."""
+def test_every_batch_is_checked():
+    """A layer may be skipped or broadcast only in a later forward pass."""
 
     class Moody(Classifier):
         mood = "well"
@@ -625,12 +625,12 @@ def test_a_parameter_without_a_norm_is_refused(monkeypatch):
         ours(module, ids, labels, 1.0)
 
 
-def test_a_module_without_anything_to_train_is_refused():
+def test_a_module_with_nothing_to_train_is_refused():
     with pytest.raises(PerExampleGradientsUnavailable, match="no parameter to train"):
         ClippedGradients(Classifier().requires_grad_(False))
 
 
-def test_hooks_go_away():
+def test_hooks_are_removed():
     module = textcnn()
     with ClippedGradients(module):
         assert any(layer._forward_hooks for layer in module.modules())

@@ -1,4 +1,4 @@
-"""A version that has diverged is called that before anybody trains on it, and no sound one is."""
+"""A diverged version is recognised before anybody trains on it, and no sound version is taken for one."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def data(count=60, labels=3, seed=0):
 
 
 @pytest.mark.parametrize("made", [TextCNNModel, BiLSTMModel])
-def test_versions_at_the_start_and_after_long_training_have_not_diverged(made):
+def test_versions_before_and_after_long_training_have_not_diverged(made):
     module = build(made(embedding=8, dropout=0.0, max_tokens=12), 40, 3, 0, seed=1)
     check_not_diverged(module, RECIPE, 0)
     ids, labels = data()
@@ -33,19 +33,19 @@ def test_versions_at_the_start_and_after_long_training_have_not_diverged(made):
         check_not_diverged(module, RECIPE, seed)
 
 
-def test_a_version_that_dp_sgd_made_at_too_high_a_rate_has_diverged_and_the_sentence_says_what_to_do():
+def test_a_version_of_dp_sgd_at_too_high_a_rate_has_diverged():
     module = build(MODEL, 40, 3, 0, seed=1)
     ids, labels = data()
     recipe = RECIPE.model_copy(update={"learning_rate": 10.0})
     mechanism = DpSgd(noise_multiplier=2.0, clip=1.0, lot=8, steps=20)
     for round in range(4):
-        # The self-check of gradients accuses nobody meanwhile.
+        # The self-check of gradients finds no fault meanwhile.
         train_private(module, ids, labels, recipe, mechanism, random=Seeded(f"{round}"), seed=0)
     with pytest.raises(VersionDiverged, match=r"new one with a lower training\.learning_rate \(it is 10\)"):
         check_not_diverged(module, recipe, 0)
 
 
-def test_logits_that_are_not_finite_have_diverged():
+def test_a_version_with_logits_that_are_not_finite_has_diverged():
     module = build(MODEL, 40, 3, 0, seed=1)
     with torch.no_grad():
         module.output.weight.fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""Clipped sums of recurrent and attending encoders against a backward pass for each example, and against Opacus."""
+"""Clipped sums of LSTMs and transformers, against a backward pass for each example and against Opacus."""
 
 from collections.abc import Callable
 
@@ -59,7 +59,7 @@ def texts(seed=0, batch=BATCH, width=12) -> tuple[Tensor, Tensor]:
     random = np.random.default_rng(seed)
     ids = random.integers(0, VOCABULARY, size=(batch, width))
     ids[ids == PAD] = PAD + 1
-    ids[0, :6] = 5  # One word again and again: its rows add up within an example.
+    ids[0, :6] = 5  # A repeated word, whose rows add up within an example.
     for row, length in enumerate(random.integers(1, width + 1, size=batch)):
         ids[row, length:] = PAD
     ids[-1] = PAD  # An empty text.
@@ -76,14 +76,14 @@ def test_the_sum_is_that_of_a_backward_pass_for_each_example(made, share) -> Non
     expected, _ = by_hand(module, ids, labels, clip)
     found = clipped_sum(module, ids, labels, clip)
     assert_same(found, expected, clip * BATCH)
-    # To a ten-thousandth of each parameter's own, too.
+    # Each parameter agrees to a ten-thousandth of itself, too.
     for name, parameter in expected.items():
         assert float((found[name] - parameter).norm()) <= 1e-4 * float(parameter.norm()) + 1e-6 * clip, name
 
 
 @of_each
 def test_each_layers_norms_are_those_of_its_gradients(made) -> None:
-    """The joint norm could hide a layer that is too small behind one that is large."""
+    """The joint norm could hide a layer whose norm is too small behind a large one."""
     module = made()
     ids, labels = texts()
     with ClippedGradients(module) as clipped:
@@ -102,13 +102,13 @@ def test_each_layers_norms_are_those_of_its_gradients(made) -> None:
             alone = torch.autograd.grad(losses[row], list(names.values()), retain_graph=True)
             for name, g in zip(names, alone, strict=True):
                 norm, expected = float(found[name][row]) ** 0.5, float(g.double().norm())
-                # A bias of the keys has a gradient of nothing but rounding.
+                # The gradient of the keys' bias is rounding alone.
                 assert norm == pytest.approx(expected, rel=2e-2, abs=1e-6), name
                 assert norm >= expected * (1 - 1e-5) - 1e-6, name
 
 
 @of_each
-def test_examples_are_told_apart_with_dropout_and_a_frozen_embedding_too(made) -> None:
+def test_the_check_passes_with_dropout_and_a_frozen_embedding(made) -> None:
     for seed in range(2):
         for more in ({}, {"dropout": 0.4}, {"freeze_embedding": True}):
             module = made(**more)
@@ -118,7 +118,7 @@ def test_examples_are_told_apart_with_dropout_and_a_frozen_embedding_too(made) -
 
 
 @of_each
-def test_an_example_does_not_depend_on_its_batch_nor_on_padding(made) -> None:
+def test_an_example_depends_neither_on_its_batch_nor_on_padding(made) -> None:
     module = made()
     ids, labels = texts()
     ids[0, 8:] = PAD
@@ -129,8 +129,8 @@ def test_an_example_does_not_depend_on_its_batch_nor_on_padding(made) -> None:
 
 
 @of_each
-def test_parts_that_are_frozen_have_no_part_in_norm_and_sum(made) -> None:
-    """Phases of training freeze all but the embedding, or the head."""
+def test_frozen_parts_do_not_count_in_norm_and_sum(made) -> None:
+    """Training phases freeze everything but the embedding, or but the head."""
     ids, labels = texts()
     for part in ("embedding", "encoder", "head"):
         module = made()
@@ -155,8 +155,8 @@ def test_single_tensors_of_an_lstm_can_be_frozen(frozen) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_an_lstms_norms_are_those_of_opacus() -> None:
-    """DPLSTM has two biases, each with the gradient of our one."""
+def test_an_lstms_norms_match_opacus() -> None:
+    """DPLSTM has two biases, each with the gradient of our single one."""
     from opacus.grad_sample import GradSampleModule
     from opacus.layers import DPLSTM
 
@@ -190,7 +190,7 @@ def test_an_lstms_norms_are_those_of_opacus() -> None:
 
 @pytest.mark.parametrize(("x", "g", "clip"), [(1e18, 1e-24, 1e-30), (1e-20, 1e-20, 1e-43), (1.0, 1e-30, 1e-33)])
 def test_no_size_of_weights_switches_an_lstms_clipping_off(x, g, clip) -> None:
-    """A coordinator who writes the weights chooses how far float32 is from its range's ends."""
+    """A coordinator that writes the weights decides how close float32 is to the ends of its range."""
     layer = LSTM(4, 3)
     module = nn.ModuleDict({"layer": layer})
     for parameter in module.parameters():
@@ -214,13 +214,13 @@ def test_positions_that_cancel_do_not_switch_an_lstms_clipping_off() -> None:
         g = torch.randn(1, 1, 12, generator=random) * torch.tensor([1.0, -1.0 - 1e-6])[None, :, None]
         with ClippedGradients(module) as clipped:
             states = layer(x)
-            # Bound now: the loop goes on.
+            # g is bound now, as the loop goes on.
             clipped.gradients = lambda *_, g=g, **__: {"layer": g}
             clipped.add(states.flatten(1).sum(dim=1), 1.0)
         assert float(sum(parameter.grad.double().square().sum() for parameter in module.parameters())) <= 1.01
 
 
-def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing() -> None:
+def test_an_example_that_is_not_finite_adds_and_spoils_nothing() -> None:
     for made in MADE.values():
         module = made()
         ids, labels = texts()
@@ -234,7 +234,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing() -> None
 
 
 class Broadcast(BiLSTM):
-    """One row of initial vectors for the whole batch: clipped as one example by whoever does not look."""
+    """One row of initial vectors for the whole batch, which careless code would clip as one example."""
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
         states = self.encoder["onward"](vectors[:1]).expand(len(vectors), -1, -1).mean(dim=1)
@@ -244,7 +244,7 @@ class Broadcast(BiLSTM):
 
 
 class Twice(BiLSTM):
-    """Both directions through one layer: terms of the two calls would be missing in the norm."""
+    """Both directions through one layer: the norm would lack terms of the two calls."""
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
         onward = self.encoder["onward"]
@@ -256,14 +256,14 @@ class Twice(BiLSTM):
 @pytest.mark.parametrize(
     ("kind", "message"), [(Broadcast, "layer encoder.onward takes 1 rows for 3"), (Twice, "onward was called 2 times")]
 )
-def test_an_lstm_that_is_called_otherwise_is_refused(kind, message) -> None:
+def test_an_lstm_not_called_once_for_the_batch_is_refused(kind, message) -> None:
     module = kind(BiLSTMModel(embedding=10, hidden=6, dropout=0.0), VOCABULARY, LABELS, PAD, 1).train()
     with pytest.raises(PerExampleGradientsUnavailable, match=message):
         check_examples_apart(module, 0)
 
 
 def test_broadcast_positions_are_refused() -> None:
-    """What transformers does by itself: one row of positions for all texts."""
+    """transformers' default: one row of positions for all texts."""
     module = transformer({"model_type": "bert", **SIZES})
     encoder = module.encoder
     whole = encoder.embeddings.forward
@@ -272,7 +272,7 @@ def test_broadcast_positions_are_refused() -> None:
         check_examples_apart(module, 0)
 
 
-def test_afterwards_the_layer_is_fused_again() -> None:
+def test_the_lstm_is_fused_again_afterwards() -> None:
     module = bilstm()
     assert isinstance(module, BiLSTM)
     ids, labels = texts()
@@ -283,7 +283,7 @@ def test_afterwards_the_layer_is_fused_again() -> None:
 
 
 @of_each
-def test_they_are_trained_with_noise(made) -> None:
+def test_every_coordinate_is_trained_with_noise(made) -> None:
     module = made(dropout=0.2)
     ids, labels = texts(batch=30)
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
@@ -292,7 +292,7 @@ def test_they_are_trained_with_noise(made) -> None:
     train_private(module, ids.numpy(), labels.numpy(), recipe, mechanism, random=Seeded("a"), seed=1)
     for name, parameter in module.named_parameters():
         moved = parameter != before[name]
-        # Every coordinate has noise, but the padding's row (RoBERTa's positions have one too).
+        # Every coordinate has noise except the padding's row (RoBERTa's positions have one too).
         if name == "embedding.weight":
             assert not moved[PAD].any()
         assert float(moved.float().mean()) > 0.9, name

@@ -1,4 +1,4 @@
-"""Local training: it learns, repeats itself, stops when asked, and is the plain algorithm that it says it is."""
+"""Local training learns, repeats itself, stops when asked, and is the plain algorithm that it claims to be."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ VOCABULARY, LABELS, PAD = 50, 3, 0
 
 
 def texts(count: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Texts of 1 to 12 tokens in which one token says the label."""
+    """Texts of 1 to 12 tokens, one of which gives the label."""
     random = np.random.default_rng(seed)
     labels = random.integers(LABELS, size=count)
     ids = np.full((count, 12), PAD, dtype=np.int64)
@@ -65,7 +65,7 @@ def test_it_learns_and_leaves_padding_at_zero() -> None:
 def test_it_is_the_plain_algorithm_over_the_whole_embedding(
     optimiser: Literal["adam", "sgd"], own: float | None
 ) -> None:
-    """Narrowed rows, fused steps, batches in pieces and two rates give what torch's unadorned loop gives."""
+    """Narrowed rows, fused steps, batches in pieces and two rates give the same as torch's plain loop."""
     ids, labels = texts(70)
     recipe = Training(
         epochs=3,
@@ -103,7 +103,7 @@ def test_it_is_the_plain_algorithm_over_the_whole_embedding(
     )
 
 
-def test_adjusted_logits_are_the_plain_algorithm_beside_the_logarithms_of_the_labels_shares() -> None:
+def test_logit_adjustment_adds_log_label_shares_to_the_plain_algorithm() -> None:
     ids, labels = texts(70)
     labels[:40] = 1
     recipe = Training(epochs=2, batch=16, optimiser="sgd", learning_rate=0.05, logit_adjustment=True)
@@ -131,8 +131,8 @@ def test_adjusted_logits_are_the_plain_algorithm_beside_the_logarithms_of_the_la
 
 
 @pytest.mark.parametrize("adjusted", [False, True])
-def test_a_model_with_adjusted_logits_learns_nothing_of_how_frequent_labels_are(adjusted: bool) -> None:
-    """Texts that tell nothing, nine in ten of one label: what the model says of them is the mixture, or is even."""
+def test_with_logit_adjustment_label_frequencies_are_not_learnt(adjusted: bool) -> None:
+    """The texts tell nothing and nine in ten have one label: the model answers with the label shares, or evenly."""
     ids, labels = np.full((200, 4), 20, dtype=np.int64), np.zeros(200, dtype=np.int64)
     labels[:10], labels[10:20] = 1, 2
     module = module_of(MODEL.model_copy(update={"dropout": 0.0}))
@@ -143,8 +143,8 @@ def test_a_model_with_adjusted_logits_learns_nothing_of_how_frequent_labels_are(
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_a_member_of_one_label_teaches_a_model_with_adjusted_logits_nothing(optimiser: Literal["adam", "sgd"]) -> None:
-    """Adam makes whole steps of gradients however small, and all of this member's would point the same way."""
+def test_with_logit_adjustment_one_label_alone_teaches_nothing(optimiser: Literal["adam", "sgd"]) -> None:
+    """Adam turns even tiny gradients into whole steps, and all of this member's would point the same way."""
     ids, _ = texts(64)
     recipe = Training(epochs=2, batch=16, optimiser=optimiser, learning_rate=0.01)
     adjusted = recipe.model_copy(update={"logit_adjustment": True})
@@ -155,7 +155,7 @@ def test_a_member_of_one_label_teaches_a_model_with_adjusted_logits_nothing(opti
         assert not same(told, module_of())
         assert same(module, module_of()) == (len(set(alone)) == 1)
     assert result.loss_sum > 0
-    # A label of which it has no example is rare to a member of two labels, and not impossible.
+    # To a member with two labels, a third is rare and not impossible.
     two = np.array([0, 1, 1])
     assert np.array_equal(training_mixture(two, LABELS), log_mixture(two, LABELS))
     result = train(module_of(), ids, np.full(64, 1), adjusted, seed=3)
@@ -187,7 +187,7 @@ def test_pieces_hold_the_batch_by_length() -> None:
     assert [piece.tolist() for piece in local._pieces(batch[:2], lengths, 3)] == [[1], [0]]
 
 
-def test_a_seed_repeats_a_training_and_another_does_not() -> None:
+def test_the_same_seed_repeats_a_training_and_another_does_not() -> None:
     ids, labels = texts(60)
     modules = [module_of() for _ in range(3)]
     results = [
@@ -199,8 +199,8 @@ def test_a_seed_repeats_a_training_and_another_does_not() -> None:
     assert not same(modules[0], modules[2])
 
 
-def test_trainings_beside_each_other_do_not_disturb_each_other() -> None:
-    """Members that share a process in a simulation: dropout must not draw from one common source."""
+def test_concurrent_trainings_do_not_disturb_each_other() -> None:
+    """In a simulation members share a process, so dropout must not draw from a common source."""
     ids, labels = texts(120)
     recipe = Training(epochs=3, batch=8)
     alone = module_of()
@@ -224,7 +224,7 @@ def test_torchs_own_randomness_is_left_alone() -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_nothing_that_saw_the_data_stays_on_the_module() -> None:
+def test_no_gradient_or_generator_stays_on_the_module() -> None:
     module = module_of()
     train(module, *texts(20), Training(), seed=1)
     assert all(parameter.grad is None for parameter in module.parameters())
@@ -242,7 +242,7 @@ def test_dropout_is_on_while_training_and_off_while_evaluating() -> None:
     assert train(with_dropout, ids, labels, still, seed=1).loss_sum / 64 != pytest.approx(scores.loss, abs=1e-3)
 
 
-def test_metrics_are_of_the_last_epoch_only() -> None:
+def test_metrics_are_those_of_the_last_epoch() -> None:
     ids, labels = texts(50)
     losses: list[Progress] = []
     result = train(module_of(), ids, labels, Training(epochs=3, batch=50), seed=1, progress=losses.append)
@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_ends_the_training() -> None:
 
 
 def test_a_weight_that_overflows_in_the_last_step_is_found() -> None:
-    """The loss is of the weights before a step: it cannot tell."""
+    """The loss uses the weights before the step, so it cannot show this."""
     module = module_of()
 
     def overflow(_: Progress) -> None:
@@ -296,7 +296,7 @@ def test_a_weight_that_overflows_in_the_last_step_is_found() -> None:
 
 
 @pytest.mark.parametrize(("rows", "labels"), [(0, 0), (3, 2)])
-def test_data_that_does_not_belong_together_is_refused(rows: int, labels: int) -> None:
+def test_ids_and_labels_that_do_not_fit_are_refused(rows: int, labels: int) -> None:
     ids, marks = np.zeros((rows, 4), dtype=np.int64), np.zeros(labels, dtype=np.int64)
     for work in (lambda: train(module_of(), ids, marks, Training(), seed=1), lambda: evaluate(module_of(), ids, marks)):
         with pytest.raises(ValueError, match="no examples" if not rows else "labels of shape"):

@@ -1,5 +1,6 @@
-"""Each method's phases, and that a training does them and nothing else: what is frozen stays, to the bit, and nothing
-of one phase is left in the next.
+"""Each method's phases, and that a training runs exactly them.
+
+Frozen parameters stay the same to the bit, and nothing of one phase is left in the next.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ def module_of(model: BiLSTMModel = MODEL) -> TextClassifier:
 
 
 def values(module: torch.nn.Module) -> Arrays:
-    """Under the names that they have while the embedding is narrowed, too."""
+    """Parameters by name, which are the same while the embedding is narrowed."""
     return {name: each.detach().numpy().copy() for name, each in module.named_parameters()}
 
 
@@ -69,7 +70,7 @@ ALL = frozenset(values(module_of()))
 REST = ALL - {EMBEDDING}
 
 
-# ---- what each method lays out --------------------------------------------------------------------------------------
+# ---- the phases of each method --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,14 +101,14 @@ def test_fedrecon_splits_examples_and_rows(examples: int, support: float, wanted
     assert trained.examples is not None
     assert len(made.examples) == wanted
     assert sorted([*made.examples, *trained.examples]) == list(range(examples))
-    # Rows of tokens with a digit are made on the support, all others trained on the query.
+    # Rows of tokens with a digit are reconstructed on the support, and all others trained on the query.
     digits = [bool(word and any(map(str.isdigit, word))) for word in WORDS]
     assert 0 < sum(digits) < len(digits)
     assert made.rows is not None
     assert trained.rows is not None
     assert made.rows.tolist() == digits
     assert trained.rows.tolist() == [not each for each in digits]
-    # The split follows from the seed, which is the round's and the member's.
+    # The split follows from the seed, which depends on round and member.
     again, other = (phases_of(method, replace(setting, seed=seed))[0].examples for seed in (9, 10))
     assert again is not None
     assert other is not None
@@ -122,13 +123,13 @@ def test_a_single_example_is_support_and_query() -> None:
     assert (made.examples.tolist(), trained.examples.tolist()) == ([0], [0])
 
 
-# ---- what a training does with them ---------------------------------------------------------------------------------
+# ---- training in phases ---------------------------------------------------------------------------------------------
 
 
 def trained(
     module: TextClassifier, phases: tuple[Phase, ...], recipe: Training = RECIPE
 ) -> tuple[list[Arrays], list[Progress]]:
-    """The parameters that are trained, as they were before each step (their narrowed embedding) and at the end."""
+    """The parameters after each step (with the narrowed embedding), and the progress reports."""
     ids, labels = texts()
     seen, steps = [], []
 
@@ -145,7 +146,7 @@ def test_in_each_phase_only_its_parameters_move() -> None:
     start = values(module)
     method = FedVocab()
     seen, steps = trained(module, phases_of(method, setting_of(method, module)))
-    # Four steps of the adaptive epoch, eight of two epochs together.
+    # Four steps of the adaptive epoch, then eight in two epochs on everything.
     assert [each.epoch for each in steps] == [1] * 4 + [2] * 4 + [3] * 4
     assert {(each.steps, each.epochs) for each in steps} == {(12, 3)}
     for arrays in seen[:4]:
@@ -156,7 +157,7 @@ def test_in_each_phase_only_its_parameters_move() -> None:
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_what_no_phase_names_stays_to_the_bit(optimiser: str) -> None:
+def test_parameters_that_no_phase_names_stay_to_the_bit(optimiser: str) -> None:
     module = module_of()
     recipe = TypeAdapter(Training).validate_python({**RECIPE.model_dump(), "optimiser": optimiser})
     start = values(module)
@@ -168,7 +169,7 @@ def test_what_no_phase_names_stays_to_the_bit(optimiser: str) -> None:
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_fedrecon_moves_private_rows_on_the_support_and_the_rest_on_the_query(optimiser: str) -> None:
+def test_fedrecon_trains_private_rows_on_support_and_the_rest_on_query(optimiser: str) -> None:
     module, method = module_of(), FedRecon(epochs=1)
     recipe = TypeAdapter(Training).validate_python({**RECIPE.model_dump(), "optimiser": optimiser})
     made, rest = phases_of(method, setting_of(method, module))
@@ -188,8 +189,8 @@ def test_fedrecon_moves_private_rows_on_the_support_and_the_rest_on_the_query(op
     assert all(not np.array_equal(end[name], between[name]) for name in REST)
 
 
-def test_examples_of_a_phase_are_the_only_ones_that_count() -> None:
-    """What stands in the others, labels too, changes nothing."""
+def test_only_the_examples_of_a_phase_count() -> None:
+    """The texts and labels of other examples change nothing."""
     ids, labels = texts()
     phase = Phase(2, ALL, examples=np.array([1, 3, 4, 8, 11]))
     others = np.setdiff1d(np.arange(len(ids)), [1, 3, 4, 8, 11])
@@ -227,7 +228,7 @@ def test_an_optimiser_starts_new_in_each_phase_and_without_a_gradient(monkeypatc
 
 
 def by_hand(module: TextClassifier, phases: tuple[Phase, ...], recipe: Training) -> Arrays:
-    """The same, written down plainly: whole batches, the whole embedding, an optimiser of torch's for each phase."""
+    """The same written plainly: whole batches, the whole embedding, a torch optimiser for each phase."""
     ids, labels = texts()
     shuffle = np.random.Generator(np.random.Philox(5))
     shuffle.integers(2**63)
@@ -296,7 +297,7 @@ DP_SGD = {"name": "dp-sgd", "noise_multiplier": 2.0, "clip": 0.5, "lot": 8, "ste
 
 
 class Place:
-    """A job over a public vocabulary, and what its members start from."""
+    """A job with a public vocabulary, and what its members start from."""
 
     def __init__(self, method: Any, mechanism: Any = "none", **training: Any) -> None:
         model = MODEL.model_copy(update={"dropout": 0.0})
@@ -347,7 +348,7 @@ class Place:
     [
         ("fedavg", "none", None),
         ("fedprox", "none", None),
-        # Made anew in every round.
+        # Reconstructed in every round.
         ("fedrecon", "none", None),
         ("fedvocab", "none", {EMBEDDING}),
         ({"name": "fedvocab", "embedding": "frozen"}, "none", None),
@@ -357,7 +358,7 @@ class Place:
         ("lg-fedavg", "none", {name for name in ALL if not name.startswith("output.")}),
     ],
 )
-def test_an_update_brings_back_what_is_private_and_moved(method: Any, mechanism: Any, comes_back: Any) -> None:
+def test_an_update_returns_private_parameters_that_were_trained(method: Any, mechanism: Any, comes_back: Any) -> None:
     place = Place(method, mechanism)
     update = place.update()
     assert update.change.shape == (place.manifest.values,)
@@ -371,8 +372,8 @@ def test_an_update_brings_back_what_is_private_and_moved(method: Any, mechanism:
         assert not np.array_equal(array, place.private[name])
 
 
-def test_the_change_of_what_is_shared_does_not_say_what_was_private() -> None:
-    """Its length is that of the shared parameters alone; the same places of it are the same parameters."""
+def test_the_change_has_shared_parameters_only() -> None:
+    """Its length is that of the shared parameters alone."""
     place = Place("fedvocab")
     names = [tensor.name for tensor in place.manifest.tensors]
     assert EMBEDDING not in names
@@ -382,7 +383,7 @@ def test_the_change_of_what_is_shared_does_not_say_what_was_private() -> None:
 
 
 def test_a_private_embedding_survives_a_training_that_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a mechanism nothing may fail: noise is sent, and the embedding stays what it was."""
+    """Under a mechanism nothing may fail: noise is sent, and the embedding does not change."""
     place = Place("fedvocab", GAUSSIAN)
 
     def diverging(module: TextClassifier, *_: Any, **__: Any) -> None:
@@ -420,20 +421,20 @@ def test_noised_steps_go_over_the_parameters_of_each_phase(
     place = Place(method, DP_SGD)
     place.update()
     assert seen == names
-    # What is charged are the steps that are taken.
+    # The charged steps are the steps taken.
     event = protection_of(place.job, len(EXAMPLES)).event
     assert event is not None
     assert event.steps == sum(steps)
 
 
-def test_an_output_is_made_from_all_examples_or_not_at_all() -> None:
+def test_output_perturbation_needs_all_examples_or_refuses() -> None:
     job = Place("fedvocab", GAUSSIAN).job
     event = protection_of(job, 1000).event
     assert event is not None
     assert (event.rate, event.steps) == (1.0, 1)  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="a round must be made from all examples; the lot of this job is 1000"):
+    with pytest.raises(ValueError, match="needs all examples in every round; its lot is 1000"):
         protection_of(job, 1001)
-    # With a shared embedding a lot is a lot.
+    # With a shared embedding, a lot may be smaller than the data.
     assert protection_of(Place("fedavg", GAUSSIAN).job, 1001).event is not None
 
 

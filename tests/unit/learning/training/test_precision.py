@@ -1,4 +1,4 @@
-"""A frozen network that computes in bfloat16: nearly the same answers and gradients, and nothing else of it changes."""
+"""A frozen network in bfloat16: nearly the same answers and gradients, and nothing else changes."""
 
 import numpy as np
 import pytest
@@ -24,21 +24,21 @@ def gradients(module, ids, labels) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def network_of(module) -> list[Tensor]:
-    """The values that lie in the network's layers."""
+    """The tensors in the network's layers."""
     found = [value for layer in module.layers.modules() for value in vars(layer).values() if isinstance(value, Tensor)]
     assert found
     return found
 
 
 @pytest.mark.parametrize(("family", "injection"), PAIRS)
-def test_answers_and_gradients_are_those_of_float32_to_bfloat16s_rounding(family, injection) -> None:
+def test_answers_and_gradients_match_float32_to_bfloat16s_rounding(family, injection) -> None:
     module = prompted(family, injection)
     ids, labels = texts(family)
     exact, wanted = gradients(module, ids, labels)
     with module.computing_in("bfloat16"):
         logits, found = gradients(module, ids, labels)
     assert logits.dtype == torch.float32
-    # It did compute in less, and not in much less.
+    # Less precise than float32, but not much.
     assert 0 < float((logits - exact).abs().max()) < 0.1 * float(exact.abs().max())
     for name, each in found.items():
         assert each.dtype == torch.float32
@@ -48,7 +48,7 @@ def test_answers_and_gradients_are_those_of_float32_to_bfloat16s_rounding(family
 
 
 @pytest.mark.parametrize("task", [CLOZE, Head()], ids=["cloze", "head"])
-def test_the_tables_beside_the_network_and_what_is_trained_stay_float32_and_the_backbone_lies_where_it_lay(task):
+def test_only_the_frozen_network_changes_precision_and_is_put_back(task):
     module = prompted("bert", task=task)
     table, before = module.embedding.weight, network_of(module)
     stored = {name: each.clone() for name, each in module.backbone.on("cpu").items()}
@@ -63,7 +63,7 @@ def test_the_tables_beside_the_network_and_what_is_trained_stay_float32_and_the_
         assert torch.equal(each, stored[name])
 
 
-def test_an_error_inside_puts_float32_back() -> None:
+def test_an_error_inside_restores_float32() -> None:
     module = prompted("bert")
     with pytest.raises(RuntimeError, match="here"), module.computing_in("bfloat16"):
         raise RuntimeError("here")
@@ -71,7 +71,7 @@ def test_an_error_inside_puts_float32_back() -> None:
 
 
 def test_a_module_that_moves_keeps_its_precision() -> None:
-    """torch's device without memory stands for one that a test machine may not have."""
+    """torch's meta device stands in for one that a test machine may not have."""
     module = prompted("bert")
     with module.computing_in("bfloat16"):
         module.to("meta")
@@ -80,7 +80,7 @@ def test_a_module_that_moves_keeps_its_precision() -> None:
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_a_training_in_bfloat16_goes_the_way_of_one_in_float32(family) -> None:
+def test_training_in_bfloat16_follows_training_in_float32(family) -> None:
     ids, _ = texts(family, batch=30)
     labels = (ids[:, 0] % LABELS).numpy()
     optimiser = "adafactor" if family.startswith("t5") else "adam"
@@ -100,7 +100,7 @@ def test_a_training_in_bfloat16_goes_the_way_of_one_in_float32(family) -> None:
     assert np.corrcoef(moved["bfloat16"], moved["float32"])[0, 1] > 0.9
 
 
-def test_a_model_that_is_trained_whole_has_no_frozen_network() -> None:
+def test_bfloat16_is_refused_for_a_model_without_a_frozen_network() -> None:
     model = TextCNNModel(embedding=6, widths=(2,), maps=4, dropout=0.0, max_tokens=8)
     module = build(model, 12, 2, pad_id=0, seed=1)
     ids = np.random.default_rng(1).integers(1, 12, size=(6, 8))

@@ -1,4 +1,4 @@
-"""DP-SGD is the algorithm that is accounted for, draw by draw and value by value."""
+"""DP-SGD is exactly the algorithm that is accounted for, draw by draw and value by value."""
 
 import math
 
@@ -34,7 +34,7 @@ def module_of(seed=1, **changes):
 
 
 def data(count=40, words=30, seed=0):
-    """Texts that use half of the vocabulary; the label is the group that most words are from."""
+    """Texts that use half of the vocabulary; the label is the group of their words."""
     random = np.random.default_rng(seed)
     labels = random.integers(LABELS, size=count)
     ids = 1 + (random.integers(words // LABELS, size=(count, 8)) * LABELS + labels[:, None])
@@ -50,9 +50,9 @@ def change(module, *arguments, seed="member", **options):
 
 
 def by_hand(module, ids, labels, recipe, mechanism, seed):
-    """The module's docstring, line by line: every draw, one example at a time, no pieces, the whole embedding."""
+    """The module's docstring line by line: every draw, one example at a time, no pieces, the whole embedding."""
     source = Seeded(seed)
-    source.bytes(8)  # The probe's texts.
+    source.bytes(8)  # The probe texts.
     source.bytes(8)  # Dropout's coins.
     own = recipe.embedding_learning_rate or recipe.learning_rate
     optimiser = (torch.optim.SGD if recipe.optimiser == "sgd" else torch.optim.Adam)(
@@ -84,7 +84,7 @@ def by_hand(module, ids, labels, recipe, mechanism, seed):
 @pytest.mark.parametrize("lot", [10, 40, 400])
 @pytest.mark.parametrize("recipe", [SGD, SGD.model_copy(update={"embedding_learning_rate": 0.05})])
 def test_it_is_the_algorithm_by_hand(clip, lot, recipe):
-    """A lot beyond N is all examples, divided by the lot all the same."""
+    """A lot larger than N draws all examples, and the sum is still divided by the lot."""
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=1e-9, clip=clip, lot=lot, steps=4)
     module, expected = module_of(dropout=0.0), module_of(dropout=0.0)
@@ -99,7 +99,7 @@ def test_it_is_the_algorithm_by_hand(clip, lot, recipe):
 
 
 def test_adam_is_the_algorithm_by_hand():
-    """Adam divides by its own size, so that noise of no size would matter where nothing else is: look at the others."""
+    """Adam divides by the gradient's size, so even tiny noise matters in idle coordinates; only others are compared."""
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=1e-9, clip=1.0, lot=20, steps=5)
     module, expected = module_of(dropout=0.0), module_of(dropout=0.0)
@@ -123,7 +123,7 @@ def test_the_same_source_gives_the_same_weights_and_another_does_not():
 
 
 def test_the_public_seed_decides_nothing():
-    """Draws, noise and dropout come from the source: who knows the seed knows none of them."""
+    """Draws, noise and dropout come from the source, so the seed reveals none of them."""
     ids, labels = data()
     made = []
     for seed in (0, 1):
@@ -132,8 +132,8 @@ def test_the_public_seed_decides_nothing():
         made.append(shared_parameters(module))
     assert all(np.array_equal(made[0][name], made[1][name]) for name in made[0])
 
-    # And dropout follows the source: the same draws with other coins.
-    # All 32 bytes of them: a seed of which only the first four counted could be found by trying.
+    # Dropout follows the source too: here with the same draws and other coins. All 32 bytes of its seed count, since a
+    # seed of which only four bytes counted could be found by trying.
     class OtherCoins(Seeded):
         def bytes(self, n, /):
             given = super().bytes(n)
@@ -144,8 +144,8 @@ def test_the_public_seed_decides_nothing():
     assert not np.array_equal(shared_parameters(module)["output.weight"], made[0]["output.weight"])
 
 
-def test_no_product_is_in_tf32_meanwhile_and_what_was_set_is_set_again():
-    """CUDA's convolutions have it by default: right to 2^-11, where an example's bound counts on 2^-24."""
+def test_tf32_is_off_while_training_and_restored_afterwards():
+    """CUDA's convolutions use it by default. It is exact to 2^-11, and an example's bound counts on 2^-24."""
     ids, labels = data()
     convolutions = torch.backends.cudnn
     seen, before = [], convolutions.allow_tf32
@@ -167,8 +167,8 @@ def test_no_product_is_in_tf32_meanwhile_and_what_was_set_is_set_again():
     assert seen == [(False, False)] * QUIET.steps
 
 
-def test_no_step_draws_from_a_generator_that_could_be_guessed(monkeypatch):
-    """Torch's generator takes 32 bits of a seed on a CPU; a sum of 1,000 texts tells which 32 they were."""
+def test_no_step_draws_from_a_guessable_generator(monkeypatch):
+    """On a CPU, torch's generator uses 32 bits of its seed; a sum over 1,000 texts reveals them."""
     ids, labels = data()
     module, drawn = module_of(), []
 
@@ -179,14 +179,14 @@ def test_no_step_draws_from_a_generator_that_could_be_guessed(monkeypatch):
     monkeypatch.setattr(TorchDraws, "kept", kept)
     monkeypatch.setattr(SecretDraws, "kept", kept)
     train_private(module, ids, labels, SGD, QUIET, random=Seeded("secret"), seed=0)
-    # The made-up texts that a module is tried on first are no data.
+    # The probe texts come first, and are no data.
     probes = drawn.count(TorchDraws)
     assert 0 < probes < 5
     assert drawn[probes:] == [SecretDraws] * (len(drawn) - probes)
     assert len(drawn) - probes >= QUIET.steps
 
 
-def test_nobody_who_knows_the_seed_knows_the_probes_texts(monkeypatch):
+def test_the_public_seed_does_not_reveal_the_probe_texts(monkeypatch):
     ids, labels = data()
     seeds = []
     monkeypatch.setattr(private, "check_examples_apart", lambda module, seed: seeds.append(seed))
@@ -196,7 +196,7 @@ def test_nobody_who_knows_the_seed_knows_the_probes_texts(monkeypatch):
     assert seeds[0] == int.from_bytes(Seeded("one").bytes(8), "little")
 
 
-def test_how_much_fits_in_memory_changes_nothing():
+def test_the_batch_in_memory_changes_nothing():
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=1e-9, clip=0.1, lot=40, steps=3)
     made = []
@@ -228,7 +228,7 @@ def test_pieces_hold_no_more_than_the_batch(most, count):
 
 
 def standardised(recipe, mechanism, seed, module=None, count=40):
-    """The change of a training whose gradients are next to nothing, in deviations of what its noise should be."""
+    """The change by a training with tiny gradients, in standard deviations of the noise that it should have."""
     ids, labels = data(count)
     module = module or module_of()
     moved, _ = change(module, ids, labels, recipe, mechanism, seed=seed)
@@ -238,7 +238,7 @@ def standardised(recipe, mechanism, seed, module=None, count=40):
 
 @pytest.mark.parametrize("steps", [1, 5])
 def test_noise_of_plain_sgd_is_on_every_coordinate_with_its_variance(steps):
-    # So much noise that the clipped gradients (40 at most) do not show.
+    # Enough noise to hide the clipped gradients (40 at most).
     mechanism = DpSgd(noise_multiplier=10_000, clip=0.3, lot=10, steps=steps)
     recipe = SGD.model_copy(update={"learning_rate": 1e-3})
     used_rows, idle_rows, others = [], [], []
@@ -253,7 +253,7 @@ def test_noise_of_plain_sgd_is_on_every_coordinate_with_its_variance(steps):
         used_rows.append(rows[used])
         idle_rows.append(rows[idle])
         others += [each.ravel() for each in found.values()]
-    # Rows that no text uses are not to be told from those that one does.
+    # Rows that no text uses cannot be told from rows that are used.
     for values in (np.concatenate(used_rows).ravel(), np.concatenate(idle_rows).ravel(), np.concatenate(others)):
         assert stats.kstest(values, "norm").pvalue > 0.01
         assert values.std() == pytest.approx(1, abs=4 / math.sqrt(2 * len(values)))
@@ -266,17 +266,17 @@ def test_no_two_steps_or_parameters_share_their_noise():
     found, _ = standardised(recipe, mechanism, "shared")
     flat = np.concatenate([each.ravel() for each in found.values()])
     flat = flat[flat != 0]
-    # Some fall on the same point of the lattice.
+    # Some values fall on the same lattice point.
     assert len(np.unique(flat)) > 0.95 * len(flat)
     twice, _ = standardised(recipe, mechanism.model_copy(update={"steps": 2}), "shared")
     both = np.concatenate([each.ravel() for each in twice.values()])
-    both = both[both != 0] * math.sqrt(2)  # z1 + z2, of which z1 is the noise above: correlation 1 / sqrt 2.
+    both = both[both != 0] * math.sqrt(2)  # z1 + z2, where z1 is the noise above: correlation 1 / sqrt 2.
     idle = np.abs(np.corrcoef(flat[-100:], both[-100:])[0, 1])
     assert idle < 0.95
 
 
 def test_adam_steps_every_row_of_the_embedding_at_every_step():
-    """The first step of Adam is learning_rate * sign(gradient): of a row without noise, nothing."""
+    """Adam's first step is learning_rate * sign(gradient), which is zero in a row without noise."""
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=1.0, clip=1.0, lot=10, steps=1)
     moved, _ = change(module_of(), ids, labels, ADAM, mechanism)
@@ -284,21 +284,21 @@ def test_adam_steps_every_row_of_the_embedding_at_every_step():
     assert not rows[PAD].any()
     for each in (np.delete(rows, PAD, axis=0), *moved.values()):
         assert np.abs(each) == pytest.approx(ADAM.learning_rate, rel=1e-2)
-    # Over more steps the noise of each is fresh, also where no text is.
+    # Every further step has fresh noise, including rows that no text uses.
     idle = np.setdiff1d(np.arange(VOCABULARY), np.append(np.unique(ids), PAD))
     moved, _ = change(module_of(), ids, labels, ADAM, mechanism.model_copy(update={"steps": 8}))
     walk = np.abs(moved["embedding.weight"][idle]) / ADAM.learning_rate
     assert walk.min() < 3 < walk.max() < 8.01
 
 
-def test_rows_that_no_text_uses_move_as_those_that_one_does():
-    """Weights so large that a step's noise is lost in their float32: noise of all steps at once would not be."""
+def test_unused_rows_move_like_used_rows():
+    """The weights are so large that float32 loses one step's noise; the noise of all steps at once would show."""
     ids, labels = data()
     module = module_of()
     with torch.no_grad():
         module.embedding.weight.fill_(1024.0)
         module.embedding.weight[PAD] = 0
-    # 900 steps of a tenth of half the distance to the next number below: three times that distance at once.
+    # 900 steps of a tenth of half the distance to the next float below would together be three times that half.
     mechanism = DpSgd(noise_multiplier=1e4, clip=1e-3, lot=1, steps=900)
     recipe = SGD.model_copy(update={"learning_rate": 4e-6 / 10})
     moved, _ = change(module, ids, labels, recipe, mechanism)
@@ -309,7 +309,7 @@ def test_rows_that_no_text_uses_move_as_those_that_one_does():
     assert rows[used].mean() == pytest.approx(rows[idle].mean(), abs=0.02)
 
 
-def test_every_row_has_noise_of_its_own_at_every_step(handed):
+def test_every_row_has_its_own_noise_at_every_step(handed):
     ids, labels = data()
     change(module_of(), ids, labels, SGD, DpSgd(noise_multiplier=1.0, lot=10, steps=3))
     first, second, third = (each["embedding.weight"][1:] for each in handed)
@@ -324,7 +324,7 @@ def test_every_row_has_noise_of_its_own_at_every_step(handed):
 
 @pytest.fixture
 def handed(monkeypatch):
-    """What the optimiser is given, step by step, float64."""
+    """The gradients that the optimiser gets at each step, as float64."""
     steps, make = [], private.make_optimiser
 
     def watched(module, recipe):
@@ -339,7 +339,7 @@ def handed(monkeypatch):
 
 
 @pytest.mark.parametrize(("multiplier", "clip", "lot"), [(1.0, 1.0, 10), (10.0, 0.3, 7), (0.7, 1e-6, 1000)])
-def test_the_optimiser_sees_the_lattice_alone(handed, multiplier, clip, lot):
+def test_the_optimiser_sees_only_lattice_values(handed, multiplier, clip, lot):
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=multiplier, clip=clip, lot=lot, steps=2)
     std = multiplier * clip / lot
@@ -350,7 +350,7 @@ def test_the_optimiser_sees_the_lattice_alone(handed, multiplier, clip, lot):
     for each in handed:
         flat = np.concatenate([values.ravel() for values in each.values()]) / step
         assert np.array_equal(flat, np.rint(flat))
-        # Not more than that is rounded away: odd points are as many as even ones.
+        # Nothing coarser is rounded: odd and even points are equally frequent.
         assert 0.4 < (flat % 2).mean() < 0.6
 
 
@@ -365,7 +365,7 @@ def test_the_step_of_the_lattice_is_public_and_a_power_of_two():
 
 
 def test_sum_and_noise_meet_in_float64_and_are_rounded_once():
-    """By hand, with more than a block of values and sums whose last bits float32 would lose beside the noise."""
+    """By hand, with several blocks of values, and sums whose last bits float32 would lose next to the noise."""
     count, unit, std = 2 * private._BLOCK + 5, 0.1 / 7, 0.3 / 7
     module = nn.ParameterDict({"all": nn.Parameter(torch.zeros(count))})
     sums = torch.linspace(-30, 30, count)
@@ -401,9 +401,9 @@ def test_an_empty_draw_is_a_step_of_noise():
     _, result = change(module_of(), ids, labels, SGD, mechanism, progress=lambda at: losses.append(at.loss))
     assert result.steps == len(losses) == 20
     empty = [math.isnan(loss) for loss in losses]
-    assert 2 <= sum(empty) <= 15  # Some 20 / e.
+    assert 2 <= sum(empty) <= 15  # About 20 / e.
 
-    # One draw that is surely empty: the weights move, and by noise alone.
+    # In a draw that is certainly empty, the weights move by noise alone.
     class NobodyDrawn(Seeded):
         def bytes(self, n, /):
             return b"\xff" * n if n > 32 else super().bytes(n)
@@ -430,14 +430,14 @@ def test_every_step_draws_at_the_rate_that_is_charged(monkeypatch, lot, expected
     change(module_of(), ids, labels, SGD, DpSgd(noise_multiplier=1.0, lot=lot, steps=30))
     assert rates == [(100, expected)] * 30
     seen = np.bincount(np.concatenate(drawn), minlength=100)
-    # Each on its own: no epochs, in which everyone would come once.
+    # Independent draws, not epochs, in which every example would come once.
     if expected < 1:
         assert seen.std() == pytest.approx(math.sqrt(30 * expected * (1 - expected)), rel=0.25)
     assert seen.mean() == pytest.approx(30 * expected, rel=0.1)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.25, 1.0])
-def test_a_rate_that_is_given_is_the_one_that_draws(monkeypatch, rate):
+def test_a_given_rate_is_the_one_used(monkeypatch, rate):
     ids, labels = data(count=100)
     rates = []
     draw = private.draw_poisson
@@ -447,7 +447,7 @@ def test_a_rate_that_is_given_is_the_one_that_draws(monkeypatch, rate):
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.01, math.nan])
-def test_a_rate_that_is_no_probability_is_refused(rate):
+def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ValueError, match="sampling rate"):
         change(module_of(), *data(), SGD, QUIET, rate=rate)
 
@@ -470,8 +470,8 @@ def test_without_examples_every_step_is_noise(monkeypatch, rate):
     assert stats.kstest(values / (1e3 * 2), "norm").pvalue > 0.01
 
 
-def test_the_sum_is_divided_by_the_lot_and_not_by_who_was_drawn():
-    """Twenty equal examples with one gradient beyond the clip: a step of all is 20 / lot times the clip long."""
+def test_the_sum_is_divided_by_the_lot_and_not_by_the_number_drawn():
+    """Twenty equal examples whose gradient exceeds the clip: a step over all of them has length 20 / lot * clip."""
     ids, labels = np.full((20, 4), 5), np.zeros(20, dtype=np.int64)
     for lot in (20, 40, 200):
         mechanism = DpSgd(noise_multiplier=1e-6, clip=1e-3, lot=lot, steps=1)
@@ -480,8 +480,8 @@ def test_the_sum_is_divided_by_the_lot_and_not_by_who_was_drawn():
         assert norm == pytest.approx(SGD.learning_rate * 20 / lot * 1e-3, rel=1e-2)
 
 
-def test_one_example_moves_a_step_by_the_clip_at_most():
-    """The sensitivity that is accounted for, on the outlier that would move it most, with dropout's coins the same."""
+def test_one_example_moves_a_step_by_at_most_the_clip():
+    """The sensitivity that is accounted for, on the outlier that would move it most, without dropout."""
     ids, labels = data()
     wild = ids.copy()
     wild[7] = PAD
@@ -496,14 +496,14 @@ def test_one_example_moves_a_step_by_the_clip_at_most():
         sums.append(change(module, texts, labels, SGD, mechanism)[0])
     distance = math.sqrt(sum(float(np.square(sums[0][name] - sums[1][name]).sum()) for name in sums[0]))
     per_example = SGD.learning_rate * 0.05 / 40
-    # In place of nothing here stands an empty text, which has a gradient of its own: twice the clip at most.
+    # The neighbour has an empty text in place of nothing, with a gradient of its own: so twice the clip at most.
     assert 0.2 * per_example < distance < 2.001 * per_example
 
 
-# ---- what it gives and says --------------------------------------------------------------------------------
+# ---- results and errors ------------------------------------------------------------------------------------
 
 
-def test_nothing_of_the_data_is_returned():
+def test_the_result_has_nothing_of_the_data():
     ids, labels = data()
     heard = []
     _, result = change(module_of(), ids, labels, SGD, QUIET, progress=heard.append)
@@ -526,7 +526,7 @@ def test_it_learns(optimiser):
 
 
 def test_without_noise_or_clipping_it_is_plain_training():
-    """One step over all examples: the same as the plain one, whose loss is the batch's mean."""
+    """One step over all examples is the plain step, whose loss is the batch's mean."""
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=1e-9, clip=1000.0, lot=len(ids), steps=1)
     module, plain = module_of(dropout=0.0), module_of(dropout=0.0)
@@ -561,7 +561,7 @@ def test_it_stops_when_it_is_asked_to():
 
 
 def test_an_example_that_is_not_finite_raises_nothing():
-    """Whether there is one must not be seen from outside; only what the noise went over may fail."""
+    """Whether there is one must not show outside; only a check of noised weights may fail."""
     ids, labels = data()
     module = module_of()
     with torch.no_grad():
@@ -570,12 +570,12 @@ def test_an_example_that_is_not_finite_raises_nothing():
     with pytest.raises(TrainingDiverged, match="learning_rate"):
         train_private(module, ids, labels, SGD, QUIET, random=Seeded("nan"), seed=0)
     after = shared_parameters(module)
-    # The weight was not finite before; all others learned from the other examples.
+    # That weight was not finite before. All others learned from the other examples.
     assert np.isfinite(after["output.weight"]).all()
     assert not np.array_equal(before["output.weight"], after["output.weight"])
 
 
-def test_a_module_that_broadcasts_is_refused_before_it_is_trained():
+def test_a_module_that_broadcasts_is_refused_before_training():
     class Prompted(type(module_of())):
         def forward(self, ids):
             return super().forward(ids) + self.prompt[:1].expand(len(ids), LABELS)
@@ -590,7 +590,7 @@ def test_a_module_that_broadcasts_is_refused_before_it_is_trained():
     assert not module.training
 
 
-def test_the_guard_always_runs(monkeypatch):
+def test_the_checks_always_run(monkeypatch):
     checked, clipped = [], []
     probe, add = private.check_examples_apart, ClippedGradients.add
     monkeypatch.setattr(private, "check_examples_apart", lambda module, seed: checked.append(probe(module, seed)))
@@ -606,7 +606,7 @@ def test_the_guard_always_runs(monkeypatch):
     assert add is ClippedGradients.add
 
 
-def test_data_that_do_not_belong_together_are_refused():
+def test_ids_and_labels_that_do_not_fit_are_refused():
     ids, labels = data()
     for wrong in ((ids, labels[1:]), (ids[:0], labels), (ids, labels[:0]), (ids[:0, 0], labels[:0])):
         with pytest.raises(ValueError, match=r"labels of shape"):
