@@ -305,5 +305,5 @@ def test_simulations_of_one_sum_refuse_groups(bundle, tmp_path):
     with pytest.raises(ValueError, match="asks for groups, but this makes one sum"):
         virtual_round(crew, start_of(bundle), 1, tuple(range(9)))
     state = SimpleNamespace(name="tiny", parameters=SimpleNamespace(job=bundle.document))
-    with pytest.raises(ValueError, match="asks for 3 groups, and the clear sum is one"):
+    with pytest.raises(ValueError, match="asks for 3 groups, but the clear sum has one"):
         ClearDriver(state, None)
