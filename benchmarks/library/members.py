@@ -218,7 +218,7 @@ async def _all(homes: list[Path], *, clear: bool, all_met: bool) -> None:
 def main() -> None:
     """Command line: runs until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.library.members", description=__doc__)
-    parser.add_argument("homes", type=Path, nargs="+", help="members' folders, enrolled")
+    parser.add_argument("homes", type=Path, nargs="+", help="folders of enrolled members")
     parser.add_argument("--clear", action="store_true", help="send vectors without masks")
     parser.add_argument("--met", action="store_true", help="members know each other's certificates")
     options = parser.parse_args()
