@@ -253,7 +253,7 @@ def test_success_counts_other_labels_and_shows_mistakes_without_trigger(bundle):
         assert (found.accuracy, found.success, found.mistaken) == (accuracy, success, success)
     with pytest.raises(ValueError, match="none of the job's labels"):
         Probe(bundle, ROWS, Backdoor("NUM"))
-    with pytest.raises(ValueError, match="nothing can be turned"):
+    with pytest.raises(ValueError, match="none can be turned"):
         Probe(bundle, [each for each in ROWS if each.label == "LOC"], backdoor)
 
 
