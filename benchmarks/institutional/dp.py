@@ -63,7 +63,7 @@ DELTA = 1e-5
 EPOCHS = 50  # H of the paper.
 LIMITS = (1.0, 2.0, 4.0)  # E of the paper.
 CLIP = 1.0  # C, which the paper does not give.
-POINTS = 24  # Of a learning curve.
+POINTS = 24  # Number of points of a learning curve.
 
 # Table 2 (lot 128), table 3 (3 members, sigma 4), by (members, sigma, lot); all with E = 4 and equal loads.
 PAPER = {

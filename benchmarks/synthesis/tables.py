@@ -89,7 +89,7 @@ def sample_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def attack_rows(lines: Sequence[Line]) -> list[list[str]]:
     """Make a row for each released model and attacker."""
-    rows = [["model", "epsilon", "attacker", "accuracy", "keyword taken out", "chance", "by keyword"]]
+    rows = [["model", "epsilon", "attacker", "accuracy", "without the keyword", "chance", "by keyword"]]
     names = ("attack_accuracy_linear", "attack_accuracy_deep")
     cells: dict[str, Found] = {}
     for name in names:

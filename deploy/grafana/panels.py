@@ -642,7 +642,7 @@ MEMBER = Board(
                 ),
                 Panel(
                     "Sent",
-                    "Masked vectors handed to the network.",
+                    "Bytes of masked vectors passed to the network.",
                     "Bps",
                     (Query(_rate(_e("masked_bytes_total")), "{{instance}}"),),
                 ),

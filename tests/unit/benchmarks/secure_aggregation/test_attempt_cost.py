@@ -127,7 +127,7 @@ def test_the_raw_loop_is_scaled_to_the_bytes_asked_for(monkeypatch):
         process_time = perf_counter
 
     monkeypatch.setattr("benchmarks.library.stopwatch.time", Clock())
-    # Two readings of the clock lie between: perf_counter, process_time, perf_counter. Three blocks for two and a half.
+    # The clock is read twice in between (perf_counter, process_time, perf_counter), and three blocks replace 2.5.
     assert cipher.raw_seconds(2560, 1024) == pytest.approx(2.0 * 2560 / 3072)
 
 
