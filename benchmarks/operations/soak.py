@@ -9,7 +9,7 @@ again from these records, for the attempts and survivors that the coordinator re
 
     lost_versions         versions that were announced (in the log, or to a member that has a receipt of it) and are
                           missing at the end, or differ from what was announced
-    double_counts         published attempts whose version is not, to the last bit, the step from the version before by
+    double_counts         published attempts whose version does not follow, to the last bit, from the version before and
                           the sum of its survivors' vectors, each counted once
     parameter_difference  largest difference of a coordinate between the final version and the one computed again
     recovery_seconds      longest time from a kill of the coordinator to the next open attempt; this includes its start

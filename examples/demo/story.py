@@ -2,7 +2,7 @@
 
 A coordinator and five members run as processes over mutual TLS on localhost. The fifth member joins late. In the first
 round after one with all five, the third is killed (SIGKILL) when half of its masked vector is sent. The demonstration
-computes every opened sum again from the inputs of the members in U3, and compares the digest of the next version.
+computes every opened sum again from the inputs of the survivors, and compares the digest of the next version.
 """
 
 import asyncio
@@ -294,7 +294,7 @@ class Story:
     # ---- the proof ------------------------------------------------------------------------------------------------
 
     async def _check_sums(self, stub: Any, detail: pb.JobDetail) -> None:
-        """Check that each published version is the step by the sum of the inputs of U3."""
+        """Check that each published version follows from the sum of the survivors' inputs."""
         for each in detail.rounds:
             for attempt in each.attempts:
                 if attempt.outcome == "published" and attempt.number not in self._checked:
@@ -315,7 +315,9 @@ class Story:
             next_version, self._job, len(attempt.cohort), len(attempt.survivors), total, np.frombuffer(base, "<f4")
         )
         if hashlib.sha256(step.values.tobytes()).digest() != attempt.new_version:
-            raise DemoFailed(f"round {each.number}: the published version does not match the sum of U3's inputs")
+            raise DemoFailed(
+                f"round {each.number}: the published version does not follow from the sum of the survivors' inputs"
+            )
         for path in folder.iterdir():
             path.unlink()
 
@@ -334,7 +336,7 @@ class Story:
         if LATE in published[0].cohort:
             raise DemoFailed(f"{LATE} was not late")
         self._dropped = lost
-        self.say(f"checked: each of the {ROUNDS} versions is exactly the step by the sum of its members' inputs")
+        self.say(f"checked: each of the {ROUNDS} versions follows exactly from the sum of its members' inputs")
 
     async def _finish(self, detail: pb.JobDetail) -> str:
         """Export the model, compare it with torch, predict one text, and return the verdict."""

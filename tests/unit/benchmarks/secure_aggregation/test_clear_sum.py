@@ -98,7 +98,7 @@ async def play_round(number, job, driver, ports, inbox):
     return np.array([int(value) % 2**bits for value in plain], dtype="<u4")
 
 
-def test_every_version_is_the_step_by_the_plain_sum(tmp_path):
+def test_every_version_follows_from_the_plain_sum(tmp_path):
     async def run():
         store = open_blobs(str(tmp_path / "store"))
         job, driver, ports, inbox = await started(tmp_path, store)
