@@ -86,7 +86,7 @@ class Page:
         return (ROOT / "benchmarks" / self.package / "report.md").read_text(encoding="utf-8")
 
     def section(self, name: str) -> Section:
-        """The section of this name."""
+        """Return the section of this name."""
         return next(each for each in self.sections if each.name == name)
 
 

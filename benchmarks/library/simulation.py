@@ -102,7 +102,7 @@ class Round:
     Args:
         number: of the round, from 1.
         senders: places of the members that took part.
-        lengths: one for each sender that has them.
+        lengths: norms of the senders' updates.
         values: the next version, (d,).
         groups: places among all members that were summed together; empty for a job with one sum.
         seen: what became of the groups; None for a job with one sum.

@@ -250,7 +250,7 @@ def _colour(value: float) -> str:
 
 
 def _signed(vector: NDArray[np.uint32]) -> Vector:
-    """The numbers below 2^BITS as signed ones."""
+    """Read numbers below 2^BITS as signed ones."""
     whole = vector.astype(np.int64)
     return np.where(whole < 2 ** (BITS - 1), whole, whole - 2**BITS)
 
