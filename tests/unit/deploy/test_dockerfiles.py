@@ -109,7 +109,7 @@ def test_the_build_context_has_no_secrets_or_data(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("RUN x\n", "before the first FROM"), ("FROM a AS b c\n", "line 1"), ("FROM a\nRUNN x\n", "no instruction")],
+    [("RUN x\n", "before the first FROM"), ("FROM a AS b c\n", "line 1"), ("FROM a\nRUNN x\n", "not an instruction")],
     ids=["order", "from", "word"],
 )
 def test_an_invalid_dockerfile_is_refused(tmp_path, text, sentence):
