@@ -1,7 +1,7 @@
 """Reasons: one enum in the contract, one word for logs and metric labels, one sentence for people.
 
-`Reason` is the protobuf enum. The part of it that secure aggregation uses carries that package's names, so the two
-are mapped by name and neither knows the other's numbers.
+`Reason` is the protobuf enum. Its entries for secure aggregation have the names of `secure_agg.Reason`, so the two are
+mapped by name and neither depends on the other's numbers.
 """
 
 from typing import cast
@@ -77,23 +77,23 @@ _SENTENCES: dict[str, str] = {
 
 
 def word(reason: Reason) -> str:
-    """As it stands in logs and metric labels: `token_used`."""
+    """The reason as logs and metric labels show it, e.g. `token_used`."""
     return Reason.Name(reason).removeprefix(_PREFIX).lower()
 
 
 def from_word(text: str) -> Reason:
-    """The reason of a word; unspecified for an unknown one (written by newer software)."""
+    """The reason that a word names; `REASON_UNSPECIFIED` for a word that only newer software knows."""
     name = _PREFIX + text.upper()
     return cast(Reason, Reason.Value(name)) if name in set(Reason.keys()) else Reason.REASON_UNSPECIFIED
 
 
 def of_protocol(reason: secure_agg.Reason) -> Reason:
-    """The contract's number for a reason of secure aggregation."""
+    """The contract's enum value for a reason of secure aggregation."""
     return cast(Reason, Reason.Value(_PREFIX + reason.name))
 
 
 def sentence(reason: Reason) -> str:
-    """What happened, and where there is something to do, what."""
+    """Says what happened and, if there is something to do, what to do."""
     text = word(reason)
     found = _SENTENCES.get(text)
     return found if found is not None else secure_agg.Reason[text.upper()].sentence

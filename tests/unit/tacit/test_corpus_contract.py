@@ -26,32 +26,32 @@ def said(**changes):
     [
         (
             {"model": {"architecture": "textcnn"}, "corpus": {}},
-            "corpus: only a model of architecture rvae makes text up; leave this table out",
+            "corpus: only an rvae generates text; leave this table out",
         ),
         (
             {"vocabulary": {"kind": "wordpiece", "file": "vocab.txt"}},
             'vocabulary: an rvae writes words of a public list; name its file, with kind = "words" (a member\'s own '
-            "words would be written into what it gives away)",
+            "words would appear in the text that it releases)",
         ),
         ({"method": "fedvocab", "vocabulary": {}}, "vocabulary: an rvae writes words of a public list"),
-        ({"method": "fedvocab"}, "method: fedvocab is for classifiers; an rvae takes fedavg or fedprox"),
-        ({"method": "lg-fedavg"}, "method: lg-fedavg is for classifiers; an rvae takes fedavg or fedprox"),
+        ({"method": "fedvocab"}, "method: fedvocab is for classifiers; an rvae needs fedavg or fedprox"),
+        ({"method": "lg-fedavg"}, "method: lg-fedavg is for classifiers; an rvae needs fedavg or fedprox"),
         (
             {
                 "model": {"architecture": "rvae", "variant": "published"},
                 "mechanism": {"name": "dp-sgd", "noise_multiplier": 1},
             },
-            "model.variant: published has noise of its own and no guarantee; dp-sgd beside it would look like one; "
-            "take sound, or no mechanism",
+            "model.variant: published has its own noise and no guarantee, and dp-sgd beside it would suggest one; use "
+            "sound, or mechanism none",
         ),
         (
             {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1}, "corpus": {"source": "members"}},
-            "corpus.source: under distributed-gaussian a member's own model has a share of the noise only, which "
-            'protects nothing by itself; take source = "operator", or dp-sgd',
+            "corpus.source: under distributed-gaussian a member's own model has only a share of the noise, which "
+            'protects nothing by itself; set source = "operator", or use dp-sgd',
         ),
         ({"corpus": {"texts": 0}}, "corpus.texts: Input should be greater than or equal to 1"),
         ({"corpus": {"max_bytes": MAX_CORPUS_BYTES + 1}}, "corpus.max_bytes: Input should be less than or equal to"),
-        ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is none of members, operator"),
+        ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is not one of members, operator"),
         ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
         ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
         (
@@ -60,7 +60,7 @@ def said(**changes):
         ),
         (
             {"labels": [f"label {each}" for each in range(257)], "corpus": {"source": "operator"}},
-            "corpus.guidance: it needs a decoder for each label, and 257 labels are more than 256; set guidance = 0",
+            "corpus.guidance: needs a decoder for each label, and 257 labels are more than 256; set guidance = 0",
         ),
         ({"corpus": {"guidance": 21}}, "corpus.guidance: Input should be less than or equal to 20"),
     ],

@@ -25,7 +25,7 @@ def a_job(aggregation=None, *, mechanism=None, **rounds):
     return JobDocument.model_validate(document)
 
 
-def test_a_document_with_groups_or_without_is_read_as_it_was_written():
+def test_a_document_with_or_without_groups_reads_back_unchanged():
     said = Aggregation(groups=5, combine="trimmed-mean", trim=2, min_groups=5, noise_after=0.5).model_dump()
     assert (said["groups"], said["combine"], said["trim"], said["min_groups"]) == (5, "trimmed-mean", 2, 5)
     trimmed = a_job({"combine": "trimmed-mean"})
@@ -38,17 +38,17 @@ def test_a_document_with_groups_or_without_is_read_as_it_was_written():
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"groups": None, "combine": "median"}, "combine: there is one sum"),
-        ({"groups": None, "trim": 2}, "trim: there is one sum"),
-        ({"groups": None, "trim": 1}, "trim: there is one sum"),
+        ({"groups": None, "combine": "median"}, "combine: has no effect, because there is only one sum"),
+        ({"groups": None, "trim": 2}, "trim: has no effect, because there is only one sum"),
+        ({"groups": None, "trim": 1}, "trim: has no effect, because there is only one sum"),
         ({"trim": 1}, "trim: mean trims nothing"),
         ({"combine": "median", "trim": 1}, "trim: median trims nothing"),
-        ({"groups": None, "min_groups": 2}, "min_groups: there is one sum"),
+        ({"groups": None, "min_groups": 2}, "min_groups: has no effect, because there is only one sum"),
         ({"groups": 1}, "groups"),
-        ({"groups": 2, "combine": "median"}, "groups: median needs 3 or more to outvote one, got 2"),
-        ({"groups": 4, "combine": "trimmed-mean", "trim": 2}, "trimmed-mean needs 5"),
+        ({"groups": 2, "combine": "median"}, "groups: median needs at least 3 to outvote one, got 2"),
+        ({"groups": 4, "combine": "trimmed-mean", "trim": 2}, "trimmed-mean needs at least 5"),
         ({"combine": "median", "trim": 2}, "trim: median trims nothing"),
-        ({"combine": "median", "min_groups": 2}, "min_groups: median of 3 groups needs 3 to 3"),
+        ({"combine": "median", "min_groups": 2}, "min_groups: median over 3 groups needs 3 to 3"),
         ({"min_groups": 4}, "needs 1 to 3"),
         ({"combine": "krum"}, "combine"),
         ({"noise_after": -1}, "noise_after"),
@@ -57,7 +57,7 @@ def test_a_document_with_groups_or_without_is_read_as_it_was_written():
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_keys_that_do_not_go_together_name_themselves(keys, says):
+def test_an_error_names_the_keys_that_do_not_fit_together(keys, says):
     with pytest.raises(ValidationError) as refused:
         a_job(keys)
     assert says in str(refused.value)
@@ -76,7 +76,7 @@ def test_keys_that_do_not_go_together_name_themselves(keys, says):
     ],
     ids=str,
 )
-def test_as_many_groups_are_needed_as_leave_the_good_ones_a_majority_that_counts(keys, needed):
+def test_the_groups_needed_let_the_rule_outvote_one(keys, needed):
     assert Aggregation(**{"groups": 3} | keys).groups_needed == needed
 
 
@@ -110,7 +110,7 @@ def test_noise_in_the_ring_counts_on_the_honest_of_a_group():
     job = a_job(mechanism=noise)
     assert promise_of(job, 9).honest == 2
     assert grid_of(job).members == 10
-    with pytest.raises(ValidationError, match=r"a cohort of 9 guarantees 2 honest inputs.*ask for fewer"):
+    with pytest.raises(ValidationError, match=r"a cohort of 9 guarantees 2 honest inputs.*lower aggregation\.groups"):
         a_job(mechanism=noise | {"honest": 3})
     # The members of the whole cohort would give as much: it is groups that cost it.
     document = job_document(min_members=9, target_members=30).model_dump() | {

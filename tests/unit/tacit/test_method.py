@@ -34,20 +34,20 @@ MECHANISMS = {
     "laplace": {"name": "laplace-update", "epsilon": 2.0},
     "ring": {"name": "distributed-gaussian", "noise_multiplier": 2.0, "honest": 2},
 }
-STEPS = "has steps of its own that nothing accounts for"
-FOLLOWS = "are trained on raw text, and what is sent in later rounds follows from them"
-OWN = "an own vocabulary depends on every text of a member"
-NO_ACCOUNT = "has no account here"
+STEPS = "takes steps for which there is no accounting"
+FOLLOWS = "trains private parameters on raw text, and later updates depend on them"
+OWN = "a member's own vocabulary depends on all its texts"
+NO_ACCOUNT = "there is no accounting for"
 
-# (method, mechanism): with a public vocabulary, and with own ones. A word of three: sound, in that way. None: no noise,
-# or nothing private. Anything else is in the sentence of the refusal.
+# (method, mechanism): the outcome with a public vocabulary and with members' own. One of three words: sound, in that
+# way. None: no noise, or nothing private. Any other text is part of the refusal.
 SOUND = {
     ("local", "dp-sgd"): (STEPS, STEPS),
     ("fedavg", "dp-sgd"): (None, None),
     ("fedprox", "dp-sgd"): (STEPS, STEPS),
     ("lg-fedavg", "dp-sgd"): (STEPS, STEPS),
     ("fedrecon", "dp-sgd"): (STEPS, STEPS),
-    # Not said, the embedding stays as it is under dp-sgd.
+    # By default, dp-sgd leaves the embedding unchanged.
     ("fedvocab", "dp-sgd"): ("frozen", OWN),
     ("plain", "dp-sgd"): ("frozen", OWN),
     ("frozen", "dp-sgd"): ("frozen", OWN),
@@ -94,7 +94,7 @@ def test_every_combination_is_in_the_table():
 
 @pytest.mark.parametrize("own", [False, True], ids=["public", "own"])
 @pytest.mark.parametrize(("name", "noise"), SOUND)
-def test_three_combinations_are_sound_and_the_others_refused_with_the_reason(name, noise, own):
+def test_three_combinations_are_sound_and_others_refused(name, noise, own):
     expected = SOUND[name, noise][own]
     if expected in (None, "frozen", "joint", "output"):
         assert protected_by(method(name), mechanism(noise), own_vocabulary=own) == expected
@@ -102,8 +102,8 @@ def test_three_combinations_are_sound_and_the_others_refused_with_the_reason(nam
     with pytest.raises(ValueError, match=r"^(method|vocabulary): ") as refused:
         protected_by(method(name), mechanism(noise), own_vocabulary=own)
     assert expected in str(refused.value)
-    # What to do in its place.
-    assert "take " in str(refused.value)
+    # The error says what to do instead.
+    assert "use " in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_job_says_its_method_in_a_word_or_a_table_or_not_at_all():
         ({"method": {"name": "lg-fedavg", "private": ["head"]}}, "private"),
         ({"method": {"name": "fedrecon", "tokens": []}}, "tokens"),
         ({"method": {"name": "fedrecon", "support": 1.0}}, "support"),
-        ({"method": "fedvocab", "model": {"freeze_embedding": True}}, 'say method.embedding = "frozen"'),
+        ({"method": "fedvocab", "model": {"freeze_embedding": True}}, 'set method.embedding = "frozen"'),
         ({"method": "fedavg", "vocabulary": OWN_WORDS}, "fedavg shares the embedding"),
         ({"method": "fedprox", "vocabulary": OWN_WORDS}, "fedprox shares the embedding"),
         ({"method": "fedrecon", "vocabulary": OWN_WORDS}, "fedrecon shares the embedding"),
@@ -219,7 +219,7 @@ def test_a_document_has_a_tokenizer_or_its_members_do():
     assert own.files.keys() == {"manifest.json", "weights.bin"}
 
 
-def test_a_document_names_what_private_parameters_start_from_if_the_vocabulary_is_public():
+def test_a_document_names_the_private_start_iff_the_vocabulary_is_public():
     public = document(method="fedvocab", tokenizer=TOKENIZER, private=START)
     assert public.files == {
         "manifest.json": bytes(32),
@@ -235,7 +235,7 @@ def test_a_document_names_what_private_parameters_start_from_if_the_vocabulary_i
         {"method": "fedavg", "tokenizer": TOKENIZER, "private": START},
         {"method": "fedrecon", "tokenizer": TOKENIZER},
     ):
-        with pytest.raises(ValidationError, match=r"private: what .* keeps"):
+        with pytest.raises(ValidationError, match=r"private: a job has it exactly if"):
             document(**wrong)
 
 
@@ -269,8 +269,8 @@ def test_adapting_what_is_frozen_is_refused_where_a_person_wrote_it(tmp_path):
     with pytest.raises(DocumentInvalid) as refused:
         JobSpec.from_toml(path)
     assert str(refused.value) == (
-        f'{path}: method.adaptive: there is nothing to adapt where embedding = "frozen" keeps the embedding as it is; '
-        'leave this key out, or say embedding = "trained"'
+        f'{path}: method.adaptive: has no effect, because embedding = "frozen" keeps the embedding as it is; leave '
+        'this key out, or set embedding = "trained"'
     )
     for rest, adaptive, embedding in (
         ('embedding = "frozen"\n', True, "frozen"),

@@ -183,14 +183,14 @@ def test_a_document_is_read_back_as_it_was_written(injection):
             )
             for number, hub in enumerate(("people/bert", "people/bert@main", "people/bert@abc123"))
         ),
-        pytest.param({"base": "x", "injection": "adapter"}, "'adapter' is none of prompt-tuning", id="injection"),
+        pytest.param({"base": "x", "injection": "adapter"}, "'adapter' is not one of prompt-tuning", id="injection"),
         pytest.param(
             {"base": "x", "injection": {"name": "lora", "tokens": 3}},
             "injection.tokens: lora has no such key",
             id="key",
         ),
         pytest.param({"base": "x", "injection": {"name": "prompt-tuning", "tokens": 0}}, "injection", id="no-tokens"),
-        pytest.param({"base": "x", "task": "guess"}, "'guess' is none of cloze, head", id="task"),
+        pytest.param({"base": "x", "task": "guess"}, "'guess' is not one of cloze, head", id="task"),
         pytest.param({"base": "x", "task": {"name": "cloze"}}, "task.verbaliser: missing", id="no-words"),
         pytest.param({"config": {"a": {"b": 1}}, "backbone": "00" * 32}, "a must be a word, a number", id="nested"),
         pytest.param(

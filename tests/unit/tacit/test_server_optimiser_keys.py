@@ -56,7 +56,7 @@ def test_an_optimiser_has_its_published_numbers_and_the_document_says_them_all(w
             {"optimiser": "fedyogi", "taau": 1e-3},
             'fedyogi has no such key; check its spelling, or optimiser = "fedyogi"',
         ),
-        ({"optimiser": "adam"}, "'adam' is none of fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
+        ({"optimiser": "adam"}, "'adam' is not one of fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
         (
             {"optimiser": "fedadam", "tau": 0.01, "initial_accumulator": 1e-6},
             "initial_accumulator: must be tau squared",
@@ -66,7 +66,7 @@ def test_an_optimiser_has_its_published_numbers_and_the_document_says_them_all(w
         ({"optimiser": "fedavgm", "momentum": 1.0}, "less than 1"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"name": "fedavg"}, "fedavg has no such key"),
-        ("fedsgd", "'fedsgd' is none of"),
+        ("fedsgd", "'fedsgd' is not one of"),
     ],
     ids=str,
 )
