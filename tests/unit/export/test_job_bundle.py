@@ -275,7 +275,7 @@ def test_the_bases_encoder_reaches_every_member(
 
 
 def test_a_base_that_would_reach_nobody_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"model\.base: lg-fedavg keeps the encoder .* would reach nobody; share"):
+    with pytest.raises(ValidationError, match=r"model\.base: its weights would reach nobody: lg-fedavg .*; share"):
         bundle_on_a_base(tmp_path / "no such folder", tmp_path / "bundle", None, "lg-fedavg")
 
 

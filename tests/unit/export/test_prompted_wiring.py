@@ -97,10 +97,10 @@ def stored(job):
     [
         (
             {"vocabulary": {"kind": "words", "file": "w.txt"}},
-            "vocabulary: a prompted model reads texts with its base's",
+            "vocabulary: a prompted model uses its base's tokenizer",
         ),
-        ({"method": "fedvocab"}, "method: fedvocab keeps parts of the model with the member"),
-        ({"method": {"name": "lg-fedavg"}}, "method: lg-fedavg keeps parts of the model with the member"),
+        ({"method": "fedvocab"}, "method: fedvocab keeps parts of the model private"),
+        ({"method": {"name": "lg-fedavg"}}, "method: lg-fedavg keeps parts of the model private"),
         ({"labels": ["positive", "other"]}, "model.task.verbaliser: no words for the label 'other'"),
         ({"model": {"base": None, "config": {}, "backbone": "00" * 32}}, "model.base: missing; name a folder"),
         ({"model": {"base": None}}, "model: a prompted model needs a base"),

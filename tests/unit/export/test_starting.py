@@ -105,7 +105,7 @@ def test_a_file_that_nothing_can_be_learnt_of(folder, content, words):
 
 
 def test_only_what_makes_text_up_has_such_a_start():
-    with pytest.raises(ValueError, match="start: only a model of architecture rvae"):
+    with pytest.raises(ValueError, match="start: only an rvae learns"):
         JobSpec(
             name="start",
             labels=("yes", "no"),

@@ -59,7 +59,7 @@ def test_an_optimiser_has_its_published_numbers_and_the_document_says_them_all(w
         ({"optimiser": "adam"}, "'adam' is not one of fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
         (
             {"optimiser": "fedadam", "tau": 0.01, "initial_accumulator": 1e-6},
-            "initial_accumulator: must be tau squared",
+            "initial_accumulator: must be at least tau squared",
         ),
         ({"optimiser": "fedadam", "beta_2": 1.0}, "less than 1"),
         ({"optimiser": "fedadam", "tau": 0.0}, "tau"),

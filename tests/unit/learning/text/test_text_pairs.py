@@ -257,7 +257,7 @@ def test_a_pair_is_refused_where_one_text_is_read_and_the_other_way_round():
     [
         pytest.param({"name": "head", "pairs": "maybe"}, "task.pairs", id="no-answer"),
         pytest.param({**CLOZE, "pairs": True}, "task.pairs: cloze has no such key", id="cloze"),
-        pytest.param({**CLOZE, "template": "{text} {sep} {mask} {text_b}"}, "{sep} is no slot", id="separator"),
+        pytest.param({**CLOZE, "template": "{text} {sep} {mask} {text_b}"}, "{sep} is not a slot", id="separator"),
     ],
 )
 def test_a_task_that_cannot_be_says_why(task, said):
@@ -270,7 +270,7 @@ def test_a_task_that_cannot_be_says_why(task, said):
 
 def test_a_separator_stands_between_two_texts_only():
     for template in ("{sep}{text}{text_b}", "{text}{sep}", "{text_b}{sep}{text}"):
-        with pytest.raises(ValueError, match=r"\{sep\} stands between \{text\} and \{text_b\}"):
+        with pytest.raises(ValueError, match=r"\{sep\} may only be between \{text\} and \{text_b\}"):
             parse_template(template, mask=False)
 
 
