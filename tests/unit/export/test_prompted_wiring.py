@@ -146,7 +146,7 @@ def test_a_backbone_that_was_changed_is_found_before_it_is_uploaded(folder, tmp_
     data = bytearray(job.backbone.read_bytes())
     data[-1] ^= 1
     job.backbone.write_bytes(data)
-    with pytest.raises(BundleInvalid, match=r"backbone\.safetensors differs from what bundle\.json says"):
+    with pytest.raises(BundleInvalid, match=r"backbone\.safetensors differs from what bundle\.json lists"):
         read_job_bundle(folder / "damaged")
     with pytest.raises(CommandFailed, match=r"backbone\.safetensors differs"):
         _read_bundle(folder / "damaged")

@@ -177,9 +177,9 @@ def test_a_coordinator_that_breaks_the_rules_is_left(sink, lie):
     assert content() == b""
 
 
-def test_no_more_is_taken_than_can_be_right(sink):
+def test_a_blob_above_the_limit_is_refused(sink):
     into, content = sink
-    with pytest.raises(BlobDamaged, match="at most 1000 can be right"):
+    with pytest.raises(BlobDamaged, match="the blob has at most 1000"):
         fetch(Serving(), into, limit=1000)
     assert content() == b""
 
