@@ -90,7 +90,7 @@ def test_rounding_stops_loudly_when_it_never_succeeds(monkeypatch: pytest.Monkey
         out = np.full(1, 5, dtype="<i4")
         if up:
             failed += 1
-            with pytest.raises(RoundingFailed, match="look at the random source"):
+            with pytest.raises(RoundingFailed, match="check the random source"):
                 round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}"), out)
         else:
             round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}"), out)

@@ -137,7 +137,7 @@ def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_d
         ({"assumed_corrupt": 2}, "threshold 3 is too low"),
         ({"graph": GroupedGraph(7, 2)}, "12 members make 2 to 6 groups"),
         ({"graph": GroupedGraph(1, 1)}, "not 1"),
-        ({"graph": GroupedGraph(3, 4)}, "of 3 groups at least 1 and at most all"),
+        ({"graph": GroupedGraph(3, 4)}, "at least 1 and at most all of 3 groups"),
         ({"graph": GroupedGraph(3, 2, 39)}, "sigma 39"),
         ({"graph": GroupedGraph(3, 2, 80, 5)}, "only 1 have the 3"),
         ({"graph": GroupedGraph(3, 2, 80, 12)}, "cannot be missing"),

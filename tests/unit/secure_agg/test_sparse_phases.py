@@ -65,7 +65,7 @@ def test_a_roster_that_would_weaken_the_promise_is_refused_by_both_sides(at) -> 
     fleet = SparseFleet(24)
     abandoned = fleet.play(lose={"m5", "m6", "m7"})
     assert isinstance(abandoned, Abandoned)
-    assert (abandoned.reason, abandoned.detail) == (Reason.THRESHOLD_LOST, "21 of 24 answered, the least is 22")
+    assert (abandoned.reason, abandoned.detail) == (Reason.THRESHOLD_LOST, "21 of 24 answered, the minimum is 22")
 
 
 def test_a_neighbours_unusable_key_is_refused_before_anything_is_sealed_for_it(at) -> None:
@@ -301,7 +301,7 @@ def test_answers_are_counted_around_each_dealer() -> None:
     closed = fleet.server.close()
     assert isinstance(closed, Abandoned)
     assert (closed.phase, closed.reason) == (Phase.UNMASK, Reason.THRESHOLD_LOST)
-    assert "of whose neighbours fewer than 6 are left" in closed.detail
+    assert "have fewer than 6 neighbours left" in closed.detail
     one = sorted(silent)[0]
     fleet.deliver(one, fleet.act(one, Phase.UNMASK))
     short = {m for m in names(24) if len(set(around(fleet, m)) & (silent - {one})) > 2}
@@ -347,7 +347,7 @@ def test_a_survivor_with_too_few_neighbours_makes_the_attempt_hopeless(phase: Ph
     abandoned = fleet.play()
     assert isinstance(abandoned, Abandoned)
     assert (abandoned.phase, abandoned.reason) == (phase, Reason.THRESHOLD_LOST)
-    assert "of whose neighbours fewer than 6 are left" in abandoned.detail
+    assert "have fewer than 6 neighbours left" in abandoned.detail
 
 
 def starving_with(fleet: SparseFleet, silent: set[str], answered: set[str]) -> frozenset[str]:
@@ -391,7 +391,7 @@ def test_too_few_survivors_or_confirmations_altogether() -> None:
         assert lone.hopeless
         closed = lone.close()
         assert isinstance(closed, Abandoned)
-        assert closed.detail == f"0 of 24 answered, the least is {least}"
+        assert closed.detail == f"0 of 24 answered, the minimum is {least}"
 
 
 def test_an_entry_of_a_stranger_far_away_is_checked_like_a_neighbours() -> None:
