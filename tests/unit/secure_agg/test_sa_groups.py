@@ -139,7 +139,7 @@ def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_d
         ({"graph": GroupedGraph(1, 1)}, "not 1"),
         ({"graph": GroupedGraph(3, 4)}, "at least 1 and at most all of 3 groups"),
         ({"graph": GroupedGraph(3, 2, 39)}, "sigma 39"),
-        ({"graph": GroupedGraph(3, 2, 80, 5)}, "only 1 have the 3"),
+        ({"graph": GroupedGraph(3, 2, 80, 5)}, "only 1 of 3 groups of 7 members have the 3"),
         ({"graph": GroupedGraph(3, 2, 80, 12)}, "cannot be missing"),
         ({"graph": GroupedGraph(3, 2, 80, -1)}, "absent is a whole number"),
         ({"graph": Graph.GROUPED}, "give a GroupedGraph"),
@@ -157,7 +157,7 @@ def test_a_cohort_that_cannot_be_split_so_says_why() -> None:
         grouped_thresholds(30, 10, 3)
     with pytest.raises(ContextInvalid, match="too large for a complete graph"):
         grouped_thresholds(5000, 4, 1)
-    with pytest.raises(ContextInvalid, match="ends at 10000"):
+    with pytest.raises(ContextInvalid, match="the limit is 10000"):
         grouped_thresholds(20_000, 100, 1)
 
 

@@ -141,7 +141,7 @@ def test_other_shares_are_refused(share: float) -> None:
         ((2, 0, 0, 40), "serves 3 to"),
         ((MAX_MEMBERS + 1, 0, 0, 40), "serves 3 to"),
         ((100, 60, 40, 40), "some must remain"),
-        ((100, 34, 33, 40), "no majority"),
+        ((100, 34, 33, 40), "not a majority"),
         ((100, -1, 0, 40), "some must remain"),
         ((100, 10, 10, 0), "at least 1"),
         ((20, 6, 6, 40), "no sparse graph"),
