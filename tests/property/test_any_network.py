@@ -143,7 +143,7 @@ def check(fleet):
 
 @given(members=st.integers(3, 8), network=networks, happenings=operations)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_happens(members, network, happenings):
+def test_any_network_leads_to_a_sum_or_a_clean_end(members, network, happenings):
     check(play(members, network, happenings))
 
 
@@ -151,5 +151,5 @@ def test_whatever_happens(members, network, happenings):
 @pytest.mark.timeout(1200)
 @given(members=st.integers(3, 8), network=networks, happenings=operations)
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_happens_at_length(members, network, happenings):
+def test_any_network_leads_to_a_sum_or_a_clean_end_at_length(members, network, happenings):
     check(play(members, network, happenings))

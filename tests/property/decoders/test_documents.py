@@ -148,7 +148,7 @@ def document_is_read(kind: str, seed: int, times: int) -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_what_the_changes_begin_with_is_good(kind: str) -> None:
+def test_the_unchanged_documents_are_valid(kind: str) -> None:
     reader, _ = READERS[kind]
     for document in GOOD[kind]:
         assert reader.from_json(json.dumps(document).encode()).digest()
@@ -262,7 +262,7 @@ def record_is_read(seed: int, times: int) -> None:
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_good_record_is_read(kind: str) -> None:
+def test_a_valid_record_is_read(kind: str) -> None:
     assert set(BODY) == set(BODIES)
     assert record_from(line_of(kind)).kind == kind
 
@@ -275,7 +275,7 @@ def test_any_record(how: tuple[int, int]) -> None:
 
 @quick
 @given(st.sampled_from(list(BODIES)), st.integers(0, 10**6), st.integers(0, 7))
-def test_a_record_with_a_flipped_bit_is_another_one_or_none(kind: str, place: int, bit: int) -> None:
+def test_a_record_with_a_flipped_bit_is_refused_or_another_one(kind: str, place: int, bit: int) -> None:
     line = bytearray(line_of(kind))
     line[place % len(line)] ^= 1 << bit
     try:
@@ -327,7 +327,7 @@ READ: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
 
 @pytest.mark.parametrize("number", range(len(NUMBERS)))
 @pytest.mark.parametrize("kind", READ)
-def test_numbers_without_end_are_refused(kind: str, number: int) -> None:
+def test_endless_numbers_are_refused(kind: str, number: int) -> None:
     read, invalid = READ[kind]
     with pytest.raises(invalid):
         read(NUMBERS[number])
@@ -335,7 +335,7 @@ def test_numbers_without_end_are_refused(kind: str, number: int) -> None:
 
 @pytest.mark.parametrize("nested", range(len(NESTED)))
 @pytest.mark.parametrize("kind", READ)
-def test_what_is_nested_without_end_is_refused(kind: str, nested: int) -> None:
+def test_endless_nesting_is_refused(kind: str, nested: int) -> None:
     read, invalid = READ[kind]
     with pytest.raises(invalid):
         read(NESTED[nested])
@@ -365,7 +365,7 @@ def test_a_token_that_expires_outside_the_calendar(expires: str) -> None:
         JoinToken.parse(token_of(json.dumps(body).encode()))
 
 
-def test_a_token_that_is_no_text() -> None:
+def test_a_token_that_is_not_text() -> None:
     with pytest.raises(TokenInvalid):
         JoinToken.parse("tacit1.\udcff.12345678")
 
@@ -411,7 +411,7 @@ def test_any_text_at_length() -> None:
     all_of_them()
 
 
-def test_the_calendar_of_these_tests_is_a_real_one() -> None:
+def test_the_calendar_of_these_tests_is_real() -> None:
     """That the token at the top has not expired by its own text."""
     assert JoinToken.parse(token_of(json.dumps(GOOD["token"][0]).encode())).expires == datetime(
         2030, 1, 2, 3, 4, 5, tzinfo=UTC

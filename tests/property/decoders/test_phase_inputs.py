@@ -173,14 +173,14 @@ def member_hears(graph: str, phase: Phase, seed: int, times: int) -> None:
 @quick
 @given(seeds)
 @pytest.mark.parametrize("phase", HEARD)
-def test_a_member_hears_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_member_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     member_hears("complete", phase, *how)
 
 
 @settings(quick, max_examples=60)
 @given(seeds)
 @pytest.mark.parametrize("phase", HEARD)
-def test_a_member_of_a_sparse_graph_hears_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_member_on_a_sparse_graph_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     member_hears("sparse", phase, *how)
 
 
@@ -253,14 +253,14 @@ def server_is_told(graph: str, phase: Phase, seed: int, times: int) -> None:
 @quick
 @given(seeds)
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_server_is_told_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_server_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     server_is_told("complete", phase, *how)
 
 
 @settings(quick, max_examples=60)
 @given(seeds)
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_server_of_a_sparse_graph_is_told_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_server_on_a_sparse_graph_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     server_is_told("sparse", phase, *how)
 
 
@@ -279,7 +279,7 @@ def test_anything_at_length(graph: str, phase: Phase) -> None:
     both()
 
 
-def test_what_is_fed_reaches_every_check() -> None:
+def test_the_generated_inputs_reach_every_check() -> None:
     """That the changes are not all refused at the first length: the reasons that they end in, by phase."""
     expected = {
         Phase.SHARE: 6,
@@ -348,7 +348,7 @@ def size_of(message: Any) -> int:
 
 
 @pytest.mark.parametrize("phase", HEARD)
-def test_a_member_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -> None:
+def test_a_member_refuses_oversized_messages_in_little_memory(phase: Phase) -> None:
     fleet = TABLE.at("complete", phase)
     for message in large(fleet, phase):
         state = fleet.states[ME]
@@ -367,7 +367,7 @@ def test_a_member_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_server_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -> None:
+def test_a_server_refuses_oversized_messages_in_little_memory(phase: Phase) -> None:
     fleet = TABLE.at("complete", phase)
     honest = said("complete")[phase][ME]
     tried = 0

@@ -197,7 +197,7 @@ PLACES = [
 ]
 
 
-def test_there_are_places():
+def test_the_text_fields_of_all_messages_are_found():
     assert len(PLACES) > 100
 
 
@@ -239,7 +239,7 @@ SESSION = [place for place in PLACES if place.values[0].name in ("MemberMessage"
 
 
 @pytest.mark.parametrize(("described", "path"), SESSION)
-def test_a_message_of_a_session_reaches_the_machine_clean_or_not_at_all(described, path):
+def test_a_session_message_is_clean_or_never_reaches_the_machine(described, path):
     read: Any = wire.from_member if described.name == "MemberMessage" else wire.from_coordinator
 
     @quick
@@ -263,7 +263,7 @@ def test_a_message_of_a_session_reaches_the_machine_clean_or_not_at_all(describe
 
 @quick
 @given(st.text(max_size=300) | st.sampled_from([*HOSTILE, "\ud800\udfff", "x" * 10**6]))
-def test_the_log_and_the_console_clean_what_nobody_cleaned_before(text: str) -> None:
+def test_the_log_and_the_console_clean_uncleaned_text(text: str) -> None:
     assert_log_is_clean(text)
     for shown in (printable(text), CommandFailed(text).sentence):
         assert len(shown) <= MAX_SHOWN
@@ -273,7 +273,7 @@ def test_the_log_and_the_console_clean_what_nobody_cleaned_before(text: str) -> 
 
 @quick
 @given(texts)
-def test_the_operators_lists_are_clean_also_of_raw_messages(text: str) -> None:
+def test_the_operators_lists_are_clean_even_with_raw_messages(text: str) -> None:
     member = operator_pb2.Member(name=text, status=text, software_version=text, declined={"desk": text, text: text})
     status = operator_pb2.StatusResponse(
         federation=text,

@@ -90,7 +90,7 @@ def sparse_contexts(draw: st.DrawFn) -> secure_agg.RoundContext:
 
 @quick
 @given(st.composite(sparse_contexts)(), st.data())
-def test_the_numbers_of_a_sparse_graph_arrive_all_or_are_missed_by_name(
+def test_a_sparse_graph_arrives_whole_or_the_missing_number_is_named(
     context: secure_agg.RoundContext, data: st.DataObject
 ) -> None:
     attempt = AttemptId(context.job, context.round, context.attempt)
@@ -265,7 +265,7 @@ def long_fields(message: Message) -> list[bytes]:
 
 @quick
 @given(st.lists(names, max_size=3), blobs)
-def test_what_is_shown_of_the_other_side_is_one_short_line(texts: list[str], process: bytes) -> None:
+def test_text_from_the_other_side_is_shown_in_one_short_line(texts: list[str], process: bytes) -> None:
     hello = pb.Hello(software_version="".join(texts), process=process)
     read = wire.from_member(pb.MemberMessage(hello=hello))
     assert isinstance(read, messages.Hello)

@@ -47,7 +47,7 @@ def jobs(draw: st.DrawFn) -> tuple[Grid, list[np.ndarray], str]:
 
 @settings(max_examples=250, deadline=None)
 @given(jobs())
-def test_norms_hold_nothing_wraps_and_sums_come_back(job: tuple[Grid, list[np.ndarray], str]) -> None:
+def test_norms_hold_nothing_wraps_and_sums_decode(job: tuple[Grid, list[np.ndarray], str]) -> None:
     grid, rows, seed = job
     bits = grid.bits_needed(grid.members)
     mask = np.uint32(2**bits - 1)

@@ -61,7 +61,7 @@ def test_any_losses_give_the_exact_sum_over_u3_or_a_clean_end(attempt: tuple) ->
     st.integers(0, 10**6),
     st.integers(1, 255),
 )
-def test_a_flipped_byte_in_what_the_server_passes_on_is_refused(where: str, place: int, flip: int) -> None:
+def test_a_flipped_byte_in_a_relayed_message_is_refused(where: str, place: int, flip: int) -> None:
     """Flip one byte of one byte string, or change one name, in a message to an honest member."""
     phase = {"roster": "share", "dealings": "mask", "survivors": "confirm", "confirmations": "unmask"}[where]
     fleet = Fleet(4).until(Phase(phase))

@@ -43,7 +43,7 @@ def ideal(std: float, count: int) -> tuple[list[Decimal], Decimal]:
 
 
 @pytest.mark.parametrize("std", [*STDS, pytest.param(16384.0, marks=pytest.mark.long)], ids=lambda s: f"s={s:g}")
-def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(std: float) -> None:
+def test_the_table_with_its_tail_is_within_2_to_minus_100_of_the_law(std: float) -> None:
     masses = magnitude_masses(std)
     assert sum(masses) == 2**127
     assert all(mass > 0 for mass in masses)
@@ -58,7 +58,7 @@ def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(std: float)
         assert (apart + abs(tail)) / 2 < Decimal(2) ** -100
 
 
-def test_the_tail_is_cut_where_the_budget_allows_and_no_later() -> None:
+def test_the_tail_is_truncated_as_soon_as_the_budget_allows() -> None:
     # One entry fewer would leave out more than 2^-101.
     for std in (0.5, 1.0, 3.0, 100.0):
         count = len(magnitude_masses(std))
@@ -116,7 +116,7 @@ class Written:
     ids=lambda masses: f"{len(masses)} magnitudes",
 )
 @pytest.mark.parametrize("negative", [0, 1])
-def test_a_draw_is_what_the_columns_say_on_both_sides_of_every_threshold(masses: list[int], negative: int) -> None:
+def test_draws_match_the_columns_on_both_sides_of_every_threshold(masses: list[int], negative: int) -> None:
     table = alias_table(masses)
     size, share = 1 << table.columns, 1 << (127 - table.columns)
     threshold, alias = thresholds(table)
@@ -164,7 +164,7 @@ def test_draws_fit_the_law(std: float) -> None:
         assert variance == pytest.approx(std**2, rel=1e-12)
 
 
-def test_neighbouring_draws_and_blocks_are_unrelated() -> None:
+def test_adjacent_draws_and_blocks_are_uncorrelated() -> None:
     drawn = DiscreteGaussian(4096.0).sample(100_000, SeededRandom("apart")).astype(np.float64) / 4096
     for lag in (1, 2, 16 * 1024, 32 * 1024):
         products = drawn[lag:] * drawn[:-lag]
@@ -180,7 +180,7 @@ def test_a_seed_gives_these_draws_on_every_machine() -> None:
     )
 
 
-def test_two_samples_differ_and_a_sample_is_added_in_place() -> None:
+def test_samples_differ_and_are_added_in_place() -> None:
     gaussian = DiscreteGaussian(3)
     assert gaussian == DiscreteGaussian(3.0)
     one, other = (gaussian.sample(1000, SystemRandom()) for _ in range(2))
@@ -191,7 +191,7 @@ def test_two_samples_differ_and_a_sample_is_added_in_place() -> None:
     assert gaussian.sample(0, SystemRandom()).shape == (0,)
 
 
-def test_a_stream_is_read_once_through() -> None:
+def test_a_stream_is_read_without_overlap() -> None:
     # The noise of the second block comes from the stream behind the first, not from its start.
     drawn = DiscreteGaussian(4096.0).sample(40_000, SeededRandom("blocks"))
     table = alias_table(magnitude_masses(4096.0))
@@ -201,6 +201,6 @@ def test_a_stream_is_read_once_through() -> None:
 
 
 @pytest.mark.parametrize("std", [0, -1.0, 0.06, 65537, math.nan, math.inf, True, "3"])
-def test_a_deviation_without_a_table_is_refused(std: float) -> None:
+def test_a_standard_deviation_without_a_table_is_refused(std: float) -> None:
     with pytest.raises(ValueError, match="from 1/16 to 65536"):
         DiscreteGaussian(std)

@@ -44,7 +44,7 @@ def test_our_member_refuses_survivors_whose_dealing_never_arrived() -> None:
     assert (caught.value.reason, caught.value.member) == (Reason.SURVIVORS_NOT_DEALT, "m3")
 
 
-def test_without_that_check_the_victims_input_comes_out_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_that_check_the_victims_input_is_revealed(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = withheld()
     # The build without the check: the victim signs, and has nothing to reveal of those it never heard from.
     monkeypatch.setattr(confirm.AwaitingSurvivors, "_check_survivors", lambda self, survivors: None)
@@ -80,7 +80,7 @@ def test_without_that_check_the_victims_input_comes_out_in_clear(monkeypatch: py
     np.testing.assert_array_equal(opened, fleet.inputs[VICTIM])
 
 
-def test_two_versions_of_u3_reach_no_threshold_twice() -> None:
+def test_two_versions_of_u3_cannot_both_reach_the_threshold() -> None:
     """Members shown one list refuse the signatures of those shown the other, so neither list can be
     opened."""
     fleet = Fleet(6).until(Phase.CONFIRM)

@@ -39,7 +39,7 @@ from tests.support.sum_fleet import make_context, names
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_bound_on_corrupt_members_is_that_of_every_draw_counted_one_by_one(data: st.DataObject) -> None:
+def test_the_bound_on_corrupt_members_matches_counting_every_draw(data: st.DataObject) -> None:
     members = data.draw(st.integers(2, 9))
     corrupt, size = data.draw(st.integers(0, members)), data.draw(st.integers(1, members))
     groups, sigma = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 8))
@@ -54,7 +54,7 @@ def test_the_bound_on_corrupt_members_is_that_of_every_draw_counted_one_by_one(d
     assert corrupt_in_group(members, corrupt, size, groups, sigma) == max(least, surely)
 
 
-def test_no_partition_has_a_worse_group_more_often_than_promised() -> None:
+def test_partitions_have_a_worse_group_at_most_as_often_as_bounded() -> None:
     # All 280 ways to split nine members, three of them corrupt, into three groups of three.
     bad = {"m0", "m1", "m2"}
     rest, worst = frozenset(names(9)), []
@@ -69,7 +69,7 @@ def test_no_partition_has_a_worse_group_more_often_than_promised() -> None:
     assert [corrupt_in_group(9, 3, 3, 3, sigma) for sigma in (4, 5)] == [2, 3]
 
 
-def test_in_large_groups_the_bound_is_far_below_the_group_and_in_small_ones_it_is_all_of_them() -> None:
+def test_the_bound_is_small_in_large_groups_and_everybody_in_small_ones() -> None:
     # The sparse graph's tail, in another arithmetic: among the 100 of a group as among 100 neighbours.
     more_than = np.logaddexp.accumulate(_log_probabilities(1000, 100, 100)[::-1])[::-1][1:]
     for sigma in (0, 40, 80):
@@ -94,9 +94,7 @@ def test_in_large_groups_the_bound_is_far_below_the_group_and_in_small_ones_it_i
 
 @given(st.integers(4, 400), st.integers(2, 12), st.integers(0, 40), st.integers(40, 90))
 @settings(max_examples=120, deadline=None)
-def test_numbers_that_are_found_keep_the_promise_for_every_roster(
-    n: int, groups: int, corrupt: int, sigma: int
-) -> None:
+def test_found_numbers_keep_the_guarantee_for_every_roster(n: int, groups: int, corrupt: int, sigma: int) -> None:
     try:
         graph, threshold, assumed = grouped_thresholds(n, groups, corrupt, sigma=sigma)
     except ContextInvalid:
@@ -115,7 +113,7 @@ def test_numbers_that_are_found_keep_the_promise_for_every_roster(
         assert sum(each >= threshold for each in sizes) == whole_groups(members, groups, threshold) >= graph.least
 
 
-def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_digest() -> None:
+def test_a_context_states_its_groups_guarantee_and_digests_the_split() -> None:
     context = grouped_context(12, 3, 1)
     assert (context.threshold, context.honest, context.corrupt_in_sum, context.largest_sum) == (3, 2, 1, 4)
     assert (context.min_roster, context.min_survivors, context.min_confirmations) == (8, 3, 3)
@@ -147,12 +145,12 @@ def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_d
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_numbers_of_groups_that_keep_no_promise_make_no_context(change: dict[str, Any], says: str) -> None:
+def test_a_context_refuses_group_numbers_without_a_guarantee(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ContextInvalid, match=says):
         dataclasses.replace(grouped_context(12, 3, 1), **change)
 
 
-def test_a_cohort_that_cannot_be_split_so_says_why() -> None:
+def test_a_cohort_that_cannot_be_split_is_refused_with_the_reason() -> None:
     with pytest.raises(ContextInvalid, match="let every member's policy assume fewer"):
         grouped_thresholds(30, 10, 3)
     with pytest.raises(ContextInvalid, match="too large for a complete graph"):
@@ -166,14 +164,14 @@ def test_a_cohort_that_cannot_be_split_so_says_why() -> None:
 
 @given(st.integers(4, 60), st.integers(2, 9), st.binary(min_size=32, max_size=32))
 @settings(max_examples=80, deadline=None)
-def test_everybody_is_in_exactly_one_group_and_they_are_even(n: int, groups: int, root: bytes) -> None:
+def test_every_member_is_in_one_group_and_groups_are_even(n: int, groups: int, root: bytes) -> None:
     drawn = draw_groups(root, (b"nonce",), names(n), groups)
     assert sorted(itertools.chain(*drawn)) == sorted(names(n))
     assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
     assert all(list(group) == sorted(group) for group in drawn)
 
 
-def test_two_members_meet_as_often_as_chance_has_it() -> None:
+def test_two_members_share_a_group_as_often_as_by_chance() -> None:
     met = 0
     for number in range(2000):
         drawn = draw_groups(number.to_bytes(32, "big"), (), names(12), 3)
@@ -182,7 +180,7 @@ def test_two_members_meet_as_often_as_chance_has_it() -> None:
     assert 465 < met < 625
 
 
-def test_the_draw_hangs_on_everybodys_nonce() -> None:
+def test_the_draw_depends_on_every_members_nonce() -> None:
     draws = set()
     for changed in range(12):
         nonces = [bytes([changed == at]) for at in range(12)]
@@ -190,7 +188,7 @@ def test_the_draw_hangs_on_everybodys_nonce() -> None:
     assert len(draws) == 12
 
 
-def test_members_and_server_draw_the_same_and_deal_within_their_group_alone() -> None:
+def test_members_and_server_draw_the_same_groups_and_deal_within_them() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
     for name, state in fleet.states.items():
         assert state.seat.session.groups == fleet.groups
@@ -210,7 +208,7 @@ def test_members_and_server_draw_the_same_and_deal_within_their_group_alone() ->
     st.sampled_from([32, 20, 13]),
 )
 @settings(max_examples=60, deadline=None)
-def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survivors(
+def test_after_any_losses_every_opened_sum_is_its_survivors(
     shape: tuple[int, int], lost: dict[Phase, set[int]], seed: int, bits: int
 ) -> None:
     n, groups = shape
@@ -239,7 +237,7 @@ def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survi
     assert set(names(n)) - in_sum <= {dropped.member for dropped in fleet.dropped} | set().union(*lose.values(), set())
 
 
-def test_a_group_is_lost_alone_with_everybody_in_it_named() -> None:
+def test_a_group_is_lost_alone_and_all_its_members_are_named() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
     first, second, third = fleet.groups
     fleet.play(lose=second[:2])
@@ -264,7 +262,7 @@ def test_hopeless_only_when_too_few_groups_can_still_answer() -> None:
     assert server.drop(second[1], Reason.DISCONNECTED).hopeless
 
 
-def test_the_sums_open_once_every_group_that_still_can_has_answered() -> None:
+def test_sums_open_once_every_group_that_can_has_answered() -> None:
     fleet = GroupFleet(12, 3).until(Phase.UNMASK)
     server, groups = fleet.server, fleet.groups
     for group in groups[:2]:
@@ -283,7 +281,7 @@ def test_the_sums_open_once_every_group_that_still_can_has_answered() -> None:
     assert [number for number, _ in closed[0].by_group()] == [0, 1, 2]
 
 
-def test_what_opens_one_group_opens_no_other() -> None:
+def test_the_secrets_of_one_group_open_no_other() -> None:
     fleet = GroupFleet(12, 3)
     for _ in Phase:
         assert fleet.play() is None
@@ -315,7 +313,7 @@ def test_a_coordinator_that_chooses_the_groups_itself_is_refused() -> None:
     assert (refused.reason, refused.member) == (Reason.DEALINGS_FOREIGN_DEALER, second[0])
 
 
-def test_a_member_is_put_into_a_second_group_by_no_second_roster() -> None:
+def test_a_second_roster_cannot_put_a_member_into_another_group() -> None:
     fleet = GroupFleet(12, 3)
     assert fleet.play() is None
     name = "m0"
@@ -349,7 +347,7 @@ def test_members_that_were_shown_different_rosters_share_no_sum() -> None:
     pytest.fail("the two groups share nobody; take another seed")
 
 
-def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
+def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
     # On the roster: so many left out that the member's group is no sum.
     fleet = GroupFleet(12, 3)
     fleet.play()
@@ -378,7 +376,7 @@ def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
     assert refusal(fleet.states[name].on_survivors, two).reason is Reason.SURVIVORS_TOO_FEW
 
 
-def test_survivors_of_another_group_fill_no_threshold() -> None:
+def test_survivors_of_another_group_do_not_count() -> None:
     fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
     first, second, _ = fleet.groups
     mixed = Survivors((*first[:2], second[0]))
@@ -386,7 +384,7 @@ def test_survivors_of_another_group_fill_no_threshold() -> None:
     assert (refused.reason, refused.member) == (Reason.SURVIVORS_NOT_DEALT, second[0])
 
 
-def test_confirmations_of_another_group_fill_no_threshold() -> None:
+def test_confirmations_of_another_group_do_not_count() -> None:
     fleet = GroupFleet(12, 3).until(Phase.UNMASK)
     first, second, _ = fleet.groups
     own, others = fleet.inbox[first[0]].confirmations, fleet.inbox[second[0]].confirmations
@@ -398,7 +396,7 @@ def test_confirmations_of_another_group_fill_no_threshold() -> None:
     assert refusal(fleet.states[first[0]].on_confirmations, few).reason is Reason.CONFIRMATIONS_TOO_FEW
 
 
-def test_two_lists_of_survivors_of_one_group_are_never_both_confirmed() -> None:
+def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
     # Of four members with one corrupt, which signs both lists: however the three honest ones are shown them, an honest
     # one would have to sign both for both to be asked for.
     (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups
@@ -431,7 +429,7 @@ def test_two_lists_of_survivors_of_one_group_are_never_both_confirmed() -> None:
     assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS
 
 
-def test_a_key_that_agrees_on_zero_is_refused_by_the_group_that_would_use_it() -> None:
+def test_a_key_that_agrees_on_zero_is_refused_by_its_group() -> None:
     fleet = GroupFleet(12, 3)
     liar = fleet.identities["m5"]
     honest = fleet.act("m5", Phase.ADVERTISE)

@@ -104,7 +104,7 @@ def test_one_key_for_masking_and_sealing(at_roster: Fleet) -> None:
 
 @pytest.mark.parametrize("field", ["masking_key", "sealing_key"])
 @pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"\x09" * 31, b""])
-def test_a_key_that_is_none(at_roster: Fleet, field: str, key: bytes) -> None:
+def test_an_unusable_key(at_roster: Fleet, field: str, key: bytes) -> None:
     owner = at_roster.identities["m4"]
     bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, owner, **{field: key}))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_INVALID, "m4")
@@ -128,7 +128,7 @@ def test_an_unsigned_entry(at_roster: Fleet, signature: bytes) -> None:
     refused(at_roster, Phase.SHARE, Reason.ROSTER_SIGNATURE_INVALID, "m4")
 
 
-def test_a_certificate_that_is_not_a_members(at_roster: Fleet) -> None:
+def test_a_certificate_without_the_member_role(at_roster: Fleet) -> None:
     server = TestIdentity("m4", role="server")
     bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, server, certificate=server.certificate))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_SIGNATURE_INVALID, "m4")
@@ -170,12 +170,12 @@ def test_a_roster_without_this_member(at_roster: Fleet) -> None:
 
 
 @pytest.mark.parametrize("field", ["masking_key", "sealing_key", "nonce", "signature", "certificate"])
-def test_its_own_entry_altered(at_roster: Fleet, field: str) -> None:
+def test_the_members_own_entry_altered(at_roster: Fleet, field: str) -> None:
     bend_entry(at_roster, ME, lambda e: dataclasses.replace(e, **{field: getattr(e, field)[:-1] + b"\x55"}))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_ALTERED, ME)
 
 
-def test_its_own_entry_altered_and_signed_with_its_own_key(at_roster: Fleet) -> None:
+def test_the_members_own_entry_altered_and_signed_with_its_key(at_roster: Fleet) -> None:
     """Not even its own older advertisement passes: an earlier attempt's keys must not come back."""
     bend_entry(at_roster, ME, lambda e: signed(at_roster, e, at_roster.identities[ME], nonce=b"n" * 32))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_ALTERED, ME)
@@ -244,7 +244,7 @@ def test_fewer_dealings_than_the_threshold(at_dealings: Fleet) -> None:
     refused(at_dealings, Phase.MASK, Reason.DEALINGS_TOO_FEW)
 
 
-def test_exactly_the_threshold_with_its_own(at_dealings: Fleet) -> None:
+def test_dealings_of_exactly_the_threshold_with_its_own(at_dealings: Fleet) -> None:
     at_dealings.inbox[ME] = ReceivedDealings(at_dealings.inbox[ME].dealings[:3])
     at_dealings.act(ME, Phase.MASK)
     assert at_dealings.states[ME].dealers == ("m0", "m1", "m2", "m3")
@@ -406,7 +406,7 @@ def test_a_vector_that_is_not_the_contexts(vector: Any) -> None:
     ready.mask(np.zeros(6, dtype="<u4"))
 
 
-def test_masks_meet_one_vector_only(at_dealings: Fleet) -> None:
+def test_masks_are_used_on_one_vector_only(at_dealings: Fleet) -> None:
     ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
     ready.mask(np.zeros(6, dtype="<u4"))
     vector = np.ones(6, dtype="<u4")
@@ -434,7 +434,7 @@ def at_survivors() -> Fleet:
         (("m0", "m1", "m2", "m9"), Reason.SURVIVORS_NOT_DEALT, "m9"),
     ],
 )
-def test_a_list_of_survivors(at_survivors: Fleet, members: tuple, reason: Reason, blamed: str | None) -> None:
+def test_an_invalid_list_of_survivors(at_survivors: Fleet, members: tuple, reason: Reason, blamed: str | None) -> None:
     at_survivors.inbox[ME] = Survivors(members)
     refused(at_survivors, Phase.CONFIRM, reason, blamed)
 
@@ -522,7 +522,7 @@ def test_one_share_of_each_dealer_and_never_of_its_own_masking_key(at_confirmati
     assert keys == ["m5"]
 
 
-def test_the_share_that_must_not_be_revealed_is_gone_once_u3_is_signed(at_confirmations: Fleet) -> None:
+def test_the_other_share_is_erased_once_u3_is_signed(at_confirmations: Fleet) -> None:
     held = at_confirmations.states[ME]._held
     for dealer, shares in held.items():
         forbidden = shares.seed if dealer == "m5" else shares.masking
@@ -547,9 +547,7 @@ def test_secrets_are_erased_after_their_last_use() -> None:
             secret.reveal()
 
 
-def test_the_keys_of_masks_are_erased_even_if_masking_breaks_off(
-    at_dealings: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mask_keys_are_erased_even_if_masking_fails(at_dealings: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
 
     def broken(*args: object, **more: object) -> None:
@@ -565,7 +563,7 @@ def test_the_keys_of_masks_are_erased_even_if_masking_breaks_off(
         ready.mask(np.zeros(6, dtype="<u4"))
 
 
-def test_each_peer_is_agreed_with_once_for_masking_and_once_for_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_agrees_once_per_peer_for_masking_and_for_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(5).until(Phase.SHARE)
     act, exchange = fleet.act, agreement._exchange
     peers: list[bytes] = []
@@ -600,7 +598,7 @@ def test_a_member_masks_the_same_with_any_number_of_threads(threads: int) -> Non
     assert message.length == 1000
 
 
-def test_no_threads_are_refused_before_anything_is_spent(at_dealings: Fleet) -> None:
+def test_zero_threads_are_refused_before_anything_is_spent(at_dealings: Fleet) -> None:
     ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
     vector = np.ones(6, dtype="<u4")
     with pytest.raises(ValueError, match="at least one thread"):
@@ -637,7 +635,7 @@ def test_the_result_a_member_is_told_can_be_checked() -> None:
     assert fleet.states[ME].result_digest(total) != fleet.server.result_digest(fleet.plain_sum(fleet.identities))
 
 
-def test_certificates_helper_is_sound() -> None:
+def test_the_fake_authority_checks_certificates() -> None:
     """The fake authority of these tests is a check, not a formality."""
     identity = TestIdentity("a")
     assert verify(identity.certificate, b"x", identity.sign(b"x")) == "a"
@@ -666,7 +664,7 @@ def overwritten(secret: Any) -> bool:
 
 
 @pytest.mark.parametrize("phase", [Phase.SHARE, Phase.MASK, Phase.CONFIRM, Phase.UNMASK])
-def test_a_state_that_is_told_to_forget_holds_no_secret_and_refuses_everything(phase: Phase) -> None:
+def test_a_forgotten_state_holds_no_secret_and_refuses_everything(phase: Phase) -> None:
     fleet = Fleet(5).until(phase)
     state = fleet.states[ME]
     assert not all(overwritten(each) for each in secrets_of(state))
@@ -679,7 +677,7 @@ def test_a_state_that_is_told_to_forget_holds_no_secret_and_refuses_everything(p
     state.forget()
 
 
-def test_who_is_told_to_forget_before_masking_masks_nothing() -> None:
+def test_forgetting_before_masking_masks_nothing() -> None:
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
     ready.forget()
@@ -690,7 +688,7 @@ def test_who_is_told_to_forget_before_masking_masks_nothing() -> None:
     assert np.array_equal(vector, fleet.inputs[ME])
 
 
-def test_who_is_told_to_forget_while_another_thread_masks_leaves_that_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_while_another_thread_masks_leaves_it_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The vector is whole, or there is none: never one under half of its masks."""
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
@@ -709,7 +707,7 @@ def test_who_is_told_to_forget_while_another_thread_masks_leaves_that_its_keys(m
     assert all(overwritten(each) for each in secrets_of(ready))
 
 
-def test_what_was_opened_before_a_bad_share_came_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_opened_before_a_bad_one_are_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(5).until(Phase.MASK)
     state, opened = fleet.states[ME], []
     real = type(state)._open

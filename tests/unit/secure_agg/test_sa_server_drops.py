@@ -55,7 +55,7 @@ def any_phase(request: pytest.FixtureRequest) -> Fleet:
     return Fleet(5).until(request.param)
 
 
-def test_a_repeat_changes_nothing_and_a_different_second_message_is_a_drop(any_phase: Fleet) -> None:
+def test_a_repeat_is_ignored_and_a_different_second_message_dropped(any_phase: Fleet) -> None:
     message = acted(any_phase)
     before = any_phase.server
     after = offer(any_phase, message)
@@ -85,7 +85,7 @@ def test_a_message_of_another_phase_is_a_drop(any_phase: Fleet) -> None:
     assert any_phase.server.receive(ME, None).reason is Reason.MESSAGE_NOT_EXPECTED
 
 
-def test_a_stranger_is_not_expected(any_phase: Fleet) -> None:
+def test_a_stranger_is_refused(any_phase: Fleet) -> None:
     message = acted(any_phase)
     assert offer(any_phase, message, "m9") == Dropped("m9", Reason.SENDER_NOT_EXPECTED)
     assert any_phase.server.drop("m9", Reason.DISCONNECTED) is any_phase.server
@@ -113,7 +113,7 @@ def test_a_dropped_member_stays_dropped_for_its_first_reason(any_phase: Fleet) -
     assert any_phase.server.dropped == ()
 
 
-def test_an_answer_is_withdrawn_by_a_drop_before_the_mask_phase_and_stands_from_there_on(
+def test_a_drop_withdraws_an_answer_only_before_the_mask_phase(
     any_phase: Fleet,
 ) -> None:
     answered = offer(any_phase, acted(any_phase))
@@ -123,13 +123,13 @@ def test_an_answer_is_withdrawn_by_a_drop_before_the_mask_phase_and_stands_from_
     assert ME not in dropped.waiting
 
 
-def test_closing_drops_those_still_waited_for(any_phase: Fleet) -> None:
+def test_closing_drops_members_that_have_not_answered(any_phase: Fleet) -> None:
     fleet = any_phase
     fleet.play(lose={ME})
     assert fleet.dropped == [Dropped(ME, Reason.PHASE_DEADLINE)]
 
 
-def test_below_the_threshold_the_attempt_is_abandoned_and_says_so_early(any_phase: Fleet) -> None:
+def test_below_the_threshold_the_attempt_is_hopeless_and_abandoned(any_phase: Fleet) -> None:
     fleet = any_phase
     phase = fleet.server.phase
     fleet.server = fleet.server.drop("m0", Reason.DISCONNECTED)
@@ -150,7 +150,7 @@ def test_below_the_threshold_the_attempt_is_abandoned_and_says_so_early(any_phas
 
 
 @pytest.mark.parametrize("cohort", [names(4), names(6), [*names(4), "m0"]])
-def test_the_cohort_is_the_contexts(cohort: list[str]) -> None:
+def test_the_cohort_must_match_the_context(cohort: list[str]) -> None:
     with pytest.raises(ContextInvalid):
         open_attempt(make_context(5), cohort, verify)
 
@@ -326,7 +326,7 @@ def at_unmask() -> Fleet:
     return Fleet(6).until(Phase.UNMASK, {Phase.MASK: {"m5"}})
 
 
-def test_a_wrong_share_is_named_and_survived(at_unmask: Fleet) -> None:
+def test_a_wrong_share_is_named_and_the_sum_still_opens(at_unmask: Fleet) -> None:
     def lie(phase: Phase, member: str, message: Any) -> Any:
         if member != ME:
             return message
@@ -348,7 +348,7 @@ def test_a_share_that_its_dealer_did_not_commit_to(at_unmask: Fleet, kind: str, 
     drops(at_unmask, bent, Reason.UNMASKING_SHARE_MISMATCH)
 
 
-def test_a_share_of_the_other_kind_does_not_pass_for_one(at_unmask: Fleet) -> None:
+def test_a_share_of_the_other_kind_is_refused(at_unmask: Fleet) -> None:
     message = acted(at_unmask)
     swapped = RevealedShare("m5", message.seed_shares[0].share)
     drops(at_unmask, dataclasses.replace(message, masking_shares=(swapped,)), Reason.UNMASKING_SHARE_MISMATCH)
@@ -373,7 +373,7 @@ def test_an_answer_for_other_dealers(at_unmask: Fleet) -> None:
         drops(at_unmask, wrong, Reason.UNMASKING_DEALERS_WRONG)
 
 
-def test_enough_is_said_at_the_threshold(at_unmask: Fleet) -> None:
+def test_enough_is_true_from_the_threshold(at_unmask: Fleet) -> None:
     assert at_unmask.context.threshold == 4
     for count, member in enumerate(names(5), start=1):
         at_unmask.deliver(member, at_unmask.act(member, Phase.UNMASK))
@@ -438,7 +438,7 @@ def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled
 
 
 @pytest.mark.parametrize("total", [np.zeros(5, dtype="<u4"), np.zeros(6, dtype=np.int64), np.full(6, 2**20, "<u4")])
-def test_only_a_sum_of_the_contexts_shape_is_unmasked(total: np.ndarray) -> None:
+def test_only_a_sum_that_fits_the_context_is_unmasked(total: np.ndarray) -> None:
     fleet = Fleet(4, bits=20)
     fleet.run()
     with pytest.raises(ValueError, match=r"ring|values|vector"):
@@ -456,7 +456,7 @@ def test_a_sum_opens_the_same_with_any_number_of_threads(threads: int | None) ->
     np.testing.assert_array_equal(fleet.sum.total, fleet.plain_sum(set(names(5)) - {"m3"}))
 
 
-def test_without_unmasking_the_sum_says_nothing_and_shows_no_secret() -> None:
+def test_a_sum_before_unmasking_reveals_nothing() -> None:
     fleet = Fleet(4, values=1000)
     for _ in Phase:
         fleet.play()

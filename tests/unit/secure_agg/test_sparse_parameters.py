@@ -42,7 +42,7 @@ def test_the_honest_inputs_of_a_sum_at_80_bits(n: int, honest: int) -> None:
     assert found.honest == honest == found.threshold - found.corrupt_neighbours
 
 
-def test_two_thresholds_never_fit_into_one_neighbourhood() -> None:
+def test_a_neighbourhood_never_holds_two_thresholds() -> None:
     """2t > k + t1: neighbours that are told different survivors cannot give away both secrets of one member."""
     for gamma, delta, sigma, n, _ in ROWS:
         found = find(n, gamma, delta, sigma)
@@ -115,7 +115,7 @@ def test_semi_honest_graphs_need_fewer_neighbours() -> None:
     assert find(1000, 0.33, 0.1, 40, semi_malicious=False).neighbours < find(1000, 0.33, 0.1, 40).neighbours
 
 
-def test_members_absent_from_the_roster_make_the_corrupt_ones_weigh_more() -> None:
+def test_absent_members_raise_the_weight_of_corrupt_ones() -> None:
     whole, thinned = find(1000, 0.1, 0.1), find(1000, 0.1, 0.1, absent=100)
     assert (thinned.neighbours, thinned.threshold) == (126, 92)
     assert corrupt_neighbours(900, 100, thinned.neighbours, 80) == thinned.corrupt_neighbours
@@ -147,7 +147,7 @@ def test_other_shares_are_refused(share: float) -> None:
         ((20, 6, 6, 40), "no sparse graph"),
     ],
 )
-def test_what_no_graph_can_give_is_refused(numbers: tuple[int, int, int, int], says: str) -> None:
+def test_impossible_requirements_are_refused(numbers: tuple[int, int, int, int], says: str) -> None:
     with pytest.raises(NoParameters, match=says):
         find_counts(*numbers)
 
@@ -159,7 +159,7 @@ def test_no_more_may_be_absent_than_lost(absent: int) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 7, 30, 33, 100, 10**9])
-def test_other_degrees_are_worth_nothing(k: int) -> None:
+def test_other_degrees_are_not_sufficient(k: int) -> None:
     assert evaluate(100, 10, 10, k, 40) is None
 
 

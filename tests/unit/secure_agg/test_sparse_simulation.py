@@ -30,7 +30,7 @@ def test_three_hundred_members_with_losses_in_every_phase() -> None:
     assert {entry.member for entry in fleet.dropped} == set().union(*lose.values())
 
 
-def test_too_many_around_one_member_end_it_though_the_cohort_could_lose_more() -> None:
+def test_too_many_losses_around_one_member_end_the_attempt() -> None:
     """21 of 300 are fewer than the 30 that may be lost, but one member's 66 neighbours can spare no more than 20."""
     fleet = SparseFleet(300).until(Phase.MASK)
     around = fleet.server.session.neighbours("m7")
@@ -47,7 +47,7 @@ def test_too_many_around_one_member_end_it_though_the_cohort_could_lose_more() -
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
-def test_three_hundred_members_again_and_again(seed: int) -> None:
+def test_three_hundred_members_repeatedly(seed: int) -> None:
     lose = losses(seed, share=seed * 3, mask=15, confirm=seed * 2, unmask=12 - seed)
     fleet = SparseFleet(300, seed=str(seed))
     result = fleet.run(lose)

@@ -62,7 +62,7 @@ def test_x25519_iterated_as_published() -> None:
 
 
 @pytest.mark.parametrize("case", load("bad_x25519.json"), ids=named)
-def test_x25519_refuses_what_agrees_on_nothing(case: dict[str, str]) -> None:
+def test_x25519_refuses_points_that_agree_on_zero(case: dict[str, str]) -> None:
     """Points of small order, in every spelling: reduced or not, with the ignored bit or without."""
     with pytest.raises(KeyInvalid):
         check_public_key(unhex(case["public"]))
@@ -71,7 +71,7 @@ def test_x25519_refuses_what_agrees_on_nothing(case: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("u", [2, 3, 4, 9, 18])
-def test_other_spellings_of_a_good_point_agree_alike(u: int) -> None:
+def test_other_encodings_of_a_valid_point_agree_alike(u: int) -> None:
     """RFC 7748, section 5: the last bit is ignored, and what is not reduced is reduced. Only a member itself could
     gain by it, and it signs its spelling.
     """
@@ -94,7 +94,7 @@ def test_hkdf_as_published(case: dict[str, str]) -> None:
 # AES-256-CTR.
 
 
-def test_the_mask_stream_is_the_published_one_both_ways() -> None:
+def test_the_mask_stream_matches_the_published_one() -> None:
     """F.5.5 encrypts, F.5.6 decrypts with the same key, counter and blocks; and again block by block."""
     case = load("published.json")["aes_256_ctr"]
     name, counter = unhex(case["key"]), unhex(case["counter"])
@@ -110,7 +110,7 @@ def test_the_mask_stream_is_the_published_one_both_ways() -> None:
         assert part == stream[16 * block : 16 * block + 16]
 
 
-def test_the_mask_stream_starts_at_counter_zero_and_carries_over_the_whole_block() -> None:
+def test_the_mask_streams_counter_starts_at_zero_and_carries() -> None:
     name = bytes(range(32))
     scratch = StreamScratch(48)
     encryptor = Cipher(algorithms.AES(name), modes.ECB()).encryptor()  # noqa: S305  the block cipher itself
@@ -143,7 +143,7 @@ def test_gcm_as_published(case: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("case", load("bad_aes_256_gcm.json"), ids=named)
-def test_gcm_refuses_what_was_changed(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gcm_refuses_changed_messages(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidTag):
         AESGCM(unhex(case["key"])).decrypt(unhex(case["nonce"]), unhex(case["sealed"]), unhex(case["aad"]))
     as_in(monkeypatch, case)
@@ -151,7 +151,7 @@ def test_gcm_refuses_what_was_changed(case: dict[str, str], monkeypatch: pytest.
         open_sealed(b"", b"", "a", "b", unhex(case["sealed"]))
 
 
-def test_what_is_changed_in_the_bad_vectors_would_open_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bad_vectors_would_open_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """That they fail for what they are named after, not for their key."""
     first = load("bad_aes_256_gcm.json")[0]
     as_in(monkeypatch, first)
@@ -237,7 +237,7 @@ def test_pss_refuses_every_other_signature(name: str) -> None:
         verify_signature(key(2).public_key(), MESSAGE, BAD_PSS[name]())
 
 
-def test_pss_takes_what_it_made() -> None:
+def test_pss_accepts_its_own_signatures() -> None:
     for signature in (sign(key(2), MESSAGE), pss(), power(encoded())):
         verify_signature(key(2).public_key(), MESSAGE, signature)
     # A fresh salt each time.
@@ -268,11 +268,11 @@ SCRYPT = [
 
 
 @pytest.mark.parametrize(("password", "salt", "n", "r", "p", "made"), SCRYPT)
-def test_scrypt_is_the_published_one(password: bytes, salt: bytes, n: int, r: int, p: int, made: str) -> None:
+def test_scrypt_as_published(password: bytes, salt: bytes, n: int, r: int, p: int, made: str) -> None:
     assert Scrypt(salt=salt, length=64, n=n, r=r, p=p).derive(password).hex() == made
 
 
-def test_no_primitive_is_used_that_no_vector_is_about() -> None:
+def test_every_primitive_in_use_has_a_vector() -> None:
     """Every import of the library's primitives in what members run, against what is tested above."""
     known = {
         "primitives import hashes",

@@ -105,18 +105,18 @@ def kind(message):
 
 
 @pytest.mark.parametrize("message", MEMBER_SAYS, ids=kind)
-def test_what_a_member_says_comes_back_as_it_was(message):
+def test_a_members_message_round_trips(message):
     encoded = wire.to_coordinator(message).SerializeToString()
     assert wire.from_member(pb.MemberMessage.FromString(encoded)) == message
 
 
 @pytest.mark.parametrize("message", COORDINATOR_SAYS, ids=kind)
-def test_what_the_coordinator_says_comes_back_as_it_was(message):
+def test_a_coordinators_message_round_trips(message):
     encoded = wire.to_member(message).SerializeToString()
     assert wire.from_coordinator(pb.CoordinatorMessage.FromString(encoded)) == message
 
 
-def test_every_kind_of_message_is_tried_here():
+def test_every_kind_of_message_is_tested_here():
     said = {type(getattr(each, "payload", each)) for each in MEMBER_SAYS}
     assert len(said) == len(pb.MemberMessage.DESCRIPTOR.oneofs[0].fields)
     said = {type(getattr(each, "payload", each)) for each in COORDINATOR_SAYS}
@@ -126,7 +126,7 @@ def test_every_kind_of_message_is_tried_here():
 @pytest.mark.parametrize(
     "message", [pb.MemberMessage(), pb.MemberMessage(confirmation=pb.Confirmation()), pb.MemberMessage(dealing={})]
 )
-def test_what_is_no_message_is_refused(message):
+def test_a_malformed_message_is_refused(message):
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
 
@@ -144,7 +144,7 @@ def heard(message):
     return read.payload
 
 
-def test_a_context_that_contradicts_itself_is_an_attempt_to_refuse_and_none_to_take_part_in():
+def test_a_contradictory_context_is_an_attempt_that_a_member_refuses():
     message = opened(make_context(5))
     message.attempt_opened.threshold = 2
     with pytest.raises(secure_agg.ContextInvalid, match="threshold 2 is too low"):
@@ -156,7 +156,7 @@ def test_a_context_that_contradicts_itself_is_an_attempt_to_refuse_and_none_to_t
 
 
 @pytest.mark.parametrize("context", [make_context(3, threshold=2, corrupt=0), SPARSE], ids=["complete", "sparse"])
-def test_a_number_that_was_not_said_is_missed_by_name_and_never_zero(context):
+def test_a_missing_number_is_named_and_never_read_as_zero(context):
     """n_C = 0 is a number like any other: said, it is there; not said, it is missing."""
     assert heard(opened(context)).context == context
     for name in ("cohort", "threshold", "assumed_corrupt", "values", "bits"):
@@ -171,7 +171,7 @@ def test_a_number_that_was_not_said_is_missed_by_name_and_never_zero(context):
             _ = heard(message).context
 
 
-def test_a_sparse_graph_that_is_left_out_makes_another_context_with_another_digest():
+def test_a_context_without_its_sparse_graph_has_another_digest():
     message = opened(SPARSE)
     message.attempt_opened.ClearField("sparse_graph")
     with pytest.raises(secure_agg.ContextInvalid):
@@ -181,7 +181,7 @@ def test_a_sparse_graph_that_is_left_out_makes_another_context_with_another_dige
     assert heard(message).context.digest() != SPARSE.digest()
 
 
-def test_the_largest_messages_of_the_largest_cohort_fit_what_ports_and_channels_take():
+def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     names = [f"{number:05}".ljust(63, "x") for number in range(limits.MAX_MEMBERS)]
     longest = bytes(1024)
     entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)
@@ -234,7 +234,7 @@ def test_parameters_that_differ_from_the_manifest_are_refused(tensors, complaint
         manifest.flatten(tensors)
 
 
-def test_a_version_that_is_cut_or_not_finite_is_refused():
+def test_a_truncated_or_non_finite_version_is_refused():
     manifest = Manifest.of({"a": np.zeros(4, np.float32)})
     with pytest.raises(DocumentInvalid, match="bytes"):
         manifest.decode(bytes(15))
@@ -242,7 +242,7 @@ def test_a_version_that_is_cut_or_not_finite_is_refused():
         manifest.decode(np.array([1, np.inf, 0, 0], "<f4").tobytes())
 
 
-def test_a_job_document_is_its_canonical_form():
+def test_a_job_document_round_trips_in_canonical_form():
     job = job_document()
     assert JobDocument.from_json(job.canonical()) == job
     assert JobDocument.from_json(job.canonical()).digest() == job.digest()
@@ -318,7 +318,7 @@ def test_a_job_document_is_its_canonical_form():
         ),
     ],
 )
-def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
+def test_an_invalid_job_names_the_key(tmp_path, change, complaint):
     base = {
         "schema": 1,
         "name": "questions",
@@ -341,7 +341,7 @@ def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
         ("leave bits out", {"aggregation": {}}),
     ],
 )
-def test_what_a_job_without_room_is_told_to_do_helps(advice, change):
+def test_the_advice_for_a_job_without_room_works(advice, change):
     base = json.loads(job_document().canonical())
     document = JobDocument._from_content({**base, **change}, "job.json")
     layout_of(document, document.rounds.target_members)
@@ -413,7 +413,7 @@ def keys_left_out(part, written):
     ],
     ids=["plain", "prompted", "own vocabulary"],
 )
-def test_a_document_says_every_key_also_where_it_is_the_default(changes):
+def test_a_document_states_every_key_even_with_its_default(changes):
     """A member with other defaults would train another job under the same digest."""
     job = JobDocument.model_validate(job_document().model_dump() | changes)
     assert keys_left_out(job, json.loads(job.canonical())) == set()
@@ -447,7 +447,7 @@ def test_help_imports_nothing_that_costs_seconds(program):
     assert "Usage" in done.stdout
 
 
-def test_a_certificate_nobody_issued_is_looked_at_no_further():
+def test_an_unissued_certificate_is_not_parsed_further():
     """One extension twice: a parser that reads extensions first raises something nobody expects."""
     now = datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -465,7 +465,7 @@ def test_a_certificate_nobody_issued_is_looked_at_no_further():
 
 
 @pytest.mark.parametrize("admits", [("a" * 64,), ("*",) * 65, ("Job",), ("a\n",), ("",)])
-def test_patterns_that_cost_too_much_are_no_hello(admits):
+def test_a_hello_with_costly_patterns_is_refused(admits):
     message = wire.to_coordinator(messages.Hello(1, "1", bytes(16), admits))
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
@@ -539,7 +539,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("what", MANY)
-def test_more_entries_than_any_cohort_has_are_refused_before_anything_is_made_of_them(monkeypatch, what):
+def test_too_many_entries_are_refused_before_they_are_decoded(monkeypatch, what):
     """Protobuf packs a million empty ones into two megabytes."""
     most, message, made_of_it = MANY[what]
     as_many = message(most)
@@ -590,7 +590,7 @@ NAMING = {
 
 
 @pytest.mark.parametrize("where", NAMING)
-def test_a_members_name_has_at_most_63_characters_wherever_it_stands(where):
+def test_a_members_name_has_at_most_63_characters_everywhere(where):
     longest = NAMING[where]("e" * 63)
     read = from_a_member if isinstance(longest, pb.MemberMessage) else from_the_coordinator
     assert isinstance(read(longest), AttemptMessage)
@@ -622,7 +622,7 @@ def test_text_from_the_other_side_is_one_short_printable_line():
         pb.Ready(job="a", round=1, ledger=pb.LedgerCounter(id=bytes(16), sequence=2**63)),
     ],
 )
-def test_a_report_or_counter_that_cannot_be_is_no_message(ready):
+def test_an_impossible_report_or_counter_is_refused(ready):
     with pytest.raises(wire.WireInvalid):
         wire.from_member(pb.MemberMessage(ready=ready))
 

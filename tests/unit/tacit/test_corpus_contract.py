@@ -66,7 +66,7 @@ def said(**changes):
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
+def test_an_invalid_order_is_refused_with_the_reason(changes, sentence):
     assert said(**changes).startswith(sentence)
 
 
@@ -84,13 +84,13 @@ def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
     ],
     ids=str,
 )
-def test_orders_that_can_be(changes):
+def test_valid_orders_are_accepted(changes):
     spec = JobSpec.model_validate(JOB | changes)
     assert JobSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
     assert (spec.corpus is None) == ("corpus" not in changes)
 
 
-def test_a_document_says_which_made_up_text_it_orders():
+def test_a_document_states_the_synthetic_text_it_orders():
     bare, ordering = ordering_job(order=None), ordering_job()
     assert b'"corpus":null' in bare.canonical()
     assert (
@@ -101,7 +101,7 @@ def test_a_document_says_which_made_up_text_it_orders():
     assert bare.digest() != ordering.digest() != ordering_job(order=CorpusOrder(texts=7)).digest()
 
 
-def test_a_label_weighs_nothing_in_the_published_variant_and_stays_so():
+def test_the_published_variant_has_no_label_bias():
     assert RvaeModel().label_weight == 4
     published = RvaeModel(variant="published")
     assert published.label_weight == 0
@@ -116,7 +116,7 @@ def test_the_values_of_an_rvae_follow_from_its_sizes():
     assert model.values(3, 2) < model.values(5, 2) == model.values(6, 2)
 
 
-def test_a_statement_comes_back_and_what_is_signed_is_nothing_else():
+def test_a_statement_round_trips_and_is_all_that_is_signed():
     statement = statement_of(FILE, ordering_job(), federation=FEDERATION, member="north")
     assert CorpusStatement.from_json(statement.canonical()) == statement
     assert signed_bytes(statement) == b"tacit/corpus/v1\n" + statement.canonical()
@@ -129,7 +129,7 @@ def test_a_statement_comes_back_and_what_is_signed_is_nothing_else():
     ("key", "value"),
     [("bytes", 0), ("rows", 0), ("round", 0), ("promise", "perhaps"), ("variant", "loud"), ("corpus", b"short")],
 )
-def test_a_statement_that_cannot_be_is_refused(key, value):
+def test_an_invalid_statement_is_refused(key, value):
     with pytest.raises(ValidationError, match=key):
         statement_of(FILE, ordering_job(), federation=FEDERATION, member="north", **{key: value})
 

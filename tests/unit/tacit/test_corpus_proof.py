@@ -35,7 +35,7 @@ def retired() -> Authorities:
     return both.without(1, key=NEXT.key)
 
 
-def test_a_certificate_proves_what_it_proved_in_its_day():
+def test_a_certificate_proves_the_same_after_it_expires():
     north = issued()
     found = verify_member(north, Authorities.first(FIRST.certificate), "north")
     assert (found.identity.name, found.der) == ("north", north)
@@ -60,12 +60,12 @@ def test_a_certificate_proves_what_it_proved_in_its_day():
         (lambda: b"no certificate", "not a certificate"),
     ],
 )
-def test_no_other_certificate_is_the_members(certificate, says):
+def test_a_certificate_that_is_not_the_members_is_refused(certificate, says):
     with pytest.raises(CertificateInvalid, match=says):
         verify_member(certificate(), Authorities.first(FIRST.certificate), "north")
 
 
-def test_a_statement_is_its_members_in_the_federation_that_it_names():
+def test_a_statement_counts_only_in_the_federation_it_names():
     data, authorities = corpus_file([("a good day", "a")]), retired()
 
     def verified(federation):

@@ -125,7 +125,7 @@ def test_every_field_of_every_table_has_a_bound():
     assert found == []
 
 
-def test_the_walk_finds_what_has_no_bound():
+def test_the_walk_finds_fields_without_a_bound():
     class Loose(BaseModel):
         text: str
         open_ended: Annotated[str, StringConstraints(pattern=r"^a+$")]
@@ -542,7 +542,7 @@ def _refusal(kind: type[Document], document: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize(
     "where", [pytest.param(each, marks=pytest.mark.long if LISTS[each][3] > 100_000 else ()) for each in LISTS]
 )
-def test_a_list_is_read_at_its_limit_and_one_past_it_is_refused_shortly(where):
+def test_a_list_is_accepted_at_its_limit_and_refused_one_above(where):
     kind, document, dotted, most, entry = LISTS[where]
     path = tuple(dotted.split("."))
     old = _at(document, path)
@@ -571,7 +571,7 @@ def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         yield from _texts(each, (*path, str(name)))
 
 
-def test_a_text_longer_than_any_may_be_is_refused_shortly():
+def test_an_overlong_text_is_refused_with_a_short_sentence():
     for kind, document in [*EXAMPLES.items(), *MORE]:
         for path in _texts(document):
             said = _refusal(kind, _put(document, path, "a" * 6000))
@@ -594,7 +594,7 @@ def test_a_text_longer_than_any_may_be_is_refused_shortly():
         (BackupManifest, _BACKUP, "software", 200),
     ],
 )
-def test_a_text_is_read_at_its_limit_and_one_past_it_is_refused(kind, document, path, most):
+def test_a_text_is_accepted_at_its_limit_and_refused_one_above(kind, document, path, most):
     steps = tuple(path.split("."))
     assert _refusal(kind, _put(document, steps, "a" * most)) is None
     said = str(_refusal(kind, _put(document, steps, "a" * (most + 1))))
@@ -603,7 +603,7 @@ def test_a_text_is_read_at_its_limit_and_one_past_it_is_refused(kind, document, 
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
-def test_a_document_is_read_at_its_bytes_and_one_past_them_is_not_parsed(kind, tmp_path):
+def test_a_document_one_byte_above_its_limit_is_not_parsed(kind, tmp_path):
     data = json.dumps(EXAMPLES[kind]).encode()
     full = data + b" " * (kind.max_bytes - len(data))
     path = tmp_path / "document.json"
@@ -638,7 +638,7 @@ WORST = {
 
 @pytest.mark.parametrize("what", WORST)
 @pytest.mark.parametrize("kind", [JobDocument, Manifest, Policy, CoordinatorConfig], ids=lambda kind: kind.__name__)
-def test_the_worst_of_its_length_is_refused_for_little(kind, what):
+def test_the_worst_document_of_its_length_is_refused_cheaply(kind, what):
     """What is left are Python's own values of the JSON, tens of bytes for each of its bytes."""
     data = WORST[what](kind.max_bytes)
     assert len(data) <= kind.max_bytes
@@ -666,7 +666,7 @@ def test_sixteen_megabytes_of_labels_are_not_parsed():
     assert peak(refuse) < 100_000
 
 
-def test_a_sentence_names_the_first_mistakes_and_counts_the_others():
+def test_an_error_names_the_first_mistakes_and_counts_the_rest():
     said = str(_refusal(JobDocument, {"schema": 1, **{f"key-{number}": 0 for number in range(20)}}))
     assert said.count(";") == 2 * MAX_MISTAKES or said.count("missing") + said.count("unknown key") == MAX_MISTAKES
     assert said.endswith(" more")
@@ -695,7 +695,7 @@ DEEP = {
 
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("kind", [JobSpec, OperatorConfig], ids=lambda kind: kind.__name__)
-def test_toml_that_no_parser_bears_is_a_sentence(kind, name, tmp_path):
+def test_toml_that_breaks_parsers_is_refused_with_a_sentence(kind, name, tmp_path):
     path = tmp_path / "it.toml"
     path.write_bytes(DEEP[name].encode("utf-8", "surrogateescape"))
     started = time.process_time()
@@ -705,7 +705,7 @@ def test_toml_that_no_parser_bears_is_a_sentence(kind, name, tmp_path):
     assert len(str(refused.value)) < 500 + len(str(path))
 
 
-def test_texts_with_dots_and_brackets_are_no_nesting(tmp_path):
+def test_dots_and_brackets_in_texts_do_not_count_as_nesting(tmp_path):
     path = tmp_path / "policy.toml"
     many = "[{" * MAX_DEPTH + "a." * 40
     path.write_text(f"schema = 1  # {many}\njobs = [\"{many}\", '{many}', \"\"\"{many}\"\"\", '''{many}''']\n")

@@ -106,7 +106,7 @@ async def called(channel: grpc.aio.Channel, method: MethodDescriptor, request: A
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_request_arrives_clean_or_is_refused_with_a_clean_sentence(method):
+def test_a_request_is_clean_or_refused_with_a_clean_sentence(method):
     async def run() -> None:
         for request in hostile(method.input_type):
             handler = Answering(method, [GetMessageClass(method.output_type)()])
@@ -147,7 +147,7 @@ def test_a_clients_answer_is_clean(method):
     asyncio.run(run())
 
 
-def test_requests_without_anything_hostile_pass_as_they_are():
+def test_harmless_requests_pass_unchanged():
     request = operator_pb2.GetJobRequest(name="desk")
     method = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].methods_by_name["GetJob"]
 

@@ -80,7 +80,7 @@ def test_the_groups_needed_let_the_rule_outvote_one(keys, needed):
     assert Aggregation(**{"groups": 3} | keys).groups_needed == needed
 
 
-def test_what_an_attempt_in_groups_gets():
+def test_an_attempt_in_groups_has_the_jobs_numbers():
     job = a_job()
     graph, threshold, corrupt = thresholds_of(job, 30)
     assert (graph, threshold, corrupt) == secure_agg.grouped_thresholds(30, 3, 1, least=2)
@@ -105,7 +105,7 @@ def test_what_an_attempt_in_groups_gets():
     assert thresholds_of(large, 1000)[2] == 50
 
 
-def test_noise_in_the_ring_counts_on_the_honest_of_a_group():
+def test_noise_in_the_ring_relies_on_the_honest_in_a_group():
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 2}
     job = a_job(mechanism=noise)
     assert promise_of(job, 9).honest == 2
@@ -145,7 +145,7 @@ def honest_of_every_size(job):
     ],
     ids=str,
 )
-def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys):
+def test_the_least_honest_cohort_may_be_between_the_ends(least, most, keys):
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 1}
     job = a_job({"assumed_corrupt": None} | keys, mechanism=noise, min_members=least, target_members=most)
     every = honest_of_every_size(job)
@@ -153,7 +153,7 @@ def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys
     assert honest == min(every.values()) == every[size]
 
 
-def test_noise_that_a_cohort_between_the_ends_does_not_bear_is_refused():
+def test_noise_too_weak_for_a_cohort_between_the_ends_is_refused():
     # By default a fifth is corrupt: 19 members have 3 of them, 20 and 21 have 4.
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 3}
     every = honest_of_every_size(a_job({"assumed_corrupt": None}, min_members=19, target_members=22))
@@ -163,7 +163,7 @@ def test_noise_that_a_cohort_between_the_ends_does_not_bear_is_refused():
     assert a_job({"assumed_corrupt": None}, mechanism=noise | {"honest": 2}, min_members=19, target_members=22)
 
 
-def test_a_cohort_that_has_no_split_waits_for_one_that_has():
+def test_a_cohort_without_a_split_waits_for_one_with_a_split():
     # By default a fifth is assumed corrupt: 24 members make four groups of which each is a sum, 25 to 27 do not.
     job = a_job({"assumed_corrupt": None, "groups": 4, "min_groups": 4}, min_members=24, target_members=36)
     sizes = {members: largest_cohort(job, members) for members in range(24, 37)}
@@ -176,7 +176,7 @@ def test_a_cohort_that_has_no_split_waits_for_one_that_has():
                 promise_of(job, skipped)
 
 
-def test_groups_travel_whole_or_are_missed_by_name():
+def test_groups_arrive_whole_or_the_missing_number_is_named():
     message = AttemptMessage(AttemptId("triage", 7, 1), AttemptOpened(grouped_context(12, 3, 1)))
     packed = wire.to_member(message)
     assert wire.from_coordinator(packed) == message

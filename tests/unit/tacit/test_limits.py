@@ -112,7 +112,7 @@ FROM_COORDINATOR = {
 
 
 @pytest.mark.parametrize("name", FROM_MEMBER)
-def test_what_a_member_sends_too_much_of_is_refused_cut_or_known(name):
+def test_oversized_fields_of_a_member_are_refused_cut_or_listed(name):
     message = oversized(federation_pb2.MemberMessage, FROM_MEMBER[name])
     assert message.ByteSize() > MANY
     try:
@@ -127,18 +127,18 @@ def test_what_a_member_sends_too_much_of_is_refused_cut_or_known(name):
         assert name not in CARRIED, "the decoder cuts it: it need not stand there"
 
 
-def test_what_is_said_to_be_carried_is_in_the_contract():
+def test_the_listed_exceptions_are_in_the_contract():
     assert CARRIED.keys() <= FROM_MEMBER.keys()
 
 
 @pytest.mark.parametrize("name", [name for name, way in FROM_COORDINATOR.items() if way[-1].is_repeated])
-def test_lists_of_a_coordinator_are_refused_before_anything_is_made_of_them(name):
+def test_a_coordinators_lists_are_refused_before_decoding(name):
     with pytest.raises(wire.WireInvalid, match=r"at most"):
         wire.from_coordinator(oversized(federation_pb2.CoordinatorMessage, FROM_COORDINATOR[name]))
 
 
 @pytest.mark.parametrize("name", [name for name, way in FROM_COORDINATOR.items() if not way[-1].is_repeated])
-def test_texts_and_bytes_of_a_coordinator_cost_a_member_no_more_than_the_message(name):
+def test_a_coordinators_texts_cost_a_member_no_more_than_the_message(name):
     message = oversized(federation_pb2.CoordinatorMessage, FROM_COORDINATOR[name])
     try:
         read = wire.from_coordinator(message)
@@ -154,7 +154,7 @@ def option(options: list[tuple[str, Any]], name: str) -> Any:
     return dict(options)[name]
 
 
-def test_both_sides_tell_grpc_what_one_message_may_weigh():
+def test_both_sides_limit_message_sizes_in_grpc():
     assert option(server_options(), "grpc.max_receive_message_length") == MAX_FROM_MEMBER
     assert option(channel_options(), "grpc.max_receive_message_length") == MAX_FROM_COORDINATOR
     # What is held at once: a handful of these, and not a machine's memory.
@@ -168,7 +168,7 @@ LISTS = {
 }
 
 
-def test_no_request_outside_of_a_session_holds_a_list_that_nobody_bounds():
+def test_every_list_in_a_request_outside_sessions_is_bounded():
     services = {
         **federation_pb2.DESCRIPTOR.services_by_name,
         **operator_pb2.DESCRIPTOR.services_by_name,

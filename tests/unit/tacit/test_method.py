@@ -118,7 +118,7 @@ def test_three_combinations_are_sound_and_others_refused(name, noise, own):
         ("frozen", {"embedding"}, True, True),
     ],
 )
-def test_what_stays_with_a_member(name, parts, anything, state):
+def test_each_methods_private_parts_are_known(name, parts, anything, state):
     assert private_parts(method(name)) == parts
     assert keeps_anything(method(name)) == anything
     assert keeps_state(method(name)) == state
@@ -163,7 +163,7 @@ START = {"manifest": "22" * 32, "weights": "33" * 32, "values": 40}
 TOKENIZER = "44" * 32
 
 
-def test_a_job_says_its_method_in_a_word_or_a_table_or_not_at_all():
+def test_a_jobs_method_is_a_word_a_table_or_the_default():
     assert spec().method.name == "fedavg"
     assert spec(method="fedvocab").method == method("fedvocab")
     assert spec(method={"name": "fedprox", "mu": 0.5}).method.mu == 0.5
@@ -194,7 +194,7 @@ def test_a_job_says_its_method_in_a_word_or_a_table_or_not_at_all():
     ],
     ids=str,
 )
-def test_a_job_that_cannot_be_run_is_refused_with_a_sentence(says, sentence):
+def test_a_job_that_cannot_run_is_refused_with_the_reason(says, sentence):
     with pytest.raises(ValidationError) as refused:
         spec(**says)
     assert sentence in str(refused.value)
@@ -209,7 +209,7 @@ def test_a_job_knows_how_it_is_protected():
     assert spec(mechanism=MECHANISMS["dp-sgd"]).protected is None
 
 
-def test_a_document_has_a_tokenizer_or_its_members_do():
+def test_a_document_has_a_tokenizer_or_own_vocabularies():
     both = {"vocabulary": OWN_WORDS, "tokenizer": TOKENIZER}
     for wrong in ({}, both):
         with pytest.raises(ValidationError, match="either a tokenizer or a vocabulary that its members build"):
@@ -263,7 +263,7 @@ def test_every_number_of_a_method_is_part_of_the_document():
 FILE = 'schema = 1\nname = "desk"\nlabels = ["a", "b"]\n[vocabulary]\n[method]\nname = "fedvocab"\n'
 
 
-def test_adapting_what_is_frozen_is_refused_where_a_person_wrote_it(tmp_path):
+def test_adaptive_beside_a_frozen_embedding_is_refused_in_a_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(FILE + 'adaptive = true\nembedding = "frozen"\n')
     with pytest.raises(DocumentInvalid) as refused:
@@ -283,7 +283,7 @@ def test_adapting_what_is_frozen_is_refused_where_a_person_wrote_it(tmp_path):
         assert (method.adaptive, method.embedding) == (adaptive, embedding)
 
 
-def test_a_document_of_a_frozen_embedding_says_both_keys_and_is_read_again():
+def test_a_document_may_state_adaptive_beside_a_frozen_embedding():
     """Only the operator's file may not say `adaptive` beside a frozen embedding."""
     frozen = document(method={"name": "fedvocab", "embedding": "frozen"}, vocabulary=OWN_WORDS)
     assert b'"method":{"adaptive":true,"embedding":"frozen","name":"fedvocab"}' in frozen.canonical()

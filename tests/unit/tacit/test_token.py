@@ -42,7 +42,7 @@ def later(replaced) -> JoinToken:
     )
 
 
-def test_a_token_survives_the_way(token):
+def test_a_token_round_trips(token):
     text = token.format()
     assert text.startswith("tacit1.")
     assert JoinToken.parse(text) == token
@@ -68,7 +68,7 @@ def test_a_token_from_after_a_rotation_names_the_newest_authority_too(later, rep
     assert len(text) <= 1.25 * len(plain.format())
 
 
-def test_a_token_from_before_a_rotation_leaves_out_what_is_not_there(token):
+def test_a_token_from_before_a_rotation_leaves_out_the_newest(token):
     first = Authorities.first(party.authority().certificate)
     made = JoinToken.create(
         address="a:1", federation=first.federation, member="north", expires=EXPIRES, authorities=first
@@ -96,7 +96,7 @@ def test_half_of_the_newest_authority_is_refused(later, old, new, sentence):
         JoinToken.parse(_sealed(later.canonical().replace(old, new)))
 
 
-def test_a_fingerprint_has_one_form(later):
+def test_a_fingerprint_has_one_encoding(later):
     body = json.loads(later.canonical())
     # 43 characters have two bits to spare: another last character stands for the same bytes.
     last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -129,7 +129,7 @@ def test_every_altered_character_is_recognised(token):
 
 
 @pytest.mark.parametrize("text", ["", "   ", "hello", "sk-live-123", "Tacit1.abc.def"])
-def test_what_is_no_token_is_called_so(text):
+def test_other_text_is_reported_as_no_token(text):
     with pytest.raises(TokenInvalid, match="not a join token"):
         JoinToken.parse(text)
 
@@ -155,13 +155,13 @@ def _sealed(body: bytes) -> str:
         (b'"schema":1', b'"schema":1,', "JSON"),
     ],
 )
-def test_whole_but_wrong_is_told_from_cut_off(token, old, new, sentence):
+def test_an_intact_but_wrong_token_is_not_reported_as_cut_off(token, old, new, sentence):
     with pytest.raises(TokenInvalid, match=sentence) as raised:
         JoinToken.parse(_sealed(token.canonical().replace(old, new)))
     assert not isinstance(raised.value, TokenCutOff)
 
 
-def test_a_body_that_is_no_base64_is_told_from_cut_off():
+def test_a_body_that_is_not_base64_is_not_reported_as_cut_off():
     check = hashlib.sha256(b"tacit/join-token/check/1\x00!!!").hexdigest()[:8]
     with pytest.raises(TokenInvalid, match="cannot be read"):
         JoinToken.parse(f"tacit1.!!!.{check}")
@@ -216,6 +216,6 @@ def test_addresses(address, parts):
     "address",
     ["", "host", ":7440", "host:", "host:port", "host:65536", "::1:7440", "http://host:80", "a b:1", "u@h:1", "h:-1"],
 )
-def test_what_is_no_address_is_refused(address):
+def test_a_malformed_address_is_refused(address):
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)

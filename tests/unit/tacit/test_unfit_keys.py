@@ -44,7 +44,7 @@ def test_a_request_for_another_exponent_is_refused(bits):
 
 
 @pytest.mark.parametrize("public", [unfit_keys.odd_exponent().public_key, unfit_keys.giant], ids=["exponent", "bits"])
-def test_the_authority_issues_nothing_over_an_unfit_key(public):
+def test_the_authority_issues_nothing_for_an_unfit_key(public):
     with pytest.raises(ValueError, match=r"65537|at most 8192"):
         party.authority().issue(public(), Role.MEMBER, "north", now=party.present())
 

@@ -177,11 +177,11 @@ def pinned() -> Any:
 
 
 @pytest.mark.parametrize("group", ["from members", "from the coordinator", "parts", "documents", "texts"])
-def test_everything_that_travels_is_the_same_to_the_byte(pinned: Any, group: str) -> None:
+def test_every_message_encodes_to_its_pinned_bytes(pinned: Any, group: str) -> None:
     assert encoded()[group] == pinned[group]
 
 
-def test_what_is_pinned_reads_as_what_was_written(pinned: Any) -> None:
+def test_pinned_bytes_decode_to_the_message(pinned: Any) -> None:
     for name, message in FROM_MEMBERS.items():
         assert wire.from_member(pb.MemberMessage.FromString(bytes.fromhex(pinned["from members"][name]))) == message
     for name, message in FROM_THE_COORDINATOR.items():
@@ -218,7 +218,7 @@ def test_every_field_of_every_message_is_pinned(pinned: Any) -> None:
 
 
 @pytest.mark.parametrize("case", json.loads((VECTORS / "bad_messages.json").read_text()), ids=lambda case: case["name"])
-def test_bytes_that_are_no_message_are_refused(case: dict[str, str]) -> None:
+def test_malformed_bytes_are_refused(case: dict[str, str]) -> None:
     data = bytes.fromhex(case["data"])
     if case["from"] == "member":
         kind, read = pb.MemberMessage, wire.from_member

@@ -60,7 +60,7 @@ def test_a_chain_is_checked_once_and_a_signature_every_time(chains):
     assert len(chains) == 1
 
 
-def test_validity_is_looked_at_every_time_from_both_ends(chains):
+def test_validity_is_checked_every_time_at_both_ends(chains):
     clock = Clock()
     verification = Verification(party.authority().certificate, clock)
     der, signature = issued()
@@ -79,7 +79,7 @@ def test_validity_is_looked_at_every_time_from_both_ends(chains):
     assert len(chains) == 1
 
 
-def test_what_was_found_good_in_one_role_or_federation_is_not_in_another():
+def test_a_cached_certificate_is_refused_in_another_role_or_federation():
     verification = Verification(party.authority().certificate)
     other = Verification(party.authority(1).certificate)
     der, signature = issued(role=Role.OPERATOR)
@@ -91,7 +91,7 @@ def test_what_was_found_good_in_one_role_or_federation_is_not_in_another():
         other.verify(der, MESSAGE, signature)
 
 
-def test_what_is_refused_is_not_remembered(chains):
+def test_a_refused_certificate_is_not_cached(chains):
     verification = Verification(party.authority().certificate)
     der, signature = issued(of=party.authority(1))
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_what_is_refused_is_not_remembered(chains):
     assert verification.certificate_of(certificate_digest(der)) is None
 
 
-def test_of_many_certificates_those_used_last_are_known_by_digest():
+def test_the_most_recently_used_certificates_are_known_by_digest():
     verification = Verification(party.authority().certificate, most=2)
     made = [issued(name, number) for name, number in (("north", 2), ("south", 3), ("east", 4))]
     digests = [certificate_digest(der) for der, _ in made]
@@ -113,7 +113,7 @@ def test_of_many_certificates_those_used_last_are_known_by_digest():
     assert verification.certificate_of(bytes(32)) is None
 
 
-def test_a_certificate_that_outlives_its_authority_is_none():
+def test_a_certificate_that_outlives_its_authority_is_refused():
     """What somebody makes who finds the key of an authority that has ended; no authority issues such a one."""
     der, _ = issued()
     honest = x509.load_der_x509_certificate(der)

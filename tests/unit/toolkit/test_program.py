@@ -88,7 +88,7 @@ def test_help_answers_in_under_half_a_second(program: str) -> None:
         ("edge_client ledger show --jsn", "No such option: --jsn. Did you mean '--json'?"),
     ],
 )
-def test_what_is_mistyped_gets_a_suggestion(words: str, sentence: str) -> None:
+def test_a_mistyped_word_gets_a_suggestion(words: str, sentence: str) -> None:
     done = typed(*words.split())
     assert done.returncode == ExitCode.USAGE
     assert sentence in " ".join(done.stderr.replace("│", " ").split())
@@ -104,7 +104,7 @@ def test_help_loses_no_word_to_markup(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_data_is_a_file_and_data_name_a_name(program: str) -> None:
+def test_data_is_always_a_file_and_data_name_a_name(program: str) -> None:
     """In every command: whoever learnt an option in one has learnt it in all."""
     for words, command in commands(PROGRAMS[program]):
         for parameter in command.params:
