@@ -1,4 +1,4 @@
-"""Blobs over the wire, against a coordinator that breaks off, lies and forgets."""
+"""Transfers of blobs, against a coordinator that breaks connections, lies and forgets."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ def broken(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """Pauses take no time, and are counted."""
+    """Makes pauses take no time, and counts them."""
     pauses = []
     real = asyncio.sleep
 
@@ -35,7 +35,7 @@ def no_waiting(monkeypatch):
 
 
 class Serving:
-    """`FetchBlob` of a coordinator: sends pieces, and does to call number n what `fates[n]` says."""
+    """A coordinator's `FetchBlob`: sends pieces, and treats call number n as `fates[n]` says."""
 
     def __init__(self, data: bytes = DATA, *, piece: int = 100, fates: dict[int, Callable] | None = None) -> None:
         self.data, self.piece, self.fates = data, piece, fates or {}
@@ -78,7 +78,7 @@ def fetch(serving, into, **how):
 
 @pytest.fixture(params=["file", "memory"])
 def sink(request, tmp_path):
-    """Where a blob goes, and how to look at it there."""
+    """A place for a blob, and a function that reads it there."""
     if request.param == "memory":
         data = bytearray()
         return data, lambda: bytes(data)
@@ -238,7 +238,7 @@ def test_a_transfer_without_progress_gives_up(sink, no_waiting, monkeypatch):
     with pytest.raises(grpc.aio.AioRpcError, match="gone"):
         fetch(serving, sink[0], patience=30)
     assert 20 <= len(serving.offsets) <= 40
-    # Longer and longer, within bounds.
+    # Pauses get longer, within bounds.
     assert max(no_waiting) <= 5.0
     assert no_waiting[-1] > no_waiting[0]
 
@@ -260,7 +260,7 @@ def test_an_empty_stream_is_not_requested_forever(sink, monkeypatch):
 
 
 class Taking:
-    """`StatBlob` and `PutBlob` of a coordinator whose connection lasts for so many messages."""
+    """A coordinator's `StatBlob` and `PutBlob`, whose connection breaks after a number of messages."""
 
     def __init__(self, *, lasts: list[int] | None = None, keeps: bytes = b"") -> None:
         self.kept, self.lasts = keeps, lasts or []

@@ -132,12 +132,12 @@ def test_a_malformed_message_is_refused(message):
 
 
 def opened(context):
-    """A context as the coordinator sends it."""
+    """Encodes a context as the coordinator sends it."""
     return wire.to_member(AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(context)))
 
 
 def heard(message):
-    """What a member makes of it."""
+    """Decodes it as a member does."""
     read = wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
     assert isinstance(read, AttemptMessage)
     assert isinstance(read.payload, messages.AttemptOpened)
@@ -157,7 +157,7 @@ def test_a_contradictory_context_is_an_attempt_that_a_member_refuses():
 
 @pytest.mark.parametrize("context", [make_context(3, threshold=2, corrupt=0), SPARSE], ids=["complete", "sparse"])
 def test_a_missing_number_is_named_and_never_read_as_zero(context):
-    """n_C = 0 is a number like any other: said, it is there; not said, it is missing."""
+    """n_C = 0 is a number like any other: if stated, it is present; otherwise it is missing."""
     assert heard(opened(context)).context == context
     for name in ("cohort", "threshold", "assumed_corrupt", "values", "bits"):
         message = opened(context)
@@ -176,7 +176,8 @@ def test_a_context_without_its_sparse_graph_has_another_digest():
     message.attempt_opened.ClearField("sparse_graph")
     with pytest.raises(secure_agg.ContextInvalid):
         _ = heard(message).context
-    # With a threshold that the complete graph takes it is a context; nobody who was shown the other one signs under it.
+    # With a threshold that is valid on the complete graph it is a context, but no member that was shown the other one
+    # signs under it.
     message.attempt_opened.threshold = 200
     assert heard(message).context.digest() != SPARSE.digest()
 
@@ -200,7 +201,7 @@ def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):
         size = wire.to_coordinator(AttemptMessage(ATTEMPT, payload)).ByteSize()
         assert size <= limits.MAX_FROM_MEMBER, type(payload).__name__
-    # No more than that, and a little: it is also what one message of the other side may cost.
+    # Little more than that, because the limit is also what one message of the other side can cost.
     assert limits.MAX_FROM_COORDINATOR <= 13 * 2**20
     assert limits.MAX_FROM_MEMBER <= 2 * 2**20
 
@@ -380,13 +381,13 @@ def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
         assert context.sparse is not None
         assert context.assumed_corrupt == members // 20
         assert (context.sparse.sigma, context.sparse.corrupt_millionths) == (80, 50_000)
-        # So many may stay away before the roster, and as many again after it.
+        # This many may be missing from the roster, and as many again may drop out after it.
         assert members - context.min_survivors == members // 10
         assert members - context.min_roster >= members // 20
 
 
 def keys_left_out(part, written):
-    """Fields of a document, and of the tables in it, that its canonical form does not say."""
+    """Fields of a document, and of the tables in it, that its canonical form leaves out."""
     found = {f"{type(part).__name__}.{key}" for key in type(part).model_fields} - {
         f"{type(part).__name__}.{'schema_version' if key == 'schema' else key}" for key in written
     }
@@ -414,7 +415,7 @@ def keys_left_out(part, written):
     ids=["plain", "prompted", "own vocabulary"],
 )
 def test_a_document_states_every_key_even_with_its_default(changes):
-    """A member with other defaults would train another job under the same digest."""
+    """Otherwise a member with other defaults would train another job under the same digest."""
     job = JobDocument.model_validate(job_document().model_dump() | changes)
     assert keys_left_out(job, json.loads(job.canonical())) == set()
 
@@ -429,7 +430,7 @@ def test_every_number_of_a_job_is_in_the_application_digest():
     digests = {application_digest(job, layout_of(job, members)) for members in (3, 4, 9)}
     digests.add(application_digest(job.model_copy(update={"seed": 1}), layout_of(job, 3)))
     digests.add(application_digest(job.model_copy(update={"tokenizer": bytes([9]) * 32}), layout_of(job, 3)))
-    # Cohorts of 3 and 4 have the same scales, and therefore the same layout.
+    # Cohorts of 3 and 4 have the same scales, and so the same layout.
     assert len(digests) >= 4
 
 
@@ -448,7 +449,7 @@ def test_help_imports_nothing_that_costs_seconds(program):
 
 
 def test_an_unissued_certificate_is_not_parsed_further():
-    """One extension twice: a parser that reads extensions first raises something nobody expects."""
+    """A duplicate extension: a parser that reads extensions first raises an unexpected error."""
     now = datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anyone")])
@@ -482,7 +483,7 @@ def from_the_coordinator(message):
     return wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
 
 
-# What a message has many of: how many any cohort has, the message with so many empty ones, and what each becomes.
+# Lists in messages: the limit, a message with that many empty entries, and what an entry decodes to.
 MANY = {
     "shares dealt": (
         limits.MAX_NEIGHBOURS,
@@ -560,7 +561,7 @@ def test_two_protocol_versions_that_differ_say_which_side_to_upgrade():
     assert disagreement(member=2, coordinator=1).endswith("upgrade the coordinator's software")
 
 
-# Every place in which a message names a member.
+# Every field in which a message names a member.
 NAMING = {
     "advertisement": lambda name: pb.MemberMessage(advertisement=pb.Advertisement(ref=REF, member=name)),
     "dealer": lambda name: pb.MemberMessage(dealing=pb.Dealing(ref=REF, dealer=name)),

@@ -1,4 +1,4 @@
-"""What a job orders of made-up text, and what a member says of its file: refusals, and bytes that stay."""
+"""Orders of synthetic text in jobs, and members' statements about their files: refusals, and pinned bytes."""
 
 import pytest
 from pydantic import ValidationError
@@ -109,7 +109,9 @@ def test_the_published_variant_has_no_label_bias():
 
 
 def test_the_values_of_an_rvae_follow_from_its_sizes():
-    """By hand: 5 + 1 + 2 rows of 2; two LSTMs, four gates of 3; mean and deviation; z, label to the writer; labels."""
+    """Counted by hand: 5 + 1 + 2 rows of 2; two LSTMs with four gates of 3; mean and standard deviation; z and label to
+    the writing LSTM; labels.
+    """
     model = RvaeModel(embedding=2, hidden=3, latent=4, words=5)
     lstms = 2 * 4 * 3 * (2 + 3 + 1) + 4 * 3 * 2
     assert model.values(100, 2) == 8 * 2 + lstms + 2 * 4 * 4 + (4 + 2 + 1) * 2 + 4 * 8 + 2 * 3

@@ -1,4 +1,4 @@
-"""Groups in a job: keys that go together, and what attempts get of them."""
+"""Groups in a job: which keys fit together, and the numbers of attempts."""
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from tests.support.group_fleet import grouped_context
 
 
 def a_job(aggregation=None, *, mechanism=None, **rounds):
-    """A job of 9 to 30 members in three groups, one of them assumed corrupt, but for the changes."""
+    """A job of 9 to 30 members in three groups, with one assumed corrupt, and with the given changes."""
     keys = {"groups": 3, "assumed_corrupt": 1} | (aggregation or {})
     numbers = {"min_members": 9, "target_members": 30} | rounds
     document = job_document(**numbers).model_dump() | {"aggregation": keys}
@@ -88,17 +88,17 @@ def test_an_attempt_in_groups_has_the_jobs_numbers():
     assert context.grouped == graph
     assert (context.cohort, context.largest_sum) == (30, 10)
     assert context.bits == layout_of(job, 30).bits
-    # A sum of ten has the ring of ten.
+    # A sum of ten members has the ring for ten.
     one = job_document(Aggregation(assumed_corrupt=1), min_members=9, target_members=30)
     alike = JobDocument.model_validate(one.model_dump() | {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0}})
     assert layout_of(job, 30) == layout_of(alike, 10)
-    # No weight and no metrics, which would be the same numbers in every drawing.
+    # No weight and no metrics, because they would be the same numbers in every draw.
     assert [segment.name for segment in layout_of(job, 30).segments] == ["update"]
     assert not sends_weight(job)
     assert sends_weight(one)
     assert not sends_weight(alike)
     assert max_in_sum(job, 10) == 4
-    # Above 200 members the share stands for n_C, as it does for the sparse graph.
+    # Above 200 members the share determines n_C, as on the sparse graph.
     large = a_job(
         {"assumed_corrupt": None, "groups": 10, "max_corrupt_share": 0.05}, min_members=250, target_members=1000
     )
@@ -112,7 +112,7 @@ def test_noise_in_the_ring_relies_on_the_honest_in_a_group():
     assert grid_of(job).members == 10
     with pytest.raises(ValidationError, match=r"a cohort of 9 guarantees 2 honest inputs.*lower aggregation\.groups"):
         a_job(mechanism=noise | {"honest": 3})
-    # The members of the whole cohort would give as much: it is groups that cost it.
+    # The whole cohort in one sum would guarantee this many; groups reduce it.
     document = job_document(min_members=9, target_members=30).model_dump() | {
         "mechanism": noise | {"honest": 3},
         "aggregation": {"assumed_corrupt": 1},
@@ -121,7 +121,7 @@ def test_noise_in_the_ring_relies_on_the_honest_in_a_group():
 
 
 def honest_of_every_size(job):
-    """h of each cohort that has a split."""
+    """Maps each cohort size that has a split to its h."""
     found = {}
     for size in range(job.rounds.min_members, job.rounds.target_members + 1):
         try:
@@ -154,7 +154,7 @@ def test_the_least_honest_cohort_may_be_between_the_ends(least, most, keys):
 
 
 def test_noise_too_weak_for_a_cohort_between_the_ends_is_refused():
-    # By default a fifth is corrupt: 19 members have 3 of them, 20 and 21 have 4.
+    # By default a fifth is assumed corrupt: 3 of 19 members, 4 of 20 and of 21.
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 3}
     every = honest_of_every_size(a_job({"assumed_corrupt": None}, min_members=19, target_members=22))
     assert every == {19: 3, 20: 2, 21: 2, 22: 3}
@@ -164,7 +164,7 @@ def test_noise_too_weak_for_a_cohort_between_the_ends_is_refused():
 
 
 def test_a_cohort_without_a_split_waits_for_one_with_a_split():
-    # By default a fifth is assumed corrupt: 24 members make four groups of which each is a sum, 25 to 27 do not.
+    # By default a fifth is assumed corrupt: 24 members make four valid groups, 25 to 27 do not.
     job = a_job({"assumed_corrupt": None, "groups": 4, "min_groups": 4}, min_members=24, target_members=36)
     sizes = {members: largest_cohort(job, members) for members in range(24, 37)}
     assert [sizes[members] for members in range(24, 31)] == [24, 24, 24, 24, 28, 29, 29]
@@ -189,7 +189,7 @@ def test_groups_arrive_whole_or_the_missing_number_is_named():
     packed.attempt_opened.sparse_graph.degree = 20
     with pytest.raises(secure_agg.ContextInvalid, match=r"leaves out|one of the two"):
         _ = wire.from_coordinator(packed).payload.context
-    # Left out, it is another attempt, whose threshold is far too low for one sum.
+    # Without it, this is another attempt, whose threshold is far too low for one sum.
     packed = wire.to_member(message)
     packed.attempt_opened.ClearField("groups")
     with pytest.raises(secure_agg.ContextInvalid, match="2t > n"):

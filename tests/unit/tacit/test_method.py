@@ -1,4 +1,4 @@
-"""Methods in a job: what stays private, which combinations with noise are sound, and what a job may not say."""
+"""Methods in a job: what stays private, which combinations with noise are sound, and which jobs are refused."""
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -247,7 +247,7 @@ def test_only_a_model_that_is_shared_whole_is_complete():
 
 
 def test_every_number_of_a_method_is_part_of_the_document():
-    """Members who train differently are in different jobs: the digest, which every context holds, tells them apart."""
+    """Members that train differently are in different jobs, because every context holds the document's digest."""
     said = [
         {"method": "fedvocab"},
         {"method": {"name": "fedvocab", "adaptive": False}},
@@ -284,7 +284,7 @@ def test_adaptive_beside_a_frozen_embedding_is_refused_in_a_file(tmp_path):
 
 
 def test_a_document_may_state_adaptive_beside_a_frozen_embedding():
-    """Only the operator's file may not say `adaptive` beside a frozen embedding."""
+    """Only the operator's file must not state `adaptive` beside a frozen embedding."""
     frozen = document(method={"name": "fedvocab", "embedding": "frozen"}, vocabulary=OWN_WORDS)
     assert b'"method":{"adaptive":true,"embedding":"frozen","name":"fedvocab"}' in frozen.canonical()
     again = JobDocument.from_json(frozen.canonical())

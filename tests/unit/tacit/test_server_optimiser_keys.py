@@ -1,4 +1,4 @@
-"""[server] in a job: defaults as published, and keys that an optimiser does not use."""
+"""[server] in a job: published defaults, and keys that an optimiser does not use."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Reasons on the wire, over a real server."""
+"""Reasons in the status of a call to a real server."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Join tokens: whole, cut off, altered, of another kind."""
+"""Join tokens: intact, cut off, altered, of another version."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ def token() -> JoinToken:
 
 @pytest.fixture(scope="module")
 def replaced() -> Authorities:
-    """A federation's authorities after one was replaced, and retired."""
+    """A federation's authorities after the first one was replaced and retired."""
     old, new = party.authority(), party.authority(1)
     both = Authorities.first(old.certificate).succeeded_by(new.certificate, old=old.key, new=new.key)
     return both.without(1, key=new.key)
@@ -32,7 +32,7 @@ def replaced() -> Authorities:
 
 @pytest.fixture
 def later(replaced) -> JoinToken:
-    """A token that was made then."""
+    """A token made after that."""
     return JoinToken.create(
         address="coordinator.example.org:7440",
         federation=replaced.federation,
@@ -63,7 +63,7 @@ def test_a_token_from_after_a_rotation_names_the_newest_authority_too(later, rep
     read = JoinToken.parse(text)
     assert read == later
     assert (read.federation, read.newest, read.number) == (replaced.federation, replaced.newest, 2)
-    # It is copied by people: a quarter longer than another token, no more.
+    # People copy it, so it must be at most a quarter longer than another token.
     plain = JoinToken.create(address=later.address, federation=later.federation, member="north", expires=EXPIRES)
     assert len(text) <= 1.25 * len(plain.format())
 
@@ -98,7 +98,7 @@ def test_half_of_the_newest_authority_is_refused(later, old, new, sentence):
 
 def test_a_fingerprint_has_one_encoding(later):
     body = json.loads(later.canonical())
-    # 43 characters have two bits to spare: another last character stands for the same bytes.
+    # 43 characters have two spare bits, so another last character could encode the same bytes.
     last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     for spoilt in (body["newest"][:-1] + last[last.index(body["newest"][-1]) + 1], body["newest"] + "="):
         with pytest.raises(TokenInvalid, match="fingerprint"):
