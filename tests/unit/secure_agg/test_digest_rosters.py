@@ -32,7 +32,7 @@ ME = "m1"
 
 
 class Shelf:
-    """The caller's part: certificates that `verify` accepted, for as long as `expires` says."""
+    """The caller's cache: certificates that `verify` accepted, until `expires`."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, tuple[bytes, int]] = {}
@@ -53,7 +53,7 @@ class Shelf:
 
 
 def standing(shelf: Shelf | None, fleet: Fleet | None = None, member: str = ME) -> tuple:
-    """A member that has advertised, and the roster by digest it is part of."""
+    """A member that has advertised, and the roster by digest that names it."""
     fleet = fleet or Fleet(5)
     state, advertisement = advertise(
         fleet.context,
@@ -104,7 +104,7 @@ def test_a_verified_certificate_is_cached_until_it_expires() -> None:
 
 
 def test_a_cached_certificate_is_verified_with_every_signature() -> None:
-    """A book that keeps too long makes a refusal, never an acceptance."""
+    """An outdated cache causes a refusal, never an acceptance."""
     shelf = Shelf()
     fleet, state, roster = standing(shelf)
     state.on_roster(roster, certificates(fleet).values())
@@ -131,7 +131,7 @@ def test_a_missing_certificate_is_refused_and_the_state_stays() -> None:
 
 
 def test_a_certificate_with_another_digest_is_ignored() -> None:
-    """Neither what is handed in nor what is looked up can put a certificate in another's place."""
+    """Neither a supplied certificate nor a cached one can replace another."""
     fleet, state, roster = standing(None)
     m3, m4 = fleet.identities["m3"].certificate, fleet.identities["m4"].certificate
     swapped = {**certificates(fleet), certificate_digest(m3): m4}
@@ -215,7 +215,7 @@ def test_an_attempt_with_digests_in_both_directions_gives_the_same_sum(kind) -> 
     fleet = kind(24)
     shelf = certificates(fleet)
     fleet.server = open_attempt(fleet.context, names(24), verify, key_of=key_of, certificate_of=shelf.get)
-    # A repeat in any form, then or later, changes nothing.
+    # A repeat in either form, now or later, changes nothing.
     for member in names(24):
         message = fleet.act(member, Phase.ADVERTISE)
         fleet.sent[Phase.ADVERTISE][member] = message

@@ -1,4 +1,4 @@
-"""The sampler: its table against the law in 60 digits, its look-up against the table, its draws against both."""
+"""The sampler: its table against the law to 60 digits, its look-up against the table, its draws against both."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DIGITS = 60
 
 
 def ideal(std: float, count: int) -> tuple[list[Decimal], Decimal]:
-    """(exp(-k^2 / (2 s^2)) for k below `count`, the sum of these over all whole k), to 60 digits.
+    """Returns (exp(-k^2 / (2 s^2)) for k below `count`, the sum of these over all whole k), to 60 digits.
 
-    Each by its own exponential, not from the one before; the sum goes on until nothing is added.
+    Each term is its own exponential and not derived from the one before. The sum ends when terms no longer change it.
     """
     with localcontext() as context:
         context.prec = DIGITS
@@ -37,7 +37,7 @@ def ideal(std: float, count: int) -> tuple[list[Decimal], Decimal]:
                 total += more
                 k += 1
         else:
-            # Poisson's summation: s sqrt(2 pi) (1 + 2 exp(-2 pi^2 s^2) + ...), whose second term is below 10^-300000.
+            # Poisson summation: s sqrt(2 pi) (1 + 2 exp(-2 pi^2 s^2) + ...), whose second term is below 10^-300000.
             total = Decimal(std) * (2 * PI).sqrt()
         return weights, total
 
@@ -53,7 +53,7 @@ def test_the_table_with_its_tail_is_within_2_to_minus_100_of_the_law(std: float)
         law = [weights[0] / total, *(2 * weight / total for weight in weights[1:])]
         tail = 1 - sum(law, Decimal(0))
         apart = sum((abs(Decimal(m) / 2**127 - p) for m, p in zip(masses, law, strict=True)), Decimal(0))
-        # The rounding of the 60 digits may make an empty tail look negative.
+        # Rounding to 60 digits may make an empty tail look negative.
         assert -(Decimal(10) ** -50) < tail < Decimal(2) ** -100
         assert (apart + abs(tail)) / 2 < Decimal(2) ** -100
 
@@ -70,7 +70,7 @@ def test_the_tail_is_truncated_as_soon_as_the_budget_allows() -> None:
 
 
 def thresholds(table: AliasTable) -> tuple[list[int], list[int]]:
-    """(T, alias) of every column, as whole numbers."""
+    """Returns (T, alias) of every column, as whole numbers."""
     low = (1 << table.columns) - 1
     packed, rest = table.packed.tolist(), table.rest.tolist()
     threshold = [((p >> table.columns) << 64) | r for p, r in zip(packed, rest, strict=True)]
@@ -93,7 +93,7 @@ def test_the_columns_hold_exactly_the_masses(std: float) -> None:
 
 
 class Written:
-    """A key stream that was written down beforehand: the words that chance shows once in 2^47 draws."""
+    """A key stream with given words, for words that occur by chance only once in 2^47 draws."""
 
     def __init__(self, *reads: np.ndarray) -> None:
         self.reads = [np.asarray(read, dtype="<u8") for read in reads]
@@ -109,7 +109,7 @@ class Written:
     "masses",
     [
         *map(magnitude_masses, (1 / 16, 0.5, 3.0, 4096.0)),
-        # Not a Gaussian's, but a table all the same: its last column is an alias, and a column is full.
+        # Not a Gaussian's table, but a valid one: its last column is an alias, and one column is full.
         [1, 2**127 - 1],
         [2**125 + 2**64, 2**125, 2**125 - 2**64, 2**125],
     ],
@@ -120,7 +120,7 @@ def test_draws_match_the_columns_on_both_sides_of_every_threshold(masses: list[i
     table = alias_table(masses)
     size, share = 1 << table.columns, 1 << (127 - table.columns)
     threshold, alias = thresholds(table)
-    # 127 bits in front of, at and behind each threshold, and the ends of each column.
+    # 127 bits just below, at and just above each threshold, and the ends of each column.
     for offset in (-1, 0, 1, "first", "last"):
         bits = [
             {"first": 0, "last": share - 1}[offset] if isinstance(offset, str) else min(share - 1, max(0, t + offset))
@@ -146,7 +146,7 @@ def test_draws_fit_the_law(std: float) -> None:
     values = np.arange(-largest, largest + 1)
     law = np.exp(-(values.astype(np.float64) ** 2) / (2 * std**2))
     law /= law.sum()
-    # Cells of at least 1/128 each, so that every cell expects thousands.
+    # Cells of probability at least 1/128, so that thousands of draws are expected in each.
     cell = np.minimum((np.cumsum(law) * 128).astype(np.int64), 127)
     expected = np.bincount(cell, weights=law, minlength=128) * count
     seen = np.bincount(cell[drawn.astype(np.int64) + largest], minlength=128)
@@ -154,7 +154,7 @@ def test_draws_fit_the_law(std: float) -> None:
     freedom = int(used.sum()) - 1
     chi_square = float((((seen - expected) ** 2)[used] / expected[used]).sum())
     assert chi_square < freedom + 6 * math.sqrt(2 * freedom)
-    # Six standard errors of the mean, the variance and the skew to one side.
+    # Within six standard errors of the mean, the variance and the skew.
     variance = float((law * values**2).sum())
     assert abs(drawn.mean()) < 6 * math.sqrt(variance / count)
     fourth = float((law * values.astype(np.float64) ** 4).sum())
@@ -192,7 +192,7 @@ def test_samples_differ_and_are_added_in_place() -> None:
 
 
 def test_a_stream_is_read_without_overlap() -> None:
-    # The noise of the second block comes from the stream behind the first, not from its start.
+    # The second block's noise continues the stream after the first and does not restart it.
     drawn = DiscreteGaussian(4096.0).sample(40_000, SeededRandom("blocks"))
     table = alias_table(magnitude_masses(4096.0))
     scratch = StreamScratch(8 * 40_000)

@@ -28,7 +28,7 @@ from tests.support.sum_fleet import Fleet, SeededRandom, names
 
 GRID = Grid(clip=1.0, noise_multiplier=1.0, honest=3, values=20_000, members=5)
 BITS = GRID.bits_needed(5)
-# c = 0.2 steps: rounding the only value up (probability 0.2) is longer than B = 0.995.
+# c = 0.2 steps: rounding the only value up (probability 0.2) exceeds B = 0.995.
 COARSE = Grid(clip=1.0, noise_multiplier=20480.0, honest=1, values=1, members=2)
 
 
@@ -58,7 +58,8 @@ def test_rounding_is_to_an_adjacent_step_and_unbiased() -> None:
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.93])
 def test_the_probability_of_rounding_up_is_the_fraction(fraction: float) -> None:
     grid = Grid(1.0, 1.0, 1, 200_000, 2)
-    # Half of them negative, where the floor is the larger magnitude; far inside the norm, so that nothing is retried.
+    # Half of them are negative, where the floor has the larger magnitude. All are far inside the norm, so there is no
+    # retry.
     values = np.where(np.arange(grid.values) % 2 == 0, fraction, fraction - 3) / grid.scale
     rounded = round_conditionally(values, grid, SeededRandom("up"))
     for part, low in ((rounded[::2], 0), (rounded[1::2], -3)):
@@ -74,7 +75,7 @@ def test_values_on_the_grid_are_unchanged() -> None:
 
 
 def test_a_rounding_that_is_too_long_is_drawn_again() -> None:
-    # Unconditionally one in five would be 1.
+    # Without the condition, one in five would be 1.
     assert COARSE.largest_square == 0
     for seed in range(60):
         assert round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}")).tolist() == [0]
@@ -95,13 +96,13 @@ def test_rounding_that_never_succeeds_raises(monkeypatch: pytest.MonkeyPatch) ->
         else:
             round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}"), out)
         assert out.tolist() == [0]
-    # One in five, give or take five standard errors.
+    # One in five, within five standard errors.
     assert 1 <= failed <= 28
 
 
 def test_roundings_succeed_as_often_as_the_theorem_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "_TRIES", 1)
-    # Every fraction one half, the norm at its limit, dimension and radius of like size: the worst for rounding.
+    # Every fraction is one half, the norm is at its limit, dimension and radius are similar: the worst case.
     values = np.full(400, 9.5)
     grid = Grid(1.0, 4096 / float(np.linalg.norm(values)), 1, 400, 2)
     succeeded = 0
@@ -115,8 +116,8 @@ def test_roundings_succeed_as_often_as_the_theorem_says(monkeypatch: pytest.Monk
 
 
 def test_the_norm_is_checked_in_whole_numbers_over_all_blocks() -> None:
-    # Two blocks, every fraction one half, the norm at its limit: about one rounding in seven is too long, none by a
-    # single block's part.
+    # Two blocks, every fraction one half, the norm at its limit: about one rounding in seven is too long, but never
+    # because of one block alone.
     values = np.full(20_000, 9.5)
     grid = Grid(1.0, 4096 / float(np.linalg.norm(values)), 1, values.size, 2)
     unconditional = values[None, :] + np.random.default_rng(0).choice([-0.5, 0.5], size=(60, values.size))
@@ -176,7 +177,7 @@ def test_an_encoding_fills_its_part_of_a_longer_vector() -> None:
 def test_one_share_has_its_standard_deviation() -> None:
     decoded = decode_distributed(encode_distributed(vector(5), GRID, BITS, SeededRandom("share")), GRID, BITS)
     noise = decoded - vector(5)
-    # sigma^2 / h; the rounding's variance is 10^-8 of it. Six standard errors.
+    # sigma^2 / h, within six standard errors. The rounding's variance is 10^-8 of it.
     assert noise.var() == pytest.approx(1 / 3, rel=6 * math.sqrt(2 / GRID.values))
 
 
@@ -216,7 +217,7 @@ def test_an_unclipped_vector_is_refused_and_erased(factor: float) -> None:
 
 
 class DryAfter:
-    """A source that fails after so many requests."""
+    """A source that fails after a number of requests."""
 
     def __init__(self, requests: int) -> None:
         self.left = requests
@@ -281,7 +282,7 @@ def test_a_sum_of_another_ring_is_not_decoded(bits: int) -> None:
 
 
 def encodings(n: int, bits: int = BITS) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(the members' vectors, their encodings)."""
+    """Returns (the members' vectors, their encodings)."""
     rows = np.stack([vector(100 + member) for member in range(n)])
     return rows, [encode_distributed(row, GRID, bits, SeededRandom(f"member {i}")) for i, row in enumerate(rows)]
 
@@ -294,7 +295,7 @@ def test_a_sum_decodes_with_the_variance_of_its_noise_shares(shares: int) -> Non
         total += one
     total &= np.uint32(2**BITS - 1)
     noise = decode_distributed(total, GRID, BITS) - rows.sum(axis=0)
-    # sigma^2 = 1 for the h = 3 counted on, shares / h of that in general. Six standard errors.
+    # sigma^2 = 1 for h = 3 shares, and shares / h of that in general, within six standard errors.
     assert noise.var() == pytest.approx(shares / 3, rel=6 * math.sqrt(2 / GRID.values))
     assert abs(noise.mean()) < 6 * math.sqrt(shares / 3 / GRID.values)
 
@@ -303,7 +304,7 @@ def test_a_sum_decodes_with_the_variance_of_its_noise_shares(shares: int) -> Non
 @pytest.mark.parametrize("bits", [BITS, 32])
 def test_a_masked_cohorts_sum_opens_with_its_noise(lost: set[str], bits: int) -> None:
     fleet = Fleet(5, values=GRID.values, bits=bits)
-    # What the attempt guarantees is what the grid counts on.
+    # The grid relies on exactly what the attempt guarantees.
     assert fleet.context.honest == GRID.honest
     rows, encoded = encodings(5, bits)
     fleet.inputs = dict(zip(names(5), encoded, strict=True))
@@ -311,7 +312,7 @@ def test_a_masked_cohorts_sum_opens_with_its_noise(lost: set[str], bits: int) ->
     assert isinstance(total, np.ndarray)
     left = [i for i, name in enumerate(names(5)) if name not in lost]
     np.testing.assert_array_equal(total, fleet.plain_sum([names(5)[i] for i in left]))
-    # The masked vectors themselves are anything.
+    # The masked vectors themselves look arbitrary.
     assert (fleet.masked["m0"] != encoded[0]).mean() > 0.99
     noise = decode_distributed(total, GRID, bits) - rows[left].sum(axis=0)
     assert noise.var() == pytest.approx(len(left) / 3, rel=6 * math.sqrt(2 / GRID.values))
@@ -323,7 +324,7 @@ def test_two_of_five_revealed_shares_leave_the_guaranteed_noise() -> None:
     total = np.zeros(GRID.values, dtype="<u4")
     for one in encoded:
         total += one
-    # What the corrupt know of the opened sum: their own encodings, to the last bit.
+    # The corrupt members know their own encodings in the opened sum to the last bit.
     known = (total - encoded[0] - encoded[1]) & mask
     noise = decode_distributed(known, GRID, BITS) - rows[2:].sum(axis=0)
     assert noise.var() == pytest.approx(1.0, rel=6 * math.sqrt(2 / GRID.values))

@@ -1,4 +1,4 @@
-"""A cohort in groups: the bound on corrupt members, the draw, every group's own sum, and lies about it."""
+"""A cohort in groups: the bound on corrupt members, the draw, every group's own sum, and attacks on it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_bound_on_corrupt_members_matches_counting_every_draw(data: st.DataO
         return Fraction(sum(sum(member < corrupt for member in draw) > x for draw in draws), len(draws))
 
     least = next(x for x in range(size + 1) if groups * more_than(x) <= Fraction(1, 2**sigma))
-    # No draw has fewer corrupt members than must be in any: the answer starts there.
+    # Every draw has at least the unavoidable number of corrupt members, so the result starts there.
     surely = max(0, size - (members - corrupt))
     assert corrupt_in_group(members, corrupt, size, groups, sigma) == max(least, surely)
 
@@ -65,18 +65,18 @@ def test_partitions_have_a_worse_group_at_most_as_often_as_bounded() -> None:
     for sigma in range(7):
         bound = corrupt_in_group(9, 3, 3, 3, sigma)
         assert Fraction(sum(each > bound for each in worst), len(worst)) <= Fraction(1, 2**sigma)
-    # One group of all three corrupt ones comes up in 1 draw of 28: 4 bits forgive that, 5 do not.
+    # A group of all three corrupt members occurs in 1 of 28 draws, which 4 bits allow and 5 bits do not.
     assert [corrupt_in_group(9, 3, 3, 3, sigma) for sigma in (4, 5)] == [2, 3]
 
 
 def test_the_bound_is_small_in_large_groups_and_everybody_in_small_ones() -> None:
-    # The sparse graph's tail, in another arithmetic: among the 100 of a group as among 100 neighbours.
+    # The sparse graph's tail in another arithmetic: 100 members of a group correspond to 100 neighbours.
     more_than = np.logaddexp.accumulate(_log_probabilities(1000, 100, 100)[::-1])[::-1][1:]
     for sigma in (0, 40, 80):
         least = int(np.argmax(more_than <= -sigma * math.log(2) - math.log(10)))
         assert corrupt_in_group(1000, 100, 100, 10, sigma) == least
     assert corrupt_in_group(1000, 100, 100, 10, 80) == 47
-    # Up to 32 of the thousand may be missing from the roster with c as it is, and no more.
+    # At most 32 of the thousand may be missing from the roster without changing c.
     graph, threshold, _ = grouped_thresholds(1000, 10, 100)
     assert (graph.absent, threshold) == (32, 74)
     assert corrupt_in_group(968, 100, 100, 10, 80) == 47
@@ -88,7 +88,7 @@ def test_the_bound_is_small_in_large_groups_and_everybody_in_small_ones() -> Non
     assert corrupt_in_group(30, 6, 3, 10, 80) == 3
     assert corrupt_in_group(10, 1, 4, 3, 80) == 1
     assert corrupt_in_group(10, 0, 4, 3, 80) == 0
-    # Nine of ten are corrupt: any four have three at least.
+    # Nine of ten are corrupt, so any four include at least three of them.
     assert corrupt_in_group(10, 9, 4, 3, 0) >= 3
 
 
@@ -176,7 +176,7 @@ def test_two_members_share_a_group_as_often_as_by_chance() -> None:
     for number in range(2000):
         drawn = draw_groups(number.to_bytes(32, "big"), (), names(12), 3)
         met += any({"m0", "m1"} <= set(group) for group in drawn)
-    # 3 of 11 others: 545 expected, a deviation of 20.
+    # 3 of 11 others: 545 expected, with a standard deviation of 20.
     assert 465 < met < 625
 
 
@@ -220,7 +220,7 @@ def test_after_any_losses_every_opened_sum_is_its_survivors(
     if n - len(lose.get(Phase.ADVERTISE, ())) < fleet.context.min_roster:
         assert isinstance(outcome, Abandoned)
         return
-    # A group is opened if t of it stay to the end, and the attempt counts with as many groups as it needs.
+    # A group is opened if t of its members stay to the end, and the attempt counts if enough groups are opened.
     expected = {number for number, group in enumerate(fleet.groups) if len(set(group) - gone) >= least}
     assert isinstance(outcome, Abandoned) == (len(expected) < grouped.least)
     if isinstance(outcome, Abandoned):
@@ -232,7 +232,7 @@ def test_after_any_losses_every_opened_sum_is_its_survivors(
         assert len(survivors) >= fleet.context.threshold
         assert set(survivors) == set(fleet.server.session.groups[number]) - before_masked
         assert np.array_equal(total, fleet.plain_sum(survivors))
-    # Whoever is in no sum was dropped, with a reason.
+    # Every member that is in no sum was dropped with a reason.
     in_sum = {name for survivors, _ in outcome.values() for name in survivors}
     assert set(names(n)) - in_sum <= {dropped.member for dropped in fleet.dropped} | set().union(*lose.values(), set())
 
@@ -269,7 +269,7 @@ def test_sums_open_once_every_group_that_can_has_answered() -> None:
         for member in group[:3]:
             assert not server.enough
             server = server.receive(member, fleet.act(member, Phase.UNMASK))
-    # Two are enough for the attempt, but the third may still come: nothing of it is thrown away.
+    # Two groups are enough for the attempt, but the third may still answer, so none of it is discarded.
     assert not server.enough
     assert server.drop(groups[2][0], Reason.DISCONNECTED).drop(groups[2][1], Reason.DISCONNECTED).enough
     for member in groups[2][:3]:
@@ -305,7 +305,7 @@ def test_a_coordinator_that_chooses_the_groups_itself_is_refused() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
     first, second, _ = fleet.groups
     victim = first[0]
-    # It would like the victim among members of its choice: what those dealt is not for the victim, by the draw.
+    # The coordinator wants the victim in a group of its choice, but by the draw those members did not deal to it.
     chosen = ReceivedDealings(
         (*fleet.inbox[victim].dealings[:2], dataclasses.replace(fleet.inbox[second[1]].dealings[0], dealer=second[0]))
     )
@@ -320,7 +320,7 @@ def test_a_second_roster_cannot_put_a_member_into_another_group() -> None:
     roster = fleet.inbox[name]
     state = fleet.states[name]
     state.on_roster(roster)
-    # Fewer members on the roster make another draw.
+    # A roster with fewer members gives another draw.
     another = Roster(tuple(entry for entry in roster.advertisements if entry.member != "m5"))
     assert refusal(state.on_roster, another).reason is Reason.SECOND_ROSTER
     other = GroupFleet(12, 3, seed="groups")
@@ -348,7 +348,7 @@ def test_members_that_were_shown_different_rosters_share_no_sum() -> None:
 
 
 def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
-    # On the roster: so many left out that the member's group is no sum.
+    # In the roster: so many members are left out that the member's group is too small for a sum.
     fleet = GroupFleet(12, 3)
     fleet.play()
     entries = fleet.inbox["m0"].advertisements
@@ -357,7 +357,7 @@ def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
     def without(left_out: tuple[str, ...]) -> Roster:
         return Roster(tuple(entry for entry in entries if entry.member not in left_out))
 
-    # Eight members make groups of 3, 3 and 2; it depends on the draw whether the victim is in the last.
+    # Eight members make groups of 3, 3 and 2; the draw decides whether the victim is in the last.
     small = next(
         roster
         for roster in map(without, itertools.combinations(others, 4))
@@ -366,7 +366,7 @@ def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
     assert refusal(fleet.states["m0"].on_roster, small).reason is Reason.GROUP_TOO_SMALL
     fewer = without(("m1", "m2", "m3", "m4", "m5"))
     assert refusal(fleet.states["m0"].on_roster, fewer).reason is Reason.ROSTER_TOO_SMALL
-    # Among those who dealt, and among the survivors.
+    # Among the dealers, and among the survivors.
     fleet = GroupFleet(12, 3).until(Phase.MASK)
     name = fleet.groups[0][0]
     one = ReceivedDealings(fleet.inbox[name].dealings[:1])
@@ -391,18 +391,18 @@ def test_confirmations_of_another_group_do_not_count() -> None:
     mixed = Confirmations((*own[:2], others[0]))
     refused = refusal(fleet.states[first[0]].on_confirmations, mixed)
     assert (refused.reason, refused.member) == (Reason.CONFIRMATIONS_FOREIGN_MEMBER, second[0])
-    # Two of the own group are too few, though enough of the cohort have signed.
+    # Two of the member's own group are too few, although enough of the cohort have signed.
     few = Confirmations(own[:2])
     assert refusal(fleet.states[first[0]].on_confirmations, few).reason is Reason.CONFIRMATIONS_TOO_FEW
 
 
 def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
-    # Of four members with one corrupt, which signs both lists: however the three honest ones are shown them, an honest
-    # one would have to sign both for both to be asked for.
+    # One of four members is corrupt and signs both lists. However the lists are shown to the three honest ones, both
+    # can be confirmed only if an honest member signs both.
     (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups
     seen = set()
     for shown in itertools.product((0, 1), repeat=3):
-        # Twice the same attempt to the byte: in each of them one list is signed.
+        # The same attempt twice, byte by byte; one list is signed in each.
         answered = []
         for number, left_out in enumerate((honest[-1], None)):
             fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
@@ -420,7 +420,7 @@ def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
                     seen.add(refused.reason)
         assert not all(answered), shown
         seen.update(number for number in (0, 1) if answered[number])
-    # Each of the two would have been unmasked alone, and nothing but the count stood in the way.
+    # Each of the two lists alone would have been unmasked; only the count prevents it.
     assert seen == {0, 1, Reason.CONFIRMATIONS_TOO_FEW}
     # A member that signed one list does not sign the other.
     fleet = GroupFleet(12, 3).until(Phase.CONFIRM)

@@ -37,7 +37,7 @@ ME = "m1"
 
 
 def refused(fleet: Fleet, phase: Phase, reason: Reason, blamed: str | None = None) -> None:
-    """The bent message is refused for this reason, and the honest one is still accepted afterwards."""
+    """Checks that the altered message is refused for this reason, and that the honest one is accepted afterwards."""
     state = fleet.states[ME]
     with pytest.raises(Refusal) as caught:
         fleet.act(ME, phase)
@@ -46,7 +46,7 @@ def refused(fleet: Fleet, phase: Phase, reason: Reason, blamed: str | None = Non
 
 
 def signed(fleet: Fleet, entry: Advertisement, identity: TestIdentity, **changes: Any) -> Advertisement:
-    """A roster entry changed and signed anew by its owner."""
+    """A roster entry, changed and signed again by its owner."""
     changed = dataclasses.replace(entry, **changes)
     statement = advertisement_statement(fleet.context, changed)
     return dataclasses.replace(changed, signature=identity.sign(statement))
@@ -176,7 +176,7 @@ def test_the_members_own_entry_altered(at_roster: Fleet, field: str) -> None:
 
 
 def test_the_members_own_entry_altered_and_signed_with_its_key(at_roster: Fleet) -> None:
-    """Not even its own older advertisement passes: an earlier attempt's keys must not come back."""
+    """Even its own older advertisement is refused, because an earlier attempt's keys must not come back."""
     bend_entry(at_roster, ME, lambda e: signed(at_roster, e, at_roster.identities[ME], nonce=b"n" * 32))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_ALTERED, ME)
 
@@ -199,8 +199,7 @@ def test_the_members_own_entry_altered_and_signed_with_its_key(at_roster: Fleet)
     ids=lambda shown: next(iter(shown)),
 )
 def test_a_peer_that_was_shown_another_context(shown: dict[str, Any]) -> None:
-    """Threshold, cohort, model, recipe, round, ring: a coordinator that varies any of them meets a
-    refusal."""
+    """A coordinator that varies threshold, cohort, model, recipe, round or ring meets a refusal."""
     fleet = Fleet(5)
     peer = fleet.identities["m4"]
     other = make_context(5, **{"threshold": 4, **shown})
@@ -239,7 +238,7 @@ def dealing_of(fleet: Fleet, dealer: str) -> Any:
 
 
 def test_fewer_dealings_than_the_threshold(at_dealings: Fleet) -> None:
-    # Its own counts as one of the four.
+    # The member's own dealing is one of the four.
     at_dealings.inbox[ME] = ReceivedDealings(at_dealings.inbox[ME].dealings[:2])
     refused(at_dealings, Phase.MASK, Reason.DEALINGS_TOO_FEW)
 
@@ -321,8 +320,7 @@ def test_a_truncated_ciphertext(at_dealings: Fleet, length: int) -> None:
 
 @pytest.mark.parametrize("wrong", [slice(0, 33), slice(33, 66)], ids=["masking", "seed"])
 def test_a_share_that_does_not_match_its_commitment(wrong: slice) -> None:
-    """The dealer itself lies: all is signed and sealed as it should be, but one share is not the one
-    committed to."""
+    """The dealer itself lies: all is signed and sealed correctly, but one share does not match its commitment."""
     fleet = Fleet(5).until(Phase.SHARE)
     sealing = fleet.states["m3"]._sealing.reveal()
     fleet.play()
@@ -340,7 +338,7 @@ def test_a_share_outside_the_field_is_refused_though_committed_to() -> None:
     fleet.play()
     session = fleet.server.session
     huge = b"\xff" * 33
-    # The dealer commits to, signs and seals a share that no polynomial over the field has.
+    # The dealer commits to, signs and seals a share that is outside the field.
     shares = list(fleet.sent[Phase.SHARE]["m3"].shares)
     shares[1] = dataclasses.replace(shares[1], masking_commitment=session.masking_share_commitment("m3", ME, huge))
     leaves = session.dealing_leaves("m3", shares)
@@ -459,7 +457,7 @@ def at_confirmations() -> Fleet:
 def test_confirmations_below_the_threshold(at_confirmations: Fleet) -> None:
     all_of_them = at_confirmations.inbox[ME].confirmations
     others = tuple(c for c in all_of_them if c.member != ME)
-    # Its own is counted once, whether passed on or not.
+    # The member's own confirmation counts once, passed on or not.
     own = next(c for c in all_of_them if c.member == ME)
     for few in (others[:2], (*others[:2], own), ()):
         at_confirmations.inbox[ME] = Confirmations(few)
@@ -491,7 +489,7 @@ def test_one_members_signature_under_anothers_name(at_confirmations: Fleet) -> N
 
 @pytest.mark.parametrize("what", ["survivors", "session"])
 def test_a_confirmation_of_something_else(at_confirmations: Fleet, what: str) -> None:
-    """Even where enough others are good: somebody was shown another U3, or another session."""
+    """Even if enough others are valid, because somebody was shown another U3 or another session."""
     session = at_confirmations.server.session
     agreed = session.survivors_digest(("m0", "m1", "m2", "m3", "m4"))
     if what == "survivors":
@@ -579,7 +577,7 @@ def test_a_member_agrees_once_per_peer_for_masking_and_for_sealing(monkeypatch: 
             return act(member, phase)
 
     monkeypatch.setattr(fleet, "act", watched)
-    # Checking the roster, sealing shares, opening those of the others, masking.
+    # Covers checking the roster, sealing shares, opening those of the others, and masking.
     fleet.play()
     fleet.play()
     entries = fleet.server.session.entries.values()
@@ -636,7 +634,7 @@ def test_the_result_a_member_is_told_can_be_checked() -> None:
 
 
 def test_the_fake_authority_checks_certificates() -> None:
-    """The fake authority of these tests is a check, not a formality."""
+    """The fake authority of these tests really checks certificates."""
     identity = TestIdentity("a")
     assert verify(identity.certificate, b"x", identity.sign(b"x")) == "a"
     borrowed = issue("b", identity._key).rsplit(b"|", 1)[0] + b"|" + identity.certificate.rsplit(b"|", 1)[1]
@@ -646,7 +644,7 @@ def test_the_fake_authority_checks_certificates() -> None:
     assert key_of(identity.certificate) == identity._key.public_key().public_bytes_raw()
 
 
-# Left early.
+# Ending early.
 
 
 def secrets_of(state: Any) -> list[Any]:
@@ -689,7 +687,7 @@ def test_forgetting_before_masking_masks_nothing() -> None:
 
 
 def test_forgetting_while_another_thread_masks_leaves_it_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vector is whole, or there is none: never one under half of its masks."""
+    """The vector gets all its masks or is not masked: never half of them."""
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
     real = mask_phase.derive_key
@@ -723,6 +721,6 @@ def test_shares_opened_before_a_bad_one_are_erased(monkeypatch: pytest.MonkeyPat
     refused(fleet, Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, last.dealer)
     assert len(opened) == len(good)
     assert all(overwritten(each.masking) and overwritten(each.seed) for each in opened)
-    # Its own shares are not touched: the honest message is still accepted.
+    # The member's own shares are kept, so the honest message is still accepted.
     fleet.inbox[ME] = honest
     fleet.act(ME, Phase.MASK)

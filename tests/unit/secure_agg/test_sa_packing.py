@@ -1,4 +1,4 @@
-"""Packed vectors: the format against one written with whole numbers, and everything that is refused."""
+"""Packed vectors: the format against a reference in whole numbers, and everything that is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = packing._BLOCK_VALUES
 
 
 def by_hand(values: list[int], bits: int) -> bytes:
-    """The format as it is defined: value i at bit i * b of a little-endian number."""
+    """The format by its definition: value i is at bit i * b of a little-endian number."""
     number = sum(value << (i * bits) for i, value in enumerate(values))
     return number.to_bytes(-(-len(values) * bits // 8), "little")
 
@@ -54,7 +54,7 @@ def test_packing_follows_the_format_and_unpacks(data: st.DataObject, bits: int) 
 
 @pytest.mark.parametrize("bits", ALL_WIDTHS)
 def test_every_width_at_its_extreme_values(bits: int) -> None:
-    # A single one and a single zero among the other: each bit lands on its own place.
+    # A single 1 among zeros and a single 0 among ones: each bit goes to its own place.
     top = 2**bits - 1
     for size in (1, 7, 8, 63, 64, 65, 129):
         for place in {0, size // 2, size - 1}:
@@ -98,7 +98,7 @@ def test_sizes() -> None:
         packed_size(-1, 8)
 
 
-# In place, and no second vector.
+# In place, without a second vector.
 
 
 @pytest.mark.parametrize("bits", [3, 21, 32])
@@ -180,7 +180,7 @@ def test_a_chunk_that_does_not_fit_adds_nothing(chunk: bytes, offset: int, bits:
     assert not total.any()
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("bits", [1, 5, 21, 31])

@@ -91,7 +91,7 @@ def test_shares_that_nobody_dealt_are_refused(case: dict[str, Any]) -> None:
 
 
 def test_the_field_is_prime() -> None:
-    # Fermat to several bases: enough for a constant that is written down and known.
+    # Fermat tests to several bases, which suffice for a known constant.
     assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13, 17))
     assert not any(pow(3, 2**256 + offset - 1, 2**256 + offset) == 1 for offset in range(1, 297, 2))
 
@@ -144,7 +144,7 @@ def test_a_secret_and_a_share_have_their_length() -> None:
 
 # Keys and seals.
 
-# The points of small order, RFC 7748 section 6.1 and its references: with them every agreement is zero.
+# The points of small order (RFC 7748, section 6.1 and its references), with which every agreement is zero.
 SMALL_ORDER = [
     "00" * 32,
     "01" + "00" * 31,
@@ -273,7 +273,7 @@ def test_threads_are_used_where_they_pay_up_to_the_number_of_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
     assert masking.threads_for(4_000_000, 50) == 3
-    # Little in all, and vectors too short to be cut, or to be cut twice.
+    # Little work in total, and vectors too short to be split, or to be split twice.
     assert masking.threads_for(4_000_000, 1) == 1
     assert masking.threads_for(100_000, 5000) == 1
     assert masking.threads_for(140_000, 5000) == 2
@@ -285,7 +285,7 @@ def test_threads_are_used_where_they_pay_up_to_the_number_of_cores(
 
 
 def watch_ranges(monkeypatch: pytest.MonkeyPatch, fail_above: int | None = None) -> list[tuple[slice, int]]:
-    """(range, thread) of every range that is worked on from here on; those that start above `fail_above` fail."""
+    """Records (range, thread) of every range processed from now on; those that start above `fail_above` fail."""
     seen: list[tuple[slice, int]] = []
     apply = masking._apply
 

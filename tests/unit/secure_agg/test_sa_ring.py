@@ -1,4 +1,4 @@
-"""Encoding into the ring and back, and every way in which a vector is refused."""
+"""Encoding in the ring and decoding, and every reason to refuse a vector."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_rounding_is_stochastic_and_unbiased() -> None:
     for fraction in (0.25, -0.25, 3.9):
         rounded = layout.decode(layout.encode({"update": np.full(d, fraction)}, SeededRandom("r")))["update"]
         assert set(np.unique(rounded)) == {np.floor(fraction), np.floor(fraction) + 1}
-        # Eight standard errors of the mean.
+        # Within eight standard errors of the mean.
         assert abs(rounded.mean() - fraction) < 8 * 0.5 / np.sqrt(d)
 
 
@@ -75,7 +75,7 @@ def test_rounding_is_stochastic_and_unbiased() -> None:
     st.integers(0, 99),
 )
 def test_rounding_matches_its_definition(values: list[float], scale: float, seed: int) -> None:
-    """By integers: floor, and one more where 53 random bits fall below the fraction."""
+    """Computed in integers: the floor, plus one where 53 random bits are below the fraction."""
     layout = Layout((Segment("update", len(values), scale, 2.0**20),), 32)
     encoded = layout.encode({"update": np.array(values)}, SeededRandom(f"{seed}"))
     scratch = StreamScratch(8 * len(values))
@@ -145,7 +145,7 @@ def test_a_sum_of_another_shape_is_not_decoded(total: np.ndarray) -> None:
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
 def test_no_wrap_is_exact_at_the_edge(bits: int) -> None:
-    # bound * scale + 1 is 2^(b-1) / 4 exactly, so three members fit and four miss by one.
+    # bound * scale + 1 is exactly 2^(b-1) / 4, so three members fit and four exceed the room by one.
     layout = Layout((Segment("update", 1, 1.0, 2.0 ** (bits - 3) - 1),), bits)
     layout.check_no_wrap(3)
     with pytest.raises(LayoutInvalid, match="could wrap"):

@@ -28,7 +28,7 @@ ME = "m1"
 
 
 def acted(fleet: Fleet) -> Any:
-    """This member's honest message in the current phase, not delivered yet."""
+    """This member's honest message in the current phase, not yet delivered."""
     return fleet.act(ME, fleet.server.phase)
 
 
@@ -39,7 +39,7 @@ def offer(fleet: Fleet, message: Any, member: str = ME) -> Any:
 
 
 def drops(fleet: Fleet, message: Any, reason: Reason) -> None:
-    """The message is refused for this reason; the honest one would still be accepted by the same state."""
+    """Checks that the message is refused for this reason, and that the same state still accepts the honest one."""
     before = fleet.server
     answer = offer(fleet, message)
     assert isinstance(answer, Dropped)
@@ -47,7 +47,7 @@ def drops(fleet: Fleet, message: Any, reason: Reason) -> None:
     assert fleet.server is before
 
 
-# Rules of every phase.
+# Rules that hold in every phase.
 
 
 @pytest.fixture(params=list(Phase))
@@ -156,7 +156,7 @@ def test_the_cohort_must_match_the_context(cohort: list[str]) -> None:
 
 
 def advertised(fleet: Fleet, **changes: Any) -> Any:
-    """This member's advertisement, changed and signed again by itself."""
+    """This member's advertisement, changed and signed again by the member."""
     message = dataclasses.replace(acted(fleet), **changes)
     signature = fleet.identities[ME].sign(advertisement_statement(fleet.context, message))
     return dataclasses.replace(message, signature=signature)
@@ -198,7 +198,7 @@ def test_a_copied_key_drops_the_second_to_arrive(field: str) -> None:
     first = fleet.act("m0", Phase.ADVERTISE)
     fleet.deliver("m0", first)
     drops(fleet, advertised(fleet, **{field: first.masking_key}), Reason.ADVERTISEMENT_KEY_DUPLICATE)
-    # Once the first is withdrawn nobody holds the key.
+    # Once the first is withdrawn, nobody holds the key.
     fleet.server = fleet.server.drop("m0", Reason.DISCONNECTED)
     assert not isinstance(offer(fleet, advertised(fleet, **{field: first.masking_key})), Dropped)
 
@@ -381,8 +381,9 @@ def test_enough_is_true_from_the_threshold(at_unmask: Fleet) -> None:
 
 
 def crooked(fleet: Fleet, dealer: str, spoil: set[str], kind: str) -> Any:
-    """A dealing whose shares for `spoil` lie off the polynomial, but which is committed to, signed and sealed
-    as it should be: no receiver can tell."""
+    """A dealing whose shares for `spoil` are not on the polynomial, but which is committed to, signed and sealed
+    correctly, so that no receiver can tell.
+    """
     sealing = fleet.states[dealer]._sealing.reveal()
     dealing = fleet.act(dealer, Phase.SHARE)
     session = fleet.states[dealer].seat.session
@@ -412,8 +413,9 @@ def crooked(fleet: Fleet, dealer: str, spoil: set[str], kind: str) -> Any:
 )
 @pytest.mark.parametrize("spoiled", [1, 3])
 def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled: int) -> None:
-    """One bad share and answers to spare: the sum still opens. More: it is abandoned. Both name the
-    dealer."""
+    """With one bad share and spare answers the sum still opens; with more the attempt is abandoned. Both name the
+    dealer.
+    """
     fleet = Fleet(7).until(Phase.SHARE)
     liar = "m6"
     fleet.deliver(liar, crooked(fleet, liar, set(names(spoiled)), kind))

@@ -1,4 +1,4 @@
-"""The transcript is injective, the context refuses contradictions, and both are pinned by vectors."""
+"""The transcript is injective, the context refuses contradictions, and vectors pin both."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_field_of_the_context_is_in_its_digest() -> None:
         "values": 7,
         "bits": 31,
     }
-    # One graph so far, so that field alone cannot be varied; the pinned digest holds it.
+    # The graph cannot be varied alone here; the pinned digest covers it.
     assert set(changed) | {"graph"} == {field.name for field in dataclasses.fields(base)}
     digests = {base.digest()}
     for name, value in changed.items():
@@ -146,18 +146,18 @@ def test_no_default_if_no_threshold_is_sufficient(n: int, corrupt: int | None) -
         default_thresholds(n, corrupt)
 
 
-# One choice for both sides of an attempt.
+# Both sides of an attempt choose the same.
 
 
 @pytest.mark.parametrize(("n", "corrupt"), [(2, 0), (3, None), (5, 0), (40, 3), (200, None)])
 def test_up_to_200_thresholds_are_the_complete_graphs(n: int, corrupt: int | None) -> None:
     expected = (Graph.COMPLETE, *default_thresholds(n, corrupt))
     assert thresholds_for(n, assumed_corrupt=corrupt) == expected
-    # Shares are of sparse graphs alone.
+    # Shares apply only to sparse graphs.
     assert thresholds_for(n, assumed_corrupt=corrupt, corrupt=0.3, lost=0.01, sigma=40, absent=9) == expected
 
 
-# n -> k, t, n_C, absent, how many may be missing from the roster.
+# n -> k, t, n_C, absent, and how many may be missing from the roster.
 SPARSE = {
     201: (56, 39, 20, 10, 20),
     500: (98, 71, 50, 25, 33),
@@ -174,7 +174,7 @@ def test_above_200_half_of_the_lost_may_be_missing_from_the_roster(n: int) -> No
     assert (t, n_c) == (threshold, corrupt)
     context = make_context(9, cohort=n, threshold=t, assumed_corrupt=n_c, graph=graph)
     assert n - context.min_roster == missing >= absent
-    # The shares as floats or as fractions, and everything said or left out: the same answer.
+    # Shares as floats or fractions, and defaults stated or left out, give the same result.
     assert thresholds_for(n, corrupt=0.1, lost=Fraction(1, 10), sigma=80, absent=absent) == (graph, t, n_c)
 
 

@@ -1,4 +1,4 @@
-"""The graph itself and the context that asks for it."""
+"""The sparse graph, and the context that requires it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_graph_of_an_impossible_degree_is_refused(n: int, degree: int) -> None
 
 
 def test_the_ring_follows_from_the_roster_root_and_the_nonces(session: Session) -> None:
-    """Worked out once more from the specification's words."""
+    """Computed independently from the specification."""
     nonces = tuple(session.entries[member].nonce for member in sorted(session.entries))
     root = roster_root(session.entries.values())
     seed = hashlib.sha256(frame(Purpose.RING, root, nonces)).digest()
@@ -111,7 +111,7 @@ def test_the_complete_graph_has_its_thresholds() -> None:
 
 @pytest.mark.parametrize(("n", "sigma", "least"), [(1000, 80, 979), (1000, 40, 956), (300, 40, 298), (100, 40, 90)])
 def test_a_roster_may_be_as_small_as_the_guarantee_allows(n: int, sigma: int, least: int) -> None:
-    """Corrupt members all advertise: of a smaller roster they are a larger share."""
+    """All corrupt members advertise, so they are a larger share of a smaller roster."""
     assert sparse_context(n, sigma=sigma).min_roster == least
 
 
@@ -121,7 +121,7 @@ def test_a_context_may_allow_for_members_that_never_advertise() -> None:
 
 
 def changed(context: Any, **numbers: int) -> Any:
-    """A copy with other numbers of the context, or (by the names of SparseGraph) of its graph."""
+    """A copy with other numbers in the context or, for names of SparseGraph, in its graph."""
     of_graph = {field.name for field in dataclasses.fields(SparseGraph)}
     graph = dataclasses.replace(context.graph, **{k: v for k, v in numbers.items() if k in of_graph})
     return dataclasses.replace(context, graph=graph, **{k: v for k, v in numbers.items() if k not in of_graph})
@@ -137,7 +137,7 @@ def changed(context: Any, **numbers: int) -> Any:
         ({"threshold": 86}, "threshold 86 is too low for 120 neighbours .* at least 87"),
         ({"threshold": 1}, "too low"),
         ({"threshold": 88}, "out of reach for 120 neighbours .* at most 87"),
-        # More neighbours with the old threshold would let two lists of survivors both be answered.
+        # With more neighbours and the old threshold, two lists of survivors could both be answered.
         ({"degree": 150}, "threshold 87 is too low for 150 neighbours"),
         ({"assumed_corrupt": 99}, "99 assumed corrupt, but 100000 millionths of 1000 members are 100"),
         ({"assumed_corrupt": 101}, "101 assumed corrupt"),
@@ -190,7 +190,7 @@ def test_no_context_if_no_graph_is_sufficient(numbers: tuple[int, float, float])
 
 
 def test_every_number_of_the_graph_is_in_the_digest() -> None:
-    # Loose enough that each number can be changed alone: 70 bits, and more neighbours than it takes.
+    # Loose enough that each number can be changed alone: 70 bits, and more neighbours than needed.
     base = changed(sparse_context(1000, sigma=70), degree=150, threshold=110)
     others = [
         changed(base, degree=152),
@@ -204,7 +204,7 @@ def test_every_number_of_the_graph_is_in_the_digest() -> None:
 
 
 def test_the_digest_of_a_sparse_context_is_pinned() -> None:
-    """Fixed by hand from the framing: the graph is a list of its name and its numbers, in this order."""
+    """Framed by hand: the graph is a list of its name and its numbers, in this order."""
     context = sparse_context(24)
     fields = (
         context.federation,

@@ -1,4 +1,4 @@
-"""The parameter finder against the published tables and against exact integers."""
+"""The parameter finder, compared with the published tables and with exact integers."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def test_the_honest_inputs_of_a_sum_at_80_bits(n: int, honest: int) -> None:
 
 
 def test_a_neighbourhood_never_holds_two_thresholds() -> None:
-    """2t > k + t1: neighbours that are told different survivors cannot give away both secrets of one member."""
+    """2t > k + t1: neighbours that are told different survivors cannot reveal both secrets of one member."""
     for gamma, delta, sigma, n, _ in ROWS:
         found = find(n, gamma, delta, sigma)
         assert 2 * found.threshold > found.neighbours + found.corrupt_neighbours >= 2 * (found.threshold - 1)
 
 
 def exact(n: int, marked: int, k: int) -> list[Fraction]:
-    """P[Hyp(n, marked, k) = x] for x = 0 .. k, by integers."""
+    """P[Hyp(n, marked, k) = x] for x = 0 .. k, in integers."""
     return [Fraction(math.comb(marked, x) * math.comb(n - marked, k - x), math.comb(n, k)) for x in range(k + 1)]
 
 
 def exact_find(n: int, corrupt: int, lost: int, sigma: int, semi_malicious: bool, absent: int = 0) -> tuple | None:
-    """The specification's rules by integers: (k, t, t1) or None."""
+    """The specification's rules in integers: (k, t, t1) or None."""
     removed = corrupt + lost
     for k in range(2, n - absent, 2):
         if k <= removed:
@@ -94,7 +94,7 @@ def test_the_finder_against_exact_integers(n: int, sigma: int, semi_malicious: b
     [(26, 8, 1, 2), (53, 0, 17, 20), (62, 0, 15, 20), (92, 0, 9, 20), (95, 0, 9, 20), (98, 0, 24, 20)],
 )
 def test_the_finder_where_connectivity_decides(n: int, corrupt: int, lost: int, sigma: int) -> None:
-    """Among semi-honest members and few corrupt ones: twice the bound would ask for two neighbours more."""
+    """With semi-honest members and few corrupt ones, twice the bound would need two more neighbours."""
     found = find_counts(n, corrupt, lost, sigma, 20, False)
     expected = exact_find(n, corrupt, lost, sigma, False)
     assert (found.neighbours, found.threshold, found.corrupt_neighbours) == expected

@@ -69,7 +69,7 @@ def test_a_roster_that_weakens_the_guarantee_is_refused_by_both(at) -> None:
 
 
 def test_a_neighbours_unusable_key_is_refused_before_sealing(at) -> None:
-    """The keys of others are their neighbours' to check."""
+    """Other keys are checked by their own neighbours."""
     fleet = at(Phase.ADVERTISE)
     bad, refused = "m9", set()
     for member in sorted(fleet.server.waiting):
@@ -144,7 +144,7 @@ def test_at_least_t_neighbours_must_have_dealt(at) -> None:
 
 
 def test_a_vector_is_masked_only_with_neighbours_that_dealt(at) -> None:
-    """Take the nine masks off by hand."""
+    """Removes the nine masks by hand."""
     fleet = at(Phase.MASK)
     secrets = fleet.states[ME]
     seed, masking = secrets._seed.reveal(), secrets._masking.reveal()
@@ -222,7 +222,7 @@ def test_only_as_many_confirmations_as_needed_are_passed_on(at) -> None:
 def test_more_than_half_of_n_plus_the_corrupt_must_confirm(
     at, passed_on: int, own_among_them: bool, enough: bool
 ) -> None:
-    """(24 + 2) / 2 is 13, so 14, this member counted."""
+    """(24 + 2) / 2 is 13, so 14 are needed, including this member."""
     fleet = at(Phase.CONFIRM)
     signed = {member: fleet.act(member, Phase.CONFIRM) for member in names(24)}
     own = [signed[ME]] if own_among_them else []
@@ -289,7 +289,7 @@ def test_a_liar_is_named_and_other_shares_suffice() -> None:
 
 
 def test_answers_are_counted_around_each_dealer() -> None:
-    """21 of 24 answers are many more than the threshold, but too few where three neighbours are missing."""
+    """21 of 24 answers are far above the threshold, but too few around a member with three neighbours missing."""
     fleet = SparseFleet(24).until(Phase.UNMASK)
     starving = "m7"
     silent = set(around(fleet, starving)[:3])
@@ -351,7 +351,7 @@ def test_a_survivor_with_too_few_neighbours_makes_the_attempt_hopeless(phase: Ph
 
 
 def starving_with(fleet: SparseFleet, silent: set[str], answered: set[str]) -> frozenset[str]:
-    """Whose secret is needed and out of reach when `silent` are lost and `answered` have answered this phase."""
+    """The members whose secret is needed but cannot be rebuilt when `silent` are lost and `answered` have answered."""
     for member in sorted(answered):
         fleet.deliver(member, fleet.act(member, fleet.server.phase))
     for member in sorted(silent):
