@@ -1,4 +1,4 @@
-"""A file with a secret is its owner's alone, also where a killed process left a wider one behind."""
+"""Only its owner can read a secret file, even if a killed process left a partial file that others can read."""
 
 import stat
 

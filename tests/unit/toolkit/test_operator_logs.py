@@ -1,4 +1,4 @@
-"""Logs: the same fields on both sides, in two forms."""
+"""Logs: the same fields on both sides, in two formats."""
 
 import io
 import json

@@ -1,5 +1,6 @@
-"""TLS 1.3 and nothing older, on both ports, with a client of our own: in a process of its own, as the switch must
-be thrown before gRPC is imported."""
+"""Both ports speak only TLS 1.3, tested with a client of our own. The server runs in its own process, because TLS 1.2
+must be disabled before gRPC is imported.
+"""
 
 import os
 import socket
