@@ -182,7 +182,7 @@ def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: J
         with pytest.raises(BundleInvalid, match=f"names another {name}"):
             read_job_bundle(tmp_path / "mixed")
     write_bundle(tmp_path / "mixed", "job", files | {"weights.bin": b"\x00" * 8})
-    with pytest.raises(BundleInvalid, match="a version of 8 bytes"):
+    with pytest.raises(BundleInvalid, match="the version has 8 bytes"):
         read_job_bundle(tmp_path / "mixed")
     miscounted = job.document.model_copy(update={"values": 1}).canonical()
     write_bundle(tmp_path / "mixed", "job", files | {"job.json": miscounted})
