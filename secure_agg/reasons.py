@@ -134,7 +134,7 @@ class Reason(StrEnum):
 _SENTENCES: dict[Reason, str] = {
     Reason.PHASE_DEADLINE: "The member did not answer before the phase was closed.",
     Reason.DISCONNECTED: "The member's connection was lost.",
-    Reason.MEMBER_REFUSED: "The member checked what it was sent and refused to go on.",
+    Reason.MEMBER_REFUSED: "The member checked what it was sent and refused to continue.",
     Reason.SENDER_NOT_EXPECTED: "The sender is not one of those who may answer in this phase.",
     Reason.MESSAGE_NOT_EXPECTED: "The message does not belong to this phase.",
     Reason.MESSAGE_CONFLICTING: "The member sent two different messages where the protocol allows one.",

@@ -109,7 +109,7 @@ class JobSpec(JobBody):
 
 
 class JobDocument(JobBody):
-    """A job as it is run: digests in place of files."""
+    """A job as it is run: with digests instead of files."""
 
     manifest: Digest
     weights: Digest

@@ -143,12 +143,12 @@ class Seated(Collecting[Message]):
         return len(self.session.groups) - len({self.session.group_of(member) for member in self.expected})
 
     def _groups_with(self, answered: Collection[MemberId]) -> frozenset[int]:
-        """The groups of which as many as each needs are among these."""
+        """The groups with enough members among `answered`."""
         counts = Counter(self.session.group_of(member) for member in answered)
         return frozenset(group for group, count in counts.items() if count >= self.least)
 
     def _kept(self) -> Mapping[MemberId, Message]:
-        """The answers that go on: of groups that brought enough. All of them where there are no groups."""
+        """The answers that count: those of groups with enough answers, or all of them without groups."""
         if self.context.grouped is None:
             return self.answers
         whole = self._groups_with(self.answers)
