@@ -64,7 +64,7 @@ def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
 
 
 def min_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
-    """Returns (h, n) of the grouped cohort with the smallest h among all sizes from `least` to `most`.
+    """Returns (h, n) of the grouped cohort with the smallest h, among sizes from `least` to `most` that have a split.
 
     It searches by bisection. The fewest members and the largest n_C of a half give a bound on all its sizes: s - c does
     not fall as s grows (one more member in a group brings at most one more corrupt one), and c does not grow with the

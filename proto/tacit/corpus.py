@@ -47,7 +47,7 @@ class CorpusOrder(Part):
     # Number of best words from which each word is drawn. None: all.
     top_k: int | None = Field(default=None, ge=1, le=4000)
     # How strongly texts favour their label: each word's likelihood is multiplied by this power of the ratio between its
-    # likelihood under the label and its average over labels. 0: the model's own likelihoods.
+    # likelihood under the label and the labels' average (the mean of their scores). 0: the model's own likelihoods.
     guidance: float = Field(default=1.0, ge=0, le=20)
     # Maximum size of a member's file; further rows are left out.
     max_bytes: int = Field(default=4 * 1024 * 1024, ge=1, le=MAX_CORPUS_BYTES)

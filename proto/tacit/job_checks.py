@@ -146,7 +146,7 @@ def _check_precision(job: JobBody) -> None:
         return
     why = None
     if not isinstance(job.model, PromptedModel):
-        why = f"{job.training.precision} is for the frozen network of a prompted model, and this one is trained"
+        why = f"{job.training.precision} is only for the frozen network of a prompted model, and this model is trained"
     elif isinstance(job.mechanism, DpSgd):
         why = "dp-sgd computes each example's gradient in float32"
     if why is not None:

@@ -219,7 +219,7 @@ class PrivateStart(Part):
 
 
 NO_VOCABULARY = (
-    "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
+    "must be a table of keys: [vocabulary] with kind and file, or without file if every member builds its own"
 )
 
 

@@ -15,7 +15,7 @@ from tests.support.fleet import job_document
 BASE = {"name": "desk", "labels": ["a", "b"], "vocabulary": {"kind": "words", "file": "words.txt"}}
 METHODS = "fedavg, fedprox, lg-fedavg, fedrecon, fedvocab"
 TOKENS = 'must be "digits", or a list of 1 to 10000 vocabulary entries of 1 to 200 characters'
-NO_TABLE = "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
+NO_TABLE = "must be a table of keys: [vocabulary] with kind and file, or without file if every member builds its own"
 PARTS = 'must be a list of private parts: ["embedding"], ["encoder"], or both'
 HEAD = "'head' cannot be private here; name embedding, encoder or both (the head is always shared)"
 
@@ -179,8 +179,8 @@ def said(**changes):
         ),
         (
             {"training": {"precision": "bfloat16"}},
-            "training.precision: bfloat16 is for the frozen network of a prompted model, and this one is trained; "
-            "leave this key out",
+            "training.precision: bfloat16 is only for the frozen network of a prompted model, and this model is "
+            "trained; leave this key out",
         ),
         (
             {
