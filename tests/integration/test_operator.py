@@ -730,7 +730,7 @@ def test_the_journal_names_the_operator_and_is_verified(house):
         assert f"{verified['entries'] + 1202} entries" in again.out
         missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
         assert "is not in the journal" in missing.err
-        assert "is no head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
+        assert "is not a head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
 
         # Somebody changes an entry directly in the database.
         def forge(s: records.Session) -> None:

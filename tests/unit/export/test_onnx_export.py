@@ -95,7 +95,7 @@ def test_parity_covers_single_texts_batches_and_every_length(job: JobBundle) -> 
 
 
 def test_weights_of_another_model_are_refused(job: JobBundle, tmp_path: Path) -> None:
-    with pytest.raises(DocumentInvalid, match="a version of 4 bytes"):
+    with pytest.raises(DocumentInvalid, match="the version has 4 bytes"):
         export_model(job.document, job.manifest, b"\x00" * 4, job.tokenizer, tmp_path / "model", ["who"])
     with pytest.raises(ValueError, match="no texts to compare"):
         export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", [])

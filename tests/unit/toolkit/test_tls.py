@@ -1,5 +1,6 @@
-"""TLS 1.3 and nothing older, on both ports, with a client of our own: in a process of its own, as the switch must
-be thrown before gRPC is imported."""
+"""Both ports speak only TLS 1.3, tested with a client of our own. The server runs in its own process, because TLS 1.2
+must be disabled before gRPC is imported.
+"""
 
 import os
 import socket
@@ -81,7 +82,7 @@ def _version(port, version, folder, client):
         return connection.version()
 
 
-def test_tls_12_is_refused_and_tls_13_spoken_on_both_ports(serve, folder, client):
+def test_both_ports_refuse_tls_12_and_speak_tls_13(serve, folder, client):
     ports = serve("1.3")
     assert len(ports) == 2
     for port in ports:
@@ -91,14 +92,14 @@ def test_tls_12_is_refused_and_tls_13_spoken_on_both_ports(serve, folder, client
         assert _version(port, ssl.TLSVersion.TLSv1_3, folder, client) == "TLSv1.3"
 
 
-def test_the_probe_finds_tls_12_where_it_is(serve, folder, client):
+def test_the_probe_detects_tls_12(serve, folder, client):
     ports = serve("any")
     for port in ports:
         assert _version(port, ssl.TLSVersion.TLSv1_2, folder, client) == "TLSv1.2"
         assert speaks_tls_12("127.0.0.1", port)
 
 
-def test_the_switch_refuses_to_come_too_late():
+def test_disabling_tls_12_after_grpc_was_imported_is_refused():
     code = "import grpc\nfrom toolkit.tls import tls_13_only\ntls_13_only()"
     late = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert late.returncode == 1
@@ -107,12 +108,12 @@ def test_the_switch_refuses_to_come_too_late():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_credentials_module_leaves_grpc_to_its_functions():
+def test_the_credentials_module_imports_grpc_only_in_functions():
     code = "import sys, coordinator.services.credentials\nsys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nobody_there_is_an_error_not_a_no():
+def test_an_unreachable_server_is_an_error_and_not_a_no():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(OSError):  # noqa: PT011

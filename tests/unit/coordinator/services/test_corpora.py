@@ -1169,7 +1169,7 @@ async def test_the_operators_command_verifies_the_databases_claims(house):
         )
     )
     _, err = await house.cli("job", "corpora", "questions", "--out", str(house.tmp / "given"), code=1)
-    assert "the certificate is another one's" in err
+    assert "the certificate belongs to somebody else" in err
     assert not (house.tmp / "given").exists()
 
 

@@ -195,7 +195,7 @@ def test_a_key_comes_from_the_environment_or_a_private_file(tmp_path):
     with pytest.raises(KeyUnusable, match="not both"):
         store_key(file, {"TACIT_PASSPHRASE": PASSPHRASE})
     file.chmod(0o640)
-    with pytest.raises(KeyUnusable, match=r"may be used by others \(mode 0640\); close it with `chmod 600"):
+    with pytest.raises(KeyUnusable, match=r"can be used by others \(mode 0640\); close it with `chmod 600"):
         store_key(file, {})
 
 
