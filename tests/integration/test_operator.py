@@ -214,7 +214,7 @@ async def started(tmp: Path) -> AsyncIterator[House]:
         yield house
     finally:
         for channel in house.channels:
-            await channel.close()
+            await channel.close(None)
         await server.stop(0)
         database.close()
 
@@ -674,7 +674,7 @@ def test_a_job_is_paused_resumed_and_aborted(house):
         await created(house)
 
         def change(number: int, name: str = "desk") -> Any:
-            return stub.ChangeJob(operator_pb2.ChangeJobRequest(name=name, change=number))  # type: ignore[arg-type]
+            return stub.ChangeJob(operator_pb2.ChangeJobRequest(name=name, change=number))
 
         job = await change(operator_pb2.JOB_CHANGE_PAUSE)
         assert (job.status, job.reason) == (operator_pb2.JOB_STATUS_PAUSED, Reason.REASON_JOB_PAUSED)

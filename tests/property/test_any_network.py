@@ -82,7 +82,7 @@ def play(members, network, happenings):
         def wrapped():
             action()
 
-        wrapped.of_member = True
+        wrapped.of_member = True  # type: ignore[attr-defined]
         return wrapped
 
     def back(name):

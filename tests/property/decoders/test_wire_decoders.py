@@ -73,7 +73,7 @@ def sparse_contexts(draw: st.DrawFn) -> secure_agg.RoundContext:
     members = draw(st.integers(60, 10_000))
     shares = (Fraction(draw(st.integers(low, high)), 10**6) for low, high in ((0, 150_000), (50_000, 200_000)))
     try:
-        numbers = secure_agg.sparse_thresholds(members, *shares, draw(st.integers(40, 90)), draw(st.integers(0, 3)))
+        numbers = secure_agg.sparse_thresholds(members, *shares, draw(st.integers(40, 90)), draw(st.integers(0, 3)))  # type: ignore[call-arg]
     except secure_agg.ContextInvalid:
         # That many of a small cohort are too many for any graph.
         reject()

@@ -60,8 +60,8 @@ def test_the_bounds_stay_below_a_true_gaussian_claim(mu):
     for _ in range(200):
         errors = errors_of(mu, 500, random)
         for bound in above:
-            above[bound] += bound(*errors, 500, DELTA, 0.95) > epsilon
-        found.append(gaussian_bound(*errors, 500, DELTA, 0.95))
+            above[bound] += bound(*errors, 500, DELTA, 0.95) > epsilon  # type: ignore[call-arg]
+        found.append(gaussian_bound(*errors, 500, DELTA, 0.95))  # type: ignore[call-arg]
     assert above[rates_bound] == 0
     assert above[gaussian_bound] <= stats.binom.ppf(0.999, 200, 0.05)
     assert np.median(found) > 0.6 * epsilon - 0.5  # The bound is not trivial.
@@ -69,7 +69,7 @@ def test_the_bounds_stay_below_a_true_gaussian_claim(mu):
 
 def test_the_bounds_exceed_a_wrong_claim():
     random, claim = np.random.default_rng(2), epsilon_of_gaussian(1.0, DELTA)
-    assert gaussian_bound(*errors_of(2.0, 500, random), 500, DELTA, 0.95) > claim  # Half of the noise.
+    assert gaussian_bound(*errors_of(2.0, 500, random), 500, DELTA, 0.95) > claim  # type: ignore[call-arg]  # Half of the noise.
     assert gaussian_bound(0, 0, 500, DELTA, 0.95) > claim  # None at all.
     assert rates_bound(0, 0, 500, DELTA, 0.95) == pytest.approx(math.log(500 / 3.69), rel=0.01)
     assert rates_bound(250, 250, 500, DELTA, 0.95) == gaussian_bound(250, 250, 500, DELTA, 0.95) == 0
@@ -179,11 +179,11 @@ def test_a_defect_is_undone():
     from learning.training import private
 
     (subject,) = (each for each in subjects() if each.name == "dp-sgd")
-    before = private.fill_gaussian, private.check_examples_apart, noise.add_gaussian
+    before = private.fill_gaussian, private.check_examples_apart, noise.add_gaussian  # type: ignore[attr-defined]
     for broken in ("noise", "clipping", "unclipped"):
         with privacy_audit.defect(subject, broken):
-            assert (private.fill_gaussian, private.check_examples_apart) != before[:2]
-        assert (private.fill_gaussian, private.check_examples_apart, noise.add_gaussian) == before
+            assert (private.fill_gaussian, private.check_examples_apart) != before[:2]  # type: ignore[attr-defined]
+        assert (private.fill_gaussian, private.check_examples_apart, noise.add_gaussian) == before  # type: ignore[attr-defined]
 
 
 def test_the_claim_is_the_members_own():

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy"
 FILE = FOLDER / "compose.yaml"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dockerfile import Dockerfile, moved, rehearse, sent
-from tests.support.processes import ROOT, free_ports
+from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy" / "docker"
 IMAGES = ("coordinator", "edge")

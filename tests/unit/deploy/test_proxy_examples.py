@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy" / "proxy"
 

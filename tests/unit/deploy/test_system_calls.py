@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.support.processes import BIN, ROOT, free_ports
+from tests.support.processes import BIN, ROOT, free_ports  # type: ignore[attr-defined]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None or ctypes.util.find_library("seccomp") is None,

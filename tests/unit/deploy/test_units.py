@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy" / "systemd"
 SERVICES = ("coordinator.service", "coordinator-backup.service", "edge_client@.service")

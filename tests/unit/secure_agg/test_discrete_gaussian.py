@@ -130,7 +130,7 @@ def test_draws_match_the_columns_on_both_sides_of_every_threshold(masses: list[i
         tied = [b & (2**64 - 1) for b, t in zip(bits, threshold, strict=True) if b >> 64 == t >> 64]
         reads = [np.array(words, dtype=np.uint64)] + ([np.array(tied, dtype=np.uint64)] if tied else [])
         stream = Written(*reads)
-        drawn = table.draw(size, stream, StreamScratch(8 * size))  # type: ignore[arg-type]
+        drawn = table.draw(size, stream, StreamScratch(8 * size))
         expected = [c if b < t else a for c, (b, t, a) in enumerate(zip(bits, threshold, alias, strict=True))]
         assert (drawn * (-1 if negative else 1)).tolist() == expected
         assert not stream.reads

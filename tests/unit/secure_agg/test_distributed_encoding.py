@@ -261,9 +261,9 @@ def test_a_vector_that_does_not_fit_the_grid_is_refused(values: Any) -> None:
 def test_a_buffer_that_does_not_fit_the_ring_is_refused() -> None:
     for out in (np.zeros(20_000, "<i4"), np.zeros(19_999, "<u4"), np.zeros(20_000)):
         with pytest.raises(EncodingInvalid, match="encoding writes"):
-            encode_distributed(vector(10), GRID, BITS, SystemRandom(), out)  # type: ignore[arg-type]
+            encode_distributed(vector(10), GRID, BITS, SystemRandom(), out)
     with pytest.raises(EncodingInvalid, match="rounding writes"):
-        round_conditionally(vector(10), GRID, SystemRandom(), np.zeros(20_000))  # type: ignore[arg-type]
+        round_conditionally(vector(10), GRID, SystemRandom(), np.zeros(20_000))
 
 
 @pytest.mark.parametrize("total", [np.zeros(20_000, np.int64), np.zeros(19_999, "<u4"), np.zeros((20_000, 1), "<u4")])

@@ -135,9 +135,9 @@ def test_the_segment_holds_every_encoding(clip: float) -> None:
 )
 def test_numbers_that_make_no_grid_are_refused(change: dict[str, object]) -> None:
     fine = {"clip": 1.0, "noise_multiplier": 1.0, "honest": 1, "values": 10, "members": 5}
-    Grid(**fine)  # type: ignore[arg-type]
+    Grid(**fine)
     with pytest.raises(LayoutInvalid):
-        Grid(**{**fine, **change})  # type: ignore[arg-type]
+        Grid(**{**fine, **change})
 
 
 def test_a_sum_of_no_members_is_refused() -> None:
@@ -260,7 +260,7 @@ def test_the_result_has_the_shape_of_the_orders() -> None:
         (2.0, 1.0, 2, 1.0, 0),
     ],
 )
-def test_numbers_outside_the_theorem_are_refused(alpha: float, distance: float, honest: int, std: float, values: int):  # type: ignore[no-untyped-def]
+def test_numbers_outside_the_theorem_are_refused(alpha: float, distance: float, honest: int, std: float, values: int):
     with pytest.raises(ValueError):  # noqa: PT011
         ddg_renyi(alpha, distance, honest, std, values)
 

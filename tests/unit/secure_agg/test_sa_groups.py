@@ -120,7 +120,7 @@ def test_a_context_states_its_groups_guarantee_and_digests_the_split() -> None:
     assert context.sparse is None
     assert context.grouped == GroupedGraph(3, 2, 80, 4)
     others = [
-        dataclasses.replace(context, graph=dataclasses.replace(context.graph, **change))
+        dataclasses.replace(context, graph=dataclasses.replace(context.graph, **change))  # type: ignore[type-var]
         for change in ({"groups": 4, "absent": 2}, {"least": 1}, {"sigma": 79}, {"absent": 3})
     ]
     others.append(make_context(12))
@@ -191,9 +191,9 @@ def test_the_draw_depends_on_every_members_nonce() -> None:
 def test_members_and_server_draw_the_same_groups_and_deal_within_them() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
     for name, state in fleet.states.items():
-        assert state.seat.session.groups == fleet.groups
+        assert state.seat.session.groups == fleet.groups  # type: ignore[attr-defined]
         dealing = fleet.sent[Phase.SHARE][name]
-        group = fleet.groups[fleet.server.session.group_of(name)]
+        group = fleet.groups[fleet.server.session.group_of(name)]  # type: ignore[attr-defined]
         assert tuple(share.receiver for share in dealing.shares) == group
         assert {dealt.dealer for dealt in fleet.inbox[name].dealings} == set(group) - {name}
 
@@ -239,7 +239,7 @@ def test_after_any_losses_every_opened_sum_is_its_survivors(
 
 def test_a_group_is_lost_alone_and_all_its_members_are_named() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
-    first, second, third = fleet.groups
+    first, second, third = fleet.groups  # type: ignore[attr-defined]
     fleet.play(lose=second[:2])
     assert {dropped.member: dropped.reason for dropped in fleet.dropped} == {
         **dict.fromkeys(second[:2], Reason.PHASE_DEADLINE),
@@ -252,7 +252,7 @@ def test_a_group_is_lost_alone_and_all_its_members_are_named() -> None:
 
 def test_hopeless_only_when_too_few_groups_can_still_answer() -> None:
     fleet = GroupFleet(12, 3).until(Phase.SHARE)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     server = fleet.server
     for member in first[:2]:
         server = server.drop(member, Reason.DISCONNECTED)
@@ -264,7 +264,7 @@ def test_hopeless_only_when_too_few_groups_can_still_answer() -> None:
 
 def test_sums_open_once_every_group_that_can_has_answered() -> None:
     fleet = GroupFleet(12, 3).until(Phase.UNMASK)
-    server, groups = fleet.server, fleet.groups
+    server, groups = fleet.server, fleet.groups  # type: ignore[attr-defined]
     for group in groups[:2]:
         for member in group[:3]:
             assert not server.enough
@@ -303,7 +303,7 @@ def refusal(call: Any, *given: Any) -> Refusal:
 
 def test_a_coordinator_that_chooses_the_groups_itself_is_refused() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     victim = first[0]
     # The coordinator wants the victim in a group of its choice, but by the draw those members did not deal to it.
     chosen = ReceivedDealings(
@@ -367,7 +367,7 @@ def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
     fewer = without(("m1", "m2", "m3", "m4", "m5"))
     assert refusal(fleet.states["m0"].on_roster, fewer).reason is Reason.ROSTER_TOO_SMALL
     # Among the dealers, and among the survivors.
-    fleet = GroupFleet(12, 3).until(Phase.MASK)
+    fleet = GroupFleet(12, 3).until(Phase.MASK)  # type: ignore[assignment]
     name = fleet.groups[0][0]
     one = ReceivedDealings(fleet.inbox[name].dealings[:1])
     assert refusal(fleet.states[name].on_dealings, one).reason is Reason.DEALINGS_TOO_FEW
@@ -378,7 +378,7 @@ def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
 
 def test_survivors_of_another_group_do_not_count() -> None:
     fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     mixed = Survivors((*first[:2], second[0]))
     refused = refusal(fleet.states[first[0]].on_survivors, mixed)
     assert (refused.reason, refused.member) == (Reason.SURVIVORS_NOT_DEALT, second[0])
@@ -386,7 +386,7 @@ def test_survivors_of_another_group_do_not_count() -> None:
 
 def test_confirmations_of_another_group_do_not_count() -> None:
     fleet = GroupFleet(12, 3).until(Phase.UNMASK)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     own, others = fleet.inbox[first[0]].confirmations, fleet.inbox[second[0]].confirmations
     mixed = Confirmations((*own[:2], others[0]))
     refused = refusal(fleet.states[first[0]].on_confirmations, mixed)
@@ -399,14 +399,14 @@ def test_confirmations_of_another_group_do_not_count() -> None:
 def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
     # One of four members is corrupt and signs both lists. However the lists are shown to the three honest ones, both
     # can be confirmed only if an honest member signs both.
-    (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups
+    (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups  # type: ignore[attr-defined]
     seen = set()
     for shown in itertools.product((0, 1), repeat=3):
         # The same attempt twice, byte by byte; one list is signed in each.
         answered = []
         for number, left_out in enumerate((honest[-1], None)):
             fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
-            group = fleet.groups[0]
+            group = fleet.groups[0]  # type: ignore[attr-defined]
             survivors = Survivors(tuple(name for name in group if name != left_out))
             told = [name for name, each in zip(honest, shown, strict=True) if each == number and name != left_out]
             signed = {name: fleet.states[name].on_survivors(survivors) for name in (corrupt, *told)}
@@ -425,8 +425,8 @@ def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
     # A member that signed one list does not sign the other.
     fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
     state = fleet.states[honest[0]]
-    state.on_survivors(Survivors(fleet.groups[0]))
-    assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS
+    state.on_survivors(Survivors(fleet.groups[0]))  # type: ignore[attr-defined]
+    assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS  # type: ignore[attr-defined]
 
 
 def test_a_key_that_agrees_on_zero_is_refused_by_its_group() -> None:

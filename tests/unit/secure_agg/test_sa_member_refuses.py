@@ -690,7 +690,7 @@ def test_forgetting_while_another_thread_masks_leaves_it_its_keys(monkeypatch: p
     """The vector gets all its masks or is not masked: never half of them."""
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
-    real = mask_phase.derive_key
+    real = mask_phase.derive_key  # type: ignore[attr-defined]
 
     def meanwhile(*given: Any) -> bytes:
         ready.forget()

@@ -200,7 +200,7 @@ def test_clipping_accepts_any_real_type_and_copies() -> None:
 
 
 @pytest.mark.parametrize("clip", [clip_l2, clip_coordinates])
-def test_clipping_refuses_values_that_are_not_finite(clip) -> None:  # type: ignore[no-untyped-def]
+def test_clipping_refuses_values_that_are_not_finite(clip) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         with pytest.raises(EncodingInvalid, match="not finite"):
             clip(np.array([1.0, bad]), 1.0)

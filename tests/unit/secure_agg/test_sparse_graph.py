@@ -62,7 +62,7 @@ def test_the_ring_follows_from_the_roster_root_and_the_nonces(session: Session) 
 
 
 def test_the_order_in_which_a_roster_lists_its_members_does_not_matter(session: Session) -> None:
-    again = Session.of(session.context, reversed(session.entries.values()))
+    again = Session.of(session.context, reversed(session.entries.values()))  # type: ignore[call-overload]
     assert all(again.neighbours(member) == session.neighbours(member) for member in session.members)
 
 

@@ -33,7 +33,7 @@ ME = "m1"
 
 @pytest.fixture
 def at() -> Callable[[Phase], SparseFleet]:
-    return lambda phase: SparseFleet(24).until(phase)
+    return lambda phase: SparseFleet(24).until(phase)  # type: ignore[return-value]
 
 
 def around(fleet: SparseFleet, member: str = ME) -> tuple[str, ...]:

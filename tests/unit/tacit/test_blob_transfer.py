@@ -17,7 +17,7 @@ DIGEST = hashlib.sha256(DATA).digest()
 
 
 def broken(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)  # type: ignore[call-arg]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def no_waiting(monkeypatch):
         pauses.append(seconds)
         await real(0)
 
-    monkeypatch.setattr(blobs.asyncio, "sleep", sleep)
+    monkeypatch.setattr(blobs.asyncio, "sleep", sleep)  # type: ignore[attr-defined]
     return pauses
 
 
@@ -209,7 +209,7 @@ def test_a_broken_connection_is_not_a_refusal(sink, code):
 
 
 def test_an_internal_failure_of_the_coordinator_is_not_retried(sink):
-    failed = grpc.aio.AioRpcError(
+    failed = grpc.aio.AioRpcError(  # type: ignore[call-arg]
         grpc.StatusCode.INTERNAL,
         grpc.aio.Metadata(),
         grpc.aio.Metadata(("tacit-reason", "REASON_INTERNAL")),
@@ -233,7 +233,7 @@ def test_a_transfer_without_progress_gives_up(sink, no_waiting, monkeypatch):
             now[0] += 1.0
             return now[0]
 
-    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)  # type: ignore[attr-defined]
     serving = Serving(fates={0: breaks_after(3)} | dict.fromkeys(range(1, 1000), breaks_after(0)))
     with pytest.raises(grpc.aio.AioRpcError, match="gone"):
         fetch(serving, sink[0], patience=30)
@@ -251,7 +251,7 @@ def test_an_empty_stream_is_not_requested_forever(sink, monkeypatch):
             now[0] += 1.0
             return now[0]
 
-    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)  # type: ignore[attr-defined]
     with pytest.raises(BlobDamaged, match="before its announced size"):
         fetch(Serving(fates=dict.fromkeys(range(1000), ends_after(0))), sink[0], patience=30)
 

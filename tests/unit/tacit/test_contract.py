@@ -185,7 +185,7 @@ def test_a_context_without_its_sparse_graph_has_another_digest():
 def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     names = [f"{number:05}".ljust(63, "x") for number in range(limits.MAX_MEMBERS)]
     longest = bytes(1024)
-    entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)
+    entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)  # type: ignore[call-arg]
     roster = secure_agg.DigestRoster(tuple(entry for _ in names))
     confirmations = secure_agg.Confirmations(tuple(secure_agg.Confirmation(name, longest) for name in names))
     one = secure_agg.ReceivedDealing(names[0], bytes(82), *(bytes(32),) * 3, (bytes(32),) * 12, longest)
@@ -198,7 +198,7 @@ def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     share = secure_agg.DealtShare(names[0], bytes(82), bytes(32), bytes(32))
     dealing = secure_agg.Dealing(names[0], bytes(32), (share,) * 4096, longest)
     revealed = (secure_agg.RevealedShare(names[0], bytes(33)),) * 4096
-    for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):
+    for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):  # type: ignore[assignment]
         size = wire.to_coordinator(AttemptMessage(ATTEMPT, payload)).ByteSize()
         assert size <= limits.MAX_FROM_MEMBER, type(payload).__name__
     # Little more than that, because the limit is also what one message of the other side can cost.

@@ -40,7 +40,7 @@ from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement
 from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
-from tacit.job import JobBody, JobDocument, JobSpec
+from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
 from tacit.manifest import Manifest
 from tacit.reading import MAX_DEPTH
 from tacit.token import JoinToken
@@ -68,7 +68,7 @@ def _longest(pattern: str) -> int | None:
     """Length of the longest text that matches; None if it is unbounded."""
     if not (pattern.startswith("^") and pattern.endswith("$")):
         return None
-    longest = re._parser.parse(pattern).getwidth()[1]
+    longest = re._parser.parse(pattern).getwidth()[1]  # type: ignore[attr-defined]
     return longest if longest < 10_000 else None
 
 

@@ -63,7 +63,7 @@ def fill(message: Message) -> None:
     """Names an attempt, which decoders require before they reach the field in question."""
     for field in message.DESCRIPTOR.fields:
         if field.name == "ref":
-            message.ref.job, message.ref.round, message.ref.attempt = "q", 1, 1
+            message.ref.job, message.ref.round, message.ref.attempt = "q", 1, 1  # type: ignore[attr-defined]
 
 
 def oversized(kind: type[Message], way: tuple[FieldDescriptor, ...]) -> Message:

@@ -26,7 +26,7 @@ def _call(behaviour):
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    await channel.unary_unary("/a/b")(b"", timeout=10)
+                    await channel.unary_unary("/a/b")(b"", timeout=10)  # type: ignore[call-arg]
                 return raised.value
         finally:
             await server.stop(None)

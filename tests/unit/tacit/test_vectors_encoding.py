@@ -51,7 +51,7 @@ def entry(member: str) -> secure_agg.Advertisement:
 def dealt(dealer: str) -> secure_agg.ReceivedDealing:
     digests = (some(f"{dealer} {part}") for part in ("masking share", "seed share", "seed"))
     path = (some(f"{dealer} left"), some(f"{dealer} right"))
-    return secure_agg.ReceivedDealing(dealer, some(f"{dealer} sealed", 82), *digests, path, some(f"{dealer} signed"))
+    return secure_agg.ReceivedDealing(dealer, some(f"{dealer} sealed", 82), *digests, path, some(f"{dealer} signed"))  # type: ignore[call-arg]
 
 
 def share(dealer: str) -> secure_agg.RevealedShare:
@@ -223,7 +223,7 @@ def test_malformed_bytes_are_refused(case: dict[str, str]) -> None:
     if case["from"] == "member":
         kind, read = pb.MemberMessage, wire.from_member
     else:
-        kind, read = pb.CoordinatorMessage, wire.from_coordinator
+        kind, read = pb.CoordinatorMessage, wire.from_coordinator  # type: ignore[assignment]
     if not case["says"]:
         with pytest.raises(DecodeError):
             kind.FromString(data)

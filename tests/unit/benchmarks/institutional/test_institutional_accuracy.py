@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.institutional import accuracy as institutional
 from benchmarks.institutional import setup
-from benchmarks.institutional.accuracy import GLOVE, PIECES, Cell, check_data, deal
+from benchmarks.institutional.accuracy import GLOVE, PIECES, Cell, check_data, deal  # type: ignore[attr-defined]
 from benchmarks.library.record import NoData
 from edge_client.policy.policy import Policy
 from tacit.job import JobSpec
@@ -31,7 +31,7 @@ def test_the_job_has_defaults_except_for_the_cells_options(tmp_path, members, vo
     assert spec.seed == 2
     assert spec.rounds.count == institutional.ROUNDS
     assert spec.training == type(spec.training)()
-    default = type(spec.model)()
+    default = type(spec.model)()  # type: ignore[call-arg]
     assert spec.model == default.model_copy(update={"embedding": vocabulary.embedding})
     assert ("assumed_corrupt" in tomllib.loads(text).get("aggregation", {})) is (members == 2)
 

@@ -202,7 +202,7 @@ def test_a_member_tested_before_training_keeps_its_tokenizer(tmp_path, monkeypat
     from learning.training import start
 
     world = world_of(tmp_path, FedVocab(), own=OwnVocabulary(kind=kind, size=60))
-    made, make = [], start.own_tokenizer
+    made, make = [], start.own_tokenizer  # type: ignore[attr-defined]
 
     def watched(texts, *rest):
         made.append(make(texts, *rest))

@@ -484,7 +484,7 @@ def test_no_training_or_choice_uses_a_test(cell, recipe, shared):
 
 
 def test_a_search_scores_only_validation_rows(recipe, monkeypatch):
-    asked, score = [], fedprompt_training.accuracy
+    asked, score = [], fedprompt_training.accuracy  # type: ignore[attr-defined]
 
     def watched(bundle, values, corpus):
         asked.append(corpus.population)

@@ -149,7 +149,7 @@ def test_full_fine_tuning_is_computed_and_says_so():
 
 
 def test_no_cell_starts_after_the_time_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))
+    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))  # type: ignore[attr-defined]
     results = Results(wire.BENCH, "0" * 12, tmp_path / "results.jsonl")
     wire.run(results, seeds=[0], quick=True, until=time.monotonic() - 1)
     assert not results.path.exists()
@@ -157,7 +157,7 @@ def test_no_cell_starts_after_the_time_is_over(tmp_path, monkeypatch):
 
 def test_measured_cells_are_not_measured_again(tmp_path, monkeypatch):
     """If every cell has a line, neither part starts a federation."""
-    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))
+    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))  # type: ignore[attr-defined]
     results = Results(wire.BENCH, "0" * 12, tmp_path / "results.jsonl")
     cases = [wire._case(method, QUICK) for method in ("prompt-tuning", "lora", wire.FULL)]
     cases.append({"part": "backbone", "backbone": QUICK, "cuts": 2})

@@ -150,7 +150,7 @@ def test_a_cell_is_measured_once_for_each_figure(tmp_path):
 
 def test_the_members_of_a_part_are_made_once(crowd, monkeypatch):
     made = []
-    monkeypatch.setattr(secure_agg.Crowd, "make", lambda members: made.append(members) or crowd)
+    monkeypatch.setattr(secure_agg.Crowd, "make", lambda members: made.append(members) or crowd)  # type: ignore[attr-defined]
     cells = secure_agg.Cells(Results("secure_agg", "a", None), quick=True)
     assert len(cells.crowd(6).parties) == 6
     assert len(cells.crowd(4).parties) == 4

@@ -97,7 +97,7 @@ def test_a_failed_installation_is_reported_and_leaves_no_stamp(tmp_path, monkeyp
         if "pip" in command:
             raise subprocess.CalledProcessError(1, command)
 
-    monkeypatch.setattr(beside_flower.subprocess, "run", fails)
+    monkeypatch.setattr(beside_flower.subprocess, "run", fails)  # type: ignore[attr-defined]
     with pytest.raises(PeerMissing, match=r"flwr==1\.41\.0 cannot be installed into .*check that pip reaches"):
         flower_python(tmp_path)
     assert not (tmp_path / ".installed").exists()
@@ -106,7 +106,9 @@ def test_a_failed_installation_is_reported_and_leaves_no_stamp(tmp_path, monkeyp
 def test_an_environment_is_made_with_flower_pinned(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(
-        beside_flower.subprocess, "run", lambda command, **_: ran.append([str(each) for each in command])
+        beside_flower.subprocess,  # type: ignore[attr-defined]
+        "run",
+        lambda command, **_: ran.append([str(each) for each in command]),
     )
     assert flower_python(tmp_path) == tmp_path / "bin" / "python"
     assert ran[0][1:4] == ["-m", "venv", "--clear"]

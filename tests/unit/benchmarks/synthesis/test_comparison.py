@@ -406,7 +406,7 @@ def test_the_search_has_no_test_rows(tmp_path, public, monkeypatch):
     monkeypatch.setattr(synthesis_search, "RVAES", ((plan.rvae, 5.0), (replace(plan.rvae, rounds=1), 4.0)))
     monkeypatch.setattr(synthesis_search.rvae_figure, "__defaults__", (24,))
     monkeypatch.setattr(synthesis_search, "CLASSIFIERS", ())
-    monkeypatch.setattr(synthesis_search.rvae_bundle, "__defaults__", (public,))
+    monkeypatch.setattr(synthesis_search.rvae_bundle, "__defaults__", (public,))  # type: ignore[attr-defined]
     synthesis_search.search(results, until=float("inf"))
     assert [line["case"]["recipe"]["rounds"] for line in results.lines] == [2, 1]
     assert [line["case"]["epsilon"] for line in results.lines] == [5.0, 4.0]

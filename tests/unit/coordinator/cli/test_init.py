@@ -78,7 +78,7 @@ def test_init_creates_a_complete_federation(tmp_path, quick):
     assert operator.root_pem == folder.authority_certificate.read_bytes()
     certificate = x509.load_pem_x509_certificate(operator.certificate_pem)
     verified = verify_certificate(
-        certificate.public_bytes(party.serialization.Encoding.DER),
+        certificate.public_bytes(party.serialization.Encoding.DER),  # type: ignore[attr-defined]
         authority.certificate,
         federation=authority.federation,
         role=Role.OPERATOR,

@@ -366,7 +366,7 @@ def test_a_lost_state_pauses_the_job_at_once_until_it_is_restored(tmp_path, monk
 
 def test_an_invalid_sum_with_an_undamaged_state_costs_only_the_attempt(tmp_path, monkeypatch):
     """The state was checked and is not the cause."""
-    real, calls = driving.next_version, []
+    real, calls = driving.next_version, []  # type: ignore[attr-defined]
 
     def beyond(job, cohort, survivors, total, *given, **named):
         calls.append(None)
@@ -388,7 +388,7 @@ def test_an_invalid_sum_with_an_undamaged_state_costs_only_the_attempt(tmp_path,
 
 
 def test_impossible_metrics_cost_no_attempt_and_the_operator_hears(tmp_path, monkeypatch):
-    real, calls = driving.next_version, []
+    real, calls = driving.next_version, []  # type: ignore[attr-defined]
 
     def boasting(job, cohort, survivors, total, *given, **named):
         calls.append(None)

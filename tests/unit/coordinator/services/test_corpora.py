@@ -106,7 +106,7 @@ class House:
 
     async def stop(self) -> None:
         for channel in self.channels:
-            await channel.close()
+            await channel.close(None)
         self.channels.clear()
         await self.server.stop(0)
         await self.runtime.stop()

@@ -160,7 +160,7 @@ def test_damage_is_not_reported_as_a_wrong_key(home):
 
 def test_scrypt_runs_once_for_all_states_of_one_key(home, monkeypatch):
     calls = []
-    real = sealing_module.Scrypt
+    real = sealing_module.Scrypt  # type: ignore[attr-defined]
     monkeypatch.setattr(sealing_module, "Scrypt", lambda **how: calls.append(how["n"]) or real(**how))
     kept(home, 1, 2, 3, key=StoreKey.from_passphrase(PASSPHRASE))
     assert calls == [2**15]
