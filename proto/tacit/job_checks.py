@@ -159,9 +159,9 @@ def _check_adjustment(job: JobBody) -> None:
         return
     why = None
     if isinstance(job.model, PromptedModel | RvaeModel):
-        why = "only the heads of textcnn, bilstm and transformer can add the label mixture"
+        why = "only the heads of textcnn, bilstm and transformer can add the label prior"
     elif isinstance(job.mechanism, DpSgd):
-        why = "dp-sgd clips each example's part of a step, but the label mixture depends on all examples"
+        why = "dp-sgd clips each example's part of a step, but the label prior depends on all examples"
     if why is not None:
         raise ValueError(f"training.logit_adjustment: {why}; leave this key out")
 

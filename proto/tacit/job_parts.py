@@ -79,7 +79,7 @@ class Training(Part):
     embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)
     # Precision of a prompted model's frozen network. The trained values are always float32.
     precision: Precision = "float32"
-    # While a member trains, the logarithm of its own label mixture is added to the logits, so that the model need not
+    # While a member trains, the logarithm of its own label prior is added to the logits, so that the model need not
     # learn it.
     logit_adjustment: bool = False
 

@@ -1,10 +1,10 @@
 """Phase 0, advertise: send fresh keys, receive and check the roster.
 
 Guarantees: keys and nonce are fresh for this call and are used with only one roster. An accepted roster holds at least
-t entries (on a sparse graph `min_roster`) and at most n. They are distinct in member, key, nonce and certificate, each
-is signed for exactly this context by the member that it names, and this member's own entry is unchanged. The session id
-is fixed from then on. With groups, so is this member's group, which it has drawn itself and which has at least t
-members.
+`min_roster` entries (t on the complete graph) and at most n. They are distinct in member, key, nonce and certificate,
+each is signed for exactly this context by the member that it names, and this member's own entry is unchanged. The
+session id is fixed from then on. With groups, so is this member's group, which it has drawn itself and which has at
+least t members.
 """
 
 from __future__ import annotations

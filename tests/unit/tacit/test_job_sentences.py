@@ -194,8 +194,8 @@ def said(**changes):
         *(
             (
                 {"training": {"logit_adjustment": True}, **changes},
-                "training.logit_adjustment: only the heads of textcnn, bilstm and transformer can add the label "
-                "mixture; leave this key out",
+                "training.logit_adjustment: only the heads of textcnn, bilstm and transformer can add the label prior; "
+                "leave this key out",
             )
             for changes in (
                 {"model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}}, "vocabulary": None},
@@ -207,7 +207,7 @@ def said(**changes):
                 "training": {"logit_adjustment": True},
                 "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
             },
-            "training.logit_adjustment: dp-sgd clips each example's part of a step, but the label mixture depends on "
+            "training.logit_adjustment: dp-sgd clips each example's part of a step, but the label prior depends on "
             "all examples; leave this key out",
         ),
         # Keys that accept one of a few words, reported like kinds.
@@ -346,7 +346,7 @@ def test_logits_are_adjusted_only_where_the_job_says_so():
     assert not job.training.logit_adjustment
     adjusted = job.model_copy(update={"training": job.training.model_copy(update={"logit_adjustment": True})})
     assert JobDocument.from_json(adjusted.canonical(), what="job.json").training.logit_adjustment
-    # Noise over the whole update covers the label mixture, too.
+    # Noise over the whole update covers the label prior, too.
     noise = {"name": "gaussian-update", "noise_multiplier": 1.0, "lot": 8}
     spec = {"schema": 1, **BASE, "training": {"logit_adjustment": True}, "mechanism": noise}
     assert JobSpec.model_validate(spec).training.logit_adjustment
