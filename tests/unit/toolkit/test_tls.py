@@ -157,7 +157,7 @@ def _key_exchange(port):
         socket.create_server(("127.0.0.1", 0)) as between,
         grpc.secure_channel(f"localhost:{between.getsockname()[1]}", grpc.ssl_channel_credentials()) as channel,
     ):
-        call = channel.unary_unary("/tacit.v1.Enrolment/Any").future(b"", wait_for_ready=True)
+        call = channel.unary_unary("/tacit.v1.Enrolment/Any", bytes, bytes).future(b"", wait_for_ready=True)
         client, _ = between.accept()
         with client, socket.create_connection(("127.0.0.1", port), timeout=20) as server:
             client.settimeout(20)
