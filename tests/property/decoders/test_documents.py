@@ -341,7 +341,9 @@ def test_endless_nesting_is_refused(kind: str, nested: int) -> None:
         read(NESTED[nested])
 
 
-@pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("job", "token") else pytest.mark.long) for kind in READ]
+)
 def test_large_texts_are_refused_in_little_memory_and_time(kind: str) -> None:
     read, invalid = READ[kind]
     many = json.dumps({"schema": 1, "tensors": [{"name": "a", "shape": [1]}] * 10_000, "x": ["y"] * 50_000}).encode()
