@@ -138,7 +138,11 @@ class PolicyDocument(Document):
         "own.",
     )
     own_lot: int | None = Field(
-        default=None, ge=1, description="This member's own lot in place of the job's.", examples=[64]
+        default=None,
+        ge=1,
+        description="This member's own lot in place of the job's. Jobs with laplace-update or distributed-gaussian are "
+        "then refused.",
+        examples=[64],
     )
     own_noise_multiplier: float | None = Field(
         default=None,

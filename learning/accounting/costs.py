@@ -76,7 +76,7 @@ def event_of_job(
             # The private embedding remembers every lot, so sampling amplifies nothing. The sentence may leave the
             # machine: it does not give the number of examples.
             raise LotTooSmall(
-                "lot: a job that trains a private embedding under gaussian-update needs all examples in every round; "
+                "lot: under this mechanism, a job that trains a private embedding needs all examples in every round; "
                 f"its lot is {mechanism.lot}, and this member has more. Ask for a job with a larger lot, or set "
                 "own_lot in policy.toml to the number of examples"
             )
