@@ -7,7 +7,7 @@ guarantees.
     member: advertise() -> AwaitingRoster -> AwaitingDealings -> ReadyToMask -> AwaitingSurvivors
             -> AwaitingConfirmations -> Answered
     server: open_attempt() -> CollectingAdvertisements -> CollectingDealings -> CollectingMasked
-            -> CollectingConfirmations -> CollectingUnmaskings -> Opened
+            -> CollectingConfirmations -> CollectingUnmaskings -> OpenedSum
 """
 
 from secure_agg.certificates import by_digest, certificate_digest, roster_by_digest

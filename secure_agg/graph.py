@@ -3,8 +3,9 @@
 Guarantees: neighbourhood is symmetric, and no member is its own neighbour. On the complete graph every member is a
 neighbour of every other, and a member also deals to itself, so that its own share counts (three members with a
 threshold of three can open a sum). On the sparse graph, a Harary graph, every member has exactly k neighbours: k/2 on
-each side on a ring. The order on the ring is a function of the roster, the same for everybody who computes it. No
-member knew it when it chose what to advertise, because it depends on every member's nonce.
+each side on a ring. The order on the ring is a function of the roster, the same for everybody who computes it. It
+depends on every member's nonce, so nobody can know it before the last nonce is chosen. `secure_agg.parameters` says
+what a coordinator gains by choosing last.
 
 Groups, which are complete graphs side by side, are in `secure_agg.groups`.
 

@@ -1,9 +1,9 @@
 """Splits a cohort at random into groups, each a complete graph with a secure sum of its own.
 
 Guarantees: the split is a function of the roster alone, group sizes differ by at most one, and every member is in
-exactly one group. No member knew the split when it chose what to advertise, because it depends on every member's nonce.
-One threshold t, that of the largest group, applies to all groups, so every sum that can be opened holds at least t
-inputs, t - c of them honest.
+exactly one group. The split depends on every member's nonce, so nobody can know it before the last nonce is chosen. One
+threshold t, that of the largest group, applies to all groups, so every sum that can be opened holds at least t inputs,
+at least t - c of them honest.
 
 c is the maximum number of corrupt members in any group. A group of s, drawn at random from m members of whom n_C are
 corrupt, has more than x corrupt ones with probability P[Hyp(m, n_C, s) > x]; c is the smallest x for which g times that
@@ -179,7 +179,7 @@ def _check_numbers(n: int, corrupt: int, graph: GroupedGraph) -> None:
             "a larger cohort"
         )
     if not 1 <= graph.least <= graph.groups:
-        raise NoParameters(f"at least 1 and at most all of {graph.groups} groups must be opened, not {graph.least}")
+        raise NoParameters(f"the number of groups that must be opened is 1 to {graph.groups}, got {graph.least}")
     if not 0 <= corrupt < n:
         raise NoParameters(f"assumed_corrupt counts members: 0 to {n - 1} in a cohort of {n}, got {corrupt}")
     if graph.absent >= n:
@@ -214,8 +214,8 @@ def check_split(n: int, t: int, corrupt: int, graph: GroupedGraph) -> None:
     left = whole_groups(n - graph.absent, graph.groups, t)
     if left < graph.least:
         raise NoParameters(
-            f"only {left} of {graph.groups} groups of {n - graph.absent} members have the {t} that {group} needs, and "
-            f"at least {graph.least} must; {larger}"
+            f"with {n - graph.absent} members in {graph.groups} groups, only {left} of these have the {t} that {group} "
+            f"needs, but at least {graph.least} must; {larger}"
         )
 
 

@@ -235,7 +235,7 @@ def _check(n: int, corrupt: int, lost: int, sigma: int, correctness: int, semi_m
 
 def _log_disconnected(n: int, removed: int, k: int) -> float:
     """Log of a bound on the probability that removing `removed` members disconnects the ring: there are
-    n (n - k - 1) / 2 pairs of places to cut it, and each cut takes k removed members.
+    n (n - k - 1) / 2 pairs of places to cut it, and cutting it at one pair takes k removed members.
     """
     pairs = n * (n - k - 1) / 2
     if k > removed or pairs <= 0:

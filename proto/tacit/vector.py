@@ -73,8 +73,9 @@ def sends_weight(job: Numbers) -> bool:
 def layout_of(job: Sized, members: int) -> Layout:
     """The segments of the masked vector for a cohort.
 
-    If weights are sent (`sends_weight`), `update` is the update times w / max_weight, so its bound is the coordinate
-    bound, and weight and metrics follow it. Otherwise every member weighs the same and only the update travels.
+    If weights are sent (`sends_weight`), the segment `update` holds w / max_weight times the update, so its bound is
+    the coordinate bound, and weight and metrics follow it. Otherwise every member weighs the same and only the update
+    travels.
 
     A step of the ring is at most 2^-6 of the noise's standard deviation (rounding then adds at most 2^-14 of its
     variance), or 2^-24 of the coordinate bound if noise is added during training or not at all. The ring is the

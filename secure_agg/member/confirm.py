@@ -1,9 +1,9 @@
 """Phase 3, confirm: this member signs the only list of survivors that it will ever sign in this session.
 
-Guarantees: U3 holds this member and at least t members (on a sparse graph n - floor(delta n)), no member twice, only
-members of the roster (with groups, only of its own group), and only those neighbours of this member (on the complete
-graph, of all members) whose dealing arrived here. The last check stops a coordinator that withholds dealings: with a
-neighbour in U3 but no pairwise mask for it here, the request to unmask would open this member's vector alone.
+Guarantees: U3 holds this member. It has at least t members in all (on a sparse graph n - floor(delta n)), no member
+twice, only members of the roster (with groups, only of its own group), and only those neighbours of this member (on the
+complete graph, of all members) whose dealing arrived here. The last check stops a coordinator that withholds dealings:
+with a neighbour in U3 but no pairwise mask for it here, the request to unmask would open this member's vector alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The server's side: one file per phase, immutable states that collect what members send.
 
 open_attempt() -> CollectingAdvertisements -> CollectingDealings -> CollectingMasked -> CollectingConfirmations
-    -> CollectingUnmaskings -> Opened
+    -> CollectingUnmaskings -> OpenedSum
 
 Guarantees: nothing is mutated. `receive` returns a new state, or a `Dropped` that says why the message is not
 acceptable (and changes nothing: the driver decides and calls `drop`). A byte-identical repeat, even of an earlier
