@@ -62,7 +62,7 @@ class DiscreteGaussian:
         s = self.std
         if not isinstance(s, (int, float)) or isinstance(s, bool) or not MIN_STD <= s <= MAX_STD:
             raise ValueError(
-                f"the standard deviation of a discrete Gaussian is a number from 1/16 to {MAX_STD:g} steps of the "
+                f"the parameter s of a discrete Gaussian is a number from 1/16 to {MAX_STD:g} steps of the "
                 f"grid, got {s!r}; choose a finer or coarser grid"
             )
         object.__setattr__(self, "std", float(s))

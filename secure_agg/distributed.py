@@ -356,7 +356,9 @@ def ddg_renyi(alpha: ArrayLike, distance: float, honest: int, std: float, values
     if not (orders >= 1).all():
         raise ValueError("the bound holds for orders alpha from 1 up")
     if not (0 <= distance < math.inf and 0 < std < math.inf):
-        raise ValueError(f"distance and standard deviation are finite and positive, got {distance!r} and {std!r}")
+        raise ValueError(
+            f"the distance is finite and not negative, the standard deviation finite and positive, got {distance!r} and {std!r}"
+        )
     if honest < 1 or values < 1:
         raise ValueError(f"a sum has at least one share and one value, got {honest!r} and {values!r}")
     if honest > 1 and std < 0.5:
