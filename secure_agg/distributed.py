@@ -357,7 +357,8 @@ def ddg_renyi(alpha: ArrayLike, distance: float, honest: int, std: float, values
         raise ValueError("the bound holds for orders alpha from 1 up")
     if not (0 <= distance < math.inf and 0 < std < math.inf):
         raise ValueError(
-            f"the distance is finite and not negative, the standard deviation finite and positive, got {distance!r} and {std!r}"
+            "the distance must be finite and not negative, and the standard deviation finite and positive; "
+            f"got {distance!r} and {std!r}"
         )
     if honest < 1 or values < 1:
         raise ValueError(f"a sum has at least one share and one value, got {honest!r} and {values!r}")
