@@ -316,7 +316,7 @@ async def test_a_database_failure_ends_the_session_and_is_logged(house):
     assert house.metrics.value("members_connected") == 0
     (line,) = (line for line in logs if line["event"] == "storage_failed")
     assert (line["member"], line["log_level"]) == ("north", "error")
-    assert "was closed" in line["detail"]
+    assert "is closed" in line["detail"]
     house.database = open_database("sqlite://")
 
 
