@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import secure_agg
-from coordinator.cli.model import Material, _export, _tools
+from coordinator.cli.model import Material, export_version, load_tools
 from edge_client.agent import runner
 from edge_client.agent.dry_run import _show, plan_of
 from edge_client.agent.exporting import Watch, _Fetched, _written
@@ -661,7 +661,7 @@ def test_the_operators_export_generates_pairs_if_none_are_given(jobs, tmp_path):
     job = jobs["head"]
     document, digest = job.document, job.document.weights
     material = Material(document, job.manifest, job.tokenizer, job.weights, 0, digest, job.backbone)
-    assert _export(_tools(), material, tmp_path / "made-up", []).texts == 24
+    assert export_version(load_tools(), material, tmp_path / "made-up", []).texts == 24
     assert Predictor.load(tmp_path / "made-up").facts.template == "{text}{sep}{text_b}"
     with pytest.raises(CommandFailed, match="--text-b"):
-        _export(_tools(), material, tmp_path / "alone", ALONE)
+        export_version(load_tools(), material, tmp_path / "alone", ALONE)
