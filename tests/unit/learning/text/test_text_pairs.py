@@ -23,7 +23,8 @@ import secure_agg
 from coordinator.cli.model import Material, export_version, load_tools
 from edge_client.agent import runner
 from edge_client.agent.dry_run import _show, plan_of
-from edge_client.agent.exporting import Watch, _Fetched, _written
+from edge_client.agent.exporting import _written
+from edge_client.agent.own_model import UNWATCHED, Fetched, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member, run_member
 from edge_client.cli.predict import predict
 from edge_client.downloads.cache import BlobCache
@@ -645,11 +646,11 @@ def test_a_member_that_left_out_rows_exports_on_the_others(jobs, identity, tmp_p
     """Even if the first rows, which a comparison uses, are all left out."""
     job = jobs["cloze"]
     document, digest = job.document, job.document.weights
-    found = _Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, None, stored(job))
+    found = Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, {}, stored(job))
 
     def export(examples, out):
         member = Member(tmp_path, identity, Policy(mechanisms=("dp-sgd",)), examples, "cpu")
-        return _written(found, member, job.tokenizer, {}, out, 0, False, Watch())
+        return _written(own_model(found, member, epochs=0), member, out, False, UNWATCHED)
 
     assert export([*ALONE * 20, *EXAMPLES], tmp_path / "some").report.texts == len(EXAMPLES)
     assert Predictor.load(tmp_path / "some").pairs
