@@ -391,6 +391,7 @@ def test_a_dry_run_checks_the_documents_and_says_what_stays(machine, town, monke
     assert plan["job"] == "own"
     assert plan["stays_here"] == "embedding, by fedvocab; and a vocabulary of your own, at most 50 words"
     assert EMBEDDING not in plan["parameters"]
+    assert (plan["reading"]["own_vocabulary"], plan["reading"]["texts"]) == (True, len(ROWS))
     bundle = town.bundles["own"]
     document = bent(town, "own", values=bundle.manifest.values + 1)
     monkeypatch.setitem(town.bundles, "own", type(bundle)(document, bundle.manifest, bundle.weights, None))
