@@ -162,10 +162,9 @@ def versions_lines(numbers: Sequence[int], found: Sequence[Figures]) -> list[str
     inside = sum(each.accuracy >= top.interval[0] for each in found) - 1
     said = [f"best: version {numbers[best]}, {headline(top)}; {verdict(top)}"]
     if inside:
-        said.append(
-            f"{inside} other version{'s have an accuracy' if inside > 1 else ' has an accuracy'} in its 95 % interval, "
-            "so this file cannot rank them; measure the version that you choose on a file that did not choose it"
-        )
+        others = f"{inside} other versions have accuracies" if inside > 1 else "1 other version has an accuracy"
+        said.append(f"{others} in its 95 % interval, so this file cannot rank them")
+        said.append("measure the version that you choose on another file")
     drawn = curve([each.accuracy for each in found], top.majority_accuracy) if len(found) > 1 else []
     return [*_drawn(table), *drawn, *([""] if drawn else []), *said]
 
@@ -190,8 +189,8 @@ def curve(values: Sequence[float], level: float, width: int = 60) -> list[str]:
     for row in reversed(range(_CURVE_ROWS if high > low else 1)):
         back = "-" if row == row_of(level) else " "
         cells = "".join((("o" if row_of(value) == row else back) + back * (wide - 1)) for value in columns)
-        name = "majority" if row == row_of(level) else ""
-        lines.append(f"  {100 * (low + row * step):5.1f} % | {cells}{f' {name}' if name else ''}".rstrip())
+        name = f" majority {_percent(level)}" if row == row_of(level) else ""
+        lines.append(f"  {100 * (low + row * step):5.1f} % | {cells}{name}".rstrip())
     return lines
 
 

@@ -70,8 +70,9 @@ def evaluate(
 ) -> None:
     """Measure versions on your own data. The coordinator stores accuracy and loss, and exports them as metrics.
 
-    It also prints the accuracy of the majority class, balanced accuracy, macro F1, the expected calibration error (15
-    bins of equal width), a 95 % confidence interval of the accuracy (Wilson), and the confusion matrix.
+    Beside these it prints a 95 % confidence interval of the accuracy (Wilson),
+    the accuracy of the majority class, balanced accuracy, macro F1,
+    the expected calibration error (15 bins of equal width), and the confusion matrix.
     """
     if follow and version is not None:
         fail("--follow measures the newest version and all later ones; leave out --version", ExitCode.USAGE)

@@ -66,12 +66,13 @@ def evaluate(
 ) -> None:
     """Measure your own model on your own texts: what `edge_client export` would write, with your private parameters.
 
-    This is your own look at your own data. It sends nothing, charges no ledger, and leaves no model behind; it only
-    downloads the job's newest version. Keep the figures to yourself: no noise protects what you publish of them.
+    It is your own look at your own data: it sends nothing, and no ledger is charged.
+    It downloads the job's newest version, and leaves no model behind.
+    Keep the figures to yourself: no noise protects what you publish of them.
 
-    It prints accuracy and loss, a 95 % confidence interval of the accuracy (Wilson), the accuracy of the majority
-    class, balanced accuracy, macro F1, the expected calibration error (15 bins of equal width), and the confusion
-    matrix.
+    Beside accuracy and loss it prints a 95 % confidence interval (Wilson),
+    the accuracy of the majority class, balanced accuracy, macro F1,
+    the expected calibration error (15 bins of equal width), and the confusion matrix.
     """
     from toolkit.tls import tls_13_only
 

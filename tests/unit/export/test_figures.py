@@ -231,8 +231,9 @@ def test_the_best_version_is_marked_and_what_cannot_be_ranked_is_said() -> None:
     assert best.split()[:2] == ["2", "90.0"]
     (stuck,) = [line for line in lines if line.endswith("majority class")]
     assert stuck.split()[0] == "0"
-    assert "best: version 2, accuracy 90.00 %, loss 0.3000, 10 examples; not clearly better than" in lines[-2]
-    assert lines[-1].startswith("2 other versions have an accuracy in its 95 % interval, so this file cannot rank them")
+    assert "best: version 2, accuracy 90.00 %, loss 0.3000, 10 examples; not clearly better than" in lines[-3]
+    assert lines[-2] == "2 other versions have accuracies in its 95 % interval, so this file cannot rank them"
+    assert lines[-1] == "measure the version that you choose on another file"
 
 
 def test_one_version_alone_has_no_curve_and_no_rivals() -> None:
@@ -246,9 +247,9 @@ def test_the_curve_has_a_column_for_each_version_and_the_majoritys_line() -> Non
     assert len(drawn) == 8
     assert drawn[0] == "   90.0 % |    o"
     assert drawn[-1] == "   20.0 % | o"
-    assert drawn[-2] == "   30.0 % | -o-- majority"
+    assert drawn[-2] == "   30.0 % | -o-- majority 30.0 %"
     # More versions than columns: each column is the mean of several.
     drawn = curve([0.1] * 50 + [0.7] * 50, 0.1, width=10)
-    assert (drawn[0], drawn[-1]) == ("   70.0 % |      ooooo", "   10.0 % | ooooo----- majority")
+    assert (drawn[0], drawn[-1]) == ("   70.0 % |      ooooo", "   10.0 % | ooooo----- majority 10.0 %")
     # A flat curve is one line.
-    assert curve([0.5, 0.5], 0.5, width=2) == ["   50.0 % | oo majority"]
+    assert curve([0.5, 0.5], 0.5, width=2) == ["   50.0 % | oo majority 50.0 %"]
