@@ -147,7 +147,8 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
     share, square = correct / count, _Z**2 / count
     middle = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At the ends both formulas are exact, but for rounding.
+    return (middle - half if correct else 0.0), (middle + half if correct < count else 1.0)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -141,10 +141,11 @@ def test_every_figure_agrees_with_its_definition(labels: int, seed: int, count: 
             gap = sum(right[at] for at in here) / len(here) - sum(confidences[at] for at in here) / len(here)
             error += len(here) / count * abs(gap)
     assert found.calibration_error == pytest.approx(error, abs=1e-6)
-    # The two ends solve |p - share| = z sqrt(p (1 - p) / n), which is what defines them.
-    for end in found.interval:
-        distance = 1.959963984540054 * math.sqrt(end * (1 - end) / count)
-        assert abs(end - found.accuracy) == pytest.approx(distance, abs=1e-9)
+    # The two ends solve (p - share)^2 = z^2 p (1 - p) / n, which is what defines them.
+    low, high = found.interval
+    assert low <= found.accuracy <= high
+    for end in (low, high):
+        assert (end - found.accuracy) ** 2 == pytest.approx(1.959963984540054**2 * end * (1 - end) / count, abs=1e-12)
 
 
 def test_log_softmax_neither_overflows_nor_underflows() -> None:
