@@ -147,7 +147,7 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
     share, square = correct / count, _Z**2 / count
     middle = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * sqrt(share * (1 - share) / count + square / (4 * count))
-    # At the ends both formulas are exact, but for rounding.
+    # There the formulas give 0 and 1, but for rounding.
     return (middle - half if correct else 0.0), (middle + half if correct < count else 1.0)
 
 
