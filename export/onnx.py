@@ -131,13 +131,9 @@ def export_model(
         raise ValueError(
             f"job {document.name} trains its whole model, so there is no backbone to share; leave out --split"
         )
-    from learning.models.assembly import assembled
-    from learning.text.corpus import encoder_of
+    from learning.models.assembly import whole_model
 
-    encoder = encoder_of(document, tokenizer)
-    module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
-    if mixture is not None:
-        _adjust_logits(module, mixture)
+    module, encoder = whole_model(document, manifest, weights, tokenizer, private, mixture=mixture, backbone=backbone)
     made = _split(module) if split else _whole(_convert(module, encoder))
     difference = _checked_parity(module, made.run, encoder, samples)
     shared = None
@@ -221,14 +217,6 @@ class _Made:
     files: dict[str, bytes]
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]]
     backbone: bytes | None = None
-
-
-def _adjust_logits(module: "TextClassifier", mixture: NDArray[np.float32]) -> None:
-    """Adds logarithms of the labels' shares, (L,), to the head, which training left them out of."""
-    import torch
-
-    with torch.no_grad():
-        module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
 
 
 def _whole(model: bytes) -> _Made:

@@ -1,4 +1,4 @@
-"""Fetches and checks what a coordinator serves of a job, for a round's preparation, `edge_client export` and
+"""Fetches and checks what a coordinator serves of a job, for a round's preparation, a member's own model and
 `edge_client run --dry-run`.
 
 Guarantees: a job document is the requested one, in its canonical form. A manifest has as many values as the document

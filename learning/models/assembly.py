@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from learning.models import TextClassifier, build_blank, values_of
 from learning.models.division import Division, division_of
 from learning.prompts.assembly import build_prompted, prompted_values
 from learning.text.cloze import ClozeEncoder
-from learning.text.corpus import EncodedExamples
+from learning.text.corpus import EncodedExamples, encoder_of
+from learning.text.encoder import TextEncoder
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -19,7 +21,7 @@ from tacit.model import PromptedModel
 if TYPE_CHECKING:
     from learning.backbones.stored import StoredBackbone
 
-__all__ = ["Entries", "assembled", "check_size"]
+__all__ = ["Entries", "assembled", "check_size", "whole_model"]
 
 
 class Entries(Protocol):
@@ -84,6 +86,40 @@ def assembled(
     division.load_shared(module, manifest.unflatten(shared))
     division.load_private(module, private)
     return module, division
+
+
+def whole_model(
+    job: JobDocument,
+    manifest: Manifest,
+    weights: bytes,
+    tokenizer: bytes,
+    private: Mapping[str, NDArray[np.float32]] | None = None,
+    *,
+    mixture: NDArray[np.float32] | None = None,
+    backbone: "StoredBackbone | None" = None,
+) -> tuple[TextClassifier, TextEncoder | ClozeEncoder]:
+    """Builds the module that answers, on the CPU and in evaluation mode, and its encoder.
+
+    Args:
+        job: The job.
+        manifest: The names and shapes of the shared parameters.
+        weights: The version's bytes.
+        tokenizer: The job's tokenizer.json, or the member's own.
+        private: All parameters that the member keeps, if the job's method keeps any.
+        mixture: (L,) Logarithms of the shares of the member's labels, if the job's training left them out of the
+            logits. They are added to the head.
+        backbone: The backbone of a prompted job.
+
+    Raises:
+        ParametersDiffer, DocumentInvalid, ValueError: As in `assembled`.
+        TokenizerInvalid, TemplateInvalid: As in `encoder_of`.
+    """
+    encoder = encoder_of(job, tokenizer)
+    module, _ = assembled(job, encoder, manifest, manifest.decode(weights), private or {}, backbone)
+    if mixture is not None:
+        with torch.no_grad():
+            module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
+    return module, encoder
 
 
 def _prompted(

@@ -22,6 +22,7 @@ import structlog
 from sqlalchemy import text
 
 from coordinator.cli import model
+from coordinator.cli.evaluate import evaluate
 from coordinator.config import OperatorConfig, operator_toml
 from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, TrainingMetrics
 from coordinator.metrics import Metrics
@@ -31,6 +32,7 @@ from coordinator.services.credentials import federation_credentials
 from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job
 from coordinator.storage import Database, open_blobs, open_database, records
+from export.figures import Figures, figures_of
 from tacit import __version__
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
@@ -44,9 +46,11 @@ from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.processes import PATIENCE
-from toolkit.console import CommandFailed
+from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
 
+# `coordinator.cli.evaluate` is the command, by its module's name.
+MEASURING = sys.modules["coordinator.cli.evaluate"]
 TOKENIZER = b'{"model": {"vocab": {}}}'
 
 
@@ -1030,16 +1034,13 @@ def test_the_watch_command_follows_until_interrupted(house):
 
 @dataclass(frozen=True)
 class Made:
-    """The result of `export` functions, with the fields that commands read."""
+    """The result of an export, with the fields that commands read."""
 
-    accuracy: float = 0.5
-    loss: float = 0.7
-    examples: int = 2
     max_difference: float = 1e-7
 
 
 class Tools:
-    """`export` without a model: records its calls."""
+    """`export` without a model: records its calls. A version is right on as many texts as its first byte says."""
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
@@ -1061,28 +1062,33 @@ class Tools:
         out.mkdir()
         return Made()
 
-    def evaluate_bundle(self, folder: Path, examples: Any) -> Made:
+    def evaluate_bundle(self, folder: Path, examples: Any) -> Figures:
         assert folder.is_dir()
-        return Made(accuracy=self.exported[-1][0][0] / 256, examples=len(examples))
+        right = np.arange(len(examples)) < self.exported[-1][0][0]
+        expected = np.array([("no", "yes").index(example.label) for example in examples])
+        answers = np.where(right, expected, 1 - expected)
+        return figures_of(np.eye(2, dtype=np.float32)[answers], expected, ("no", "yes"))
 
 
 @pytest.fixture
 def tools(monkeypatch) -> Tools:
     made = Tools()
-    monkeypatch.setattr("coordinator.cli.model._tools", lambda: made)
+    for module in (MEASURING, model):
+        monkeypatch.setattr(module, "load_tools", lambda: made)
     return made
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
     path = tmp_path / "test.jsonl"
-    path.write_text('{"text": "a", "label": "no"}\n{"text": "b", "label": "yes"}\n')
+    rows = (("a", "no"), ("b", "yes"), ("c", "no"), ("d", "no"))
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
     return path
 
 
-def publish(house: House, number: int) -> Callable[[records.Session], None]:
-    """Publishes another version, whose first byte is its number."""
-    weights = bytes([number]) + bytes(55)
+def publish(house: House, number: int, right: int | None = None) -> Callable[[records.Session], None]:
+    """Publishes another version, whose first byte is `right`, or its number."""
+    weights = bytes([number if right is None else right]) + bytes(54) + bytes([number])
     digest = house.store.put(weights)
 
     def write(s: records.Session) -> None:
@@ -1098,31 +1104,94 @@ async def in_a_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(work)
 
 
-def test_evaluating_a_version_stores_the_result(house, tools, data, capsys):
+def test_evaluating_a_version_shows_all_figures_and_stores_three(house, tools, data, capsys):
     async def scenario(house: House) -> None:
         await created(house)
         for number in (1, 2):
             await house.database.run(publish(house, number))
         folder = house.operator_folder()
-        await in_a_thread(lambda: model.evaluate("desk", data, operator=folder))
-        await in_a_thread(lambda: model.evaluate("desk", data, version=1, operator=folder, as_json=True))
-        text, said = capsys.readouterr().out.splitlines()
-        assert text == "version 2: accuracy 0.78 %, loss 0.7000, 2 examples"
-        assert (json.loads(said)["version_number"], json.loads(said)["accuracy"]) == (1, 1 / 256)
+        await in_a_thread(lambda: evaluate("desk", data, operator=folder))
+        text = capsys.readouterr().out.splitlines()
+        assert text[0] == "version 2: accuracy 50.00 %, loss 0.8133, 4 examples"
+        assert text[2] == "  majority class     75.0 %, always answering no"
+        assert text[6] == "  no better than always answering no (75.0 %)"
+        assert [line.split() for line in text[-2:]] == [["1", "no", "1", "2"], ["2", "yes", ".", "1"]]
+        await in_a_thread(lambda: evaluate("desk", data, version=1, operator=folder, as_json=True))
+        said = json.loads(capsys.readouterr().out)
+        assert (said["job"], said["version_number"], said["accuracy"], said["examples"]) == ("desk", 1, 0.25, 4)
+        assert said["confusion"] == [[1, 2], [1, 0]]
+        assert (said["majority_label"], said["majority_accuracy"], said["beats_majority"]) == ("no", 0.75, "no")
         stored = await house.database.run(lambda s: records.versions(s, "desk"))
         assert [len(version.evaluations) for version in stored] == [0, 1, 1]
-        assert stored[2].evaluations[0].data == hashlib.sha256(data.read_bytes()).digest()
-        assert tools.exported[0][1] == 2
-        with pytest.raises(CommandFailed, match="has no version 7; the newest is 2"):
-            await in_a_thread(lambda: model.evaluate("desk", data, version=7, operator=folder))
-        with pytest.raises(CommandFailed, match="leave out --version"):
-            await in_a_thread(lambda: model.evaluate("desk", data, version=1, follow=True, operator=folder))
+        measured = stored[2].evaluations[0]
+        assert (measured.accuracy, measured.examples) == (0.5, 4)
+        assert measured.loss == pytest.approx(0.8133, abs=1e-4)
+        assert measured.data == hashlib.sha256(data.read_bytes()).digest()
+        assert tools.exported[0][1] == 4
+
+    house(scenario)
+
+
+def test_all_versions_of_the_store_are_measured_and_the_best_is_marked(house, tools, data, capsys):
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number, right in ((1, 1), (2, 2), (3, 4), (4, 3)):
+            await house.database.run(publish(house, number, right))
+        # A version whose blob is gone is left out, and the others are measured.
+        lost = (await house.database.run(lambda s: records.versions(s, "desk")))[2].digest.hex()
+        (house.tmp / "store" / "blobs" / lost[:2] / lost).unlink()
+        folder = house.operator_folder()
+        await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder))
+        shown = capsys.readouterr()
+        assert "version 2 is not in the coordinator's store; it is left out\n" in shown.err
+        assert [line.split(":")[0] for line in shown.err.splitlines() if "of 4" in line] == [
+            f"version {number} of 4" for number in (0, 1, 3, 4)
+        ]
+        (best,) = [line for line in shown.out.splitlines() if line.endswith("best")]
+        assert best.split()[:3] == ["3", "100.0", "%"]
+        assert "best: version 3, accuracy 100.00 %" in shown.out
+        drawn = [line.removesuffix("majority 75.0 %") for line in shown.out.splitlines() if " % | " in line]
+        assert sum(line.count("o") for line in drawn) == 4
+        await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder, as_json=True))
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(row["version_number"], row["accuracy"], row["best"]) for row in rows] == [
+            (0, 0.0, False),
+            (1, 0.25, False),
+            (3, 1.0, True),
+            (4, 0.75, False),
+        ]
+        stored = await house.database.run(lambda s: records.versions(s, "desk"))
+        assert [len(version.evaluations) for version in stored] == [2, 2, 0, 2, 2]
+
+    house(scenario)
+
+
+def test_what_cannot_be_evaluated_is_a_sentence(house, tools, data, tmp_path):
+    async def scenario(house: House) -> None:
+        await created(house)
+        folder = house.operator_folder()
+        nowhere = house.operator_folder(port=1)
+        for more, code, sentence in (
+            ({"version": 7}, ExitCode.NOT_FOUND, "has no version 7; the newest is 0"),
+            ({"version": 1, "follow": True}, ExitCode.USAGE, "leave out --version"),
+            ({"version": 1, "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
+            ({"follow": True, "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
+            ({"job": "nobody"}, ExitCode.NOT_FOUND, "there is no job named nobody"),
+            ({"operator": nowhere}, ExitCode.UNREACHABLE, "coordinator serve"),
+            ({"operator": nowhere, "versions": "all"}, ExitCode.UNREACHABLE, "coordinator serve"),
+            ({"data": tmp_path / "missing.jsonl"}, ExitCode.NOT_FOUND, "missing.jsonl"),
+        ):
+            given = {"job": "desk", "data": data, "operator": folder, **more}
+            with pytest.raises(CommandFailed, match=sentence) as failed:
+                await in_a_thread(lambda given=given: evaluate(**given))
+            assert failed.value.code is code
+        assert tools.exported == []
 
     house(scenario)
 
 
 def test_following_evaluates_every_version_until_the_job_ends(house, tools, data, monkeypatch):
-    monkeypatch.setattr("coordinator.cli.model.RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(MEASURING, "RECONNECT_SECONDS", 0.05)
 
     async def scenario(house: House) -> None:
         await created(house)
@@ -1137,9 +1206,7 @@ def test_following_evaluates_every_version_until_the_job_ends(house, tools, data
 
         async with fragile(house.port, lasts=20_000) as (port, connections):
             folder = house.operator_folder(port=port)
-            following = asyncio.create_task(
-                in_a_thread(lambda: model.evaluate("desk", data, follow=True, operator=folder))
-            )
+            following = asyncio.create_task(in_a_thread(lambda: evaluate("desk", data, follow=True, operator=folder)))
             await measured(1)
             for number in range(2, 9):
                 await house.database.run(publish(house, number))
@@ -1164,7 +1231,7 @@ def test_following_an_unknown_job_fails_at_once(house, tools, data):
     async def scenario(house: House) -> None:
         folder = house.operator_folder()
         with pytest.raises(CommandFailed, match="there is no job named desk"):
-            await in_a_thread(lambda: model.evaluate("desk", data, follow=True, operator=folder))
+            await in_a_thread(lambda: evaluate("desk", data, follow=True, operator=folder))
 
     house(scenario)
 
@@ -1181,7 +1248,7 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
         # Without samples, export makes synthetic ones.
         assert tools.exported[0][1] > 10
-        assert tools.exported[1][1] == 2
+        assert tools.exported[1][1] == 4
 
     house(scenario)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.agent.dry_run import Plan, _show, plan_of
+from edge_client.agent.dry_run import Plan, Reading, _show, plan_of
 from edge_client.agent.runner import Member, RunOptions, Table, load_member
 from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import Policy
@@ -17,7 +17,9 @@ from edge_client.session.keeping import Keeper
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.spend import spend
 from learning.mechanisms.protection import protection_of
+from learning.text.coverage import Coverage
 from learning.text.data import Example
+from learning.text.encoder import word_tokenizer
 from secure_agg import pack_in_place
 from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
@@ -234,3 +236,70 @@ def test_a_state_of_another_job_or_other_data_is_a_refusal(member: Member, capsy
     told, _ = planned(own_words(), replace(naming(member, 3), data_name="other"), capsys)
     (sentence,) = told["refusals"]
     assert "was trained on the data named data, and not on other" in sentence
+
+
+# ---- how much of the texts is read -----------------------------------------------------------------------------------
+
+SECRET = "where is the heron"
+TEXTS = ["the heron stands", "an owl", "a heron in the reeds of the lake by the old mill on the hill"]
+
+
+def reading(member: Member, texts: list[str]) -> Member:
+    return replace(member, examples=[Example(text, "a") for text in texts])
+
+
+def test_the_shares_of_unknown_words_and_of_texts_that_are_cut_are_shown(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(model={"max_tokens": 8})
+    tokenizer = word_tokenizer(["the", "heron", "stands", "in", "a", "reeds", "of", "lake"])
+    reader = reading(member, TEXTS)
+    plan = plan_of(job, MANIFEST, reader, Reading.of(job, tokenizer, reader, None))
+    assert plan.as_json()["reading"] == {
+        "own_vocabulary": False,
+        "texts": 3,
+        "cut_texts": 1,
+        "cut_share": pytest.approx(1 / 3),
+        "tokens": 13,
+        "unknown_tokens": 2,
+        "unknown_share": pytest.approx(2 / 13),
+        "max_tokens": 8,
+    }
+    _show(plan, reader)
+    assert (
+        "  reads your texts: with the job's vocabulary, 15.4 % of the tokens are unknown words, and 33.3 % of the "
+        "texts are cut, because the model reads at most 8 tokens\n"
+    ) in capsys.readouterr().out
+
+
+def test_an_own_vocabulary_is_the_kept_one_or_as_a_first_round_would_build_it(member: Member) -> None:
+    job = own_words()
+    before = reading(member, TEXTS)
+    first = Reading.of(job, None, before, None)
+    assert first.own
+    assert first.coverage is not None
+    assert first.coverage.unknown == 0
+    # Nothing is kept of it.
+    assert not (member.home / "private").exists()
+    with PrivateStore(member.home, member.identity.federation, "data", StoreKey.from_passphrase(SECRET)) as store:
+        Keeper(store, before.examples).make(job, None, None)
+    # The kept vocabulary does not know the words of new data, and needs its key.
+    later = reading(member, ["the swan"])
+    sealed = Reading.of(job, None, later, None)
+    assert sealed.coverage is None
+    assert "TACIT_PASSPHRASE" in sealed.sentence(job)
+    assert plan_of(job, MANIFEST, later, sealed).as_json()["takes_part"]
+    key = member.home / "key"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TACIT_PASSPHRASE", SECRET)
+        opened = Reading.of(job, None, later, None)
+    assert (opened.own, opened.coverage) == (True, Coverage(texts=1, cut=0, tokens=2, unknown=1))
+    assert "does not exist" in str(Reading.of(job, None, later, key).problem)
+
+
+def test_what_cannot_be_read_is_said(member: Member) -> None:
+    job = a_job()
+    assert Reading.of(job, None, member, None).as_json(job) == {
+        "problem": "the job has no tokenizer; tell the operator"
+    }
+    assert "not a tokenizer.json" in str(Reading.of(job, b"{", member, None).problem)

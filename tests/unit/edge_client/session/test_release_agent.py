@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.agent.exporting import _fetch
+from edge_client.agent.own_model import _fetch
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy, PolicyRefusal
@@ -265,8 +265,8 @@ def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity
         into.write_bytes(served[digest])
 
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
-    monkeypatch.setattr("edge_client.agent.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
-    monkeypatch.setattr("edge_client.agent.exporting.fetch_blob", fetched)
+    monkeypatch.setattr("edge_client.agent.own_model.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
+    monkeypatch.setattr("edge_client.agent.own_model.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
         asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values
