@@ -95,6 +95,7 @@ def export_model(
     *,
     mixture: NDArray[np.float32] | None = None,
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
     split: bool = False,
 ) -> ExportReport:
     """Writes the model bundle `out`.
@@ -114,6 +115,7 @@ def export_model(
             logits. The bundle's head then holds them, and is just as private.
         backbone: the backbone of a prompted job. The file then holds it with the prompt inside, and only the label
             words' rows of the vocabulary projection.
+        frozen: the parameters that the job freezes, by name.
         split: write the prompt and the backbone apart.
 
     Raises:
@@ -135,7 +137,7 @@ def export_model(
     from learning.text.corpus import encoder_of
 
     encoder = encoder_of(document, tokenizer)
-    module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
+    module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone, frozen or {})
     if mixture is not None:
         _adjust_logits(module, mixture)
     made = _split(module) if split else _whole(_convert(module, encoder))

@@ -152,13 +152,14 @@ class Judge:
         """Puts values, (d,), into the module."""
         from learning.models import load_shared
 
-        load_shared(self.module, self.bundle.manifest.unflatten(values))
+        load_shared(self.module, self.bundle.parameters(values))
 
     def values(self) -> Vector:
-        """The module's, (d,)."""
-        from learning.models import shared_parameters
+        """The module's shared ones, (d,)."""
+        from learning.models import division_of
 
-        return self.bundle.manifest.flatten(shared_parameters(self.module))
+        division = division_of(self.bundle.document.method, self.module)
+        return self.bundle.manifest.flatten(division.shared(self.module))
 
     def scores(self) -> tuple[float, float]:
         """Accuracy of the module as it stands, on validation and on test rows."""

@@ -8,8 +8,8 @@ import asyncio
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,9 @@ from toolkit.console import CommandFailed, ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
     from tacit.v1 import operator_pb2
@@ -59,6 +62,8 @@ class Material:
     digest: bytes
     # A prompted job's backbone in its canonical file; it exists while the command runs.
     backbone: Path | None = None
+    # What the job freezes, by name.
+    frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
 
 def evaluate(
@@ -322,6 +327,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
             material.tokenizer,
             out,
             samples,
+            frozen=material.frozen,
             **more,
         )
     except ImportError as error:
@@ -384,6 +390,10 @@ async def fetch_material(
     try:
         document = JobDocument.from_json(await blob(detail.job.document), what="the job document")
         manifest = Manifest.from_json(await blob(document.manifest), what="the manifest")
+        frozen = {}
+        if (part := document.frozen) is not None:
+            listed = Manifest.from_json(await blob(part.manifest), what="the frozen parameters' manifest")
+            frozen = listed.unflatten(listed.decode(await blob(part.weights, "the frozen parameters")))
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     if not document.complete or document.tokenizer is None:
@@ -405,6 +415,7 @@ async def fetch_material(
         number=wanted,
         digest=found.digest,
         backbone=backbone,
+        frozen=frozen,
     )
 
 

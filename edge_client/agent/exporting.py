@@ -24,7 +24,14 @@ from edge_client.identity.home import MemberIdentity
 from edge_client.private_store import PrivateState, PrivateStore, store_key
 from edge_client.private_store.errors import StateForeign
 from edge_client.session.keeping import Keeper
-from learning.artifacts import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
+from learning.artifacts import (
+    fetch_frozen,
+    fetch_job,
+    fetch_manifest,
+    fetch_private_start,
+    fetch_tokenizer,
+    fetch_version,
+)
 from learning.backbones.layout import BackboneInvalid
 from learning.text.corpus import EncodedExamples
 from learning.text.data import DataInvalid, label_places, text_rows
@@ -87,6 +94,8 @@ class _Fetched:
     tokenizer: bytes | None
     # What private parameters start from, if the method keeps no state of them.
     start: tuple[Manifest, bytes] | None
+    # What the job freezes.
+    frozen: "Mapping[str, NDArray[np.float32]]"
     # Only for a prompted job.
     backbone: "StoredBackbone | None"
 
@@ -195,6 +204,7 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
             )
         manifest = await fetch_manifest(blob, job)
         version = await fetch_version(blob, job, manifest, found.version_number, found.version)
+        frozen = await fetch_frozen(blob, job, manifest)
         tokenizer = await fetch_tokenizer(blob, job)
         start = None if keeps_state(job.method) else await fetch_private_start(blob, job)
         backbone = None
@@ -204,7 +214,7 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
                 await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
 
             backbone = await backbones.open(Wanted.of(job.model), fetch)
-        return _Fetched(job, manifest, version, found.version_number, found.version, tokenizer, start, backbone)
+        return _Fetched(job, manifest, version, found.version_number, found.version, tokenizer, start, frozen, backbone)
 
 
 def _kept(found: _Fetched, keeper: Keeper) -> PrivateState | None:
@@ -272,6 +282,7 @@ def _written(
             private,
             mixture=mixture,
             backbone=found.backbone,
+            frozen=found.frozen,
             split=split,
         )
     except TrainingDiverged as error:

@@ -5,7 +5,8 @@ the byte (the bytes handed out are the bytes that were hashed). A kind says what
 
     job     what a job starts from: job.json, manifest.json, weights.bin; tokenizer.json but where members build their
             own; private.json and private.bin where members keep parameters that start from public numbers;
-            backbone.safetensors where the model is a prompted one
+            frozen.json and frozen.bin where the job freezes parameters; backbone.safetensors where the model is a
+            prompted one
     model   what runs: model.onnx, tokenizer.json, labels.json, and in bundle.json where it came from
     backbone    the frozen part of many models: backbone.onnx and tokenizer.json. It lies in a folder of its digest's
             name (`backbone_folder`) beside those that stand on it

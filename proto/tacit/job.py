@@ -17,10 +17,10 @@ from tacit.job_parts import (
     MAX_GROUPS,
     NO_VOCABULARY,
     Aggregation,
+    BundledWeights,
     Combine,
     Deadlines,
     Precision,
-    PrivateStart,
     PublicStart,
     Rounds,
     Training,
@@ -33,12 +33,12 @@ from tacit.vector import check_layout
 __all__ = [
     "MAX_GROUPS",
     "Aggregation",
+    "BundledWeights",
     "Combine",
     "Deadlines",
     "JobDocument",
     "JobSpec",
     "Precision",
-    "PrivateStart",
     "PublicStart",
     "Rounds",
     "Training",
@@ -117,8 +117,10 @@ class JobDocument(JobBody):
     vocabulary: OwnVocabulary | None = None
     # None where members build their own.
     tokenizer: Digest | None = None
-    # Where parameters are private and the vocabulary is not.
-    private: PrivateStart | None = None
+    # What private parameters start from, where the vocabulary is public.
+    private: BundledWeights | None = None
+    # What no member trains: fetched once, and no part of a version or an update.
+    frozen: BundledWeights | None = None
 
     @model_validator(mode="after")
     def _checks(self) -> Self:
@@ -130,8 +132,21 @@ class JobDocument(JobBody):
         keeps = keeps_anything(self.method)
         if (self.private is not None) != (keeps and self.tokenizer is not None):
             raise ValueError(f"private: what {self.method.name} keeps and what this job has to start it from differ")
+        self._check_frozen()
         check_layout(self, self.values)
         return self
+
+    def _check_frozen(self) -> None:
+        if self.frozen is None and self.model.freeze_embedding:
+            raise ValueError(
+                "frozen: missing; model.freeze_embedding keeps the embedding out of versions and updates, so its "
+                "values stand apart; make the bundle again with `coordinator job bundle`"
+            )
+        if self.frozen is not None and not self.model.freeze_embedding:
+            raise ValueError(
+                "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
+                "`coordinator job bundle`"
+            )
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -141,6 +156,8 @@ class JobDocument(JobBody):
             named["tokenizer.json"] = self.tokenizer
         if self.private is not None:
             named |= {"private.json": self.private.manifest, "private.bin": self.private.weights}
+        if self.frozen is not None:
+            named |= {"frozen.json": self.frozen.manifest, "frozen.bin": self.frozen.weights}
         if isinstance(self.model, PromptedModel) and self.model.backbone is not None:
             named[BACKBONE_FILE] = self.model.backbone
         return named

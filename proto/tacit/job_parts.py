@@ -18,12 +18,12 @@ __all__ = [
     "MAX_GROUPS",
     "NO_VOCABULARY",
     "Aggregation",
+    "BundledWeights",
     "Combine",
     "Deadlines",
     "Name",
     "Numbers",
     "Precision",
-    "PrivateStart",
     "PublicStart",
     "Rounds",
     "Sized",
@@ -208,8 +208,8 @@ class Aggregation(Part):
         return self
 
 
-class PrivateStart(Part):
-    """What members' private parameters start from where the vocabulary is public: like version 0, of the rest."""
+class BundledWeights(Part):
+    """Parameters of the bundle that are not shared: their manifest and values, named by digest as version 0 is."""
 
     manifest: Digest
     weights: Digest
