@@ -132,7 +132,7 @@ def _make(
             )
     if fixed := division.frozen_values(module):
         frozen = _bundled("frozen", fixed, files)
-        report(f"frozen: {frozen.values:,} values in {len(fixed)} tensors are fetched once and never sent")
+        report(f"frozen: {frozen.values:,} values ({', '.join(fixed)}) are fetched once and never sent")
     try:
         document = JobDocument(
             **{name: getattr(spec, name) for name in type(spec).model_fields if name not in _OPERATORS_OWN},
@@ -150,7 +150,7 @@ def _make(
         raise DocumentInvalid(f"job {spec.name}: {sentence_of(error)}") from error
     files |= {"job.json": document.canonical(), "manifest.json": manifest.canonical(), "weights.bin": weights}
     write_bundle(out, "job", files)
-    report(f"model: {manifest.values:,} values in {len(tensors)} tensors, {manifest.bytes / 1e6:.1f} MB")
+    report(f"model: {manifest.values:,} values in {len(tensors)} tensors, {manifest.bytes / 1e6:,.2f} MB")
     return document
 
 
