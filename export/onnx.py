@@ -95,6 +95,7 @@ def export_model(
     *,
     mixture: NDArray[np.float32] | None = None,
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
     split: bool = False,
 ) -> ExportReport:
     """Writes the model bundle `out`.
@@ -114,6 +115,7 @@ def export_model(
             logits. The bundle's head then holds them, and is just as private.
         backbone: the backbone of a prompted job. The file then holds it with the prompt inside, and only the label
             words' rows of the vocabulary projection.
+        frozen: the parameters that the job freezes, by name.
         split: write the prompt and the backbone apart.
 
     Raises:
@@ -133,7 +135,9 @@ def export_model(
         )
     from learning.models.assembly import whole_model
 
-    module, encoder = whole_model(document, manifest, weights, tokenizer, private, mixture=mixture, backbone=backbone)
+    module, encoder = whole_model(
+        document, manifest, weights, tokenizer, private, mixture=mixture, backbone=backbone, frozen=frozen
+    )
     made = _split(module) if split else _whole(_convert(module, encoder))
     difference = _checked_parity(module, made.run, encoder, samples)
     shared = None

@@ -7,8 +7,8 @@ code of `export`. They need the export extra.
 import json
 import random
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +28,9 @@ from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
     from tacit.v1 import operator_pb2
@@ -64,6 +67,8 @@ class JobFiles:
     tokenizer: bytes
     # A prompted job's backbone in its canonical file; it exists while the command runs.
     backbone: Path | None = None
+    # What the job freezes, by name.
+    frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Material:
     digest: bytes
     # A prompted job's backbone in its canonical file; it exists while the command runs.
     backbone: Path | None = None
+    # What the job freezes, by name.
+    frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
 
 def export(
@@ -215,6 +222,7 @@ def export_version(tools: Tools, material: Material, out: Path, given: Sequence[
             material.tokenizer,
             out,
             samples,
+            frozen=material.frozen,
             **more,
         )
     except ImportError as error:
@@ -267,6 +275,11 @@ async def fetch_files(stub: "OperatorServiceStub", job: str, scratch: Path, *, q
     try:
         document = JobDocument.from_json(await _blob(stub, detail.job.document), what="the job document")
         manifest = Manifest.from_json(await _blob(stub, document.manifest), what="the manifest")
+        frozen: Mapping[str, NDArray[np.float32]] = {}
+        if (part := document.frozen) is not None:
+            listed = Manifest.from_json(await _blob(stub, part.manifest), what="the frozen parameters' manifest")
+            values = await _blob(stub, part.weights, "the frozen parameters", quiet=quiet)
+            frozen = listed.unflatten(listed.decode(values))
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     if not document.complete or document.tokenizer is None:
@@ -281,7 +294,7 @@ async def fetch_files(stub: "OperatorServiceStub", job: str, scratch: Path, *, q
         backbone = scratch / named.hex()
         with progress_bar("fetching the backbone", quiet=quiet) as progress:
             await fetch_blob(stub.FetchBlob, named, backbone, limit=MAX_BACKBONE_BYTES, progress=progress)
-    return JobFiles(detail, document, manifest, await _blob(stub, document.tokenizer), backbone)
+    return JobFiles(detail, document, manifest, await _blob(stub, document.tokenizer), backbone, frozen)
 
 
 async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool) -> Material:
@@ -311,6 +324,7 @@ async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: i
         number=wanted,
         digest=found.digest,
         backbone=files.backbone,
+        frozen=files.frozen,
     )
 
 

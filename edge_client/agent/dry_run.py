@@ -259,6 +259,7 @@ class Plan:
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
+            "frozen": None if self.job.frozen is None else self.job.frozen.values,
             "backbone": None if self.backbone is None else self.backbone.as_json(),
             "embedding_table": None if self.table is None else self.table.as_json(),
             "reads_pairs": reads_pairs(self.job.model),
@@ -523,6 +524,9 @@ def _show(plan: Plan, member: Member) -> None:
         _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers like the job's")
     if plan.reading is not None:
         _print(f"  reads your texts: {plan.reading.sentence(job)}")
+    if job.frozen is not None:
+        values, size = job.frozen.values, 4 * job.frozen.values / 1e6
+        _print(f"  stays frozen: {values:,} values of the embedding, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
         _print(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")

@@ -124,6 +124,7 @@ def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch
             own.private,
             mixture=own.mixture,
             backbone=found.backbone,
+            frozen=found.frozen,
             split=split,
         )
     except ImportError as error:

@@ -144,6 +144,7 @@ def _logits(own: OwnModel, rows: Sequence[TextRow], device: str) -> "NDArray[np.
         own.private,
         mixture=own.mixture,
         backbone=found.backbone,
+        frozen=found.frozen,
     )
     parts = [
         logits_of(module, encoder.encode(rows[first : first + _BATCH]), device=device)

@@ -21,7 +21,14 @@ from edge_client.identity.home import MemberIdentity
 from edge_client.private_store import PrivateState, PrivateStore, store_key
 from edge_client.private_store.errors import StateForeign
 from edge_client.session.keeping import Keeper
-from learning.artifacts import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
+from learning.artifacts import (
+    fetch_frozen,
+    fetch_job,
+    fetch_manifest,
+    fetch_private_start,
+    fetch_tokenizer,
+    fetch_version,
+)
 from learning.backbones.layout import BackboneInvalid
 from learning.text.corpus import EncodedExamples
 from learning.text.data import label_places
@@ -68,6 +75,7 @@ class Fetched:
         digest: Its 32 bytes.
         tokenizer: The member's own tokenizer.json, or the job's.
         kept: The member's private parameters by name, before they are adapted; empty if it keeps none.
+        frozen: The parameters that the job freezes, by name; empty if it freezes none.
         backbone: Only for a prompted job.
     """
 
@@ -78,6 +86,7 @@ class Fetched:
     digest: bytes
     tokenizer: bytes
     kept: "Mapping[str, NDArray[np.float32]]" = field(repr=False)
+    frozen: "Mapping[str, NDArray[np.float32]]" = field(repr=False)
     backbone: "StoredBackbone | None"
 
 
@@ -111,6 +120,7 @@ class _Served:
     tokenizer: bytes | None
     # What private parameters start from, if the method keeps no state of them.
     start: tuple[Manifest, bytes] | None
+    frozen: "Mapping[str, NDArray[np.float32]]"
     backbone: "StoredBackbone | None"
 
 
@@ -142,6 +152,7 @@ def fetch_own(name: str, member: Member, options: RunOptions) -> Fetched:
         found.digest,
         tokenizer,
         {} if kept is None else kept.arrays,
+        found.frozen,
         found.backbone,
     )
 
@@ -220,6 +231,7 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
             )
         manifest = await fetch_manifest(blob, job)
         version = await fetch_version(blob, job, manifest, found.version_number, found.version)
+        frozen = await fetch_frozen(blob, job, manifest)
         tokenizer = await fetch_tokenizer(blob, job)
         start = None if keeps_state(job.method) else await fetch_private_start(blob, job)
         backbone = None
@@ -229,7 +241,7 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
                 await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
 
             backbone = await backbones.open(Wanted.of(job.model), fetch)
-        return _Served(job, manifest, version, found.version_number, found.version, tokenizer, start, backbone)
+        return _Served(job, manifest, version, found.version_number, found.version, tokenizer, start, frozen, backbone)
 
 
 def _kept(found: _Served, keeper: Keeper) -> PrivateState | None:

@@ -229,14 +229,10 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
 
     from learning.accounting.spend import EventUnaccountable, RenyiFilter, cost, epsilon_counted
     from learning.mechanisms.protection import protection_of
-    from tacit.job import JobDocument, JobSpec
+    from tacit.job import JobSpec
 
-    if isinstance(job, JobSpec):
-        if job.mechanism.name == "distributed-gaussian":
-            return _Cost("depends on the number of values; make the bundle, and check its job.json")
-        # Under the other mechanisms, the cost of a release depends on none of these.
-        unknown = {"manifest": bytes(32), "tokenizer": bytes(32), "weights": bytes(32), "values": 1}
-        job = JobDocument.model_validate(job.model_dump(exclude={"vocabulary", "start"}) | unknown)
+    if isinstance(job, JobSpec) and job.mechanism.name == "distributed-gaussian":
+        return _Cost("depends on the number of values; make the bundle, and check its job.json")
     try:
         protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
         if protection.event is None:

@@ -1,6 +1,7 @@
-"""Assembles a job's model from its two halves: the shared parameters, and those that the member keeps."""
+"""Assembles a job's model from its parts: shared parameters, those that the member keeps, and frozen ones."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,7 +22,10 @@ from tacit.model import PromptedModel
 if TYPE_CHECKING:
     from learning.backbones.stored import StoredBackbone
 
-__all__ = ["Entries", "assembled", "check_size", "whole_model"]
+__all__ = ["NOTHING", "Entries", "assembled", "check_size", "whole_model"]
+
+# The parameters of a part that a job's model does not have.
+NOTHING: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
 
 
 class Entries(Protocol):
@@ -59,6 +63,7 @@ def assembled(
     shared: NDArray[np.float32],
     private: Mapping[str, NDArray[np.float32]],
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
 ) -> tuple[TextClassifier, Division]:
     """Builds the module on the CPU, in evaluation mode, with its division.
 
@@ -70,13 +75,14 @@ def assembled(
         shared: (d,) The shared values in the manifest's order.
         private: All parameters that the job's method keeps with the member, by name; empty if it keeps none.
         backbone: The backbone of a prompted job.
+        frozen: All parameters that the job freezes, by name; empty if it freezes none.
 
     Raises:
-        ParametersDiffer: A half does not fit this model, such as a manifest that lists a private parameter.
+        ParametersDiffer: A part does not fit this model, such as a manifest that lists a private or frozen parameter.
         DocumentInvalid: `shared` is not a vector of this manifest, or the model has another size.
         ValueError: The method finds nothing to keep.
     """
-    values = manifest.values + sum(each.size for each in private.values())
+    values = manifest.values + sum(each.size for part in (private, frozen) for each in part.values())
     if isinstance(job.model, PromptedModel):
         module = _prompted(job, job.model, entries, values, backbone)
     else:
@@ -85,6 +91,7 @@ def assembled(
     division = division_of(job.method, module, entries.words())
     division.load_shared(module, manifest.unflatten(shared))
     division.load_private(module, private)
+    division.load_frozen(module, frozen)
     return module, division
 
 
@@ -97,6 +104,7 @@ def whole_model(
     *,
     mixture: NDArray[np.float32] | None = None,
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> tuple[TextClassifier, TextEncoder | ClozeEncoder]:
     """Builds the module that answers, on the CPU and in evaluation mode, and its encoder.
 
@@ -109,13 +117,14 @@ def whole_model(
         mixture: (L,) Logarithms of the shares of the member's labels, if the job's training left them out of the
             logits. They are added to the head.
         backbone: The backbone of a prompted job.
+        frozen: All parameters that the job freezes, by name.
 
     Raises:
         ParametersDiffer, DocumentInvalid, ValueError: As in `assembled`.
         TokenizerInvalid, TemplateInvalid: As in `encoder_of`.
     """
     encoder = encoder_of(job, tokenizer)
-    module, _ = assembled(job, encoder, manifest, manifest.decode(weights), private or {}, backbone)
+    module, _ = assembled(job, encoder, manifest, manifest.decode(weights), private or {}, backbone, frozen or {})
     if mixture is not None:
         with torch.no_grad():
             module.get_parameter("output.bias").add_(torch.from_numpy(mixture))

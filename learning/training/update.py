@@ -16,7 +16,7 @@ from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
-from learning.models.assembly import assembled
+from learning.models.assembly import NOTHING, assembled
 from learning.text.corpus import EncodedExamples
 from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import check_not_diverged
@@ -43,6 +43,7 @@ def train_update(
     base: bytes,
     protection: Protection,
     private: Mapping[str, NDArray[np.float32]] | None = None,
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
     backbone: StoredBackbone | None = None,
     random: secure_agg.RandomSource,
     seed: int,
@@ -61,6 +62,7 @@ def train_update(
         base: The version's weights, encoded by the manifest.
         protection: The job's mechanism on this machine.
         private: The member's private parameters before the round.
+        frozen: The parameters that the job freezes. They are no part of the update.
         backbone: The backbone of a prompted job.
         random: The source of draws and noise.
         seed: Orders batches; it may be public.
@@ -83,7 +85,7 @@ def train_update(
         # Members may share a machine, where one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
     start = manifest.decode(base)
-    module, division = assembled(job, corpus, manifest, start, private or {}, backbone)
+    module, division = assembled(job, corpus, manifest, start, private or {}, backbone, frozen)
     moves = trains_private(job.method, job.mechanism)
     # Parameters that a member keeps, and its own vocabulary, depend on its data. Then it may tell nothing about the
     # model.

@@ -38,7 +38,7 @@ from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
 from tacit.identity import Role, federation_of
-from tacit.job import JobDocument
+from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -1044,6 +1044,7 @@ class Tools:
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
+        self.frozen: dict[str, Any] = {}
 
     def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -1054,8 +1055,9 @@ class Tools:
         return [example.text for example in examples]
 
     def export_model(
-        self, document: Any, manifest: Any, weights: bytes, tokenizer: bytes, out: Path, samples: Any
+        self, document: Any, manifest: Any, weights: bytes, tokenizer: bytes, out: Path, samples: Any, *, frozen: Any
     ) -> Made:
+        self.frozen = frozen
         manifest.decode(weights)
         assert tokenizer == TOKENIZER
         self.exported.append((weights, len(samples)))
@@ -1102,6 +1104,36 @@ def publish(house: House, number: int, right: int | None = None) -> Callable[[re
 async def in_a_thread(work: Callable[[], Any]) -> Any:
     # A command starts its own event loop, which needs another thread.
     return await asyncio.to_thread(work)
+
+
+def test_an_export_takes_frozen_values_from_the_bundle(house, tools, tmp_path):
+    """They are in no version."""
+    frozen = {"table": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    manifest = Manifest.of(frozen)
+    values = manifest.encode(manifest.flatten(frozen))
+    base = make_job()
+    document = base.document.model_copy(
+        update={
+            "model": base.document.model.model_copy(update={"freeze_embedding": True}),
+            "frozen": BundledWeights(
+                manifest=manifest.digest(), weights=hashlib.sha256(values).digest(), values=manifest.values
+            ),
+        }
+    )
+    job = Job(
+        document,
+        base.blobs | {"job.json": document.canonical(), "frozen.json": manifest.canonical(), "frozen.bin": values},
+    )
+
+    async def scenario(house: House) -> None:
+        digest = job.store_in(house.store)
+        await house.stub().CreateJob(operator_pb2.CreateJobRequest(document=digest))
+        await in_a_thread(lambda: model.export("desk", tmp_path / "model", operator=house.operator_folder()))
+        assert tools.frozen.keys() == frozen.keys()
+        assert np.array_equal(tools.frozen["table"], frozen["table"])
+        assert tools.exported[0][0] == base.blobs["weights.bin"]
+
+    house(scenario)
 
 
 def test_evaluating_a_version_shows_all_figures_and_stores_three(house, tools, data, capsys):

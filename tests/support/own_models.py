@@ -47,14 +47,14 @@ NOISE = {"name": "gaussian-update", "noise_multiplier": 16.0, "lot": 1000}
 PASSPHRASE = "a heron stands in the reeds"
 
 
-def spec(name, method, vocabulary, mechanism="none", training=()):
+def spec(name, method, vocabulary, mechanism="none", training=(), **model):
     training = {"epochs": 1, "batch": 4, "learning_rate": 0.05, **dict(training)}
     return JobSpec(
         name=name,
         labels=("bird", "money"),
         method=method,
         mechanism=mechanism,
-        model=MODEL,
+        model=MODEL | model,
         vocabulary=vocabulary,
         training=training,
         seed=3,
@@ -76,6 +76,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
             spec("adjusted", "fedavg", FILE, training={"logit_adjustment": True}),
             spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
+            spec("fixed", "fedavg", FILE | {"pretrained": "vectors.txt"}, freeze_embedding=True),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
             bundle = read_job_bundle(folder / job.name)

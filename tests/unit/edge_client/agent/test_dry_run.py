@@ -85,6 +85,18 @@ def test_it_shows_values_of_each_tensor_and_bytes_of_the_vector(
     assert few < many
 
 
+def test_frozen_values_are_shown_and_are_none_of_the_bytes(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    start = {"manifest": bytes(32), "weights": bytes(32), "values": 1_002_496}
+    job = a_job(model={"architecture": "textcnn", "freeze_embedding": True}, frozen=start)
+    plan = plan_of(job, MANIFEST, member)
+    _show(plan, member)
+    said = capsys.readouterr().out
+    assert "  stays frozen: 1,002,496 values of the embedding, 4.0 MB, fetched once and never sent\n" in said
+    assert f"bytes a round: {sent(a_job(), 3):,} in a cohort of 3" in said
+    assert plan.as_json()["frozen"] == 1_002_496
+    assert plan_of(a_job(), MANIFEST, member).as_json()["frozen"] is None
+
+
 def test_a_job_that_sends_only_the_change_shows_nothing_else(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:

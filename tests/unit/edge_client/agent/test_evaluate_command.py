@@ -123,7 +123,7 @@ def test_a_sealed_state_is_measured_with_its_key_and_stays_sealed(machine, town,
     ("job", "rows", "code", "sentence"),
     [
         ("plain", [("a heron", "fish")], ExitCode.USAGE, "test.jsonl: the job does not know these labels: 'fish'"),
-        ("desk", TEST, ExitCode.NOT_FOUND, "there is no job desk; this federation has: adjusted, frozen"),
+        ("desk", TEST, ExitCode.NOT_FOUND, "there is no job desk; this federation has: adjusted, fixed, frozen"),
         ("own", TEST, ExitCode.NOT_FOUND, "this member has no private state of own yet"),
         ("plain", [("", "bird")], ExitCode.USAGE, "line 1: no text in column 'text'; fill the row or leave it out"),
     ],
@@ -171,6 +171,6 @@ def test_a_divergence_and_a_version_that_does_not_fit_are_sentences(machine, tow
         machine.evaluate("own", TEST)
     values = np.full(3, np.float32(0.5))
     town.versions["plain"] = (5, town.serve(values.tobytes()))
-    with pytest.raises(CommandFailed, match="a version of 12 bytes for a manifest of") as failed:
+    with pytest.raises(CommandFailed, match="the version has 12 bytes; the manifest has") as failed:
         machine.evaluate("plain", TEST)
     assert failed.value.code is ExitCode.FAILED

@@ -202,6 +202,21 @@ def test_a_frozen_embedding_is_adapted_only_in_the_export(machine, town, convert
     assert moved == sorted({2 + WORDS.index(word) if word in WORDS else 1 for word in met})
 
 
+def test_an_embedding_that_nobody_trains_is_exported_as_it_started(machine, town, converted):
+    bundle = town.bundles["fixed"]
+    assert bundle.frozen[EMBEDDING][2 + WORDS.index("7")].tolist() == [1, 2, 3, 4, 5, 6]
+    said, beside = machine.export("fixed")
+    assert np.array_equal(converted[0].numpy(), bundle.frozen[EMBEDDING])
+    assert "adapting" not in beside
+    assert "private to you" not in said
+    # The version alone is no model: without the frozen values there is no export.
+    del town.served[bundle.document.frozen.weights]
+    machine.out = machine.out.with_name("again")
+    for path in (machine.home / "cache").iterdir():
+        path.unlink()
+    assert "does not serve the files of job fixed" in machine.refused("fixed")[1]
+
+
 def test_an_adjusted_model_gets_the_members_label_frequencies(machine, town):
     """The head holds them, and nobody else can open the folder. More examples of one label make another head."""
     birds = [row for row in ROWS if row[1] == "bird"]
@@ -233,7 +248,7 @@ def test_data_without_a_label_of_the_job_is_refused(machine):
 def test_a_missing_job_is_an_error_that_lists_the_jobs_there_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: adjusted, frozen, noised, own, plain, recon",
+        "there is no job desk; this federation has: adjusted, fixed, frozen, noised, own, plain, recon",
     )
 
 

@@ -17,6 +17,7 @@ from edge_client.policy.rules import fingerprint
 from export.bundle import make_job_bundle
 from tacit.job import JobSpec
 from tests.support import party
+from tests.support.places import ROOT
 from toolkit.console import CommandFailed, ExitCode
 
 JOB = """\
@@ -278,6 +279,15 @@ def test_a_budget_too_small_for_one_round_is_a_refusal(place):
     code, output = run(place, "check", place / "job.toml", "--examples", 1000)
     assert code == ExitCode.REFUSED
     assert "and 0.01 for a job: 0 rounds fit" in output
+
+
+@pytest.mark.parametrize("name", ["first-hour/job.toml", "fedvocab.toml", "fedprompt.toml", "synthesis.toml"])
+def test_a_job_file_has_a_cost_before_there_is_a_bundle(place, name):
+    """With a frozen or private embedding, or a backbone, a document names files that a job file does not know."""
+    _, told = verdicts(place, ROOT / "examples" / name, "--examples", 363)
+    spec = JobSpec.from_toml(ROOT / "examples" / name)
+    assert ("no epsilon" in told["cost"]["sentence"]) == (spec.mechanism.name == "none")
+    assert (told["cost"]["epsilon"] is not None) == (spec.mechanism.name != "none")
 
 
 def test_an_unknown_cost_says_why(place):

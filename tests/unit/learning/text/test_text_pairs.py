@@ -646,7 +646,7 @@ def test_a_member_that_left_out_rows_exports_on_the_others(jobs, identity, tmp_p
     """Even if the first rows, which a comparison uses, are all left out."""
     job = jobs["cloze"]
     document, digest = job.document, job.document.weights
-    found = Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, {}, stored(job))
+    found = Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, {}, {}, stored(job))
 
     def export(examples, out):
         member = Member(tmp_path, identity, Policy(mechanisms=("dp-sgd",)), examples, "cpu")
