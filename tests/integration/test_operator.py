@@ -23,7 +23,7 @@ from sqlalchemy import text
 
 from coordinator.cli import model
 from coordinator.config import OperatorConfig, operator_toml
-from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, Norms, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
 from coordinator.runtime import Runtime
@@ -761,7 +761,7 @@ def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
             training=TrainingMetrics(200, 0.5, 0.75),
         )
         records.end_attempt(s, ended, 3200)
-        records.publish_version(s, "desk", number, job.document.weights, number, 3200)
+        records.publish_version(s, "desk", number, job.document.weights, number, 3200, norms=Norms(3.0, 4.0, 2.5))
         records.end_round(*s_, "published", None, 3300)
 
     return write
@@ -1087,7 +1087,7 @@ def publish(house: House, number: int) -> Callable[[records.Session], None]:
 
     def write(s: records.Session) -> None:
         records.open_round(s, "desk", number, 3000)
-        records.publish_version(s, "desk", number, digest, number, 3000)
+        records.publish_version(s, "desk", number, digest, number, 3000, norms=Norms(3.0, 4.0, 2.5))
         records.end_round(s, "desk", number, "published", None, 3000)
 
     return write
