@@ -121,10 +121,10 @@ class Stream:
         if kind is Goodbye and self.goodbye is not None:
             return self.goodbye
         async with asyncio.timeout(20):
-            while (read := await self.call.read()) is not grpc.aio.EOF:
+            while (read := await self.call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 message = wire.from_coordinator(read)
                 if isinstance(message, Goodbye):
-                    self.goodbye = message
+                    self.goodbye = message  # type: ignore[assignment]
                 if isinstance(message, kind):
                     return message
         raise AssertionError(f"the stream ended without {kind.__name__}")
