@@ -14,6 +14,7 @@ from learning.models import TextClassifier
 from learning.training.clipping import probe_ids
 from learning.training.local import DIVERGED_BEYOND, TrainingDiverged, rates_of
 from tacit.job import JobDocument, Training
+from tacit.mechanism import DpSgd, NoMechanism
 from tacit.model import RvaeModel
 
 __all__ = ["EXPLODED_BEYOND", "LossWatch", "VersionDiverged", "check_not_diverged"]
@@ -63,6 +64,9 @@ class LossWatch:
 
     def __init__(self, job: JobDocument) -> None:
         self._recipe = job.training
+        by_steps = isinstance(job.mechanism, NoMechanism | DpSgd)
+        # Noise on whole updates can spoil a version by itself, and a lower rate does not help then.
+        self._noise = "" if by_steps else ", or with a smaller clip, fewer shared parameters or more members"
         generates = isinstance(job.model, RvaeModel)
         self._usual = None if generates else math.log(max(2, len(job.labels)))
         self._losses: list[float] = []
@@ -85,7 +89,10 @@ class LossWatch:
     def warning(self) -> str | None:
         """What went wrong and what to do; None if nothing has."""
         if self._failed:
-            return f"{self._failed}. The update is sent all the same, clipped and with noise"
+            return (
+                f"{self._failed}. The update is sent all the same, clipped and with noise. If every round ends like "
+                f"this, ask the operator for a new job with a lower {rates_of(self._recipe)}{self._noise}"
+            )
         if not self._losses:
             return None
         loss = sum(self._losses) / len(self._losses)
@@ -95,5 +102,5 @@ class LossWatch:
         than = "it was at first" if self._usual is None else "guessing costs"
         return (
             f"training is exploding: the loss ended at {loss:.3g}, and {than} {usual:.3g}. Ask the operator to compare "
-            f"this version with earlier ones, and for a new job with a lower {rates_of(self._recipe)}"
+            f"this version with earlier ones, and for a new job with a lower {rates_of(self._recipe)}{self._noise}"
         )

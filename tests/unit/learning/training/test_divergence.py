@@ -12,7 +12,7 @@ from learning.training.divergence import LossWatch, VersionDiverged, check_not_d
 from learning.training.local import TrainingDiverged, train
 from learning.training.private import train_private
 from tacit.job import JobSpec, Training
-from tacit.mechanism import DpSgd
+from tacit.mechanism import DpSgd, GaussianUpdate
 from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel
 from tests.support.fleet import job_document
 from tests.support.random_sources import Seeded
@@ -114,8 +114,17 @@ def test_a_model_that_generates_is_compared_with_its_own_first_loss():
 
 def test_a_training_that_failed_unseen_is_said_with_its_error():
     assert watched([0.7] * 2, failed="the loss was not a finite number") == (
-        "the loss was not a finite number. The update is sent all the same, clipped and with noise"
+        "the loss was not a finite number. The update is sent all the same, clipped and with noise. If every round "
+        "ends like this, ask the operator for a new job with a lower training.learning_rate (it is 0.001)"
     )
+
+
+def test_noise_on_whole_updates_may_be_the_cause():
+    noise = "or with a smaller clip, fewer shared parameters or more members"
+    drowned = GaussianUpdate(noise_multiplier=4.0)
+    assert noise in watched([97.0] * 4, mechanism=drowned)
+    assert noise in watched([97.0] * 4, mechanism=drowned, failed="the mean loss was 9e+03 nats")
+    assert noise not in watched([97.0] * 4, mechanism=DpSgd(noise_multiplier=4.0))
 
 
 @pytest.mark.parametrize(("rate", "warns"), [(0.1, False), (10.0, True)])
