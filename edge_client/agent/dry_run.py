@@ -19,6 +19,8 @@ from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.corpus_release.making import order_of
 from edge_client.downloads.backbones import Wanted
 from edge_client.identity.connection import exit_code_of, explain, open_channel
+from edge_client.ledger.outlook import Outlook, outlook, stored_state
+from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.session.keeping import TableUnused, table_unused
@@ -235,6 +237,8 @@ class Plan:
     # Only if the member names a table.
     table: StartingTable | None = None
     reading: Reading | None = None
+    # How far the budget reaches. None: the job costs nothing, or nobody knows what.
+    outlook: Outlook | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
         """Returns the masked vector's segments. The size of the cohort changes only their scale."""
@@ -257,6 +261,7 @@ class Plan:
             "mechanism": self.job.mechanism.model_dump(mode="json"),
             "epsilon_a_round": self.epsilon_a_round,
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
+            "outlook": None if self.outlook is None else self.outlook.as_json(),
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
             "frozen": None if self.job.frozen is None else self.job.frozen.values,
@@ -328,12 +333,14 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
             backbone = FrozenPart.of(job.model, member)
         except BackboneInvalid as error:
             refusals.append(str(error))
-    one, all_rounds = None, None
+    one, all_rounds, reach = None, None, None
     try:
-        one, all_rounds = _costs(job, member)
-    except ValueError as error:
+        one, all_rounds, reach = _costs(job, member)
+    except (ValueError, LedgerError) as error:
         refusals.append(str(error))
-    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading)
+    if reach is not None and reach.refused_by is not None:
+        refusals.append(f"{reach.refused_by} allows no further round now")
+    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach)
 
 
 def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
@@ -404,11 +411,13 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return f"there is no formula for it here, so all labels get equal parts ({error})"
 
 
-def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
-    """Returns epsilon of one round and of all, as the ledger's gate counts; None without a mechanism.
+def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None, Outlook | None]:
+    """Returns epsilon of one round and of all, as the ledger's gate counts, and how far the budget reaches; None
+    without a mechanism.
 
     Raises:
         ValueError: There is no formula for the cost.
+        LedgerError: The ledger cannot be read.
     """
     from learning.accounting.spend import epsilon_counted, total
 
@@ -419,10 +428,12 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
         trust_central_noise=member.policy.trust_central_noise,
     ).event
     if event is None:
-        return None, None
+        return None, None, None
     limit = member.policy.limit()
     one = total([event], limit)
-    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta)
+    state = stored_state(member.home, member.data_name)
+    reach = outlook(member.policy, job, event, state, federation=member.identity.federation)
+    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta), reach
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
@@ -544,10 +555,14 @@ def _show(plan: Plan, member: Member) -> None:
             f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
             f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
         )
+    if plan.outlook is not None:
+        _print(f"  {plan.outlook.sentence}")
     for note in plan.notes:
         _print(f"  note: {note}")
     if plan.refusals:
         for refusal in plan.refusals:
             _print(f"  refused: {refusal}")
     else:
-        _print("  the policy allows it: `edge_client run` would take part")
+        reach = plan.outlook
+        partly = f" in {reach.possible} of {reach.rounds} rounds" if reach is not None and reach.spent_by else ""
+        _print(f"  the policy allows it: `edge_client run` would take part{partly}")

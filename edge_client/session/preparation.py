@@ -103,6 +103,9 @@ class TrainingWatcher(Protocol):
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
         """Called after each step."""
 
+    def training_failing(self, job: str, round: int, why: str) -> None:
+        """Called if the training went wrong and its update is sent nevertheless."""
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -481,6 +484,7 @@ class Preparer:
                         job.name, assignment.round, step, steps, loss
                     ),
                     cancelled=cancelled.is_set,
+                    warn=lambda why: self._watcher.training_failing(job.name, assignment.round, why),
                 )
             except VersionDiverged as error:
                 version = f"version {assignment.version_number}"

@@ -281,8 +281,9 @@ def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "Trainin
         return None
     try:
         result = task.plain(rows)
-    except (TrainingDiverged, RuntimeError, MemoryError):
+    except (TrainingDiverged, RuntimeError, MemoryError) as error:
         # Running out of memory must not show either: a text can be chosen to need too much.
+        task.failed(str(error) or type(error).__name__)
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0)

@@ -19,7 +19,7 @@ from learning.mechanisms.protection import Protection
 from learning.models.assembly import NOTHING, assembled
 from learning.text.corpus import EncodedExamples
 from learning.training.clipping import ModelUnsuitable
-from learning.training.divergence import check_not_diverged
+from learning.training.divergence import LossWatch, check_not_diverged
 from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
 from learning.training.task import LocalTraining
 from tacit.job import JobDocument
@@ -50,6 +50,7 @@ def train_update(
     device: str,
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Update:
     """Trains from a version on the corpus and returns the update.
 
@@ -69,6 +70,7 @@ def train_update(
         device: Where to train.
         progress: Called with (step, steps, loss), which stay on this machine.
         cancelled: Asked before every step.
+        warn: Called with what went wrong in a training whose update is returned nevertheless. It stays on this machine.
 
     Returns:
         The protected change, float32 (d,), with the training metrics (zeros under a mechanism). If the method remembers
@@ -95,7 +97,10 @@ def train_update(
     if public and by_steps and not isinstance(job.model, RvaeModel):
         check_not_diverged(module, job.training, seed)
 
+    losses = LossWatch(job)
+
     def watch(at: Progress) -> None:
+        losses.step(at.step, at.steps, at.loss)
         progress(at.step, at.steps, at.loss)
 
     try:
@@ -114,6 +119,7 @@ def train_update(
             method=job.method,
             division=division,
             trains_private=moves,
+            failed=losses.failed,
         )
         result: TrainingResult | None = None
         if isinstance(job.model, RvaeModel) and job.model.variant == "published":
@@ -122,6 +128,8 @@ def train_update(
             result = protection.train(task, random)
         change = np.subtract(manifest.flatten(division.shared(module)), start, dtype=np.float32)
         change = protection.protect(change, random)
+        if (warning := losses.warning()) is not None:
+            warn(warning)
     except TrainingCancelled:
         raise
     except ModelUnsuitable as error:

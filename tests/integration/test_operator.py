@@ -24,7 +24,7 @@ from sqlalchemy import text
 from coordinator.cli import model
 from coordinator.cli.evaluate import evaluate
 from coordinator.config import OperatorConfig, operator_toml
-from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, Norms, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
 from coordinator.runtime import Runtime
@@ -765,7 +765,7 @@ def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
             training=TrainingMetrics(200, 0.5, 0.75),
         )
         records.end_attempt(s, ended, 3200)
-        records.publish_version(s, "desk", number, job.document.weights, number, 3200)
+        records.publish_version(s, "desk", number, job.document.weights, number, 3200, norms=Norms(3.0, 4.0, 2.5))
         records.end_round(*s_, "published", None, 3300)
 
     return write
@@ -1022,10 +1022,15 @@ def test_the_watch_command_follows_until_interrupted(house):
             # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        assert process.stdout is not None
-        assert json.loads(await process.stdout.readline())["jobs"] == []
+
+        async def seen() -> Any:
+            line = await process.stdout.readline()
+            assert line, (await process.stderr.read()).decode()
+            return json.loads(line)["jobs"]
+
+        assert await seen() == []
         await created(house)
-        assert json.loads(await process.stdout.readline())["jobs"][0]["name"] == "desk"
+        assert (await seen())[0]["name"] == "desk"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
 
@@ -1095,7 +1100,7 @@ def publish(house: House, number: int, right: int | None = None) -> Callable[[re
 
     def write(s: records.Session) -> None:
         records.open_round(s, "desk", number, 3000)
-        records.publish_version(s, "desk", number, digest, number, 3000)
+        records.publish_version(s, "desk", number, digest, number, 3000, norms=Norms(3.0, 4.0, 2.5))
         records.end_round(s, "desk", number, "published", None, 3000)
 
     return write

@@ -11,6 +11,7 @@ import pytest
 from edge_client.agent.dry_run import Plan, Reading, _show, plan_of
 from edge_client.agent.runner import Member, RunOptions, Table, load_member
 from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper
@@ -21,8 +22,10 @@ from learning.text.coverage import Coverage
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
 from secure_agg import pack_in_place
+from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
+from tacit.messages import Assignment
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
@@ -116,6 +119,37 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
     assert spend([repeated(event, count)], member.policy.limit()).epsilon < 0.95 * every
     _show(plan, member)
     assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
+
+
+def test_it_says_in_how_many_rounds_the_budget_lets_the_member_take_part(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 4.0, "lot": 4, "steps": 5})
+    whole = plan_of(job, MANIFEST, member)
+    assert whole.outlook is not None
+    assert whole.epsilon_a_round is not None
+    assert whole.epsilon_of_all_rounds is not None
+    assert whole.as_json()["outlook"]["possible"] == job.rounds.count == whole.outlook.rounds
+    short = replace(member, policy=Policy(epsilon=(whole.epsilon_a_round + whole.epsilon_of_all_rounds) / 2))
+    plan = plan_of(job, MANIFEST, short)
+    assert plan.outlook is not None
+    told = plan.as_json()
+    assert told["takes_part"]
+    assert 0 < told["outlook"]["possible"] < job.rounds.count
+    _show(plan, short)
+    output = capsys.readouterr().out
+    assert f"  {plan.outlook.sentence}\n" in output
+    assert f"`edge_client run` would take part in {plan.outlook.possible} of {job.rounds.count} rounds" in output
+    # What the ledger of this data has charged counts, and nothing is left in the end.
+    with open_budget(member.home, member.identity, short.policy, ["one"]) as budget:
+        protection = budget.protection(job, 20)
+        for round in range(1, plan.outlook.possible + 1):
+            assignment = Assignment(job.name, round, job.digest(), bytes(32), 0, 1000)
+            budget.charge(AttemptId(job.name, round, round), budget.reserve(assignment, job, protection))
+    spent = plan_of(job, MANIFEST, short)
+    assert not spent.as_json()["takes_part"]
+    assert spent.refusals == ("epsilon allows no further round now",)
+    assert plan_of(a_job(), MANIFEST, member).as_json()["outlook"] is None
 
 
 def test_skipped_rows_do_not_count_in_the_cost_of_a_round(member: Member, tmp_path: Path) -> None:
