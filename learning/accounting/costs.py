@@ -63,7 +63,10 @@ def event_of_job(
     Args:
         job: The job.
         mechanism: The job's mechanism, or the same with other numbers.
-        examples, values, members, central: As in `event_of_round`.
+        examples: As in `event_of_round`.
+        values: As in `event_of_round`.
+        members: As in `event_of_round`.
+        central: As in `event_of_round`.
 
     Raises:
         LotTooSmall: A round must use all examples, and the lot is smaller.

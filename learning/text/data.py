@@ -330,7 +330,10 @@ def read_data(
     one. So a quote left open over the end of a line is still an error.
 
     Args:
-        path, text, label, text_b: As in `read_examples`.
+        path: As in `read_examples`.
+        text: As in `read_examples`.
+        label: As in `read_examples`.
+        text_b: As in `read_examples`.
         skip_invalid: Whether to skip rows that cannot be read.
 
     Raises:

@@ -96,7 +96,7 @@ class BundledFile(Part):
 class ModelFacts(Part):
     """Where an exported model came from, and which inputs it accepts.
 
-    Args:
+    Attributes:
         job: the job's name.
         version: SHA-256 of the weights from which it was made.
         max_tokens: length to which longer texts are cut.
