@@ -63,14 +63,9 @@ class Watched:
         self.began = time.time()
         note("five members are connected")
         for number in range(1, kills + 1):
-            # Kill it in the middle of an attempt. It is dropped after `reconnect` seconds.
-            while not unlucky.wait_for("attempt_joined")["attempt"].startswith(f"{NOISY}/"):
-                pass
-            unlucky.kill()
-            federation.processes.remove(unlucky)
+            unlucky = self._killed_in_an_attempt(unlucky, number)
             self._until_dropped(number)
             note(f"a member was killed in an attempt and dropped, {number} of {kills}")
-            unlucky = self._start(UNLUCKY)
             unlucky.wait_for("attempt_ended", outcome="published")
         asyncio.run(self._evaluate())
         federation.finished(PLAIN)
@@ -82,6 +77,28 @@ class Watched:
             self.prometheus.scraped_after(time.time(), "tacit-coordinator")
         self.ended = time.time()
         note("the rounds are done")
+
+    def _killed_in_an_attempt(self, unlucky: Process, number: int) -> Process:
+        """Kills a member in an attempt, so that the job has `number` dropouts, and returns the member started again.
+
+        It is dropped after `reconnect` seconds. An attempt may be over before the signal arrives; then it tries again.
+        """
+
+        def dropouts(detail: pb.JobDetail) -> int:
+            return sum(len(attempt.dropouts) for each in detail.rounds for attempt in each.attempts)
+
+        def until(version: int) -> Callable[[pb.JobDetail], bool]:
+            return lambda detail: dropouts(detail) >= number or detail.job.version_number >= version
+
+        while True:
+            while not unlucky.wait_for("attempt_joined")["attempt"].startswith(f"{NOISY}/"):
+                pass
+            unlucky.kill()
+            self.federation.processes.remove(unlucky)
+            detail = self.federation.wait_for(NOISY, until(self.federation.show(NOISY).job.version_number + 3))
+            unlucky = self._start(UNLUCKY)
+            if dropouts(detail) >= number:
+                return unlucky
 
     def _until_dropped(self, number: int) -> None:
         """Waits until `number` dropouts of any phase and reason have been scraped."""
