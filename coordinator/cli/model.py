@@ -1,15 +1,17 @@
 """`coordinator evaluate` and `coordinator export`: measure a job's versions, and make them runnable elsewhere.
 
-The server never runs a model. These commands fetch a version by digest, convert it to ONNX on this machine with the
-code of `export`, and measure the ONNX model, which is what an export would ship. They need the export extra.
+The server never runs a model. These commands fetch a version by digest, convert it to ONNX (or, for an export, to what
+transformers and peft load) on this machine with the code of `export`, and measure the ONNX model, which is what an
+export would ship. They need the export extra.
 """
 
 import asyncio
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +31,7 @@ from toolkit.console import CommandFailed, ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    from export.card import Origin
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
     from tacit.v1 import operator_pb2
@@ -59,6 +62,18 @@ class Material:
     digest: bytes
     # A prompted job's backbone in its canonical file; it exists while the command runs.
     backbone: Path | None = None
+    # The round that made the version, when the coordinator stored it, and how many members' updates are in its sum. 0:
+    # the coordinator no longer tells.
+    round: int = 0
+    created_ms: int = 0
+    members: int = 0
+
+
+class Format(StrEnum):
+    """What an export is for: onnxruntime, or transformers and peft."""
+
+    ONNX = "onnx"
+    HF = "hf"
 
 
 def evaluate(
@@ -100,6 +115,13 @@ def export(
     job: Job,
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     version: Version = None,
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="onnx: for onnxruntime, without torch. hf: safetensors for transformers; for a LoRA job, an adapter "
+            "for peft."
+        ),
+    ] = Format.ONNX,
     samples: Annotated[
         Path | None,
         typer.Option(
@@ -129,13 +151,15 @@ def export(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a version as a folder that runs without this software: ONNX, tokenizer, labels."""
+    """Write a version as a folder that runs without this software: model, tokenizer, labels, and a README."""
     from tacit.bundle import BundleInvalid, check_place
 
+    if split and format is Format.HF:
+        fail("--split is for --format onnx; leave one of the two out", ExitCode.USAGE)
     tools = _tools()
     try:
         # Check before fetching gigabytes; writing checks again.
-        check_place(out, "prompt" if split else "model")
+        check_place(out, "hf" if format is Format.HF else "prompt" if split else "model")
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE)
     where = operator_folder(operator, folder)
@@ -148,10 +172,11 @@ def export(
 
         async def work() -> Material:
             async with operator_stub(where) as stub:
-                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json)
+                check = _check_format if format is Format.HF else None
+                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json, check=check)
 
         material = run(work())
-        report = _export(tools, material, out, given, split=split)
+        report = _export(tools, material, out, given, split=split, format=format, origin=_origin(material))
     # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
@@ -162,6 +187,7 @@ def export(
                 "version_number": material.number,
                 "version": material.digest.hex(),
                 "out": str(out),
+                "format": format.value,
                 "max_difference": report.max_difference,
                 **more,
             }
@@ -275,6 +301,7 @@ class _Tools:
     """The functions of `export`, imported once they are needed."""
 
     export_model: Any
+    export_hf: Any
     evaluate_bundle: Any
     read_examples: Any
     text_rows: Any
@@ -284,6 +311,7 @@ class _Tools:
 def _tools() -> _Tools:
     try:
         from export.evaluate import evaluate_bundle, read_examples, text_rows
+        from export.hugging_face import export_hf
         from export.onnx import export_model
         from export.prompted_bundle import read_backbone
     except ImportError as error:
@@ -292,16 +320,43 @@ def _tools() -> _Tools:
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
-    return _Tools(export_model, evaluate_bundle, read_examples, text_rows, read_backbone)
+    return _Tools(export_model, export_hf, evaluate_bundle, read_examples, text_rows, read_backbone)
 
 
-def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], *, split: bool = False) -> Any:
+def _check_format(document: "JobDocument") -> None:
+    """Refuses a job whose model has no form for transformers or peft, before anything large is fetched."""
+    from export.hugging_face import FormatRefused, check_format
+
+    try:
+        check_format(document.name, document.model)
+    except FormatRefused as error:
+        fail(str(error), ExitCode.REFUSED)
+
+
+def _origin(material: Material) -> "Origin":
+    from export.card import Origin
+
+    return Origin(material.number, material.round, material.created_ms, material.members or None)
+
+
+def _export(
+    tools: _Tools,
+    material: Material,
+    out: Path,
+    given: Sequence[Any],
+    *,
+    split: bool = False,
+    format: Format = Format.ONNX,
+    origin: "Origin | None" = None,
+) -> Any:
     """Exports a version, and compares it with the trained model on `given`, or on random words without examples."""
     from tacit.model import PromptedModel
     from tacit.prompt import reads_pairs
 
     # Only the model of a prompted job has a backbone to split off or to pass on.
     more: dict[str, Any] = {"split": True} if split else {}
+    if origin is not None:
+        more["origin"] = origin
     pairs = reads_pairs(material.document.model)
     try:
         samples: Sequence[Any] = tools.text_rows(given, pairs=pairs)
@@ -315,7 +370,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
     try:
         if material.backbone is not None and isinstance(material.document.model, PromptedModel):
             more["backbone"] = tools.read_backbone(material.backbone, material.document.model.config)
-        return tools.export_model(
+        return (tools.export_hf if format is Format.HF else tools.export_model)(
             material.document,
             material.manifest,
             material.weights,
@@ -326,7 +381,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
         )
     except ImportError as error:
         fail(
-            f"writing an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
+            f"writing {'an ONNX file' if format is Format.ONNX else 'these files'} needs {error.name or error}; {install_with('coordinator', 'export')}",
             ExitCode.USAGE,
         )
     except (ValueError, RuntimeError, OSError) as error:
@@ -344,7 +399,13 @@ def synthetic_texts(tokenizer: bytes) -> list[str]:
 
 
 async def fetch_material(
-    stub: "OperatorServiceStub", job: str, version: int | None, scratch: Path, *, quiet: bool
+    stub: "OperatorServiceStub",
+    job: str,
+    version: int | None,
+    scratch: Path,
+    *,
+    quiet: bool,
+    check: "Callable[[JobDocument], None] | None" = None,
 ) -> Material:
     """Fetches a version and everything it needs, and verifies each part by its digest.
 
@@ -354,6 +415,7 @@ async def fetch_material(
         version: The version's number, or None for the newest.
         scratch: The folder for a backbone, which may already be there.
         quiet: Whether to hide progress bars.
+        check: Called with the job document before anything large is fetched; raises CommandFailed to refuse it.
 
     Raises:
         CommandFailed: there is no such version, its documents cannot be read, or the job shares only a part of its
@@ -392,6 +454,8 @@ async def fetch_material(
             "cannot run here; a member exports its own model with `edge_client export`",
             ExitCode.REFUSED,
         )
+    if check is not None:
+        check(document)
     backbone = None
     if isinstance(document.model, PromptedModel) and (named := document.model.backbone) is not None:
         backbone = scratch / named.hex()
@@ -405,7 +469,16 @@ async def fetch_material(
         number=wanted,
         digest=found.digest,
         backbone=backbone,
+        round=found.round,
+        created_ms=found.created_ms,
+        members=_members(detail, found.round),
     )
+
+
+def _members(detail: "operator_pb2.JobDetail", number: int) -> int:
+    """How many members' updates are in a round's sum; 0 if no sum was published, or the answer has no such round."""
+    attempts = [attempt for each in detail.rounds if each.number == number for attempt in each.attempts]
+    return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
 def _over(job: "operator_pb2.Job") -> bool:

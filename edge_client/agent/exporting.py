@@ -257,6 +257,7 @@ def _written(
     except DataInvalid as error:
         fail(str(error), ExitCode.USAGE)
     try:
+        from export.card import Origin
         from export.onnx import export_model
 
         private = _adapted(found, member, tokenizer, kept, epochs, watch) if kept else {}
@@ -273,6 +274,7 @@ def _written(
             mixture=mixture,
             backbone=found.backbone,
             split=split,
+            origin=Origin(number),
         )
     except TrainingDiverged as error:
         fail(

@@ -11,6 +11,7 @@ the byte (the bytes handed out are the bytes that were hashed). A kind says what
             name (`backbone_folder`) beside those that stand on it
     prompt  what runs on such a backbone: prompt.safetensors, labels.json, and in bundle.json where it came from and
             which backbone it is
+    hf      what transformers or peft loads: tokenizer.json, README.md, and the files that each of these looks for
 
 Leaves to others: who made it. Digests find damage; a signature would find an author.
 """
@@ -35,6 +36,7 @@ from tacit.prompt import Template, parse_template
 
 __all__ = [
     "BACKBONE_FILE",
+    "HF_FILES",
     "INDEX",
     "JOB_FILES",
     "MODEL_FILES",
@@ -62,19 +64,22 @@ JOB_FILES = ("job.json", "manifest.json", "weights.bin")
 MODEL_FILES = ("model.onnx", "tokenizer.json", "labels.json")
 PROMPT_FILES = ("prompt.safetensors", "labels.json")
 SHARED_FILES = ("backbone.onnx", "tokenizer.json")
+HF_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md")
 
-BundleKind = Literal["job", "model", "backbone", "prompt"]
+BundleKind = Literal["job", "model", "backbone", "prompt", "hf"]
 _NEEDED: dict[BundleKind, tuple[str, ...]] = {
     "job": JOB_FILES,
     "model": MODEL_FILES,
     "backbone": SHARED_FILES,
     "prompt": PROMPT_FILES,
+    "hf": HF_FILES,
 }
 _MAKES: dict[BundleKind, str] = {
     "job": "`coordinator job bundle` makes one",
     "model": "`export` makes one",
     "backbone": "`export --split` makes one",
     "prompt": "`export --split` makes one",
+    "hf": "`coordinator export --format hf` makes one",
 }
 # A killed run's folder is removed after a day: nothing is written for so long.
 _STALE_SECONDS = 24 * 3600.0
