@@ -380,10 +380,8 @@ def _export(
             **more,
         )
     except ImportError as error:
-        fail(
-            f"writing {'an ONNX file' if format is Format.ONNX else 'these files'} needs {error.name or error}; {install_with('coordinator', 'export')}",
-            ExitCode.USAGE,
-        )
+        what = "an ONNX file" if format is Format.ONNX else "a model for transformers"
+        fail(f"writing {what} needs {error.name or error}; {install_with('coordinator', 'export')}", ExitCode.USAGE)
     except (ValueError, RuntimeError, OSError) as error:
         fail(f"version {material.number} cannot be exported: {error}", ExitCode.FAILED)
 

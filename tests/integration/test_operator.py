@@ -1043,6 +1043,8 @@ class Tools:
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
+        # What the README says of each version; None in an evaluation.
+        self.origins: list[Any] = []
 
     def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -1053,8 +1055,16 @@ class Tools:
         return [example.text for example in examples]
 
     def export_model(
-        self, document: Any, manifest: Any, weights: bytes, tokenizer: bytes, out: Path, samples: Any
+        self,
+        document: Any,
+        manifest: Any,
+        weights: bytes,
+        tokenizer: bytes,
+        out: Path,
+        samples: Any,
+        origin: Any = None,
     ) -> Made:
+        self.origins.append(origin)
         manifest.decode(weights)
         assert tokenizer == TOKENIZER
         self.exported.append((weights, len(samples)))
@@ -1179,6 +1189,8 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         await in_a_thread(lambda: model.export("desk", tmp_path / "two", version=0, samples=data, operator=folder))
         assert "version 0" in capsys.readouterr().out
         assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
+        assert [(each.number, each.round, each.created_ms) for each in tools.origins] == [(1, 1, 3000), (0, 0, 1000)]
+        assert [each.members for each in tools.origins] == [None, None]
         # Without samples, export makes synthetic ones.
         assert tools.exported[0][1] > 10
         assert tools.exported[1][1] == 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -21,138 +20,38 @@ from transformers import (
 )
 
 import export.hugging_face
-from export.bundle import make_job_bundle, read_job_bundle
 from export.card import Origin
 from export.hugging_face import FormatRefused, check_format, export_hf
-from export.onnx import ParityFailed
+from export.onnx import ExportReport, ParityFailed
 from export.predictor import log_softmax
-from learning.backbones.stored import read_backbone
-from learning.models.assembly import assembled
-from learning.text.corpus import encoder_of
 from tacit.bundle import BundleInvalid, read_bundle
 from tacit.job import JobSpec
-from tacit.manifest import Manifest
 from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel
-from tests.support.tiny_models import saved
+from tests.support.tiny_jobs import CLOZE, ENCODERS, LABELS, PROMPTED, TinyJob
 
 torch.set_num_threads(1)
 
-LABELS = ["good", "bad", "so `so` | ü"]
-ENCODERS = {"bert": {}, "roberta": {}, "distilbert": {}}
-CLOZE = {
-    "name": "cloze",
-    "template": "{text} It was {mask}.",
-    "verbaliser": {LABELS[0]: ["great", "good"], LABELS[1]: "bad", LABELS[2]: "maybe"},
-}
-LORA = {"name": "lora", "rank": 2, "alpha": 3}
-# Family, injection, task.
-PROMPTED = {
-    "prompt": ("bert", {"name": "prompt-tuning", "tokens": 4}, {"name": "head"}),
-    "prompt-pairs": ("bert", {"name": "prompt-tuning", "tokens": 3}, {"name": "head", "pairs": True}),
-    "prompt-roberta": ("roberta", {"name": "p-tuning", "tokens": 3, "hidden": 6}, {"name": "head", "pairs": True}),
-    "prompt-electra": ("electra", {"name": "prompt-tuning", "tokens": 3}, {"name": "head"}),
-    "lora-bert": ("bert", LORA, CLOZE),
-    "lora-roberta": ("roberta", LORA, CLOZE),
-    "lora-distilbert": ("distilbert", LORA, CLOZE),
-    "lora-t5": ("t5", LORA, CLOZE),
-    "lora-t5-v1.1": ("t5-v1.1", LORA, CLOZE),
-    "lora-head": ("bert", LORA, {"name": "head"}),
-    "lora-pairs": ("electra", LORA, {"name": "head", "pairs": True}),
-}
 MODELS = [*ENCODERS, "prompt", "prompt-pairs", "prompt-roberta", "prompt-electra"]
 ADAPTERS = [name for name in PROMPTED if name.startswith("lora")]
 
 
-def random_texts(pairs: bool, count: int = 24) -> list:
-    """Texts of random words of every length, and some that spell special tokens."""
-    draw, words = random.Random(3), ["great", "bad", "good", "film", "movie", "is", "was", "it", "the", "zebra"]
-    texts = [" ".join(draw.choices(words, k=draw.randrange(1, 9))) for _ in range(count)]
-    texts += ["[MASK] film </s> <mask>", "  a  film ", "ü great!"]
-    if not pairs:
-        return [*texts, "film " * 60]
-    return list(zip(texts, reversed(texts), strict=True))
-
-
-class Made:
-    """A job, the folder of its base, and our own module with random weights."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        if name in ENCODERS:
-            spec = self._encoder(name, folder)
-        else:
-            kind, injection, task = PROMPTED[name]
-            saved(folder / "base", kind)
-            model = {"architecture": "prompted", "base": "base", "max_tokens": 24, "injection": injection, "task": task}
-            spec = {"model": model}
-        whole = {"schema": 1, "name": name.replace(".", "-"), "labels": LABELS, "seed": 2} | spec
-        make_job_bundle(JobSpec.model_validate(whole), folder, folder / "bundle")
-        self.name, self.folder, self.job = name, folder, read_job_bundle(folder / "bundle")
-        document = self.document = self.job.document
-        self.backbone = read_backbone(self.job.backbone, document.model.config) if self.job.backbone else None
-        start = self.job.manifest.decode(self.job.weights)
-        # Far from the start, where LoRA changes nothing.
-        noise = np.random.default_rng(1).standard_normal(len(start)).astype(np.float32)
-        self.weights = (start + 0.3 * noise).astype("<f4").tobytes()
-        self.encoder = encoder_of(document, self.job.tokenizer)
-        self.module, _ = assembled(
-            document, self.encoder, self.job.manifest, self.job.manifest.decode(self.weights), {}, self.backbone
-        )
-        texts = random_texts(self.encoder.pairs)
-        if self.encoder.pairs:
-            # Of a pair that is too long, the tokenizers library keeps one token more or less of a text.
-            texts = [text for text in texts if self.encoder.encode([text]).shape[1] < self.encoder.max_tokens]
-        self.texts = texts
-
-    @staticmethod
-    def _encoder(kind: str, folder: Path) -> dict:
-        saved(folder / "base", kind, words=60, tokenizer=False, **({"bare": True} if kind != "distilbert" else {}))
-        words = [
-            *"![]</>",
-            "great",
-            "bad",
-            "good",
-            "film",
-            "movie",
-            "is",
-            "was",
-            "it",
-            "the",
-            "yes",
-            "no",
-            "maybe",
-            "s",
-        ]
-        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-        pieces += [f"unused{number}" for number in range(60 - len(pieces))]
-        (folder / "base" / "vocab.txt").write_text("\n".join(pieces) + "\n")
-        (folder / "base" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-        return {
-            "model": {"architecture": "transformer", "base": "base", "max_tokens": 20},
-            "vocabulary": {"kind": "wordpiece", "file": "base/vocab.txt"},
-        }
-
-    def export(self, out: Path):
-        return export_hf(
-            self.document,
-            self.job.manifest,
-            self.weights,
-            self.job.tokenizer,
-            out,
-            self.texts[:6],
-            backbone=self.backbone,
-            origin=Origin(4, 5, 1_790_000_000_000, 7),
-        )
-
-    def logits(self) -> np.ndarray:
-        with torch.no_grad():
-            found = [self.module(torch.from_numpy(self.encoder.encode([text]))) for text in self.texts]
-        return torch.cat(found).numpy()
+def exported(ours: TinyJob, out: Path) -> ExportReport:
+    return export_hf(
+        ours.document,
+        ours.job.manifest,
+        ours.weights,
+        ours.job.tokenizer,
+        out,
+        ours.texts[:6],
+        backbone=ours.backbone,
+        origin=Origin(4, 5, 1_790_000_000_000, 7),
+    )
 
 
 @pytest.fixture(scope="module")
 def made(request, tmp_path_factory):
-    found = Made(request.param, tmp_path_factory.mktemp("job"))
-    return found, found.folder / "out", found.export(found.folder / "out")
+    found = TinyJob(request.param, tmp_path_factory.mktemp("job"))
+    return found, found.folder / "out", exported(found, found.folder / "out")
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +154,7 @@ def test_the_readme_says_how_to_run_it(made, tmp_path):
 @pytest.mark.parametrize("made", ["distilbert", "lora-bert"], indirect=True)
 def test_the_same_export_twice_gives_the_same_bytes(made, tmp_path):
     ours, out, _ = made
-    ours.export(tmp_path / "again")
+    exported(ours, tmp_path / "again")
     assert read_bundle(tmp_path / "again", "hf").index == read_bundle(out, "hf").index
 
 
@@ -293,16 +192,16 @@ def test_a_folder_that_computes_something_else_is_not_written(made, tmp_path, mo
         export.hugging_face, "_safetensors", lambda tensors: save({name: 1.1 * each for name, each in tensors.items()})
     )
     with pytest.raises(ParityFailed, match="nothing was written"):
-        ours.export(tmp_path / "out")
+        exported(ours, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_other_files_stays(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    found = Made("bert", tmp_path)
+    found = TinyJob("bert", tmp_path)
     with pytest.raises(BundleInvalid, match=r"notes\.txt"):
-        found.export(tmp_path / "out")
+        exported(found, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -335,9 +234,8 @@ def test_prompts_without_an_equivalent_are_refused(injection, task, says):
 
 
 def test_nothing_is_written_without_texts(tmp_path):
-    found = Made("bert", tmp_path)
+    found = TinyJob("bert", tmp_path)
     found.texts = []
     with pytest.raises(ValueError, match="no texts to compare"):
-        found.export(tmp_path / "out")
+        exported(found, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert isinstance(found.job.manifest, Manifest)
