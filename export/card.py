@@ -228,8 +228,8 @@ def _private(private: bool) -> list[str]:
     if not private:
         return []
     return [
-        "**This folder holds private parameters of one member, made from its own data: keep it on that member's "
-        "machine.**",
+        "**This folder holds private parameters of one member, made from its own data (or the frequencies of its "
+        "labels): keep it on that member's machine.**",
         "",
     ]
 

@@ -6,6 +6,7 @@ export would ship. They need the export extra.
 """
 
 import asyncio
+import functools
 import json
 import random
 import tempfile
@@ -172,7 +173,7 @@ def export(
 
         async def work() -> Material:
             async with operator_stub(where) as stub:
-                check = _check_format if format is Format.HF else None
+                check = functools.partial(_check_format, format=format)
                 return await fetch_material(stub, job, version, Path(scratch), quiet=as_json, check=check)
 
         material = run(work())
@@ -195,7 +196,7 @@ def export(
         return
     typer.echo(
         f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
-        f"difference from the trained model {report.max_difference:.2g}."
+        f"difference from the trained model {report.max_difference:.2g}. Its README.md says how to run it."
     )
     if shared is not None:
         typer.echo(
@@ -323,14 +324,18 @@ def _tools() -> _Tools:
     return _Tools(export_model, export_hf, evaluate_bundle, read_examples, text_rows, read_backbone)
 
 
-def _check_format(document: "JobDocument") -> None:
-    """Refuses a job whose model has no form for transformers or peft, before anything large is fetched."""
+def _check_format(document: "JobDocument", format: Format) -> None:
+    """Refuses a job whose model has no form in this format, before anything large is fetched."""
     from export.hugging_face import FormatRefused, check_format
+    from tacit.model import RvaeModel
 
+    # ONNX has a form for every model that labels texts.
+    if format is Format.ONNX and not isinstance(document.model, RvaeModel):
+        return
     try:
         check_format(document.name, document.model)
     except FormatRefused as error:
-        fail(str(error), ExitCode.REFUSED)
+        fail(str(error), ExitCode.USAGE)
 
 
 def _origin(material: Material) -> "Origin":

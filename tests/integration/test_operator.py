@@ -1198,6 +1198,21 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
     house(scenario)
 
 
+def test_a_model_that_transformers_does_not_know_is_refused_with_the_format_to_use(house, tools, tmp_path):
+    async def scenario(house: House) -> None:
+        await created(house)
+        said = await house.cli(
+            "export", "desk", "--out", tmp_path / "out", "--format", "hf", folder=house.operator_folder(), code=2
+        )
+        assert said.err == (
+            "error: transformers knows no textcnn, which job desk trains; export it with --format onnx\n"
+        )
+        assert said.out == ""
+        assert not (tmp_path / "out").exists()
+
+    house(scenario)
+
+
 def test_a_damaged_version_is_not_exported(house, tools, tmp_path):
     async def scenario(house: House) -> None:
         job = await created(house)
