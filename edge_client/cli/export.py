@@ -116,8 +116,8 @@ def export(
         )
         return
     typer.echo(
-        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`; its README.md "
-        "says how to run it without this software."
+        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`; its "
+        "README.md says how to run it without this software."
     )
     if shared is not None:
         typer.echo(
