@@ -1,12 +1,12 @@
-"""Writes docs/benchmarks.md and docs/benchmarks/*: the pages of all packages, and one page of the deciding figures.
+"""Writes docs/benchmarks.md and docs/benchmarks/*: one page of the deciding figures, and a page for each package.
 
-The prose is in `report.md` beside each `report.py`. On the one page a placeholder names a figure:
+The prose is in `report.md` beside each `report.py`. On the first page a placeholder names a figure:
 
     {{BENCH FIGURE key=value ... [field=NAME] [scale=X] : FORMAT}}
 
-It becomes the newest value of the case with these keys. Among several such cases, the one with the fewest keys counts.
-A case that was measured for several seeds gives their mean. `field` takes another field of the line. FORMAT is a format
-specification of Python.
+It becomes the newest value of the case with these keys. Of several such cases, the one with the fewest keys counts. A
+case that was measured for several seeds gives their mean. `field` names another field of the line. FORMAT is a Python
+format specification.
 """
 
 import argparse
@@ -48,7 +48,7 @@ _FIGURE = re.compile(r"\{\{(\w+) (\w+)((?: [\w.]+=[^\s}]+)*) : ([^}]+)\}\}")
 
 
 def write_report(results: Path, out: Path) -> list[Path]:
-    """Writes OUT/benchmarks.md, OUT/benchmarks/*.md and *.svg; returns what was written.
+    """Write OUT/benchmarks.md, OUT/benchmarks/*.md and *.svg, and return their paths.
 
     Raises:
         ValueError: a placeholder fits several cases equally well.
@@ -61,7 +61,7 @@ def write_report(results: Path, out: Path) -> list[Path]:
 
 
 def figure_text(results: Path, found: re.Match[str]) -> str:
-    """What a placeholder stands for; `NOT_MEASURED` where no line fits.
+    """Return the text of a placeholder, or `NOT_MEASURED` if no line fits.
 
     Raises:
         ValueError: it fits several cases equally well.
@@ -88,7 +88,7 @@ def _keys(lines: Sequence[Line]) -> int:
 
 
 def _seeds(lines: Sequence[Line]) -> Sequence[Line]:
-    """The lines of single seeds, or else the one line there is."""
+    """Return the lines of single seeds, or the only line if it has no seed."""
     return [line for line in lines if "seed" in line] or lines
 
 

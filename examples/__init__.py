@@ -1,1 +1,1 @@
-"""Small data written for this project, job files, and the demonstration."""
+"""Job files, small data sets written for this project, and the demonstration."""

@@ -1,6 +1,7 @@
-"""Generates the Python code of proto/tacit/v1, or (`--check`) says whether the committed code is what it would be.
+"""Generates the Python code of proto/tacit/v1. With `--check` it only compares the committed code with that.
 
-grpcio-tools is pinned to the release that stamps protobuf 6.33.5: newer ones make code that older runtimes refuse.
+grpcio-tools is pinned to the release that stamps protobuf 6.33.5, because newer ones make code that older runtimes
+refuse.
 """
 
 import argparse
@@ -22,7 +23,7 @@ def generate(out: Path) -> None:
     status = protoc.main(["protoc", f"-I{ROOT}", f"-I{well_known}", *flags, *sources])
     if status:
         sys.exit(f"protoc failed with status {status}")
-    # The generator writes a grpc file for every source; those without a service carry nothing.
+    # The generator writes a grpc file for every source; those without a service are empty.
     for path in (out / "tacit" / "v1").glob("*_pb2_grpc.py"):
         if "Stub" not in path.read_text():
             path.unlink()

@@ -1,13 +1,13 @@
-"""Secure aggregation: the sum of many vectors opens, and no single one does.
+"""Secure aggregation: it opens the sum of many vectors, and no single vector.
 
-Pairwise masking after Bonawitz et al. 2017 (the variant against a malicious server), as pure state machines:
-no network, no clock, no global randomness, no logging. docs/secure-aggregation.md explains the protocol and
-what it promises.
+Pairwise masking after Bonawitz et al. 2017 (the variant against a malicious server), as pure state machines: no
+network, no clock, no global randomness, no logging. docs/secure-aggregation.md explains the protocol and its
+guarantees.
 
     member: advertise() -> AwaitingRoster -> AwaitingDealings -> ReadyToMask -> AwaitingSurvivors
             -> AwaitingConfirmations -> Answered
     server: open_attempt() -> CollectingAdvertisements -> CollectingDealings -> CollectingMasked
-            -> CollectingConfirmations -> CollectingUnmaskings -> Opened
+            -> CollectingConfirmations -> CollectingUnmaskings -> OpenedSum
 """
 
 from secure_agg.certificates import by_digest, certificate_digest, roster_by_digest

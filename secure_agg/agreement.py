@@ -1,8 +1,8 @@
-"""Key agreement between two members, and the keys and seals that follow from it.
+"""Key agreement between two members, and the keys and seals derived from it.
 
-Guarantees: a public key that would agree on zero with everybody is refused; every derived key is bound to the
-session, its purpose and the two members in their order; a sealing key serves one message in one direction,
-which is what makes the fixed nonce safe; a secret key is erased with everything that was agreed with it.
+Guarantees: a public key whose shared secret would be zero with every key is refused. Every derived key is bound to the
+session, its purpose and the two members in their order. A sealing key serves one message in one direction, which makes
+the fixed nonce safe. Erasing a secret key also erases everything that was agreed with it.
 
 X25519 as in RFC 7748, HKDF-SHA256 as in RFC 5869, AES-256-GCM as in NIST SP 800-38D.
 """
@@ -35,12 +35,12 @@ __all__ = [
 KEY_BYTES = 32
 SEAL_OVERHEAD = 16
 _NONCE = bytes(12)
-# Any secret does for the test: X25519 gives zero for a point of small order whatever the secret is.
+# Any secret works for the test, because X25519 gives zero for a point of small order with every secret.
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * KEY_BYTES)
 
 
 class KeyInvalid(ValueError):
-    """Not a usable X25519 public key."""
+    """The bytes are not a usable X25519 public key."""
 
 
 class SealBroken(ValueError):
@@ -48,10 +48,10 @@ class SealBroken(ValueError):
 
 
 class SecretKey(Secret):
-    """An X25519 secret key (32 bytes) that is used many times: the library's object is made of it once.
+    """An X25519 secret key (32 bytes) that is used many times. The library's object is made once.
 
-    Erasing overwrites the bytes held here and lets go of the library's object; OpenSSL overwrites what it holds when
-    the object is freed, which is then unless somebody else holds it too. Nobody is handed it.
+    Erasing overwrites the bytes held here and releases the library's object. OpenSSL overwrites its copy when the
+    object is freed, which happens then, because nothing else gets a reference to it.
     """
 
     __slots__ = ("_agreed", "_key")
@@ -63,15 +63,15 @@ class SecretKey(Secret):
 
     @property
     def public(self) -> bytes:
-        """The public key, 32 bytes. Raises LookupError once erased."""
+        """The public key, 32 bytes. Raises LookupError after `erase`."""
         return self._usable().public_key().public_bytes_raw()
 
     def agree(self, key: bytes) -> bytes:
-        """As the function `agree`. Raises LookupError once erased."""
+        """Does what the function `agree` does. Raises LookupError after `erase`."""
         return _exchange(self._usable(), key)
 
     def agreed(self, key: bytes) -> bytes:
-        """As `agree`, worked out once for each public key and kept until this key is erased."""
+        """Does what `agree` does, computed once for each public key and cached until this key is erased."""
         self._usable()
         shared = self._agreed.get(key)
         if shared is None:
@@ -97,28 +97,40 @@ def public_key(secret: bytes) -> bytes:
 
 
 def check_public_key(key: bytes) -> None:
-    """Raise KeyInvalid unless `key` has 32 bytes and is not a point of small order."""
+    """Checks that `key` has 32 bytes and is not a point of small order.
+
+    Raises:
+        KeyInvalid: it has another length, or is such a point.
+    """
     _exchange(_PROBE, key)
 
 
 def agree(secret: bytes, key: bytes) -> bytes:
-    """The X25519 shared secret (32 bytes). Raises KeyInvalid where it would be zero."""
+    """The X25519 shared secret (32 bytes).
+
+    Raises:
+        KeyInvalid: it would be zero.
+    """
     return _exchange(X25519PrivateKey.from_private_bytes(secret), key)
 
 
 def derive_key(secret: bytes, session: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256 over `secret`, salted with the session id, for one framed purpose; 32 bytes."""
+    """Derives a key of 32 bytes: HKDF-SHA256 over `secret`, salted with the session id, for one framed purpose."""
     return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=session, info=info).derive(secret)
 
 
 def seal(shared: bytes, session: bytes, sender: str, receiver: str, message: bytes) -> bytes:
-    """Encrypt the one message that `sender` sends to `receiver` in this session; 16 bytes longer than it."""
+    """Encrypts the only message from `sender` to `receiver` in this session; the result is 16 bytes longer."""
     key = derive_key(shared, session, frame(Purpose.SEAL_KEY, sender, receiver))
     return AESGCM(key).encrypt(_NONCE, message, frame(Purpose.SEAL_HEADER, session, sender, receiver))
 
 
 def open_sealed(shared: bytes, session: bytes, sender: str, receiver: str, sealed: bytes) -> bytes:
-    """The message under `seal` of the same arguments. Raises SealBroken."""
+    """Opens the message that `seal` encrypted with the same arguments.
+
+    Raises:
+        SealBroken: it does not open.
+    """
     key = derive_key(shared, session, frame(Purpose.SEAL_KEY, sender, receiver))
     header = frame(Purpose.SEAL_HEADER, session, sender, receiver)
     try:

@@ -1,10 +1,10 @@
-"""Rosters that name certificates by digest, and how they become whole again.
+"""Converts rosters to certificate digests and back to whole certificates.
 
-Guarantees: an advertisement means the same with its certificate as with the certificate's SHA-256, since what is
-signed, and the roster's root, hold the digest in either case; a certificate is put in the place of a digest only if it
-has that digest. So whoever supplies certificates, the coordinator included, can leave one out and no more.
+Guarantees: an advertisement means the same with its certificate and with the certificate's SHA-256, because the signed
+statement and the roster's root hold the digest in both cases. A certificate replaces a digest only if it has that
+digest. So a supplier of certificates, including the coordinator, can at most leave one out.
 
-What it leaves to others: where certificates come from, and which are worth keeping (`CertificateOf`).
+Callers decide where certificates come from and which to keep (`CertificateOf`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["by_digest", "certificate_digest", "certificates_by_digest", "roster_
 
 
 def certificate_digest(certificate: bytes) -> bytes:
-    """SHA-256, 32 bytes."""
+    """SHA-256 of a certificate, 32 bytes."""
     return hashlib.sha256(certificate).digest()
 
 
 def by_digest(advertisement: Advertisement) -> DigestAdvertisement:
-    """The same advertisement with its certificate's digest."""
+    """Replaces an advertisement's certificate with its digest."""
     return DigestAdvertisement(
         advertisement.member,
         certificate_digest(advertisement.certificate),
@@ -36,7 +36,7 @@ def by_digest(advertisement: Advertisement) -> DigestAdvertisement:
 
 
 def roster_by_digest(roster: Roster) -> DigestRoster:
-    """The same roster with digests, a quarter of the size or less."""
+    """Replaces a roster's certificates with digests. The result has at most a quarter of the size."""
     return DigestRoster(tuple(map(by_digest, roster.advertisements)))
 
 
@@ -47,7 +47,7 @@ def certificates_by_digest(certificates: Iterable[bytes]) -> dict[bytes, bytes]:
 def unknown(
     roster: DigestRoster, known: Mapping[bytes, bytes], certificate_of: CertificateOf | None
 ) -> tuple[bytes, ...]:
-    """The digests on a roster that neither source has a certificate for, each once, in the order of the roster."""
+    """The digests in a roster for which neither source has a certificate, each once, in the order of the roster."""
     digests = dict.fromkeys(entry.certificate_digest for entry in roster.advertisements)
     return tuple(digest for digest in digests if _find(digest, known, certificate_of) is None)
 
@@ -55,7 +55,7 @@ def unknown(
 def whole(
     entry: DigestAdvertisement, known: Mapping[bytes, bytes], certificate_of: CertificateOf | None
 ) -> Advertisement | None:
-    """The advertisement with its certificate; None where neither source has it."""
+    """The advertisement with its certificate; None if neither source has it."""
     certificate = _find(entry.certificate_digest, known, certificate_of)
     if certificate is None:
         return None
@@ -66,5 +66,5 @@ def _find(digest: bytes, known: Mapping[bytes, bytes], certificate_of: Certifica
     found = known.get(digest)
     if found is None and certificate_of is not None:
         found = certificate_of(digest)
-    # A source that answers with another certificate than it was asked for has answered nothing.
+    # A certificate other than the requested one counts as no answer.
     return found if found is not None and certificate_digest(found) == digest else None

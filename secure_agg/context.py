@@ -1,11 +1,11 @@
-"""The numbers and digests that an attempt is about, checked once.
+"""The numbers and digests that define an attempt, checked once.
 
-Guarantees: a `RoundContext` that exists is consistent, its threshold leaves at least `honest` honest inputs
-in every sum that can be opened, and its digest covers every field. Every key, mask, seal and signature of the
-attempt is bound to that digest, so two members that hold different contexts never contribute to the same sum.
+Guarantees: every `RoundContext` is consistent, its threshold leaves at least `honest` honest inputs in every sum that
+can be opened, and its digest covers every field. Every key, mask, seal and signature of the attempt is bound to that
+digest, so two members with different contexts never contribute to the same sum.
 
-What it leaves to others: whether the numbers are good enough. `assumed_corrupt = 0` is representable, and it
-is the member's own policy that allows it; so is a sum of two, and so is a sparse graph whose sigma is 40.
+It does not decide whether the numbers are good enough. `assumed_corrupt = 0`, a sum of two members and a sparse graph
+with sigma 40 are all representable; the member's own policy decides whether to allow them.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ __all__ = [
     "thresholds_for",
 ]
 
-# Up to here the complete graph is what `thresholds_for` chooses; above, every member would deal and mask with hundreds.
+# Largest cohort for which `thresholds_for` chooses the complete graph. Beyond it, every member would deal and mask with
+# hundreds.
 COMPLETE_GRAPH_LIMIT = 200
 _LARGEST_COUNTER = 2**63 - 1
 _MILLION = 10**6
-# gamma and delta where nobody says otherwise.
+# Default of gamma and delta.
 _SHARE = Fraction(1, 10)
 _LONGEST_NAME = 256
 
 
 class ContextInvalid(ValueError):
-    """The numbers of an attempt contradict each other. The text says which, and what would do."""
+    """The numbers of an attempt contradict each other. The text says which, and what would be valid."""
 
 
 class Graph(StrEnum):
@@ -69,12 +70,16 @@ class Graph(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SparseGraph:
-    """The numbers of a sparse graph. They are checked with the cohort and threshold they are used with.
+    """The numbers of a sparse graph. `RoundContext` checks them together with the cohort and threshold.
 
-    degree: k, the neighbours of each member. corrupt_millionths, lost_millionths: gamma and delta in millionths of
-    the cohort, whole numbers, so that every participant counts and hashes the same. sigma: in bits; the graph does
-    what it promises but for 2^-sigma. absent: how many of the floor(delta n) members that may be lost may be missing
-    from the roster already with `honest` still true.
+    Args:
+        degree: k, the number of neighbours of each member.
+        corrupt_millionths: gamma in millionths of the cohort, a whole number, so that all participants count and hash
+            the same.
+        lost_millionths: delta in millionths of the cohort.
+        sigma: bits; the graph's guarantees hold except with probability 2^-sigma.
+        absent: how many of the floor(delta n) members that may drop out may already be missing from the roster with
+            `honest` still true.
     """
 
     degree: int
@@ -90,18 +95,25 @@ class SparseGraph:
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """One attempt, as every participant must see it. Raises `ContextInvalid` when built from contradicting
-    numbers.
+    """One attempt, as every participant must see it.
 
-    federation: 32 bytes, the fingerprint of the federation's root.
-    job, round, attempt: what is being trained, which step, which try.
-    application: 32 bytes, digest of everything else an update depends on (job document, recipe, layout,
-    bundle, ...).
-    model: 32 bytes, digest of the starting version.
-    cohort: n, the size of U0. The roster U1 may be smaller, never below `min_roster`.
-    threshold: t. assumed_corrupt: n_C. values: d, the length of the whole vector. bits: b, the ring is
-    Z_{2^b}. graph: complete, or the numbers of a sparse one, where the threshold counts among a member's k neighbours,
-    or of a split into groups, where it counts within each; n and n_C are of the whole cohort everywhere.
+    Args:
+        federation: fingerprint of the federation's first root, 32 bytes.
+        job: name of the job.
+        round: number of the round.
+        attempt: number of the attempt.
+        application: digest of everything else that an update depends on (job document, recipe, layout, bundle, ...),
+            32 bytes.
+        model: digest of the starting version, 32 bytes.
+        cohort: n, the size of U0. The roster U1 may be smaller, but not below `min_roster`.
+        threshold: t. On a sparse graph it counts among a member's k neighbours, with groups within each group.
+        assumed_corrupt: n_C. Like n, it always refers to the whole cohort.
+        values: d, the length of the whole vector.
+        bits: b, the width of the ring Z_{2^b}.
+        graph: the complete graph, or the numbers of a sparse one or of a split into groups.
+
+    Raises:
+        ContextInvalid: the numbers contradict each other.
     """
 
     federation: bytes
@@ -143,7 +155,7 @@ class RoundContext:
     def _check_thresholds(self) -> None:
         n, t, corrupt = self.cohort, self.threshold, self.assumed_corrupt
         if n < 2:
-            raise ContextInvalid(f"a cohort of {n} would be shown its only member's input; form one of at least 2")
+            raise ContextInvalid(f"a cohort of {n} would reveal its only member's input; form one of at least 2")
         if isinstance(self.graph, SparseGraph):
             _check_sparse(n, t, corrupt, self.graph)
             return
@@ -160,7 +172,7 @@ class RoundContext:
             )
         if t > n:
             raise ContextInvalid(f"threshold {t} is above the cohort of {n}; no sum could ever be opened")
-        # Two disjoint answers to different survivors would need t answers each, n_C of them counted in both.
+        # Answers to two different lists of survivors need t each, and only the n_C corrupt members answer both.
         if 2 * t <= n + corrupt:
             raise ContextInvalid(
                 f"threshold {t} is too low for a cohort of {n} with {corrupt} assumed corrupt: "
@@ -174,24 +186,24 @@ class RoundContext:
 
     @property
     def sparse(self) -> SparseGraph | None:
-        """The numbers of the sparse graph; None on another one."""
+        """The numbers of the sparse graph; None for another graph."""
         return self.graph if isinstance(self.graph, SparseGraph) else None
 
     @property
     def grouped(self) -> GroupedGraph | None:
-        """The numbers of the split into groups; None where there is one sum."""
+        """The numbers of the split into groups; None if there is one sum."""
         return self.graph if isinstance(self.graph, GroupedGraph) else None
 
     @property
     def largest_sum(self) -> int:
-        """The most inputs that one sum of this attempt can hold: n, of groups the largest one's members."""
+        """Maximum number of inputs in one sum of this attempt: n or, with groups, the size of the largest one."""
         graph = self.grouped
         return self.cohort if graph is None else largest_group(self.cohort, graph.groups)
 
     @property
     def corrupt_in_sum(self) -> int:
-        """The most corrupt members among those that one sum is taken over: n_C, of groups the bound c on any of them,
-        which holds but for 2^-sigma. (On a sparse graph the sum is one, over everybody.)
+        """Maximum number of corrupt members in one sum: n_C or, with groups, the bound c for any group, which holds
+        except with probability 2^-sigma. (On a sparse graph there is one sum, over all members.)
         """
         graph = self.grouped
         return self.assumed_corrupt if graph is None else max_corrupt(self.cohort, self.assumed_corrupt, graph)
@@ -200,16 +212,17 @@ class RoundContext:
     def honest(self) -> int:
         """h: every sum that can be opened holds at least this many honest members' inputs.
 
-        t - n_C on the complete graph; on a sparse one t less the most corrupt neighbours that anybody has, and in
-        groups t less the most corrupt members of any, both of which hold but for a probability of 2^-sigma.
+        On the complete graph it is t - n_C. On a sparse graph it is t minus the maximum number of corrupt neighbours of
+        any member, with groups t minus the maximum number of corrupt members of any group. Those two maxima hold except
+        with probability 2^-sigma.
         """
         graph = self.sparse
         return self.threshold - (self.corrupt_in_sum if graph is None else self._worth(graph).corrupt_neighbours)
 
     @property
     def min_roster(self) -> int:
-        """The fewest members that U1 may have. On a sparse graph and in groups fewer would weaken `honest`: the corrupt
-        ones make a larger share of them.
+        """Minimum size of U1. On a sparse graph and with groups, a smaller one would weaken `honest`, because the
+        corrupt members would make up a larger share.
         """
         if self.grouped is not None:
             return self.cohort - self.grouped.absent
@@ -223,13 +236,13 @@ class RoundContext:
 
     @property
     def min_survivors(self) -> int:
-        """The fewest members that U2 and U3 may have: t (of each group), on a sparse graph n - floor(delta n)."""
+        """Minimum size of U2 and U3: t (in each group); on a sparse graph n - floor(delta n)."""
         graph = self.sparse
         return self.threshold if graph is None else self.cohort - self._lost(graph)
 
     @property
     def min_confirmations(self) -> int:
-        """How many members of U3 must have signed it: t (of each group), on a sparse graph more than (n + n_C) / 2."""
+        """How many members of U3 must sign it: t (in each group); on a sparse graph more than (n + n_C) / 2."""
         return self.threshold if self.sparse is None else (self.cohort + self.assumed_corrupt) // 2 + 1
 
     def _lost(self, graph: SparseGraph) -> int:
@@ -239,15 +252,21 @@ class RoundContext:
         return _worth(self.cohort, self.assumed_corrupt, self._lost(graph), graph)
 
     def digest(self) -> bytes:
-        """32 bytes over every field, framed."""
+        """A digest of every field, framed: 32 bytes."""
         return _digest(self)
 
 
 def default_thresholds(cohort: int, assumed_corrupt: int | None = None) -> tuple[int, int]:
-    """(threshold, assumed_corrupt) for a cohort of this size on the complete graph.
+    """Returns (threshold, assumed_corrupt) for a cohort on the complete graph.
 
-    Without a second argument n_C is 1 for 3 to 5 members and floor(n/5) above; t is floor((n + n_C) / 2) + 1,
-    the least that satisfies 2t > n + n_C. Raises ContextInvalid where no threshold would do.
+    t is floor((n + n_C) / 2) + 1, the smallest that satisfies 2t > n + n_C.
+
+    Args:
+        cohort: n.
+        assumed_corrupt: n_C. By default 1 for 3 to 5 members and floor(n/5) above.
+
+    Raises:
+        ContextInvalid: no threshold is sufficient.
     """
     if not 2 <= cohort <= MAX_COMPLETE_GRAPH:
         raise ContextInvalid(f"the complete graph serves cohorts of 2 to {MAX_COMPLETE_GRAPH}, got {cohort}")
@@ -272,10 +291,17 @@ def sparse_thresholds(
     sigma: int = SIGMA,
     absent: int = 0,
 ) -> tuple[SparseGraph, int, int]:
-    """(graph, threshold, assumed_corrupt) for a cohort of this size on the least sparse graph that will do.
+    """Returns (graph, threshold, assumed_corrupt) for a cohort, with a sparse graph of the smallest sufficient degree.
 
-    corrupt, lost: gamma and delta, shares of the cohort of at most six decimals. absent: how many of those lost may be
-    missing from the roster already. Raises ContextInvalid where no sparse graph would do.
+    Args:
+        cohort: n.
+        corrupt: gamma, a share of the cohort with at most six decimals.
+        lost: delta; as gamma.
+        sigma: bits of the guarantee.
+        absent: how many of the members that may drop out may already be missing from the roster.
+
+    Raises:
+        ContextInvalid: no sparse graph is sufficient.
     """
     try:
         found = find(cohort, corrupt, lost, sigma, absent=absent)
@@ -295,17 +321,23 @@ def thresholds_for(
     sigma: int = SIGMA,
     absent: int | None = None,
 ) -> tuple[Graph | SparseGraph, int, int]:
-    """(graph, threshold, assumed_corrupt) for a cohort of this size: what both sides of an attempt work out.
+    """Returns (graph, threshold, assumed_corrupt) for a cohort, as both sides of an attempt compute it.
 
-    Up to `COMPLETE_GRAPH_LIMIT` members the complete graph, as `default_thresholds(cohort, assumed_corrupt)`; the other
-    arguments are not looked at. Above, the least sparse graph, as `sparse_thresholds`.
+    Up to `COMPLETE_GRAPH_LIMIT` members it is the complete graph with `default_thresholds(cohort, assumed_corrupt)`,
+    and the other arguments are ignored. Beyond that it is the result of `sparse_thresholds`. The same arguments give
+    the same result on every machine, and a process searches for them once.
 
-    assumed_corrupt: n_C, a count; on a sparse graph it takes the place of `corrupt`. corrupt, lost: gamma and delta,
-    shares of the cohort of at most six decimals. absent: how many of the floor(delta n) that may be lost may be missing
-    from the roster already; half of them unless given, which costs a few neighbours and leaves the other half for the
-    phases that follow. Raises ContextInvalid where no threshold would do.
+    Args:
+        cohort: n.
+        assumed_corrupt: n_C, a count; on a sparse graph it replaces `corrupt`.
+        corrupt: gamma, a share of the cohort with at most six decimals.
+        lost: delta; as gamma.
+        sigma: bits of the guarantee.
+        absent: how many of the floor(delta n) members that may drop out may already be missing from the roster. By
+            default half of them, which costs a few neighbours and leaves the other half for later phases.
 
-    The same arguments give the same answer on every machine, and in one process they are searched for once.
+    Raises:
+        ContextInvalid: no threshold is sufficient.
     """
     if cohort <= COMPLETE_GRAPH_LIMIT:
         return (Graph.COMPLETE, *default_thresholds(cohort, assumed_corrupt))
@@ -331,11 +363,20 @@ def grouped_thresholds(
     sigma: int = SIGMA,
     absent: int | None = None,
 ) -> tuple[GroupedGraph, int, int]:
-    """(graph, threshold, assumed_corrupt) for a cohort of this size, split into so many groups: `groups.find_split`,
-    which says what is chosen for what is not given. n_C of the whole cohort is as in `default_thresholds` unless given.
-    Raises ContextInvalid where no threshold would do.
+    """Returns (graph, threshold, assumed_corrupt) for a cohort that is split into groups.
 
-    The same arguments give the same answer on every machine.
+    The same arguments give the same result on every machine.
+
+    Args:
+        cohort: n.
+        groups: number of groups.
+        assumed_corrupt: n_C of the whole cohort; by default as in `default_thresholds`.
+        least: groups that must be opened; see `groups.find_split` for the default.
+        sigma: bits of the guarantee.
+        absent: members that may be missing from the roster; see `groups.find_split` for the default.
+
+    Raises:
+        ContextInvalid: no threshold is sufficient.
     """
     corrupt = max(1, cohort // 5) if assumed_corrupt is None else assumed_corrupt
     try:
@@ -346,7 +387,7 @@ def grouped_thresholds(
 
 
 def _share_of(count: int, cohort: int) -> Fraction:
-    """The least share in whole millionths of which a cohort (of at most a million) has `count` members."""
+    """The smallest share, in whole millionths, that makes `count` members of a cohort of at most a million."""
     if not 0 <= count < cohort:
         raise ContextInvalid(f"assumed_corrupt counts members: 0 to {cohort - 1} in a cohort of {cohort}, got {count}")
     return Fraction(-(-count * _MILLION // cohort), _MILLION)
@@ -358,9 +399,7 @@ def _check_sparse(n: int, t: int, corrupt: int, graph: SparseGraph) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST_COUNTER:
             raise ContextInvalid(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
     if graph.sigma < MIN_SIGMA:
-        raise ContextInvalid(
-            f"sigma {graph.sigma} is below {MIN_SIGMA} bits, the least that a sparse graph is used with"
-        )
+        raise ContextInvalid(f"sigma {graph.sigma} is below {MIN_SIGMA} bits, the minimum for a sparse graph")
     assumed = of_millionths(n, graph.corrupt_millionths)
     if corrupt != assumed:
         raise ContextInvalid(
@@ -400,7 +439,7 @@ def _worth(n: int, corrupt: int, lost: int, graph: SparseGraph) -> SparseParamet
     )
 
 
-# Every statement of every entry of a roster holds it: a thousand times for one context.
+# Cached, because every statement of every roster entry holds it: a thousand times for one context.
 @lru_cache(maxsize=64)
 def _digest(context: RoundContext) -> bytes:
     graph: Field

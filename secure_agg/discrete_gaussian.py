@@ -2,16 +2,16 @@
 
     P[X = k] = exp(-k^2 / (2 s^2)) / sum over all whole j of exp(-j^2 / (2 s^2))
 
-Guarantees: one draw differs from that law by less than 2^-100 in total variation, the cut tail included; no draw
-is larger in magnitude than `largest`; draws are exactly symmetric. The table is made of whole numbers only, so it
-is the same on every machine. It assumes uniform stream bytes (AES-256-CTR under a fresh key of the source handed in).
+Guarantees: one draw differs from that law by less than 2^-100 in total variation, including the truncated tail. No draw
+exceeds `largest` in magnitude. Draws are exactly symmetric. The table is computed in whole numbers only, so it is the
+same on every machine. Assumption: uniform stream bytes (AES-256-CTR under a fresh key from the source passed in).
 
-Why a table and not the paper's rejection sampler (Algorithm 3): members draw tens of millions of values a round, and
-a table needs one look-up for each, in the same number of steps whatever comes out. The total variation adds up: d
-values drawn by h members are within h d 2^-100 of the ideal, below 2^-67 for a hundred members and sixty million
-values. To a delta at epsilon that adds (1 + e^epsilon) times as much (docs/accounting.md).
+Why a table and not the paper's rejection sampler (Algorithm 3): members draw tens of millions of values a round, and a
+table needs one look-up for each, in a number of steps that does not depend on the result. The total variation adds up:
+d values drawn by h members are within h d 2^-100 of the ideal, below 2^-67 for a hundred members and sixty million
+values. That adds (1 + e^epsilon) times as much to a delta at epsilon (docs/accounting.md).
 
-What it leaves to others: hiding which table entries were touched from another process on the same machine.
+It does not hide which table entries were used from another process on the same machine.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["MAX_STD", "MIN_STD", "DiscreteGaussian"]
 
 MIN_STD = 1 / 16
 MAX_STD = 65536.0
-"""A table has some 12 s entries; this one would have 770,000."""
+"""A table has about 12 s entries; this one has 770,000."""
 
-# Fixed-point places of the weights: errors of the recurrence below stay under k^2 2^-256 < 2^-216.
+# Fixed-point bits of the weights: errors of the recurrence below stay under k^2 2^-256 < 2^-216.
 _PLACES = 256
-# Half of the total variation allowed goes to the tail; rounding the weights takes less than 2^-107.
+# Half of the allowed total variation goes to the tail; rounding the weights takes less than 2^-107.
 _TAIL_BITS = 101
-# A magnitude is decided by 127 bits: the first word but its top bit, which is the sign, and a second word for ties.
+# 127 bits decide a magnitude: the first word except its top bit, which is the sign, and a second word for ties.
 _MASS_BITS = 127
 _LOW_63 = np.uint64(2**63 - 1)
 _WORD_MASK = 2**64 - 1
@@ -46,11 +46,14 @@ _BLOCK_VALUES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DiscreteGaussian:
-    """The discrete Gaussian on the whole numbers with parameter s = `deviation`, a number from 1/16 to 65,536.
+    """The discrete Gaussian on the whole numbers with parameter s = `std`, a number from 1/16 to 65,536.
 
-    Its standard deviation is below s, by less than one part in 10^15 from s = 1.5 up; s is what the theorems are
-    about. Raises ValueError. The first use of an s builds its table: 0.1 s of one core for s = 4096, 0.3 s
-    for 16384; tables are kept for the process.
+    The theorems are about s. The actual standard deviation is below s, by less than one part in 10^15 from s = 1.5 up.
+    The first use of an s builds its table, which takes 0.1 seconds of one core for s = 4096 and 0.3 for 16384. Tables
+    are cached in the process.
+
+    Raises:
+        ValueError: s is out of range.
     """
 
     std: float
@@ -59,26 +62,26 @@ class DiscreteGaussian:
         s = self.std
         if not isinstance(s, (int, float)) or isinstance(s, bool) or not MIN_STD <= s <= MAX_STD:
             raise ValueError(
-                f"the deviation of a discrete Gaussian is a number from 1/16 to {MAX_STD:g} steps of the "
+                f"the parameter s of a discrete Gaussian is a number from 1/16 to {MAX_STD:g} steps of the "
                 f"grid, got {s!r}; choose a finer or coarser grid"
             )
         object.__setattr__(self, "std", float(s))
 
     @property
     def largest(self) -> int:
-        """The largest magnitude that can ever be drawn, about 12 s."""
+        """The largest magnitude that can be drawn, about 12 s."""
         return _table(self.std).largest
 
     def sample(self, count: int, random: RandomSource) -> NDArray[np.int32]:
-        """`count` independent draws. Takes 32 bytes from `random`."""
+        """Returns `count` independent draws. Takes 32 bytes from `random`."""
         drawn: NDArray[np.int32] = np.zeros(count, dtype="<i4")
         self.add_into(drawn, random)
         return drawn
 
     def add_into(self, vector: NDArray[np.int32], random: RandomSource) -> None:
-        """Add one draw to every value of `vector`, in place, block by block. Takes 32 bytes from `random`.
+        """Adds one draw to every value of `vector`, in place, block by block. Takes 32 bytes from `random`.
 
-        The caller sees to it that no value can leave 32 bits: `largest` is what may be added.
+        The caller must ensure that no value leaves 32 bits; a draw has a magnitude of at most `largest`.
         """
         table = _table(self.std)
         scratch = StreamScratch(8 * min(_BLOCK_VALUES, max(1, vector.size)))
@@ -92,9 +95,15 @@ class DiscreteGaussian:
 class AliasTable:
     """Walker's alias table (1977) of magnitudes, over 2^columns columns of equal mass, in exact integers.
 
-    Column i gives its own magnitude i if 127 - columns further bits, as a number, are below a threshold T, and
-    otherwise its alias. packed[i]: the top 63 - columns bits of T, above `columns` bits of i xor alias: the mass of
-    a column and where it leads cost one look-up. rest[i]: the low 64 bits of T.
+    Column i yields its own magnitude i if 127 - columns further bits, read as a number, are below a threshold T, and
+    otherwise its alias.
+
+    Args:
+        columns: log2 of the number of columns.
+        packed: for each column, the top 63 - columns bits of T above `columns` bits of i xor alias, so that one look-up
+            yields both.
+        rest: for each column, the low 64 bits of T.
+        largest: the largest magnitude.
     """
 
     columns: int
@@ -103,24 +112,24 @@ class AliasTable:
     largest: int
 
     def draw(self, count: int, stream: KeyStream, scratch: StreamScratch) -> NDArray[np.int64]:
-        """`count` signed draws, fresh. `scratch` holds at least 8 * count bytes."""
+        """Returns `count` signed draws. `scratch` must hold at least 8 * count bytes."""
         words = stream.read(8 * count, scratch).view("<u8")
         low = np.uint64((1 << self.columns) - 1)
         column = words & low
-        # Numpy shifts a signed number by its sign: all ones for a negative draw, else zero.
+        # An arithmetic shift: all ones for a negative draw, else zero.
         sign = words.view("<i8") >> np.int64(63)
         words = words & _LOW_63
-        # Every index is below the table's length; "clip" merely spares numpy a checked copy.
+        # Every index is below the table's length; "clip" only spares numpy a checked copy.
         found = np.take(self.packed, column.view("<i8"), mode="clip")
-        # Below the threshold the difference is negative: all ones there, and inverted they leave the alias out. That
-        # holds for a full column too, whose threshold is 2^63.
+        # Below the threshold the difference is negative, so its sign is all ones, which inverted mask the alias out.
+        # This also holds for a full column, whose threshold is 2^63.
         beyond = ~((words - found).view("<i8") >> np.int64(63))
         magnitude: NDArray[np.int64] = column.view("<i8") ^ ((found & low).view("<i8") & beyond)
         words ^= found
         tied = words <= low
         if tied.any():
             self._settle(np.flatnonzero(tied), column, magnitude, stream, scratch)
-        # Two's complement: inverting and adding one negates.
+        # Two's complement: inverting and adding one negates the value.
         magnitude ^= sign
         magnitude -= sign
         return magnitude
@@ -133,7 +142,7 @@ class AliasTable:
         stream: KeyStream,
         scratch: StreamScratch,
     ) -> None:
-        """Where the first word equals the threshold's top, a second word decides. Once in some 2^47 draws."""
+        """Decides by a second word where the first equals the threshold's top, once in about 2^47 draws."""
         chosen = column[places].view("<i8")
         second = stream.read(8 * places.size, scratch).view("<u8")
         flip = (self.packed[chosen] & np.uint64((1 << self.columns) - 1)).view("<i8")
@@ -141,9 +150,9 @@ class AliasTable:
 
 
 def magnitude_masses(std: float) -> list[int]:
-    """Probabilities of the magnitudes 0, 1, ... in units of 2^-127, adding up to 2^127 exactly.
+    """Probabilities of the magnitudes 0, 1, ... in units of 2^-127. They add up to exactly 2^127.
 
-    The list ends where all larger magnitudes together have less than 2^-101 under the ideal law.
+    The list ends where all larger magnitudes together have a probability below 2^-101 under the ideal law.
     """
     weights = _weights(Fraction(std))
     total = sum(weights)
@@ -153,9 +162,9 @@ def magnitude_masses(std: float) -> list[int]:
 
 
 def _weights(s: Fraction) -> list[int]:
-    """exp(-k^2 / (2 s^2)) in units of 2^-256, doubled for k > 0, as a magnitude stands for two values."""
+    """exp(-k^2 / (2 s^2)) in units of 2^-256, doubled for k > 0 because a magnitude stands for two values."""
     one = 1 << _PLACES
-    # With q = exp(-1 / (2 s^2)) the weight of k is q^(k^2), and one is q^(2k + 1) times the one before.
+    # With q = exp(-1 / (2 s^2)) the weight of k is q^(k^2), and the next one is q^(2k + 1) times that.
     q = _exp_of_minus(1 / (2 * s * s))
     square = q * q >> _PLACES
     weights = [one]
@@ -164,7 +173,8 @@ def _weights(s: Fraction) -> list[int]:
     while True:
         weight = weight * ratio >> _PLACES
         ratio = ratio * square >> _PLACES
-        # All further ratios are smaller: a geometric series bounds the rest. `total` bounds the normaliser from below.
+        # All further ratios are smaller, so a geometric series bounds the rest. `total` bounds the normaliser from
+        # below.
         if (2 * weight << (_TAIL_BITS + _PLACES)) < total * (one - ratio):
             return weights
         weights.append(2 * weight)
@@ -172,7 +182,7 @@ def _weights(s: Fraction) -> list[int]:
 
 
 def _exp_of_minus(x: Fraction) -> int:
-    """exp(-x) for x > 0 in units of 2^-256, within two units: the series where it is quick, then squared up."""
+    """exp(-x) for x > 0 in units of 2^-256, within two units: the series for a small argument, then squarings."""
     guarded = _PLACES + 64
     halvings = max(0, math.ceil(x).bit_length())
     small = x / 2**halvings
@@ -188,7 +198,7 @@ def _exp_of_minus(x: Fraction) -> int:
 
 
 def alias_table(masses: list[int]) -> AliasTable:
-    """The alias table of magnitudes with these masses, which add up to 2^127 (Vose 1991, in whole numbers)."""
+    """Builds the alias table of magnitudes with these masses, which add up to 2^127 (Vose 1991, in whole numbers)."""
     columns = max(1, (len(masses) - 1).bit_length())
     size = 1 << columns
     share = 1 << (_MASS_BITS - columns)
@@ -207,7 +217,7 @@ def alias_table(masses: list[int]) -> AliasTable:
             small.append(donor)
     packed = np.array([(t >> 64 << columns) | flip for t, flip in zip(keep, flips, strict=True)], dtype=np.uint64)
     rest = np.array([threshold & _WORD_MASK for threshold in keep], dtype=np.uint64)
-    # Shared by everybody who draws with this deviation.
+    # All draws with this standard deviation share them.
     packed.setflags(write=False)
     rest.setflags(write=False)
     return AliasTable(columns, packed, rest, len(masses) - 1)

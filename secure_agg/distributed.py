@@ -1,22 +1,22 @@
 """Noise inside the ring: the distributed discrete Gaussian mechanism of Kairouz, Liu and Steinke 2021.
 
-Every member clips its vector to an L2 norm of C, rounds it onto a grid of step gamma, adds a discrete Gaussian share
-of deviation sigma / sqrt(h) in the ring, and masks. Where h honest shares are in a sum, their noise together has the
-deviation sigma = z C, although no member's own share has.
+Every member clips its vector to an L2 norm of C, rounds it onto a grid of step gamma, adds a discrete Gaussian share of
+standard deviation sigma / sqrt(h) in the ring, and masks the result. If a sum holds h honest shares, their noise
+together has the standard deviation sigma = z C, although no member's own share has.
 
-Guarantees: what is encoded has an L2 norm of at most B steps, checked in whole numbers, before noise is added; no sum
-of `members` encodings wraps, whatever was drawn (both the rounding and the sampler are bounded, so this is no matter
-of probability); a vector that is not finite or longer than C is an error, never clipped in silence; if encoding
-fails, nothing of the vector is left in the buffer that was handed in.
+Guarantees: a rounded vector has an L2 norm of at most B steps, checked in whole numbers before noise is added. No sum
+of `members` encodings wraps, whatever was drawn: both the rounding and the sampler are bounded, so no probability is
+involved. A vector that is not finite or longer than C is an error and never clipped silently. If encoding fails,
+nothing of the vector remains in the caller's buffer.
 
-The theorem (`ddg_renyi`) holds if at least h of the members in the sum add their share and tell nobody; if the stream
-behind the noise is uniform; and up to the sampler's distance from its law (`discrete_gaussian`). It bounds what
-the sum says. What the masked vector alone says is secure aggregation's; what a member's vector says to somebody who
-sees through the masks is the bound for h = 1.
+The theorem (`ddg_renyi`) assumes that at least h of the members in the sum add their share and tell nobody, and that
+the stream behind the noise is uniform. It holds up to the sampler's distance from its law (`discrete_gaussian`). It
+bounds what the sum reveals. What the masked vector alone reveals is up to secure aggregation; what a member's vector
+reveals to somebody who can remove the masks is bounded by the theorem for h = 1.
 
-Order: clip (caller), encode, mask, sum, unmask, decode. What it leaves to others: that h is no more than an attempt
-guarantees, that one encoding never goes under two masks, the accounting, and time: a second rounding takes time
-that depends on the vector.
+Order: clip (caller), encode, mask, sum, unmask, decode. This module does not ensure that h is at most what an attempt
+guarantees, that one encoding is never masked twice, or that the accounting is right. It does not hide timing: whether a
+second rounding is needed depends on the vector.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _FINE_STEPS = 16384.0
 _FINE_ABOVE_VALUES = 10_000_000
 _FINE_UP_TO_MEMBERS = 10
 
-# beta = e^-1/2: a rounding is within B with a probability of at least 1 - beta = 0.39.
+# beta = e^-1/2: a rounding is within B with probability at least 1 - beta = 0.39.
 _LOG_INVERSE_BETA = 0.5
-# All tries fail with a probability of at most e^(-140 / 2) < 2^-100.
+# All tries fail with probability at most e^(-140 / 2) < 2^-100.
 _TRIES = 140
 
-# Norms in float64 of a clipped vector are off by less than this, relatively, for up to 2^28 values. It costs no
-# privacy: the norm that counts is the one of whole numbers.
+# Relative error bound of a clipped vector's norm in float64, for up to 2^28 values. It costs no privacy, because the
+# norm that counts is computed in whole numbers.
 _CLIP_SLACK = 2.0**-24
 
-# Its square is far from the smallest float.
+# Small, but its square is far above the smallest float.
 _SMALLEST_RADIUS = 2.0**-256
 
 _BLOCK_VALUES = 16 * 1024
@@ -68,16 +68,23 @@ _UNIT = 2.0**-53
 
 
 class RoundingFailed(RuntimeError):
-    """No rounding out of many was short enough. The theorem gives that less than 2^-100: the source is broken."""
+    """No rounding out of many was short enough. That has probability below 2^-100, so the random source is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers of one job's noise, and what follows from them. Raises LayoutInvalid.
+    """The numbers of one job's noise, and what follows from them.
 
-    clip: C, the L2 norm that a member's vector is clipped to. noise_multiplier: z; the noise of h shares has the
-    deviation z C. honest: h, shares counted on. values: d. members: n, most members of a sum; the same for
-    everybody, since it decides how fine the grid is.
+    Args:
+        clip: C, the L2 norm to which a member's vector is clipped.
+        noise_multiplier: z; the noise of h shares has the standard deviation z C.
+        honest: h, the number of shares on which the accounting relies.
+        values: d.
+        members: n, the maximum number of members in a sum. It must be the same for all members, because it determines
+            how fine the grid is.
+
+    Raises:
+        LayoutInvalid: the numbers are out of range or have no grid.
     """
 
     clip: float
@@ -99,9 +106,7 @@ class Grid:
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise LayoutInvalid(f"{name} is a whole number from 1 up, got {number!r}")
         if self.honest > self.members:
-            raise LayoutInvalid(
-                f"noise cannot count on {self.honest} honest shares in a sum of {self.members}; lower h"
-            )
+            raise LayoutInvalid(f"noise cannot rely on {self.honest} honest shares in a sum of {self.members}; lower h")
         if not (self.radius >= _SMALLEST_RADIUS and 0 < self.scale < math.inf and 0 < self.gamma < math.inf):
             raise LayoutInvalid(
                 f"a clip of {self.clip:g} with noise multiplier {self.noise_multiplier:g} has no grid in float64; "
@@ -115,14 +120,16 @@ class Grid:
 
     @property
     def std(self) -> float:
-        """s, of one member's share, in steps: so large that the sum of shares is Gaussian for accounting."""
+        """s, the parameter of one member's share in steps: large enough that accounting can treat the sum of shares as
+        Gaussian.
+        """
         if self.values > _FINE_ABOVE_VALUES and self.members <= _FINE_UP_TO_MEMBERS:
             return _FINE_STEPS
         return _STEPS
 
     @property
     def radius(self) -> float:
-        """c = C / gamma, the clipping norm in steps."""
+        """c = C / gamma, the clip in steps."""
         return math.sqrt(self.honest) * self.std / self.noise_multiplier
 
     @property
@@ -137,41 +144,42 @@ class Grid:
 
     @property
     def bound(self) -> float:
-        """B, in steps: the norm that no rounded vector exceeds (Kairouz, Liu, Steinke 2021, Theorem 1)."""
+        """B, the maximum norm of a rounded vector in steps (Kairouz, Liu, Steinke 2021, Theorem 1)."""
         c, d = self.radius, float(self.values)
         likely = math.sqrt(c * c + d / 4 + math.sqrt(2 * _LOG_INVERSE_BETA) * (c + math.sqrt(d) / 2))
         return min(c + math.sqrt(d), likely)
 
     @property
     def largest_square(self) -> int:
-        """The largest whole number that is at most B^2, exactly."""
+        """floor(B^2), exactly."""
         return math.floor(Fraction(self.bound) ** 2)
 
     @property
     def largest(self) -> int:
-        """No coordinate of an encoding is larger in magnitude, in steps: rounded within B, then one draw."""
+        """Maximum magnitude of a coordinate of an encoding, in steps: rounded within B, plus one draw."""
         return math.isqrt(self.largest_square) + DiscreteGaussian(self.std).largest
 
     def distance(self, *, replaced: bool) -> float:
-        """D, in steps: how far one unit can move a member's rounded vector.
+        """D, how far one unit can move a member's rounded vector, in steps.
 
-        replaced = False: the unit is the member, there or not (its vector against zeros): B. replaced = True: one
-        vector in place of another, be it for another member or for one example more or less: 2 B.
+        Args:
+            replaced: False if the unit is the member, present or absent (its vector against zeros): B. True if one
+                vector replaces another, for another member or for one example more or less: 2 B.
         """
         return 2 * self.bound if replaced else self.bound
 
     def bits_needed(self, members: int) -> int:
-        """The narrowest ring in which no sum of so many encodings can wrap, in exact arithmetic."""
+        """Width in bits of the narrowest ring in which no sum of `members` encodings can wrap, in exact arithmetic."""
         if members < 1:
             raise LayoutInvalid(f"a sum has at least one member, got {members}")
         return (members * self.largest).bit_length() + 1
 
     def segment(self, name: str) -> Segment:
-        """The encoding as a segment of a `Layout`, so that its `check_no_wrap` and `decode` hold for noisy values.
+        """Describes the encoding as a segment of a `Layout`: its `check_no_wrap` and `decode` hold for noisy values.
 
-        Not for `Layout.encode`, which adds no noise.
+        It is not for `Layout.encode`, which adds no noise.
         """
-        # A segment counts one step of rounding on top of its bound, and here it is in `largest`.
+        # A segment adds one step of rounding to its bound, but `largest` already includes it.
         steps = self.largest - 1
         bound = float(Fraction(steps) / Fraction(self.scale))
         while Fraction(bound) * Fraction(self.scale) < steps:
@@ -180,22 +188,34 @@ class Grid:
 
 
 def inflation(grid: Grid) -> float:
-    """B / c: the factor by which rounding raises the sensitivity, and so the price of the clipping norm."""
+    """B / c, the factor by which rounding raises the sensitivity."""
     return grid.bound / grid.radius
 
 
 def round_conditionally(
     values: NDArray[Any], grid: Grid, random: RandomSource, out: NDArray[np.int32] | None = None
 ) -> NDArray[np.int32]:
-    """`values` in steps of the grid, int32 of shape (d,): conditional randomised rounding, within a norm of B.
+    """Rounds `values` to steps of the grid, within a norm of B: conditional randomised rounding.
 
-    Each coordinate goes up with the probability of its fraction, and everything again until the vector's L2 norm, in
-    whole numbers, is at most B. One rounding is unbiased; the condition moves the mean by a hair (Kairouz, Liu,
-    Steinke 2021, conditional rounding). One round is 8 random bytes a value from a stream under 32 bytes of `random`.
+    Each coordinate is rounded up with the probability of its fraction, and all of them again until the vector's L2
+    norm, in whole numbers, is at most B. One rounding is unbiased; the condition shifts the mean very slightly. One
+    rounding takes 8 random bytes a value, from a stream under 32 bytes of `random`.
 
-    values: d real numbers, clipped already. out: int32 of shape (d,), fresh unless given; after an error it holds
-    nothing of `values`.
-    Raises EncodingInvalid for another shape, a value that is not finite, or a norm above C; RoundingFailed.
+    Args:
+        values: d real numbers, already clipped.
+        grid: the grid.
+        random: source of randomness.
+        out: int32 of shape (d,); a new array by default. After an error it holds nothing of `values`.
+
+    Returns:
+        The steps, int32 of shape (d,).
+
+    Raises:
+        EncodingInvalid: another shape, a value that is not finite, or a norm above C.
+        RoundingFailed: the random source is broken.
+
+    Source:
+        Kairouz, Liu, Steinke 2021, conditional rounding.
     """
     if not isinstance(values, np.ndarray) or values.shape != (grid.values,) or values.dtype.kind not in "fiu":
         raise EncodingInvalid(f"the grid takes a vector of {grid.values} real numbers, got {_describe(values)}")
@@ -210,7 +230,7 @@ def round_conditionally(
                 return rounded
         raise RoundingFailed(
             f"{_TRIES} roundings in a row were longer than {grid.bound:g} steps, which has a probability below 2^-100; "
-            "do not send anything, and look at the random source"
+            "send nothing, and check the random source"
         )
     except BaseException:
         rounded[:] = 0
@@ -226,12 +246,26 @@ def encode_distributed(
     *,
     members: int | None = None,
 ) -> NDArray[np.uint32]:
-    """The member's vector with its share of the noise, in Z_{2^bits}: little-endian uint32 of shape (d,).
+    """Encodes a member's vector with its share of the noise in Z_{2^bits}.
 
-    Every call draws fresh noise, and is one more release to account for. `out` may be part of a longer vector; fresh
-    unless given; after an error it holds nothing of `values`. Takes 64 bytes from `random`; needs no memory but `out`
-    and some blocks. members: the most of this sum, where it is smaller than the grid's. Raises EncodingInvalid as
-    `round_conditionally`, and for a ring in which so many encodings could wrap; RoundingFailed.
+    Every call draws fresh noise and is another release to account for. It takes 64 bytes from `random` and needs no
+    memory besides `out` and some blocks.
+
+    Args:
+        values: d real numbers, already clipped.
+        grid: the grid.
+        bits: width of the ring.
+        random: source of randomness.
+        out: uint32 of shape (d,), possibly part of a longer vector; a new array by default. After an error it holds
+            nothing of `values`.
+        members: maximum number of members in this sum, if smaller than the grid's.
+
+    Returns:
+        The encoding, little-endian uint32 of shape (d,).
+
+    Raises:
+        EncodingInvalid: as in `round_conditionally`, or the sum of this many encodings could wrap in the ring.
+        RoundingFailed: the random source is broken.
     """
     most = grid.members if members is None else members
     needed = grid.bits_needed(most)
@@ -242,13 +276,13 @@ def encode_distributed(
     encoded: NDArray[np.uint32] = np.empty(grid.values, dtype=RING_DTYPE) if out is None else out
     if encoded.dtype != RING_DTYPE or encoded.shape != (grid.values,):
         raise EncodingInvalid(f"encoding writes {grid.values} values of uint32, got {_describe(encoded)}")
-    # The same bytes as signed numbers: a negative one is its residue modulo 2^32.
+    # The same bytes as signed numbers: a negative number is its residue modulo 2^32.
     signed = encoded.view("<i4")
     round_conditionally(values, grid, random, signed)
     try:
         DiscreteGaussian(grid.std).add_into(signed, random)
     except BaseException:
-        # Rounded values with noise in some of them only.
+        # Some of the rounded values have no noise yet.
         encoded[:] = 0
         raise
     if bits < _WIDEST_RING:
@@ -257,16 +291,27 @@ def encode_distributed(
 
 
 def decode_distributed(total: NDArray[np.uint32], grid: Grid, bits: int) -> NDArray[np.float64]:
-    """The noisy sum in real units, float64 of shape (d,), by the centre-lift. Raises EncodingInvalid.
+    """Decodes a noisy sum by the centre lift.
 
-    Of n encodings: the sum of the vectors, plus rounding of at most n gamma a coordinate, plus noise of variance
-    n / h sigma^2, which is sigma^2 where only the h counted on were left.
+    The result for n encodings is the sum of the vectors, plus a rounding error of at most n gamma per coordinate, plus
+    noise of variance n / h sigma^2, which is sigma^2 if only the h relied on were left.
+
+    Args:
+        total: the sum, uint32 of shape (d,).
+        grid: the grid.
+        bits: width of the ring.
+
+    Returns:
+        The sum in real units, float64 of shape (d,).
+
+    Raises:
+        EncodingInvalid: the ring or the sum's shape or type is wrong.
     """
     if not isinstance(bits, int) or not 2 <= bits <= _WIDEST_RING:
         raise EncodingInvalid(f"bits is the width of the ring: 2 to {_WIDEST_RING}, got {bits!r}")
     if total.dtype != RING_DTYPE or total.shape != (grid.values,):
         raise EncodingInvalid(f"a sum is {grid.values} values of uint32, got {_describe(total)}")
-    # The ring's top bit at the word's top and back: the machine's sign does the centre-lift.
+    # Shifting the ring's top bit to the word's top bit and back makes the sign extension do the centre lift.
     shift = _WIDEST_RING - bits
     decoded = np.empty(grid.values, dtype=np.float64)
     for start in range(0, grid.values, _BLOCK_VALUES):
@@ -281,27 +326,44 @@ def ddg_renyi(alpha: float, distance: float, honest: int, std: float, values: in
 @overload
 def ddg_renyi(alpha: NDArray[Any], distance: float, honest: int, std: float, values: int) -> NDArray[np.float64]: ...
 def ddg_renyi(alpha: ArrayLike, distance: float, honest: int, std: float, values: int) -> float | NDArray[np.float64]:
-    """The Rényi divergence of order alpha between the noisy sum and the same moved by at most `distance`, at most.
+    """Bounds the Rényi divergence of order alpha between the noisy sum and the sum shifted by at most `distance`.
 
         min{ alpha D^2 / (2 h s^2) + tau d,  alpha / 2 (D / (sqrt(h) s) + tau sqrt(d))^2 }
         tau = 10 sum_{k=1}^{h-1} exp(-2 pi^2 s^2 k / (k + 1))
 
-    Kairouz, Liu, Steinke 2021, Proposition 14: the sum of h independent discrete Gaussians of parameter s in each of d
-    coordinates, against itself moved by a vector of whole numbers with L2 norm D. For one share (h = 1) tau is 0 and
-    this is the bound of Canonne, Kamath, Steinke 2020 for any s; the sum needs s >= 1/2.
+    This compares the sum of h independent discrete Gaussians of parameter s, in each of d coordinates, with itself
+    shifted by a vector of whole numbers with L2 norm D. For one share (h = 1) tau is 0, and this is the bound of
+    Canonne, Kamath, Steinke 2020 for any s. A sum of several needs s >= 1/2.
 
-    alpha: orders from 1 up, a number or an array; the result has its shape. Raises ValueError.
+    Args:
+        alpha: orders from 1 up, a number or an array.
+        distance: D, in steps.
+        honest: h.
+        std: s, in steps.
+        values: d.
+
+    Returns:
+        The bound, in the shape of alpha.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Source:
+        Kairouz, Liu, Steinke 2021, Proposition 14.
     """
     orders = np.asarray(alpha, dtype=np.float64)
-    # Written so that NaN fails as well.
+    # Written so that NaN fails, too.
     if not (orders >= 1).all():
         raise ValueError("the bound holds for orders alpha from 1 up")
     if not (0 <= distance < math.inf and 0 < std < math.inf):
-        raise ValueError(f"distance and deviation are finite and positive, got {distance!r} and {std!r}")
+        raise ValueError(
+            "the distance must be finite and not negative, and the standard deviation finite and positive; "
+            f"got {distance!r} and {std!r}"
+        )
     if honest < 1 or values < 1:
         raise ValueError(f"a sum has at least one share and one value, got {honest!r} and {values!r}")
     if honest > 1 and std < 0.5:
-        raise ValueError(f"a sum of discrete Gaussians is bounded for s >= 1/2 only, got {std!r}; refine the grid")
+        raise ValueError(f"a sum of discrete Gaussians is bounded only for s >= 1/2, got {std!r}; refine the grid")
     tau = _distance_of_sum(honest, std)
     ratio = distance / (math.sqrt(honest) * std)
     bound = np.minimum(orders * (ratio * ratio / 2) + tau * values, orders / 2 * (ratio + tau * math.sqrt(values)) ** 2)
@@ -309,9 +371,9 @@ def ddg_renyi(alpha: ArrayLike, distance: float, honest: int, std: float, values
 
 
 def _distance_of_sum(honest: int, std: float) -> float:
-    """tau: how far a sum of discrete Gaussians is from a discrete Gaussian. Zero where float64 has no such number."""
+    """tau: how far a sum of discrete Gaussians is from a discrete Gaussian. Zero if it underflows float64."""
     exponent = 2 * math.pi**2 * std**2
-    # All terms are positive and the first is the largest, so that nothing cancels.
+    # All terms are positive and the first is the largest, so nothing cancels.
     return 10 * math.fsum(math.exp(-exponent * k / (k + 1)) for k in range(1, honest))
 
 
@@ -322,7 +384,9 @@ def _round_once(
     scratch: StreamScratch,
     rounded: NDArray[np.int32],
 ) -> bool:
-    """Fill `rounded`; whether its norm is within B. EncodingInvalid if `values` are not finite or not clipped."""
+    """Fills `rounded` and returns whether its norm is within B. Raises EncodingInvalid if `values` are not finite or
+    not clipped.
+    """
     longest = (grid.radius * (1 + _CLIP_SLACK)) ** 2
     largest_square = grid.largest_square
     scale = grid.scale
@@ -333,14 +397,14 @@ def _round_once(
         with np.errstate(over="ignore", invalid="ignore"):
             block *= scale
             length += float(np.dot(block, block))
-        # Not a number compares as false. From here on every value fits into 32 bits, and a sum of squares into 63.
+        # A NaN compares as false. After this check every value fits into 32 bits, and a sum of squares into 63.
         if not length <= longest:
             if not np.isfinite(values).all():
                 raise EncodingInvalid("the vector holds a value that is not finite")
             raise EncodingInvalid(f"the vector's L2 norm is above {grid.clip:g}; clip before encoding (clip_l2)")
         floor = np.floor(block)
         block -= floor
-        # Up with probability equal to the fraction: 53 random bits against the float's own 53.
+        # Round up with probability equal to the fraction: 53 random bits against the float's own 53.
         draws = (stream.read(8 * block.size, scratch).view("<u8") >> np.uint64(11)).astype(np.float64)
         draws *= _UNIT
         floor += draws < block

@@ -1,12 +1,13 @@
-"""Who masks with whom and who deals to whom.
+"""The graphs that say who masks with whom and who deals to whom.
 
-Guarantees: neighbourhood is symmetric, and nobody is their own neighbour. On the complete graph everybody is
-everybody's neighbour, and a member deals to itself as well, so that its own share counts (three members with
-a threshold of three can open a sum). On the sparse graph, a Harary graph, everybody has exactly k neighbours: the
-k/2 on either side on a ring. The order on the ring is a function of the roster, the same for whoever computes it,
-and nobody who advertised knew it when choosing what to advertise: it hangs on everybody's nonce.
+Guarantees: neighbourhood is symmetric, and no member is its own neighbour. On the complete graph every member is a
+neighbour of every other, and a member also deals to itself, so that its own share counts (three members with a
+threshold of three can open a sum). On the sparse graph, a Harary graph, every member has exactly k neighbours: k/2 on
+each side on a ring. The order on the ring is a function of the roster, the same for everybody who computes it. It
+depends on every member's nonce, so nobody can know it before the last nonce is chosen. `secure_agg.parameters` says
+what a coordinator gains by choosing last.
 
-Groups, which are complete graphs side by side, stand in `secure_agg.groups`.
+Groups, which are complete graphs side by side, are in `secure_agg.groups`.
 
 Source of the sparse graph: Bell et al. 2020, section 3.
 """
@@ -23,7 +24,7 @@ __all__ = ["CompleteGraph", "HararyGraph", "ring_order", "ring_seed"]
 
 
 class CompleteGraph:
-    """Everybody with everybody. `members` are sorted."""
+    """A graph in which every member is a neighbour of every other. `members` are sorted."""
 
     __slots__ = ("_members",)
 
@@ -31,30 +32,37 @@ class CompleteGraph:
         self._members = members
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
-        """The members that `member` shares a pairwise mask with, sorted."""
+        """The members with which `member` shares a pairwise mask, sorted."""
         return tuple(other for other in self._members if other != member)
 
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
-        """The members that `dealer` makes shares for, sorted: all, itself included."""
+        """The members for which `dealer` makes shares, sorted: all, including itself."""
         return self._members
 
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
-        """Nobody: on the complete graph one count of answers holds for every dealer, and the phases keep it."""
+        """Nobody: on the complete graph one count of answers holds for every dealer, and the phases enforce it."""
         return frozenset()
 
 
 class HararyGraph:
-    """Everybody with the k/2 next on either side of the ring. Neighbourhoods are worked out when asked for."""
+    """A ring on which a member's neighbours are the next k/2 on each side. Neighbourhoods are computed on demand."""
 
     __slots__ = ("_half", "_known", "_places", "_ring", "_short")
 
     def __init__(self, ring: tuple[MemberId, ...], degree: int) -> None:
-        """ring: the members in the order of the ring. Raises ValueError unless the degree is even and below their
-        number.
+        """Makes a graph.
+
+        Args:
+            ring: the members in the order of the ring.
+            degree: k, even and below their number.
+
+        Raises:
+            ValueError: the degree is odd, below 2 or too large.
         """
         if degree < 2 or degree % 2 or degree >= len(ring):
             raise ValueError(
-                f"a ring of {len(ring)} members has no regular graph of degree {degree}; it is even and below"
+                f"a ring of {len(ring)} members has no graph of degree {degree}; choose an even degree from 2 up that "
+                "is below the number of members"
             )
         self._half = degree // 2
         self._ring = ring
@@ -63,7 +71,7 @@ class HararyGraph:
         self._short: tuple[frozenset[MemberId], int, frozenset[MemberId]] | None = None
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
-        """The k members that `member` shares a pairwise mask with, sorted."""
+        """The k members with which `member` shares a pairwise mask, sorted."""
         found = self._known.get(member)
         if found is None:
             place, ring, size = self._places[member], self._ring, len(self._ring)
@@ -73,13 +81,13 @@ class HararyGraph:
         return found
 
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
-        """The members that `dealer` makes shares for, sorted: its neighbours."""
+        """The members for which `dealer` makes shares, sorted: its neighbours."""
         return self.neighbours(dealer)
 
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
-        """The members of whose neighbours fewer than `threshold` are left without those who are `gone`."""
+        """The members with fewer than `threshold` neighbours left when those in `gone` are missing."""
         key = frozenset(gone)
-        # Asked for after every message, changed by a loss only.
+        # Called after every message, but only a loss changes the result.
         if self._short is None or self._short[:2] != (key, threshold):
             self._short = (key, threshold, self._count_short(key, threshold))
         return self._short[2]
@@ -94,10 +102,10 @@ class HararyGraph:
 
 
 def ring_seed(root: bytes, nonces: Iterable[bytes]) -> bytes:
-    """32 bytes from the roster root and all the members' nonces, in the order of names."""
+    """Derives 32 bytes from the roster root and all members' nonces, in the order of names."""
     return digest(Purpose.RING, root, tuple(nonces))
 
 
 def ring_order(seed: bytes, members: Iterable[MemberId]) -> tuple[MemberId, ...]:
-    """The members in the order of HMAC-SHA256(seed, name as UTF-8)."""
+    """Sorts the members by HMAC-SHA256(seed, name as UTF-8)."""
     return tuple(sorted(members, key=lambda member: hmac.digest(seed, member.encode("utf-8"), "sha256")))

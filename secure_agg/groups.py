@@ -1,17 +1,17 @@
-"""A cohort split at random into groups, each a complete graph and a secure sum of its own.
+"""Splits a cohort at random into groups, each a complete graph with a secure sum of its own.
 
-Guarantees: the split is a function of the roster alone, even to one member, and everybody is in exactly one group;
-nobody who advertised knew it when choosing what to advertise, since it hangs on everybody's nonce. One threshold t
-holds for all groups, that of the largest, so that every sum that can be opened holds at least t inputs, t - c of them
-honest.
+Guarantees: the split is a function of the roster alone, group sizes differ by at most one, and every member is in
+exactly one group. The split depends on every member's nonce, so nobody can know it before the last nonce is chosen. One
+threshold t, that of the largest group, applies to all groups, so every sum that can be opened holds at least t inputs,
+at least t - c of them honest.
 
-c is the most corrupt members of any group: of m members, n_C of them corrupt, a group of s drawn at random has more
-than x with P[Hyp(m, n_C, s) > x], and c is the least x for which g times that is at most 2^-sigma. It assumes that the
-corrupt members are chosen before the draw. A coordinator that answers last can try 2^k rosters and take one, at a cost
-of k of the sigma bits; that is why they are 80. In small groups no probability enters: c is then n_C or the whole
-group, and nothing can be ground.
+c is the maximum number of corrupt members in any group. A group of s, drawn at random from m members of whom n_C are
+corrupt, has more than x corrupt ones with probability P[Hyp(m, n_C, s) > x]; c is the smallest x for which g times that
+is at most 2^-sigma. Assumption: the corrupt members are chosen before the draw. A coordinator that answers last can try
+2^k rosters and pick one, which costs k of the sigma bits; that is why sigma is 80. For small groups no probability is
+involved: c is then n_C or the whole group, and trying rosters gains nothing.
 
-What it leaves to others: how a group's sum is used, and how large a group must be for somebody's policy.
+This module does not decide how a group's sum is used, or how large a group must be for a member's policy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ __all__ = [
     "whole_groups",
 ]
 
-# A roster goes to every member, whatever the size of its group, and the bound is made of exact binomials: no larger.
+# The limit exists because every member gets the whole roster, whatever the size of its group, and because the bound
+# takes exact binomials.
 MAX_GROUPED_COHORT = 10_000
 _MAX_SIGMA = 256
 _LARGEST = 2**63 - 1
@@ -47,11 +48,13 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupedGraph:
-    """The numbers of a split. They are checked with the cohort and threshold they are used with.
+    """The numbers of a split. `RoundContext` checks them together with the cohort and threshold.
 
-    groups: g, into which the roster is split. least: how many of them must be opened for the attempt to count. sigma:
-    in bits; no group has more corrupt members than assumed but for 2^-sigma. absent: how many members of the cohort may
-    be missing from the roster with that still true.
+    Args:
+        groups: g, the number of groups into which the roster is split.
+        least: how many groups must be opened for the attempt to count.
+        sigma: bits; except with probability 2^-sigma, no group has more corrupt members than assumed.
+        absent: how many members of the cohort may be missing from the roster with that still true.
     """
 
     groups: int
@@ -61,7 +64,7 @@ class GroupedGraph:
 
 
 class GroupsOf:
-    """Everybody with everybody of the same group. `groups` hold their members sorted."""
+    """A graph in which every member is a neighbour of all others in its group. `groups` hold their members sorted."""
 
     __slots__ = ("_number", "groups")
 
@@ -70,52 +73,65 @@ class GroupsOf:
         self._number = {member: number for number, group in enumerate(groups) for member in group}
 
     def number(self, member: MemberId) -> int:
-        """The group that `member` is in, from 0."""
+        """The number of the group of `member`, from 0."""
         return self._number[member]
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
-        """The members that `member` shares a pairwise mask with, sorted."""
+        """The members with which `member` shares a pairwise mask, sorted."""
         return tuple(other for other in self.receivers(member) if other != member)
 
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
-        """The members that `dealer` makes shares for, sorted: its whole group, itself included."""
+        """The members for which `dealer` makes shares, sorted: its whole group, including itself."""
         return self.groups[self._number[dealer]]
 
     def short(self, gone: Iterable[MemberId], threshold: int) -> frozenset[MemberId]:
-        """Nobody: within a group one count of answers holds for every dealer, and the phases keep it."""
+        """Nobody: within a group one count of answers holds for every dealer, and the phases enforce it."""
         return frozenset()
 
 
 def draw_groups(
     root: bytes, nonces: Iterable[bytes], members: Iterable[MemberId], groups: int
 ) -> tuple[tuple[MemberId, ...], ...]:
-    """The split of a roster: its members in the order of HMAC-SHA256(seed, name), dealt out one by one to the groups.
+    """Splits a roster: its members, in the order of HMAC-SHA256(seed, name), go to the groups in turn.
 
-    root: the roster root, 32 bytes. nonces: all the members', in the order of names. Sizes differ by one at most, the
-    first groups being the larger ones.
+    Sizes differ by at most one; the first groups are the larger ones.
+
+    Args:
+        root: the roster root, 32 bytes.
+        nonces: those of all members, in the order of names.
+        members: all members.
+        groups: number of groups.
     """
     order = ring_order(digest(Purpose.GROUPS, root, tuple(nonces)), members)
     return tuple(tuple(sorted(order[number::groups])) for number in range(groups))
 
 
 def largest_group(members: int, groups: int) -> int:
-    """Members of the largest group of so many: ceil(members / groups)."""
+    """Size of the largest group: ceil(members / groups)."""
     return -(-members // groups)
 
 
 def whole_groups(members: int, groups: int, threshold: int) -> int:
-    """How many groups of a split of so many members have `threshold` or more."""
+    """How many groups in a split of `members` have at least `threshold` members."""
     return min(groups, max(0, members - groups * (threshold - 1)))
 
 
 def find_split(
     n: int, groups: int, corrupt: int, *, least: int | None = None, sigma: int = SIGMA, absent: int | None = None
 ) -> tuple[GroupedGraph, int]:
-    """The numbers of a split of n members, and t of the largest group: floor((s + c) / 2) + 1, and c + 2 at least.
+    """Finds the numbers of a split, and t for the largest group: floor((s + c) / 2) + 1, but at least c + 2.
 
-    corrupt: n_C of the whole cohort. least: groups that must be opened, more than half unless given. absent: members
-    that may be missing from the roster; unless given, as many as leave `least` groups their threshold, and c as it is.
-    Raises NoParameters where no threshold would do.
+    Args:
+        n: size of the cohort.
+        groups: g.
+        corrupt: n_C of the whole cohort.
+        least: groups that must be opened; by default more than half.
+        sigma: bits of the guarantee.
+        absent: members that may be missing from the roster; by default as many as leave `least` groups their threshold
+            and do not change c.
+
+    Raises:
+        NoParameters: no threshold is sufficient.
     """
     bare = GroupedGraph(groups, groups // 2 + 1 if least is None else least, sigma, absent or 0)
     _check_numbers(n, corrupt, bare)
@@ -127,7 +143,7 @@ def find_split(
 
 
 def _absent(n: int, corrupt: int, threshold: int, graph: GroupedGraph) -> int:
-    """The most members that may be missing from the roster with `least` groups whole and c as it is."""
+    """Maximum number of members that may be missing from the roster with `least` groups whole and c unchanged."""
     low, high = 0, max(0, n - graph.groups * (threshold - 1) - graph.least)
     worst = max_corrupt(n, corrupt, graph)
     while low < high:
@@ -140,8 +156,8 @@ def _absent(n: int, corrupt: int, threshold: int, graph: GroupedGraph) -> int:
 
 
 def max_corrupt(n: int, corrupt: int, graph: GroupedGraph) -> int:
-    """c of a cohort of n with `corrupt` of them corrupt, for every roster that it may have."""
-    # The smallest roster and the largest group of all: both make more corrupt ones likelier.
+    """c for a cohort of n members, `corrupt` of them corrupt, and for every roster that it may have."""
+    # The smallest roster and the largest group: both make more corrupt members likelier.
     members = n - graph.absent
     return corrupt_in_group(
         members, min(corrupt, members), min(largest_group(n, graph.groups), members), graph.groups, graph.sigma
@@ -154,7 +170,7 @@ def _check_numbers(n: int, corrupt: int, graph: GroupedGraph) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST:
             raise NoParameters(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
     if n > MAX_GROUPED_COHORT:
-        raise NoParameters(f"a cohort of {n} is too large to be split into groups; that ends at {MAX_GROUPED_COHORT}")
+        raise NoParameters(f"a cohort of {n} is too large to be split into groups; the limit is {MAX_GROUPED_COHORT}")
     if not MIN_SIGMA <= graph.sigma <= _MAX_SIGMA:
         raise NoParameters(f"sigma {graph.sigma} is not within {MIN_SIGMA} to {_MAX_SIGMA} bits; 80 are usual")
     if not 2 <= graph.groups <= n // 2:
@@ -163,21 +179,24 @@ def _check_numbers(n: int, corrupt: int, graph: GroupedGraph) -> None:
             "a larger cohort"
         )
     if not 1 <= graph.least <= graph.groups:
-        raise NoParameters(f"of {graph.groups} groups at least 1 and at most all are opened, not {graph.least}")
+        raise NoParameters(f"the number of groups that must be opened is 1 to {graph.groups}, got {graph.least}")
     if not 0 <= corrupt < n:
         raise NoParameters(f"assumed_corrupt counts members: 0 to {n - 1} in a cohort of {n}, got {corrupt}")
     if graph.absent >= n:
         raise NoParameters(f"{graph.absent} of {n} members cannot be missing from the roster")
     if largest_group(n, graph.groups) > MAX_COMPLETE_GRAPH:
         raise NoParameters(
-            f"{graph.groups} groups of {n} members are too large for a complete graph each, which ends at "
+            f"{graph.groups} groups of {n} members are too large for a complete graph each, whose limit is "
             f"{MAX_COMPLETE_GRAPH}; ask for more groups"
         )
 
 
 def check_split(n: int, t: int, corrupt: int, graph: GroupedGraph) -> None:
-    """Raise NoParameters unless t keeps the promise in every group of a cohort of n: 2t > s + c, t - c >= 2 (t >= 2
-    with nobody corrupt), and enough groups that can reach it.
+    """Checks that t is sufficient in every group of a cohort of n: 2t > s + c, t - c >= 2 (t >= 2 if nobody is
+    corrupt), and enough groups can reach it.
+
+    Raises:
+        NoParameters: it is not.
     """
     _check_numbers(n, corrupt, graph)
     size, worst = largest_group(n, graph.groups), max_corrupt(n, corrupt, graph)
@@ -195,27 +214,31 @@ def check_split(n: int, t: int, corrupt: int, graph: GroupedGraph) -> None:
     left = whole_groups(n - graph.absent, graph.groups, t)
     if left < graph.least:
         raise NoParameters(
-            f"of {graph.groups} groups of {n - graph.absent} members only {left} have the {t} that {group} needs, and "
-            f"at least {graph.least} must; {larger}"
+            f"with {n - graph.absent} members in {graph.groups} groups, only {left} of these have the {t} that {group} "
+            f"needs, but at least {graph.least} must; {larger}"
         )
 
 
 @lru_cache(maxsize=4096)
 def corrupt_in_group(members: int, corrupt: int, size: int, groups: int, sigma: int = SIGMA) -> int:
-    """c: the least x such that any of `groups` groups of `size` of the `members`, `corrupt` of whom are, has more than
-    x corrupt ones with probability at most 2^-sigma (the union bound over groups). In whole numbers, so exactly.
+    """c: the smallest x such that, with probability at most 2^-sigma, any group has more than x corrupt members.
 
-    Raises ValueError for counts that make no sense.
+    There are `groups` groups of `size`, drawn from `members` of whom `corrupt` are corrupt (union bound over groups).
+    It computes in whole numbers, so exactly.
+
+    Raises:
+        ValueError: the counts are impossible.
     """
     if not (0 <= corrupt <= members and 1 <= size <= members and groups >= 1 and sigma >= 0):
         raise ValueError(f"no group of {size} of {members} members with {corrupt} corrupt, {groups} times")
     min_drawn, most = max(0, size - (members - corrupt)), min(corrupt, size)
-    # Ways to draw `size` members with x corrupt ones among them, from the largest x down; each follows from the last.
+    # Ways to draw `size` members with x corrupt ones among them, from the largest x down; each follows from the one
+    # before.
     ways = math.comb(corrupt, most) * math.comb(members - corrupt, size - most)
     tail, every = 0, math.comb(members, size)
     for x in range(most, min_drawn, -1):
         tail += ways
-        # The tail counts draws with x or more, and x - 1 would do only if these were rare enough.
+        # The tail counts draws with x or more; x - 1 would be sufficient only if these were rare enough.
         if (groups * tail) << sigma > every:
             return x
         ways = ways * x * (members - corrupt - size + x) // ((corrupt - x + 1) * (size - x + 1))

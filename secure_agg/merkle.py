@@ -1,9 +1,8 @@
-"""A hash tree over a dealer's commitments, so that each receiver gets its own commitments and a short path
-instead of everybody's.
+"""A hash tree over a dealer's commitments, so that each receiver gets only its own commitments and a short path.
 
-Guarantees: a path for (leaf, index, count) leads to one root only; a leaf cannot be passed off as a node, nor
-moved to another index (its framing names the receiver besides). Leaves are padded with zeros to a power of
-two, and the count is framed with the root, so that padding is never taken for a leaf.
+Guarantees: a path for (leaf, index, count) leads to exactly one root. A leaf cannot be passed off as a node, or moved
+to another index (its framing also names the receiver). Leaves are padded with zeros to a power of two, and the count is
+framed with the root, so padding is never taken for a leaf.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _PADDING = bytes(32)
 
 
 class Tree:
-    """The tree over at least one leaf digest, for whoever needs its root and its paths."""
+    """The tree over at least one leaf digest."""
 
     __slots__ = ("_count", "_levels")
 
@@ -32,7 +31,7 @@ class Tree:
 
     @property
     def paths(self) -> tuple[tuple[bytes, ...], ...]:
-        """For each leaf, its siblings from the bottom up."""
+        """For each leaf, its siblings, from the bottom up."""
         below_root = self._levels[:-1]
         return tuple(
             tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root))
@@ -41,17 +40,17 @@ class Tree:
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:
-    """The root over at least one leaf digest."""
+    """The root of the tree over at least one leaf digest."""
     return Tree(leaves).root
 
 
 def paths_of(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], ...]:
-    """For each leaf, its siblings from the bottom up."""
+    """For each leaf, its siblings, from the bottom up."""
     return Tree(leaves).paths
 
 
 def root_from_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
-    """The root that `path` leads to from `leaf` at `index`, or None for a path of the wrong length."""
+    """The root to which `path` leads from `leaf` at `index`; None if the path has the wrong length."""
     if not 0 <= index < count or len(path) != (count - 1).bit_length():
         return None
     node = leaf

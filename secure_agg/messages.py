@@ -1,10 +1,9 @@
-"""Everything that travels, as plain frozen records of text, numbers, bytes and tuples.
+"""All messages of the protocol, as plain frozen records of text, numbers, bytes and tuples.
 
-Guarantees: a message holds no behaviour and no secret of its sender; equality is equality of every byte,
-which is what makes repeats recognisable. Nothing here is checked: the phase that receives a message checks
-it.
+Guarantees: a message has no behaviour and holds no secret of its sender. Two messages are equal only if every byte is,
+so repeats can be recognised. Nothing is checked here: the phase that receives a message checks it.
 
-Lists are in the order of member names (sorted as text).
+Lists are in the order of member names, sorted as text.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Phase 0, server to all of U1: every advertisement, the same for everybody."""
+    """Phase 0, server to all of U1: every advertisement, the same for every member."""
 
     advertisements: tuple[Advertisement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DigestAdvertisement:
-    """An `Advertisement` with the SHA-256 of its certificate (32 bytes) in place of the certificate. The signature is
-    the same: it covers the digest.
+    """An `Advertisement` with the SHA-256 of its certificate (32 bytes) instead of the certificate. The signature is
+    the same, because it covers the digest.
     """
 
     member: MemberId
@@ -66,7 +65,7 @@ class DigestAdvertisement:
 
 @dataclass(frozen=True, slots=True)
 class DigestRoster:
-    """Phase 0, server to all of U1: a `Roster` for members that fetch the certificates they do not know."""
+    """Phase 0, server to all of U1: a `Roster` for members that fetch the certificates that they do not have."""
 
     advertisements: tuple[DigestAdvertisement, ...]
 
@@ -75,10 +74,12 @@ class DigestRoster:
 class DealtShare:
     """What one dealer made for one receiver.
 
-    sealed: the two shares under the pair's sealing key (82 bytes); empty for the dealer's own pair, which it
-    keeps.
-    masking_commitment, seed_commitment: 32 bytes each, to the share of the masking secret key and of the
-    seed.
+    Args:
+        receiver: its name.
+        sealed: the two shares, encrypted under the pair's sealing key, 82 bytes. Empty for the dealer's own pair, which
+            stays with it.
+        masking_commitment: commitment to the share of the masking secret key, 32 bytes.
+        seed_commitment: commitment to the share of the seed, 32 bytes.
     """
 
     receiver: MemberId
@@ -89,10 +90,13 @@ class DealtShare:
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """Phase 1, member to server: one entry for each receiver, itself included.
+    """Phase 1, member to server: one entry for each receiver.
 
-    seed_commitment: 32 bytes, to the self-mask seed. signature: over it and the hash tree of all share
-    commitments.
+    Args:
+        dealer: its name.
+        seed_commitment: commitment to the self-mask seed, 32 bytes.
+        shares: in the order of receivers; on the complete graph they include the dealer itself.
+        signature: over the seed commitment and the root of the hash tree of all share commitments.
     """
 
     dealer: MemberId
@@ -103,10 +107,9 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedDealing:
-    """What one dealer dealt to the receiver of this message, with what is needed to check the dealer's
-    signature.
+    """What one dealer dealt to the receiver of this message, with everything needed to check the dealer's signature.
 
-    path: the siblings (32 bytes each) that lead from this receiver's commitments to the signed root.
+    `path` holds the siblings (32 bytes each) that lead from this receiver's commitments to the signed root.
     """
 
     dealer: MemberId
@@ -120,7 +123,7 @@ class ReceivedDealing:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedDealings:
-    """Phase 1, server to a member of U2: what every other member of U2 dealt to it."""
+    """Phase 1, server to a member of U2: what the other members of U2 dealt to it."""
 
     dealings: tuple[ReceivedDealing, ...]
 
@@ -129,7 +132,7 @@ class ReceivedDealings:
 class MaskedInput:
     """Phase 2, member to server: the signed SHA-256 of the masked vector's packed bytes (`secure_agg.packing`).
 
-    length: the number of values. The vector itself travels beside this message, packed.
+    `length` is the number of values. The vector itself travels separately, packed.
     """
 
     member: MemberId
@@ -155,7 +158,7 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Confirmations:
-    """Phase 3, server to all of U4: the signatures that arrived. It is also the request to unmask."""
+    """Phase 3, server to all of U4: the signatures that arrived. This is also the request to unmask."""
 
     confirmations: tuple[Confirmation, ...]
 
@@ -170,7 +173,7 @@ class RevealedShare:
 
 @dataclass(frozen=True, slots=True)
 class Unmasking:
-    """Phase 4, member to server: a seed share for each dealer in U3, a key share for each in U2 less U3."""
+    """Phase 4, member to server: a seed share for each dealer in U3, a key share for each in U2 but not in U3."""
 
     member: MemberId
     seed_shares: tuple[RevealedShare, ...]

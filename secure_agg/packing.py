@@ -1,15 +1,14 @@
-"""Ring vectors as bytes: b bits a value, nothing between them.
+"""Packs ring vectors into bytes: b bits a value, without gaps.
 
-Guarantees: a vector has exactly one packed form, because bits beyond the last value are zero and anything else is an
-error; packing needs no second vector, only blocks that stay in a core's cache; an error leaves vector and sum as they
-were.
+Guarantees: a vector has exactly one packed form, because bits beyond the last value must be zero. Packing needs no
+second vector, only blocks that stay in a core's cache. An error leaves vector and sum unchanged.
 
-The format: value i is bits i*b to i*b + b - 1 of a stream of bits, lowest bit first, and bit j of the stream is bit
-j % 8 of byte j // 8. So b = 32 is little-endian uint32 as it lies in memory, and b = 8, 16 and 24 are little-endian
-numbers of one, two and three bytes. Eight values fill b bytes whatever b is, which is where a vector may be cut.
+Format: value i is bits i*b to i*b + b - 1 of a bit stream, lowest bit first, and bit j of the stream is bit j % 8 of
+byte j // 8. So b = 32 is little-endian uint32 as in memory, and b = 8, 16 and 24 are little-endian numbers of one, two
+and three bytes. Eight values fill b bytes for every b, so a vector may be cut at multiples of eight values.
 
-How it is done in numpy: two values make one word of 64 bits that holds 2b bits (an item), and a period of items fills
-a whole number of words (32 items b words, for odd b). One operation shifts the same item of every period at once.
+Method in numpy: two values make an item, a 64-bit word that holds 2b bits, and a period of items fills a whole number
+of words (for odd b, 32 items fill b words). One operation shifts the same item of every period at once.
 """
 
 from __future__ import annotations
@@ -28,15 +27,17 @@ RING = np.dtype("<u4")
 _WORD = np.dtype("<u8")
 _WIDEST = 32
 _WORD_BITS = 64
-# Values that fill whole bytes for every b: where a packed vector may be cut.
+# Values that fill whole bytes for every b. A packed vector may be cut at multiples of it.
 _CUT = 8
-# A multiple of every period. A block with its items and words stays in a core's second cache, and is long enough for
-# the time of a numpy call not to matter.
+# A multiple of every period. A block with its items and words stays in a core's L2 cache, and is long enough to hide
+# the overhead of numpy calls.
 _BLOCK_VALUES = 64 * 1024
 
 
 class _Shift(NamedTuple):
-    """One piece of a word made of items, or of an item made of words: from which, moved which way, how far."""
+    """One piece of a word made of items, or of an item made of words: its source, and the shift's direction and
+    distance.
+    """
 
     source: int
     left: bool
@@ -44,14 +45,14 @@ class _Shift(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How items of 2b bits lie in words of 64. words: the pieces of each word. items: the pieces of each item."""
+    """How items of 2b bits map to words of 64: the pieces of each word, and the pieces of each item."""
 
     words: tuple[tuple[_Shift, ...], ...]
     items: tuple[tuple[_Shift, ...], ...]
 
 
 class _Codec:
-    """Packs and unpacks blocks of one width (below 32), in memory of its own for `values` values at most."""
+    """Packs and unpacks blocks of at most `values` values of one width (below 32), in its own memory."""
 
     __slots__ = ("_bits", "_items", "_period", "_plan", "_spare", "_values", "_words")
 
@@ -66,10 +67,10 @@ class _Codec:
         self._words = np.empty(periods * len(self._plan.words), dtype=_WORD)
 
     def pack(self, values: NDArray[np.uint32]) -> memoryview:
-        """The packed bytes of `values`, in memory that the next call overwrites. Bits above b are left out."""
+        """Packs `values` into memory that the next call overwrites. Bits above b are dropped."""
         periods = -(-values.size // self._period)
         if values.size % self._period:
-            # The rest of the last period is zeros, which are the format's unused bits.
+            # Zeros fill the last period; they are the format's unused bits.
             whole = self._values[: periods * self._period]
             whole[: values.size] = values
             whole[values.size :] = 0
@@ -87,10 +88,10 @@ class _Codec:
         return words.view(np.uint8).data[: packed_size(values.size, self._bits)]
 
     def unpack(self, data: memoryview, count: int) -> NDArray[np.uint32]:
-        """`count` values out of their packed bytes, in memory that the next call overwrites."""
+        """Unpacks `count` values into memory that the next call overwrites."""
         periods = -(-count // self._period)
         words = self._words[: periods * len(self._plan.words)]
-        # What lies behind the last byte decides about values behind the last one only.
+        # Stale bytes after the last one only affect values after the last one.
         words.view(np.uint8)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
         items = self._items[: periods * len(self._plan.items)]
         spare = self._spare[: items.size]
@@ -105,7 +106,11 @@ class _Codec:
 
 
 def packed_size(values: int, bits: int) -> int:
-    """The bytes that `values` values of `bits` bits take: ceil(values * bits / 8). Raises ValueError."""
+    """Size in bytes of `values` values of `bits` bits: ceil(values * bits / 8).
+
+    Raises:
+        ValueError: a number is out of range.
+    """
     _check_bits(bits)
     if values < 0:
         raise ValueError(f"a vector cannot have {values} values")
@@ -113,18 +118,25 @@ def packed_size(values: int, bits: int) -> int:
 
 
 def pack_in_place(vector: NDArray[np.uint32], bits: int) -> memoryview:
-    """Overwrite the front of the vector's own memory with its packed bytes; a view of exactly those.
+    """Overwrites the front of the vector's memory with its packed bytes.
 
-    vector: numbers below 2^bits, little-endian uint32, one-dimensional, contiguous, writable. What lies behind the
-    packed bytes is left over and means nothing. Raises ValueError, and leaves the vector alone, for any other.
+    Args:
+        vector: numbers below 2^bits, little-endian uint32, one-dimensional, contiguous, writable.
+        bits: b.
+
+    Returns:
+        A view of the packed bytes. The memory after them is meaningless.
+
+    Raises:
+        ValueError: the vector is of another kind; it is unchanged.
     """
     _check_vector(vector, bits)
     if not vector.flags.writeable:
-        raise ValueError("a vector is packed in its own memory: it must be writable")
+        raise ValueError("a vector is packed in its own memory, so it must be writable")
     data = vector.view(np.uint8).data
     if bits < _WIDEST:
         at = 0
-        # What is written ends before the block that it came from, so nothing is lost that is still to be read.
+        # Each packed block ends before the end of its source block, so nothing is overwritten before it is read.
         for part in _packed_blocks(vector, bits):
             data[at : at + len(part)] = part
             at += len(part)
@@ -132,10 +144,11 @@ def pack_in_place(vector: NDArray[np.uint32], bits: int) -> memoryview:
 
 
 def unpack_into(out: NDArray[np.uint32], data: bytes | bytearray | memoryview, bits: int) -> None:
-    """Fill `out` with the values that `data` holds, all of them.
+    """Fills `out` with the values in `data`.
 
-    Raises ValueError, and leaves `out` alone, when `data` is not `packed_size(out.size, bits)` bytes or a bit beyond
-    the last value is set.
+    Raises:
+        ValueError: `data` does not have `packed_size(out.size, bits)` bytes, or a bit beyond the last value is set;
+            `out` is unchanged.
     """
     packed = memoryview(data).cast("B")
     _check_target(out)
@@ -148,11 +161,16 @@ def unpack_into(out: NDArray[np.uint32], data: bytes | bytearray | memoryview, b
 
 
 def add_packed(total: NDArray[np.uint32], chunk: bytes | bytearray | memoryview, offset: int, bits: int) -> None:
-    """Add a piece of a packed vector to the running sum, modulo 2^bits, in place.
+    """Adds a piece of a packed vector to the running sum, modulo 2^bits, in place.
 
-    total: numbers below 2^bits. chunk: packed values. offset: the index of its first value, a multiple of 8. It holds
-    a multiple of 8 values, or all that are left. Raises ValueError, and adds nothing, for a chunk that is no such
-    piece or has a bit set beyond the last value.
+    Args:
+        total: the sum, numbers below 2^bits.
+        chunk: packed values: a multiple of 8 of them, or all that are left.
+        offset: index of its first value, a multiple of 8.
+        bits: b.
+
+    Raises:
+        ValueError: the chunk does not fit there, or a bit beyond the last value is set; nothing was added.
     """
     packed = memoryview(chunk).cast("B")
     _check_target(total)
@@ -167,8 +185,10 @@ def add_packed(total: NDArray[np.uint32], chunk: bytes | bytearray | memoryview,
 
 
 def packed_digest(vector: NDArray[np.uint32], bits: int) -> bytes:
-    """SHA-256 of the packed bytes, worked out block by block. `vector` stays as it is, and raises as `pack_in_place`
-    but need not be writable.
+    """Computes SHA-256 of the packed bytes, block by block. `vector` is unchanged and need not be writable.
+
+    Raises:
+        ValueError: as in `pack_in_place`.
     """
     _check_vector(vector, bits)
     hasher = hashlib.sha256()
@@ -187,7 +207,7 @@ def _packed_blocks(vector: NDArray[np.uint32], bits: int) -> Iterator[memoryview
 
 
 def _unpacked_blocks(packed: memoryview, values: int, bits: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """(index of the first value, values) block by block, in memory that the next block overwrites."""
+    """Yields (index of the first value, values) block by block, in memory that the next block overwrites."""
     if bits == _WIDEST:
         if values:
             yield 0, np.frombuffer(packed, dtype=RING)
@@ -205,7 +225,7 @@ def _regroup(
     pieces: tuple[tuple[_Shift, ...], ...],
     spare: NDArray[np.uint64],
 ) -> None:
-    """Make each column of `out`, seen as one row a period, of shifted columns of `source`."""
+    """Computes each column of `out`, viewed as one row per period, from shifted columns of `source`."""
     periods = spare.size
     columns = source.reshape(periods, -1)
     made = out.reshape(periods, -1)
@@ -229,7 +249,7 @@ def _plan(bits: int) -> _Plan:
 
 
 def _pieces(source: int, target: int, period: int) -> tuple[tuple[_Shift, ...], ...]:
-    """For every run of `target` bits of a period, the runs of `source` bits that it overlaps."""
+    """For every run of `target` bits in a period, the runs of `source` bits that overlap it."""
     return tuple(
         tuple(
             _Shift(index, index * source > start, np.uint64(abs(index * source - start)))
@@ -240,7 +260,7 @@ def _pieces(source: int, target: int, period: int) -> tuple[tuple[_Shift, ...], 
 
 
 def _values_in(size: int, values: int, offset: int, bits: int) -> int:
-    """How many values a chunk of `size` bytes holds, at `offset` in a vector of `values`. Raises ValueError."""
+    """How many values a chunk of `size` bytes holds at `offset` in a vector of `values`. Raises ValueError."""
     _check_bits(bits)
     if offset < 0 or offset % _CUT or offset > values:
         raise ValueError(f"a chunk starts at a multiple of {_CUT} values within the sum of {values}, not at {offset}")
@@ -260,9 +280,7 @@ def _values_in(size: int, values: int, offset: int, bits: int) -> int:
 def _check_unused(packed: memoryview, values: int, bits: int) -> None:
     used = values * bits % 8
     if used and packed[-1] >> used:
-        raise ValueError(
-            "a bit beyond the last value is set; whoever packed the vector did not pack it as it should be"
-        )
+        raise ValueError("a bit beyond the last value is set, so the vector was not packed correctly")
 
 
 def _check_vector(vector: NDArray[np.uint32], bits: int) -> None:

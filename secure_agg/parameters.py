@@ -1,18 +1,18 @@
-"""How many neighbours, and what threshold among them, make the sparse graph as good as the complete one.
+"""The number of neighbours, and the threshold among them, that make the sparse graph as good as the complete one.
 
-Guarantees: `find` gives the least even number of neighbours k, and a threshold t for it, such that in a random
-Harary graph of degree k on n members, of whom the coordinator runs floor(gamma n) and of whom floor(delta n) may
-be lost, all of these hold but for a probability of 2^-sigma:
+Guarantees: `find` returns the smallest even number of neighbours k, and a threshold t for it, with the following
+properties. Take a random Harary graph of degree k on n members, of whom the coordinator controls floor(gamma n) and
+floor(delta n) may drop out. Except with probability 2^-sigma, all of these hold:
 
-- those who are neither corrupt nor lost stay connected, so that the masks between them hide all but their sum;
-- no honest member has more than `corrupt_neighbours` corrupt neighbours, so that t shares of its secrets take the
-  consent of at least `honest` honest neighbours; and (semi-malicious) 2t > k + `corrupt_neighbours`, so that both
-  secrets of one member can never be rebuilt, whatever lists of survivors its neighbours were told;
+- Members that are neither corrupt nor lost stay connected, so the masks between them hide everything but their sum.
+- No honest member has more than `corrupt_neighbours` corrupt neighbours, so collecting t shares of its secrets takes
+  the consent of at least `honest` honest neighbours. Also (semi-malicious) 2t > k + `corrupt_neighbours`, so nobody can
+  ever rebuild both secrets of one member, whatever lists of survivors its neighbours were told.
 
-and, for the sake of progress only, but for 2^-correctness, everybody keeps t neighbours.
+Except with probability 2^-correctness, every member keeps t neighbours. This one matters only for progress.
 
-The members must be placed on the ring at random after the corrupt ones are chosen. A coordinator that answers
-last can try 2^g rosters and pick one, at a cost of g of the sigma bits; that is why sigma is 80.
+Assumption: the members are placed on the ring at random after the corrupt ones are chosen. A coordinator that answers
+last can try 2^g rosters and pick one, which costs g of the sigma bits; that is why sigma is 80.
 
 Source: Bell, Bonawitz, Gascon, Lepoint, Raykova 2020, Secure Single-Server Aggregation with (Poly)Logarithmic
 Overhead, section 3 (conditions) and its published table of (k, t). Tails are sums of exact terms in log space,
@@ -48,14 +48,13 @@ __all__ = [
 ]
 
 SIGMA = 80
-# Below this a promise that holds but for 2^-sigma is not worth the name; what a member takes part in is its policy's to
-# say.
+# The lowest sigma that counts as a guarantee at all. A member's policy decides what it takes part in.
 MIN_SIGMA = 40
-# Up to here somebody who wants the complete graph's promise, which no probability enters, may pay for it: n^2 shares
-# and agreements.
+# The complete graph, whose guarantee involves no probability, is available up to this size. It costs n^2 shares and key
+# agreements.
 MAX_COMPLETE_GRAPH = 1000
 CORRECTNESS = 20
-# What is tabulated and searched for numbers that come from somebody else is bounded by these.
+# Bounds on tables and searches for numbers that come from another party.
 MAX_MEMBERS = 100_000
 MAX_NEIGHBOURS = 4096
 _MILLION = 10**6
@@ -63,17 +62,20 @@ _LOG_2 = math.log(2)
 
 
 class NoParameters(ValueError):
-    """No number of neighbours gives what is asked for. The text says what would."""
+    """No number of neighbours meets the requirements. The text says what would help."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseParameters:
-    """A degree and a threshold, and what they are worth.
+    """A degree and a threshold, and what they guarantee.
 
-    neighbours: k, even. threshold: t of the k, the least that will do. honest: h = t - corrupt_neighbours, the
-    honest inputs that every sum that can be opened holds at least. corrupt_neighbours: t1 (before its semi-malicious
-    replacement), the most corrupt neighbours of any honest member. largest_threshold: the largest t for which
-    everybody keeps t neighbours when as many are lost as may be.
+    Args:
+        neighbours: k, even.
+        threshold: t of the k, the smallest that is sufficient.
+        honest: h = t - corrupt_neighbours, the minimum number of honest inputs in any sum that can be opened.
+        corrupt_neighbours: t1 (before its semi-malicious replacement), the maximum number of corrupt neighbours of any
+            honest member.
+        largest_threshold: the largest t for which every member keeps t neighbours at the maximum dropout.
     """
 
     neighbours: int
@@ -93,12 +95,21 @@ def find(
     *,
     absent: int = 0,
 ) -> SparseParameters:
-    """The least even k, and its t, for n members of whom a share gamma is corrupt and a share delta may be lost.
+    """Finds the smallest even k, and its t.
 
-    gamma, delta: shares of n in [0, 1), of at most six decimals, taken exactly (floor(gamma n) is a count, and
-    0.29 * 100 as floats is below 29). sigma, correctness: bits. semi_malicious: the coordinator may tell neighbours
-    of one member different lists of survivors. absent: how many of those who may be lost may be missing from the
-    roster already, where the corrupt ones weigh more. Raises NoParameters where no k would do.
+    Args:
+        n: size of the cohort.
+        gamma: share of n that may be corrupt, in [0, 1), with at most six decimals. It is taken exactly, because
+            floor(gamma n) is a count and 0.29 * 100 in floats is below 29.
+        delta: share of n that may drop out; as gamma.
+        sigma: bits of the guarantee.
+        correctness: bits of the guarantee of progress.
+        semi_malicious: whether the coordinator may tell neighbours of one member different lists of survivors.
+        absent: how many of the members that may drop out may already be missing from the roster, where the corrupt ones
+            weigh more.
+
+    Raises:
+        NoParameters: no k is sufficient.
     """
     corrupt = of_millionths(n, to_millionths(gamma))
     lost = of_millionths(n, to_millionths(delta))
@@ -106,17 +117,21 @@ def find(
 
 
 def to_millionths(share: Fraction | float) -> int:
-    """A share in [0, 1) as whole millionths. Raises NoParameters when it is none."""
+    """Converts a share in [0, 1) to whole millionths.
+
+    Raises:
+        NoParameters: it is out of range or has more than six decimals.
+    """
     scaled = Fraction(share) * _MILLION
     millionths = round(scaled)
-    # A float is off its decimal by 2^-53 at most; anything further away has more than six decimals.
+    # A float differs from its decimal by at most 2^-53; anything further away has more than six decimals.
     if not 0 <= millionths < _MILLION or abs(scaled - millionths) > Fraction(1, _MILLION):
         raise NoParameters(f"a share of the members lies in [0, 1) and has at most six decimals, got {share!r}")
     return millionths
 
 
 def of_millionths(n: int, millionths: int) -> int:
-    """floor(share * n), exactly."""
+    """Computes floor(share * n) exactly."""
     return n * millionths // _MILLION
 
 
@@ -131,7 +146,11 @@ def find_counts(
     *,
     absent: int = 0,
 ) -> SparseParameters:
-    """`find` for whole numbers of corrupt and lost members. Raises NoParameters."""
+    """Does what `find` does, for counts of corrupt and lost members.
+
+    Raises:
+        NoParameters: no k is sufficient.
+    """
     _check(n, corrupt, lost, sigma, correctness, semi_malicious, absent)
     for k in range(2, min(n - absent - 1, MAX_NEIGHBOURS) + 1, 2):
         found = evaluate(n, corrupt, lost, k, sigma, correctness, semi_malicious, absent=absent)
@@ -155,18 +174,20 @@ def evaluate(
     *,
     absent: int = 0,
 ) -> SparseParameters | None:
-    """What k neighbours are worth, with the least threshold for them; None where k does not do. Raises NoParameters
-    for counts that make no sense.
+    """What k neighbours guarantee, with the smallest threshold for them; None if k is not sufficient.
+
+    Raises:
+        NoParameters: the counts are impossible.
     """
     _check(n, corrupt, lost, sigma, correctness, semi_malicious, absent)
     if k < 2 or k % 2 or k > min(n - absent - 1, MAX_NEIGHBOURS):
         return None
-    # Members that are missing from the roster leave the same members to be connected, on a smaller ring: the bound for
-    # the whole ring is the larger one.
+    # With members missing from the roster, the same members must stay connected on a smaller ring. The bound for the
+    # whole ring is the larger one.
     if _log_disconnected(n, corrupt + lost, k) >= -(sigma + 1) * _LOG_2:
         return None
     corrupted = corrupt_neighbours(n - absent, corrupt, k, sigma)
-    # ceil((t1 + k - 1.25) / 2), which for whole numbers is this; the least t above it has 2t > k + t1.
+    # ceil((t1 + k - 1.25) / 2), which for whole numbers equals this; the smallest t above it has 2t > k + t1.
     exceed = (corrupted + k) // 2 if semi_malicious else corrupted
     survive = surviving_neighbours(n, lost, k, correctness)
     if survive <= exceed:
@@ -177,7 +198,7 @@ def evaluate(
 
 @lru_cache(maxsize=4096)
 def corrupt_neighbours(n: int, corrupt: int, k: int, sigma: int) -> int:
-    """t1: the least x such that one member has more than x corrupt neighbours with probability at most
+    """t1: the smallest x such that one member has more than x corrupt neighbours with probability at most
     2^-(sigma + 1) / n.
     """
     at_least = np.logaddexp.accumulate(_log_probabilities(n, corrupt, k)[::-1])[::-1]
@@ -201,20 +222,20 @@ def _check(n: int, corrupt: int, lost: int, sigma: int, correctness: int, semi_m
         raise NoParameters(f"sigma and correctness are bits, at least 1 each, got {sigma} and {correctness}")
     if corrupt < 0 or not 0 <= absent <= lost or corrupt + lost >= n:
         raise NoParameters(
-            f"of {n} members {corrupt} are corrupt, {lost} may be lost and {absent} be absent from the roster: "
-            "some must remain that are neither corrupt nor lost, and those absent count among the lost"
+            f"{n} members, {corrupt} corrupt, {lost} that may be lost, {absent} of these absent from the roster: some "
+            "must remain that are neither corrupt nor lost, and at most as many can be absent as may be lost"
         )
-    # Then t1' is above the mean of what survives, for every k; and U3 cannot bring the confirmations it needs either.
+    # Then t1' exceeds the mean of the survivors for every k, and U3 could not yield enough confirmations either.
     if semi_malicious and 2 * (n - lost) <= n + corrupt:
         raise NoParameters(
-            f"{n - lost} of {n} members with {corrupt} corrupt are no majority of the honest ones: "
-            "two lists of survivors could both be confirmed; assume fewer lost or corrupt"
+            f"{n - lost} of {n} members with {corrupt} corrupt are not a majority of the honest ones, so two lists of "
+            "survivors could both be confirmed; assume fewer lost or corrupt"
         )
 
 
 def _log_disconnected(n: int, removed: int, k: int) -> float:
-    """Log of the bound on the probability that the ring without `removed` members falls apart: n (n - k - 1) / 2
-    pairs of places to cut it, each by k removed members.
+    """Log of a bound on the probability that removing `removed` members disconnects the ring: there are
+    n (n - k - 1) / 2 pairs of places to cut it, and cutting it at one pair takes k removed members.
     """
     pairs = n * (n - k - 1) / 2
     if k > removed or pairs <= 0:
@@ -224,7 +245,7 @@ def _log_disconnected(n: int, removed: int, k: int) -> float:
 
 
 def _log_probabilities(n: int, marked: int, k: int) -> NDArray[np.float64]:
-    """Log P[Hyp(n, marked, k) = x] for x = 0 .. k: x marked ones among k drawn out of n, -inf where impossible."""
+    """Log P[Hyp(n, marked, k) = x] for x = 0 .. k: x marked members among k drawn from n; -inf where impossible."""
     low, high = max(0, k - (n - marked)), min(k, marked)
     table = _log_factorials(n)
     x = np.arange(low, high + 1)
@@ -238,8 +259,8 @@ def _log_probabilities(n: int, marked: int, k: int) -> NDArray[np.float64]:
 
 
 def _log_factorials(n: int) -> NDArray[np.float64]:
-    """log(i!) for i = 0 .. n at least."""
-    # A table for the next power of two serves all n below it: one cohort is looked at with many smaller rosters.
+    """log(i!) for i from 0 to at least n."""
+    # One cohort is evaluated with many smaller rosters, so a table for the next power of two serves all n below it.
     return _log_factorial_table(n.bit_length())
 
 

@@ -1,7 +1,7 @@
-"""Where unpredictable bytes come from: a source that is handed in, and a stream grown from one seed of it.
+"""Randomness: a source that the caller passes in, and streams expanded from seeds that it gives.
 
-Guarantees: nothing in this package draws randomness that was not handed to it; a stream is AES-256-CTR under
-a fresh 32-byte key from the source, written into a buffer that is used again, so large amounts cost neither
+Guarantees: nothing in this package draws randomness from anywhere but a source that it was passed. A stream is
+AES-256-CTR under a fresh 32-byte key from the source, written into a reusable buffer, so large amounts cost neither
 system calls nor memory.
 """
 
@@ -24,20 +24,25 @@ class RandomSource(Protocol):
     """A cryptographic source of uniform bytes."""
 
     def bytes(self, n: int, /) -> bytes:
-        """Exactly n uniform bytes, never returned to anyone before."""
+        """Returns exactly n uniform bytes that were never returned before."""
 
 
 class SystemRandom:
-    """The operating system's source."""
+    """The operating system's random source."""
 
     def bytes(self, n: int, /) -> bytes:
         return os.urandom(n)
 
 
 def stream_writer(key: bytes, counter: bytes = bytes(CIPHER_BLOCK)) -> Callable[[memoryview, bytearray], int]:
-    """What writes the AES-256-CTR stream of `key` forward from `counter`, the big-endian number of a cipher block:
-    called with n zero bytes and a buffer of n + 15 or more, it leaves the next n bytes at the buffer's front. Releases
-    the lock.
+    """Returns a function that writes the AES-256-CTR stream of `key`, starting at `counter`.
+
+    Called with n zero bytes and a buffer of at least n + 15 bytes, it writes the next n bytes of the stream to the
+    buffer's front. It releases the interpreter lock.
+
+    Args:
+        key: 32 bytes.
+        counter: big-endian number of the first cipher block, 16 bytes.
     """
     if len(key) != 32:
         raise ValueError("a stream key has 32 bytes")
@@ -45,10 +50,9 @@ def stream_writer(key: bytes, counter: bytes = bytes(CIPHER_BLOCK)) -> Callable[
 
 
 class KeyStream:
-    """The AES-256-CTR stream of one key from counter zero, read forward in pieces of at most `capacity`
-    bytes.
+    """The AES-256-CTR stream of one key, read in pieces of at most `capacity` bytes.
 
-    The counter starts at zero, because a key is used for one stream only; published vectors start elsewhere.
+    The counter starts at zero, because a key is used for only one stream. Published test vectors start elsewhere.
     """
 
     __slots__ = ("_write", "capacity")
@@ -58,19 +62,19 @@ class KeyStream:
         self.capacity = scratch.capacity
 
     def read(self, n: int, scratch: StreamScratch) -> NDArray[np.uint8]:
-        """The next n bytes, a view of `scratch` that the next read overwrites. Releases the lock."""
+        """Returns the next n bytes: a view of `scratch`, which the next read overwrites. Releases the lock."""
         self._write(scratch.zeros[:n], scratch.out)
         return scratch.view[:n]
 
 
 class StreamScratch:
-    """Two buffers shared by any number of streams read in turn: zeros to encrypt, and room for the result."""
+    """Two buffers that any number of streams can share in turn: zeros to encrypt, and room for the result."""
 
     __slots__ = ("capacity", "out", "view", "zeros")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.zeros = memoryview(bytes(capacity))
-        # update_into asks for a block less one byte of slack behind the result.
+        # update_into requires slack of a block minus one byte after the result.
         self.out = bytearray(capacity + CIPHER_BLOCK - 1)
         self.view = np.frombuffer(self.out, dtype=np.uint8, count=capacity)

@@ -1,12 +1,12 @@
-"""Why a member is dropped, why a member refuses, why an attempt is abandoned: one list of reasons.
+"""One list of reasons: why a member is dropped, why a member refuses, why an attempt is abandoned.
 
-Guarantees: every outcome of the protocol that is not "the sum was opened" carries exactly one `Reason`, and
-every reason has one sentence a person can read. The names are part of the contract with other packages, which
-map them one to one: a reason is added, never renamed.
+Guarantees: every outcome of the protocol except "the sum was opened" carries exactly one `Reason`, and every reason has
+one sentence for people. The names are part of the contract with other packages, which map them one to one: a reason may
+be added, but never renamed.
 
-A member that misbehaves is data on the server side (`Dropped`), and so is an attempt that cannot be finished
-(`Abandoned`). A member that will not go on is an exception on the member side (`Refusal`), because nothing
-sensible can follow it. Detail strings name members, counts and limits; never keys, shares or values.
+On the server, misbehaviour of a member is data (`Dropped`), and so is an attempt that cannot be finished (`Abandoned`).
+On the member, refusing to continue is an exception (`Refusal`), because nothing can follow it. Detail strings name
+members, counts and limits, never keys, shares or values.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Reason(StrEnum):
     DEALER_SEED_INCONSISTENT = "dealer_seed_inconsistent"
     DEALER_MASKING_KEY_INCONSISTENT = "dealer_masking_key_inconsistent"
 
-    # On a group of the cohort, seen by the server and, on the roster, by the member.
+    # On a group of the cohort, seen by the server and, in the roster, by the member.
     GROUP_TOO_SMALL = "group_too_small"
 
     # Why an attempt is abandoned.
@@ -134,7 +134,7 @@ class Reason(StrEnum):
 _SENTENCES: dict[Reason, str] = {
     Reason.PHASE_DEADLINE: "The member did not answer before the phase was closed.",
     Reason.DISCONNECTED: "The member's connection was lost.",
-    Reason.MEMBER_REFUSED: "The member checked what it was sent and refused to go on.",
+    Reason.MEMBER_REFUSED: "The member checked what it was sent and refused to continue.",
     Reason.SENDER_NOT_EXPECTED: "The sender is not one of those who may answer in this phase.",
     Reason.MESSAGE_NOT_EXPECTED: "The message does not belong to this phase.",
     Reason.MESSAGE_CONFLICTING: "The member sent two different messages where the protocol allows one.",
@@ -211,11 +211,10 @@ _SENTENCES: dict[Reason, str] = {
 
 
 class Refusal(Exception):
-    """An honest member will not go on.
+    """An honest member refuses to continue. The state that raised it is unchanged.
 
-    `reason` says why, `member` names the other member whose entry or message was at fault (None when the
-    fault lies in the message as a whole, which is the coordinator's), `detail` adds numbers. The state that
-    raised it is unchanged.
+    `reason` says why. `member` names the other member whose entry or message was at fault; it is None if the fault is
+    in the message as a whole, which is the coordinator's. `detail` adds numbers.
     """
 
     def __init__(self, reason: Reason, member: MemberId | None = None, detail: str = "") -> None:
@@ -228,7 +227,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The server stops counting on a member, and why. Data, not an exception: misbehaviour is expected."""
+    """The server no longer relies on a member, and why. Data, not an exception, because misbehaviour is expected."""
 
     member: MemberId
     reason: Reason
@@ -237,7 +236,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """An attempt that cannot be opened any more. `dropped` lists everyone lost so far, in order."""
+    """The sum of an attempt can no longer be opened. `dropped` lists all members lost so far, in order."""
 
     phase: Phase
     reason: Reason

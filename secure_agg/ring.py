@@ -1,12 +1,12 @@
-"""Real numbers into the ring Z_{2^b} and back.
+"""Encodes real numbers in the ring Z_{2^b} and decodes sums.
 
-Guarantees: a layout that passes `check_no_wrap(members)` can hold the sum of that many encoded vectors
-without wrapping; rounding is stochastic and unbiased, from the cryptographic source handed in; a value that
-is not finite or lies beyond its segment's bound is an error, never clipped in silence. Clipping is the
-caller's step before encoding, and the two helpers here refuse what is not finite before they clip.
+Guarantees: a layout that passes `check_no_wrap(members)` can hold the sum of that many encoded vectors without
+wrapping. Rounding is stochastic and unbiased, and uses the cryptographic source passed in. A value that is not finite
+or exceeds its segment's bound is an error and never clipped silently. The caller clips before encoding; the two helpers
+here refuse values that are not finite before they clip.
 
-Order: clip (caller), encode, mask, sum, unmask, decode. A decoded sum is the centre-lift: residues from
-2^(b-1) up are negative numbers.
+Order: clip (caller), encode, mask, sum, unmask, decode. A decoded sum is the centre lift: residues from 2^(b-1) up are
+negative numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EncodingInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A named run of `length` coordinates. |value| <= bound; value * scale is rounded to an integer."""
+    """A named run of `length` coordinates with |value| <= bound. Encoding rounds value * scale to an integer."""
 
     name: str
     length: int
@@ -61,13 +61,17 @@ class Segment:
 
     @property
     def largest(self) -> Fraction:
-        """An upper bound of a coordinate's integer after rounding, exactly: bound * scale + 1."""
+        """Exact upper bound of a coordinate's integer after rounding: bound * scale + 1."""
         return Fraction(self.bound) * Fraction(self.scale) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Named segments one after another in a vector over Z_{2^bits}. Raises LayoutInvalid."""
+    """Named segments, one after another, in a vector over Z_{2^bits}.
+
+    Raises:
+        LayoutInvalid: the segments do not fit the ring or each other.
+    """
 
     segments: tuple[Segment, ...]
     bits: int
@@ -87,7 +91,7 @@ class Layout:
         return sum(segment.length for segment in self.segments)
 
     def digest(self) -> bytes:
-        """32 bytes over every name, length, scale and bound, in order, and the ring."""
+        """A digest of the ring and every name, length, scale and bound, in order: 32 bytes."""
         segments = tuple(
             (segment.name, segment.length, struct.pack(">d", segment.scale), struct.pack(">d", segment.bound))
             for segment in self.segments
@@ -95,7 +99,11 @@ class Layout:
         return digest(Purpose.LAYOUT, segments, self.bits)
 
     def check_no_wrap(self, members: int) -> None:
-        """Raise LayoutInvalid unless members * (bound * scale + 1) fits in bits - 1 bits in every segment."""
+        """Checks that members * (bound * scale + 1) fits in bits - 1 bits in every segment.
+
+        Raises:
+            LayoutInvalid: it does not.
+        """
         if members < 1:
             raise LayoutInvalid(f"a sum has at least one member, got {members}")
         room = 2 ** (self.bits - 1) - 1
@@ -109,11 +117,18 @@ class Layout:
                 )
 
     def encode(self, vectors: Mapping[str, NDArray[Any]], random: RandomSource) -> NDArray[np.uint32]:
-        """One flat vector of d values in [0, 2^bits), little-endian uint32, fresh.
+        """Encodes one array per segment as one vector.
 
-        vectors: one real array of shape (length,) for each segment, by name. Raises EncodingInvalid for a
-        missing or unknown name, a wrong shape, and any value that is not finite or lies beyond the bound; the
-        message names the segment and never a value.
+        Args:
+            vectors: a real array of shape (length,) for each segment, by name.
+            random: source of the rounding's randomness.
+
+        Returns:
+            A new vector of d values in [0, 2^bits), little-endian uint32.
+
+        Raises:
+            EncodingInvalid: a name is missing or unknown, a shape is wrong, or a value is not finite or exceeds its
+                bound. The text names the segment and never a value.
         """
         if set(vectors) != {segment.name for segment in self.segments}:
             raise EncodingInvalid(f"the layout has segments {[s.name for s in self.segments]}, got {sorted(vectors)}")
@@ -130,10 +145,14 @@ class Layout:
         return encoded
 
     def decode(self, total: NDArray[np.uint32]) -> dict[str, NDArray[np.float64]]:
-        """The sums of the segments, by name, float64 of shape (length,). Another shape is EncodingInvalid."""
+        """Decodes a sum: the segments by name, float64 of shape (length,).
+
+        Raises:
+            EncodingInvalid: the sum has another shape or type.
+        """
         if total.dtype != RING_DTYPE or total.shape != (self.values,):
             raise EncodingInvalid(f"a sum is {self.values} values of uint32, got {total.dtype} {total.shape}")
-        # Moving the ring's top bit to the word's top bit and back lets the machine's sign do the centre-lift.
+        # Shifting the ring's top bit to the word's top bit and back makes the sign extension do the centre lift.
         shift = 32 - self.bits
         lifted = (total << np.uint32(shift)).view("<i4") >> np.int32(shift)
         decoded = {}
@@ -147,28 +166,33 @@ class Layout:
 
 
 def clip_l2(vector: NDArray[Any], norm: float) -> NDArray[np.float64]:
-    """A float64 copy of `vector` scaled down, if need be, to an L2 norm of at most `norm`.
+    """Returns a float64 copy of `vector`, scaled down to an L2 norm of at most `norm` if it is longer.
 
-    Raises EncodingInvalid when a value is not finite (checked first) or `norm` is not a positive number.
+    Raises:
+        EncodingInvalid: a value is not finite (checked first), or `norm` is not a positive number.
     """
     values = _finite(vector)
     limit = _positive(norm)
     largest = float(np.max(np.abs(values), initial=0.0))
     if largest == 0.0:
         return values
-    # Dividing by the largest value first keeps the squares from overflowing or vanishing.
+    # Dividing by the largest value first keeps the squares from overflowing or underflowing.
     ratio = float(np.linalg.norm(values / largest))
     if largest * ratio <= limit:
         return values
     clipped = (values / largest) * (limit / ratio)
-    # Rounding may leave the result a hair above the limit that privacy is accounted with.
+    # Rounding may leave the result slightly above the limit that the privacy accounting uses.
     while float(np.linalg.norm(clipped)) > limit:
         clipped *= 1.0 - 2.0**-50
     return clipped
 
 
 def clip_coordinates(vector: NDArray[Any], bound: float) -> NDArray[np.float64]:
-    """A float64 copy of `vector` with every coordinate in [-bound, bound]. Errors as `clip_l2`."""
+    """Returns a float64 copy of `vector` with every coordinate clipped to [-bound, bound].
+
+    Raises:
+        EncodingInvalid: as in `clip_l2`.
+    """
     values = _finite(vector)
     limit = _positive(bound)
     return np.clip(values, -limit, limit, out=values)
@@ -184,7 +208,7 @@ def _encode_segment(
     for start in range(0, segment.length, _BLOCK_VALUES):
         block = values[start : start + _BLOCK_VALUES].astype(np.float64)
         low, high = float(block.min()), float(block.max())
-        # A NaN anywhere makes both ends NaN; an infinity is one of the ends.
+        # A NaN anywhere makes both extremes NaN; an infinity is an extreme.
         if not (math.isfinite(low) and math.isfinite(high)):
             raise EncodingInvalid(f"segment {segment.name!r} holds a value that is not finite")
         if low < -segment.bound or high > segment.bound:
@@ -194,15 +218,15 @@ def _encode_segment(
         block *= segment.scale
         floor = np.floor(block)
         block -= floor
-        # Up with probability equal to the fraction: 53 random bits against the float's own 53.
+        # Round up with probability equal to the fraction: 53 random bits against the float's own 53.
         words = stream.read(8 * block.size, scratch).view("<u8")
         words >>= np.uint64(11)
-        # Below 2^53 a number is the same signed and unsigned, and the machine converts signed ones faster.
+        # Below 2^53 signed and unsigned integers are the same, and signed ones convert faster.
         draws = words.view("<i8").astype(np.float64)
         draws *= _UNIT
         floor += draws < block
-        # The layout's room is below 2^31, so the whole numbers fit into 32 bits with their sign, and a negative one is
-        # the residue 2^32 - |integer| of the same bytes.
+        # The layout's room is below 2^31, so the integers fit into 32 bits with their sign. Read as unsigned, the bytes
+        # of a negative integer are the residue 2^32 - |integer|.
         out[start : start + block.size].view("<i4")[:] = floor
 
 
@@ -218,7 +242,7 @@ def _real_vector(segment: Segment, vector: NDArray[Any]) -> NDArray[Any]:
 def _finite(vector: NDArray[Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = np.array(vector, dtype=np.float64)
     if not np.isfinite(values).all():
-        raise EncodingInvalid("a vector with values that are not finite is refused, not clipped")
+        raise EncodingInvalid("the vector holds a value that is not finite, so it is refused and not clipped")
     return values
 
 

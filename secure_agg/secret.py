@@ -1,10 +1,9 @@
-"""How secrets are held: in a type that never prints itself, can be erased, and cannot be copied by accident;
-and a latch that lets a state be used once.
+"""A type for secrets, which never prints itself, can be erased and cannot be copied by accident, and a latch that lets
+a state be used only once.
 
-Guarantees: `repr` and formatting show nothing, pickling and copying are errors, an erased secret cannot be
-read, and of two uses of one state only the first goes through, also when they come from two threads. Python
-may keep copies of bytes that passed through a call; erasing shortens a secret's life, it does not scrub the
-machine's memory.
+Guarantees: `repr` and formatting show nothing; pickling and copying are errors; an erased secret cannot be read. Of two
+uses of one state only the first succeeds, even from two threads. Python may keep copies of bytes that passed through a
+call, so erasing shortens a secret's life but does not scrub the machine's memory.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class Secret:
         self._bytes: bytearray | None = bytearray(value)
 
     def reveal(self) -> bytes:
-        """A copy of the bytes. Raises LookupError once erased."""
+        """Returns a copy of the bytes. Raises LookupError after `erase`."""
         if self._bytes is None:
             raise LookupError("this secret was erased after its one use")
         return bytes(self._bytes)
 
     def erase(self) -> None:
-        """Overwrite the bytes and forget them. Erasing twice is harmless."""
+        """Overwrites the bytes and forgets them. Erasing twice is harmless."""
         if self._bytes is not None:
             self._bytes[:] = bytes(len(self._bytes))
             self._bytes = None
@@ -41,11 +40,11 @@ class Secret:
         return "Secret(hidden)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret lives in one process, for one attempt; it is neither copied nor stored")
+        raise TypeError("a secret lives in one process, for one attempt; it cannot be copied or stored")
 
 
 class Once:
-    """A latch: `spend` succeeds one time, ever, and raises a Refusal with its reason afterwards."""
+    """A latch: `spend` succeeds once, and raises a Refusal with its reason afterwards."""
 
     __slots__ = ("_lock", "_reason")
 
@@ -54,17 +53,17 @@ class Once:
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """Raise if already spent; spends nothing. For refusing early, with the reason that matters most."""
+        """Raises Refusal if already spent, without spending. Lets callers refuse early, with this reason first."""
         if self._lock.locked():
             raise Refusal(self._reason)
 
     def spend(self) -> None:
-        """Spend it, or raise Refusal. Taking the lock is one step, so two threads cannot both win."""
+        """Spends the latch, or raises Refusal. Taking the lock is atomic, so two threads cannot both succeed."""
         if not self._lock.acquire(blocking=False):
             raise Refusal(self._reason)
 
     def close(self) -> bool:
-        """Spent from now on; whether this is what spent it."""
+        """Makes the latch spent, and returns whether it was not before."""
         return self._lock.acquire(blocking=False)
 
     def __repr__(self) -> str:

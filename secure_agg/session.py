@@ -1,9 +1,9 @@
-"""What a roster fixes: the session id, everybody's place, and the statements that members sign or derive
-from.
+"""What a roster determines: the session id, every member's place, and the statements that members sign or from which
+they derive keys.
 
-Guarantees: the session id depends on every byte of every advertisement and of the context, so members that
-were shown different rosters share no key, mask or statement. Both sides build their statements here, so they
-cannot disagree on an encoding.
+Guarantees: the session id depends on every byte of every advertisement and of the context, so members that were shown
+different rosters share no key, mask or statement. Both sides build their statements here, so they cannot disagree on an
+encoding.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def advertisement_statement(context: RoundContext, advertisement: Advertisement)
 
 
 def roster_root(advertisements: Iterable[Advertisement]) -> bytes:
-    """32 bytes over every entry in the order of names. A certificate enters by its digest."""
+    """A digest of all entries in the order of names, 32 bytes. A certificate enters by its digest."""
     entries = tuple(
         (
             entry.member,
@@ -75,9 +75,14 @@ def roster_root(advertisements: Iterable[Advertisement]) -> bytes:
 
 
 def vector_digest(vector: NDArray[np.uint32], bits: int) -> bytes:
-    """SHA-256 of a ring vector's packed bytes, the form in which it travels; no second vector is made.
+    """SHA-256 of a ring vector's packed bytes, the form in which it travels. It allocates no second vector.
 
-    vector: numbers below 2^bits, little-endian uint32, contiguous. Raises ValueError for any other.
+    Args:
+        vector: numbers below 2^bits, little-endian uint32, contiguous.
+        bits: width of the ring.
+
+    Raises:
+        ValueError: the vector is of another kind.
     """
     return packed_digest(vector, bits)
 
@@ -91,7 +96,7 @@ class Session:
 
     @classmethod
     def of(cls, context: RoundContext, advertisements: Iterable[Advertisement]) -> Session:
-        """From checked advertisements with distinct members, in any order."""
+        """Makes a session from checked advertisements of distinct members, in any order."""
         ordered = sorted(advertisements, key=lambda entry: entry.member)
         return cls(context, MappingProxyType({entry.member: entry for entry in ordered}))
 
@@ -121,7 +126,7 @@ class Session:
 
     @cached_property
     def context_digest(self) -> bytes:
-        """The context's digest, worked out once."""
+        """The context's digest, computed once."""
         return self.context.digest()
 
     @cached_property
@@ -138,7 +143,7 @@ class Session:
 
     @property
     def groups(self) -> tuple[tuple[MemberId, ...], ...]:
-        """Those who are summed together, each group sorted: all in one, but for a split into groups."""
+        """The groups of members that are summed together, each sorted; a single one without a split."""
         return self.graph.groups if isinstance(self.graph, GroupsOf) else (self.members,)
 
     def group_of(self, member: MemberId) -> int:
@@ -150,7 +155,7 @@ class Session:
         return {member: rank for rank, member in enumerate(self.members)}
 
     def rank(self, member: MemberId) -> int:
-        """A member's place in the sorted roster, from 0."""
+        """A member's position in the sorted roster, from 0."""
         return self._ranks[member]
 
     def point(self, member: MemberId) -> int:
@@ -158,18 +163,18 @@ class Session:
         return self._ranks[member] + 1
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
-        """Who shares pairwise masks with `member`, sorted."""
+        """The members that share a pairwise mask with `member`, sorted."""
         return self.graph.neighbours(member)
 
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
-        """Whom `dealer` makes shares for, sorted."""
+        """The members for which `dealer` makes shares, sorted."""
         return self.graph.receivers(dealer)
 
     def dealers_to(self, receiver: MemberId) -> tuple[MemberId, ...]:
-        """Whose shares `receiver` may hold, sorted: neighbourhood is symmetric, so those it deals to."""
+        """The members whose shares `receiver` may hold, sorted. Neighbourhood is symmetric, so it deals to the same."""
         return self.graph.receivers(receiver)
 
-    # Commitments. Secrets and shares are uniform and 32 bytes or more, so a plain hash hides them.
+    # Commitments. Secrets and shares are uniform and have at least 32 bytes, so a plain hash hides them.
 
     def seed_commitment(self, dealer: MemberId, seed: bytes) -> bytes:
         return digest(Purpose.SEED_COMMITMENT, self.id, dealer, seed)
@@ -191,7 +196,7 @@ class Session:
         )
 
     def received_root(self, receiver: MemberId, dealing: ReceivedDealing) -> bytes | None:
-        """The root that a received dealing's path leads to; None when the path cannot be one."""
+        """The root to which a received dealing's path leads; None if the path has the wrong length."""
         order = self.receivers(dealing.dealer)
         leaf = self.dealing_leaf(
             dealing.dealer, receiver, dealing.masking_share_commitment, dealing.seed_share_commitment
@@ -207,7 +212,7 @@ class Session:
         return frame(Purpose.MASKED_INPUT, self.id, member, vector, length)
 
     def survivors_digest(self, survivors: Iterable[MemberId]) -> bytes:
-        """32 bytes over (session, U3, model digest, context digest): what all of U3 must agree on."""
+        """A digest of (session, U3, model digest, context digest), 32 bytes, on which all of U3 must agree."""
         context = self.context
         return digest(Purpose.SURVIVORS, self.id, tuple(sorted(survivors)), context.model, self.context_digest)
 
@@ -215,10 +220,10 @@ class Session:
         """What `member` signs in phase 3."""
         return frame(Purpose.CONFIRMATION, self.id, survivors_digest, member)
 
-    # What masks grow from.
+    # What masks are derived from.
 
     def pair_mask_info(self, one: MemberId, other: MemberId) -> bytes:
-        """The same for both ends of a pair: lower rank first, then all that must agree."""
+        """The same for both members of a pair: names in order, then everything on which the two must agree."""
         low, high = sorted((one, other))
         context = self.context
         return frame(Purpose.PAIR_MASK, low, high, context.model, self.context_digest, context.values, context.bits)
@@ -228,10 +233,10 @@ class Session:
         return frame(Purpose.SELF_MASK, member, context.model, self.context_digest, context.values, context.bits)
 
     def result_digest(self, survivors: Iterable[MemberId], total: NDArray[np.uint32]) -> bytes:
-        """32 bytes that name an opened sum: session, U3 and the sum itself."""
+        """A digest that names an opened sum, 32 bytes: session, U3 and the sum itself."""
         survivors_in_order = tuple(sorted(survivors))
         return digest(Purpose.RESULT, self.id, survivors_in_order, vector_digest(total, self.context.bits))
 
     def results_digest(self, results: Sequence[bytes]) -> bytes:
-        """32 bytes over the digests of several groups' opened sums, in the order of the groups."""
+        """A digest of the digests of several groups' opened sums, in the order of the groups: 32 bytes."""
         return digest(Purpose.RESULTS, self.id, tuple(results))

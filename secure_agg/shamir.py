@@ -1,15 +1,14 @@
 """Shamir's secret sharing over a prime field.
 
-Guarantees: fewer than `threshold` shares say nothing about the secret; `threshold` correct ones give it back.
-Points are 1 + rank, so point 0 (the secret itself) is never dealt and never accepted. What reaches `combine`
-from outside is
-checked: duplicate points, points or values out of range, wrong numbers of shares are errors.
+Guarantees: fewer than `threshold` shares reveal nothing about the secret; `threshold` correct shares rebuild it. Points
+are 1 + rank, so point 0 (the secret itself) is never dealt and never accepted. `combine` checks its inputs: duplicate
+points, points or values out of range and wrong numbers of shares are errors.
 
-It does not tell a wrong share from a right one: whoever collects shares checks them against the dealer's
-commitments first.
+It cannot distinguish a wrong share from a correct one. The collector of shares must first check them against the
+dealer's commitments.
 
-Source: Shamir, How to share a secret, 1979. The prime 2^256 + 297 is the least above 2^256, so that any
-32-byte secret is a field element.
+Source: Shamir, How to share a secret, 1979. The prime 2^256 + 297 is the smallest above 2^256, so any 32-byte secret is
+a field element.
 """
 
 from __future__ import annotations
@@ -38,13 +37,17 @@ SHARE_BYTES = 33
 
 
 class ShareInvalid(ValueError):
-    """Shares that cannot be what an honest dealer dealt."""
+    """Shares cannot be what an honest dealer dealt."""
 
 
 def deal(
     secret: int, threshold: int, points: Sequence[int], random: RandomSource, prime: int = PRIME
 ) -> tuple[int, ...]:
-    """A random polynomial of degree threshold - 1 through (0, `secret`), at each point in order."""
+    """Evaluates a random polynomial of degree threshold - 1 through (0, `secret`) at each point, in order.
+
+    Raises:
+        ShareInvalid: the secret, the threshold or a point is out of range.
+    """
     _check_points(points, prime)
     if not 0 <= secret < prime:
         raise ShareInvalid("the secret is not an element of the field")
@@ -61,7 +64,11 @@ def deal(
 
 
 def combine(shares: Sequence[tuple[int, int]], threshold: int, prime: int = PRIME) -> int:
-    """The value at 0 of the polynomial through exactly `threshold` (point, value) pairs, or ShareInvalid."""
+    """The value at 0 of the polynomial through exactly `threshold` (point, value) pairs.
+
+    Raises:
+        ShareInvalid: the number of shares, a point or a value is wrong.
+    """
     if len(shares) != threshold:
         raise ShareInvalid(f"exactly {threshold} shares rebuild a secret, got {len(shares)}")
     points = tuple(point for point, _ in shares)
@@ -73,7 +80,11 @@ def combine(shares: Sequence[tuple[int, int]], threshold: int, prime: int = PRIM
 
 
 def deal_secret(secret: bytes, threshold: int, points: Sequence[int], random: RandomSource) -> tuple[bytes, ...]:
-    """Deal a secret of 32 bytes (a big-endian integer) as shares of 33 bytes, one a point, in order."""
+    """Deals a secret of 32 bytes (a big-endian integer) as shares of 33 bytes, one for each point, in order.
+
+    Raises:
+        ShareInvalid: as in `deal`, or the secret has another length.
+    """
     if len(secret) != SECRET_BYTES:
         raise ShareInvalid(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
     shares = deal(int.from_bytes(secret, "big"), threshold, points, random)
@@ -81,16 +92,24 @@ def deal_secret(secret: bytes, threshold: int, points: Sequence[int], random: Ra
 
 
 def combine_secret(shares: Sequence[tuple[int, bytes]], threshold: int) -> bytes:
-    """The secret of 32 bytes behind exactly `threshold` (point, share) pairs. Raises ShareInvalid."""
+    """Rebuilds a secret of 32 bytes from exactly `threshold` (point, share) pairs.
+
+    Raises:
+        ShareInvalid: the shares are malformed, or their value is not a secret of 32 bytes.
+    """
     value = combine([(point, read_share(share)) for point, share in shares], threshold)
-    # The field is a little larger than 2^256: an honest dealer's secret never lands in the gap.
+    # The field is slightly larger than 2^256. An honest dealer's secret is never in the gap.
     if value >= 2**256:
         raise ShareInvalid("the shares rebuild a number that is not a secret of 32 bytes")
     return value.to_bytes(SECRET_BYTES, "big")
 
 
 def read_share(share: bytes) -> int:
-    """A share's field element. Raises ShareInvalid for a wrong length or a number outside the field."""
+    """Decodes a share's field element.
+
+    Raises:
+        ShareInvalid: the length is wrong or the number is outside the field.
+    """
     if len(share) != SHARE_BYTES:
         raise ShareInvalid(f"a share has {SHARE_BYTES} bytes, got {len(share)}")
     value = int.from_bytes(share, "big")
@@ -109,15 +128,15 @@ def _check_points(points: Sequence[int], prime: int) -> None:
 @lru_cache(maxsize=256)
 def _lagrange_at_zero(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
     # Product over j != i of x_j / (x_j - x_i), as (product of all x) / (x_i * product of x_j - x_i). On the complete
-    # graph one set of survivors serves every secret of an attempt; on the sparse one every dealer has its own. Points
-    # are small numbers, so their products are left unreduced till the end, and one inversion does for all.
+    # graph one set of points serves every secret of an attempt; on the sparse one every dealer has its own. Points are
+    # small numbers, so their products are reduced only at the end, and one inversion serves all.
     everything = math.prod(points) % prime
     below = [x_i * math.prod(x_j - x_i for x_j in points if x_j != x_i) % prime for x_i in points]
     return tuple(everything * inverse % prime for inverse in _inverses(below, prime))
 
 
 def _inverses(values: Sequence[int], prime: int) -> list[int]:
-    """Inverses of numbers that are not 0, by one inversion (Montgomery's trick)."""
+    """Inverses of nonzero numbers, with one inversion (Montgomery's trick)."""
     running, before = 1, []
     for value in values:
         before.append(running)

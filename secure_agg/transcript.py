@@ -1,12 +1,12 @@
-"""One way to turn fields into bytes. Everything hashed, signed, derived or authenticated goes through here.
+"""The one encoding of fields as bytes, for everything that is hashed, signed, derived or authenticated.
 
-Guarantees: the encoding is injective. Two calls give the same bytes only if they name the same purpose and
-the same fields, of the same types, in the same order; so no signature, key or commitment made for one purpose
-can serve another, and no boundary between two fields can be moved.
+Guarantees: the encoding is injective. Two calls give the same bytes only if they name the same purpose and the same
+fields, of the same types, in the same order. So no signature, key or commitment made for one purpose can serve another,
+and no boundary between two fields can be moved.
 
-Encoding: each field is one type letter, a length of eight bytes (big-endian), and that many bytes. `B` bytes,
-`S` UTF-8 text, `I` an unsigned integer (big-endian, no leading zeros), `L` a list whose body is the encodings
-of its items. A frame starts with the protocol's name and version and the purpose, as two text fields.
+Encoding: each field is one type letter, a length of eight bytes (big-endian), and that many bytes. `B` is bytes, `S`
+UTF-8 text, `I` an unsigned integer (big-endian, no leading zeros), `L` a list whose body is the encodings of its items.
+A frame starts with two text fields: the protocol's name and version, and the purpose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Field = Union[bytes, str, int, tuple["Field", ...]]  # noqa: UP007  a recursive 
 
 
 class Purpose(StrEnum):
-    """Every use of the transcript, so that two uses can never share a name by accident."""
+    """All uses of the transcript, listed together so that two uses never share a name by accident."""
 
     CONTEXT = "context"
     LAYOUT = "layout"
@@ -51,7 +51,12 @@ class Purpose(StrEnum):
 
 
 def frame(purpose: Purpose, *fields: Field) -> bytes:
-    """Encode `fields` for one purpose. ValueError for a negative integer, TypeError for another type."""
+    """Encodes `fields` for one purpose.
+
+    Raises:
+        ValueError: an integer is negative.
+        TypeError: a field has another type.
+    """
     return b"".join((_prefix(purpose), *map(_encode, fields)))
 
 
@@ -66,23 +71,23 @@ def _prefix(purpose: Purpose) -> bytes:
 
 
 _SHORT = 128
-# Letter and length of the fields that are framed by the million: digests, keys, shares.
+# Precomputed letter and length of the fields that are framed by the million: digests, keys, shares.
 _HEADS = tuple(b"B" + length.to_bytes(8, "big") for length in range(_SHORT))
 
 
-# Names of members, each of them in every commitment that concerns it.
+# Cached, because a member's name is in every commitment that concerns it.
 @lru_cache(maxsize=32_768)
 def _short_text(field: str) -> bytes:
     return _tagged(b"S", field.encode("utf-8"))
 
 
 def _encode(field: Field) -> bytes:
-    # Nearly all fields are short bytes and names, and a large cohort frames millions.
+    # A fast path: nearly all fields are short bytes and names, and a large cohort frames millions.
     if type(field) is bytes and len(field) < _SHORT:
         return _HEADS[len(field)] + field
     if type(field) is str and len(field) < _SHORT:
         return _short_text(field)
-    # bool is an int to Python, and True would encode like 1: no statement of the protocol needs one.
+    # In Python a bool is an int, so True would encode like 1. No statement of the protocol needs a bool.
     if isinstance(field, bool):
         raise TypeError("a transcript field is bytes, text, an unsigned integer or a tuple of these")
     if isinstance(field, bytes):

@@ -1,1 +1,1 @@
-"""Tools of every command: console, logs, metrics, TLS contexts, clean text, durable and private files."""
+"""Tools that every command uses: console, logs, metrics, TLS settings, clean text, durable and private files."""

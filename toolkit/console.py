@@ -1,10 +1,10 @@
-"""How both command lines speak: one style of help, exit codes, one way to fail, `--json`.
+"""What both command lines share: one style of help, exit codes, one way to fail, `--json`.
 
-A command that cannot do what it was asked raises `CommandFailed` with a sentence that says what happened and what to
-do. `run_app` prints it on standard error (as JSON with `--json`) and ends with its exit code.
+A command that cannot do its work raises `CommandFailed` with a sentence that says what happened and what to do.
+`run_app` prints it on standard error, or as JSON with `--json`, and ends with its exit code.
 
-A sentence may hold what another machine said: `CommandFailed` takes out what a
-terminal would act on, and what is printed of another machine's words goes through `printable`.
+A sentence may quote another machine. `CommandFailed` removes what a terminal would act on. Other text from another
+machine must go through `printable` before it is printed.
 """
 
 import json
@@ -33,11 +33,11 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What a command ends with. The same table stands in docs/operations.md."""
+    """Exit codes of commands. docs/operations.md has the same table."""
 
     OK = 0
     FAILED = 1  # The work itself failed (a check, a parity test, a training run).
-    USAGE = 2  # Input that cannot be right: an option, a file, a document.
+    USAGE = 2  # Invalid input: an option, a file, a document.
     UNREACHABLE = 3  # Nobody answered at the address, or TLS failed.
     REFUSED = 4  # The other side, or the member's own policy, said no.
     NOT_FOUND = 5  # A job, member, version or file of that name does not exist.
@@ -45,12 +45,12 @@ class ExitCode(IntEnum):
 
 
 def printable(text: str) -> str:
-    """Text as it may be printed: line breaks and tabs stay, whatever else a terminal acts on does not."""
+    """Cleans text for printing. Line breaks and tabs stay; all else that a terminal acts on is replaced."""
     return clean(text, MAX_SHOWN, lines=True)
 
 
 class CommandFailed(Exception):
-    """A command's end with a sentence for a person."""
+    """A command failed; `sentence` tells a person why and what to do."""
 
     def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
         sentence = printable(sentence)
@@ -65,18 +65,18 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
 
 
 def json_requested() -> bool:
-    """Whether `--json` stands anywhere in the command, or TACIT_JSON=1 in the environment."""
+    """Whether the command line contains `--json`, or the environment TACIT_JSON=1."""
     return "--json" in sys.argv[1:] or os.environ.get("TACIT_JSON") == "1"
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on a line of standard output."""
+    """Prints one JSON object on a line of standard output."""
     sys.stdout.write(json.dumps(value, sort_keys=True, default=str) + "\n")
     sys.stdout.flush()
 
 
 def program(name: str, version: Callable[[], str], *, help: str, epilog: str) -> "typer.Typer":
-    """Makes the root of a command line: boxed help, shell completion, `--version`, suggestions for what is mistyped.
+    """Makes the root of a command line: boxed help, shell completion, `--version`, suggestions for mistyped words.
 
     Args:
         name: The program's name, as a person types it.
@@ -91,7 +91,7 @@ def program(name: str, version: Callable[[], str], *, help: str, epilog: str) ->
     from typer.core import TyperGroup
 
     class Root(TyperGroup):
-        # The errors of every level pass through the root: these two methods parse all options and commands.
+        # Errors of every level pass through the root, because these two methods parse all options and commands.
         def make_context(self, *arguments: Any, **more: Any) -> Any:
             with _suggestions():
                 return super().make_context(*arguments, **more)
@@ -141,7 +141,7 @@ def _suggestions() -> Iterator[None]:
 
 
 def run_app(app: Callable[[], object]) -> NoReturn:
-    """Runs a typer app; every foreseen failure becomes a sentence and an exit code, never a traceback."""
+    """Runs a typer app. Every expected failure becomes a sentence and an exit code, never a traceback."""
     try:
         app()
     except CommandFailed as error:
@@ -154,7 +154,7 @@ def run_app(app: Callable[[], object]) -> NoReturn:
         sys.stderr.write("interrupted\n")
         sys.exit(int(ExitCode.INTERRUPTED))
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong.
+        # The reader of our output is gone (`| head`), which is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(0)

@@ -1,6 +1,7 @@
 """How to install a missing part of Tacit, in the one form that every error uses.
 
-Nothing is released yet, so a part is installed from the source folder. An index would give a stranger's package.
+Nothing is released yet, so a part is installed from the source folder. A package index would install a stranger's
+package.
 """
 
 __all__ = ["DISTRIBUTION", "install_with"]
@@ -9,6 +10,6 @@ DISTRIBUTION = "tacit-federation"
 
 
 def install_with(*extras: str) -> str:
-    """The command that installs these extras, e.g. `pip install '.[edge,export]'` in Tacit's source folder."""
+    """Returns the command that installs these extras: `pip install '.[edge,export]'` in Tacit's source folder."""
     wanted = f"'.[{','.join(extras)}]'" if extras else "."
     return f"`pip install {wanted}` in Tacit's source folder"

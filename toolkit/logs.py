@@ -1,13 +1,12 @@
-"""Logs: fields rather than sentences, on standard error, the same on both sides.
+"""Logs: fields instead of sentences, on standard error, the same on both sides.
 
-An event is a short name in the past tense and its fields: `log.info("attempt_ended", job=..., reason=...)`.
-Times are UTC, ISO 8601. Console format is for people, json (one object a line) for collectors. Fields never
-carry text, tokens of text, keys, shares, secrets or unmasked vectors; bytes are digests and shown in
-hexadecimal.
+An event is a short name in the past tense with fields: `log.info("attempt_ended", job=..., reason=...)`. Times are UTC,
+ISO 8601. The console format is for people, json (one object a line) for collectors. Fields never carry text, tokens of
+text, keys, shares, secrets or unmasked vectors. Bytes are digests and appear in hexadecimal.
 
-Libraries that log through the standard library come out in the same form, from warnings up.
+Logs of libraries that use the standard library appear in the same form, from level warning up.
 
-No value reaches the log with a character that a terminal or a log viewer acts on, whatever the caller handed in
+No value reaches the log with a character on which a terminal or log viewer acts, whatever the caller passed
 (`toolkit.text.clean`). Only a traceback keeps its line breaks.
 """
 
@@ -24,9 +23,9 @@ __all__ = ["configure"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-# Longer bytes are cut: a digest is 32, and nothing longer belongs into a log.
+# Of longer bytes only the length is logged: a digest has 32, and nothing longer belongs in a log.
 _MAX_BYTES = 32
-# Characters of one value. A traceback may have more (`toolkit.text.MAX_SHOWN`).
+# Maximum characters of one value. A traceback may have more (`toolkit.text.MAX_SHOWN`).
 _MAX_VALUE = 4096
 _LINES = ("exception", "stack")
 
@@ -38,16 +37,16 @@ def configure(
     stream: TextIO | None = None,
     first: Sequence[structlog.types.Processor] = (),
 ) -> None:
-    """Sets up logging for the process; the last call counts.
+    """Sets up logging for the process. The last call counts.
 
     Args:
         format: console or json.
-        level: debug to error.
-        stream: where lines go; standard error unless given.
-        first: processors that see each line of ours before it is written, and may drop it.
+        level: debug, info, warning or error.
+        stream: where lines go; by default standard error.
+        first: processors that see each of our lines before it is written, and may drop it.
 
     Raises:
-        ValueError: a format or level that does not exist.
+        ValueError: the format or level does not exist.
     """
     if format not in ("console", "json"):
         raise ValueError(f"log format {format!r} does not exist; choose console or json")
@@ -61,7 +60,7 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         _hexadecimal,
     ]
-    # Last before the renderer: what comes after it goes to the log as it is.
+    # Directly before the renderer, because what is added after cleaning would reach the log unchanged.
     last: list[structlog.types.Processor] = [structlog.processors.format_exc_info, _cleaned]
     renderer: structlog.types.Processor
     if format == "json":
@@ -107,7 +106,7 @@ def _cleaned(_logger: object, _method: str, event: MutableMapping[str, Any]) -> 
 
 
 def _shown(value: object) -> object:
-    """A value of JSON, with clean text in it."""
+    """Converts a value for JSON, with all text in it cleaned."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):

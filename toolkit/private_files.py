@@ -1,15 +1,16 @@
-"""Whether files and folders that hold secrets are closed to everybody but their owner, for both sides.
+"""Checks, on both sides, that only their owner can use files and folders that hold secrets.
 
-The rules, by what a path holds. A missing path breaks none of them: whoever reads it says so.
+Each check has the rules for one kind of path. A missing path passes all of them, because the code that reads it reports
+that.
 
     check_private      keys, databases and their folders: owned by this process's user, closed to all others
-    check_unwritable   certificates and configuration: owned by this user or root, written by nobody else
-    check_keys         a folder of keys, each file in it by one of those two
-    check_secret       a secret that a supervisor or a container hands in: owned by this user, or by root and then also
-                       readable by a group; below /run/secrets everybody may read it, as only the container sees it
+    check_unwritable   certificates and configuration: owned by this user or root, writable by nobody else
+    check_keys         a folder of keys: each file in it by one of the two rules above
+    check_secret       a secret from a supervisor or container: owned by this user, or by root and then also readable by
+                       a group; below /run/secrets anybody may read it, because only the container sees it
 
-Assumptions: root is trusted, and so are the folders above those that are checked. Access control lists are not looked
-at. A system without POSIX owners is not checked: there the folder's own permissions protect it.
+Assumptions: root is trusted, and so are the folders above the checked ones. Access control lists are not checked. On a
+system without POSIX owners nothing is checked; there the folder's own permissions must protect it.
 """
 
 import os
@@ -19,21 +20,21 @@ from pathlib import Path
 
 __all__ = ["NotPrivate", "check_keys", "check_private", "check_secret", "check_unwritable", "user_name"]
 
-# Container runtimes mount secrets here, readable by all in the container.
+# Container runtimes mount secrets here, readable by all users in the container.
 _MOUNTED = Path("/run/secrets")
 _ROOT = 0
 
 
 class NotPrivate(ValueError):
-    """Somebody else owns a file, or may read or change it. The sentence says what to type."""
+    """Somebody else owns a file, or may read or change it. The text says what to type."""
 
 
 def check_private(path: Path) -> None:
-    """Only this process's user owns, reads and writes it.
+    """Checks that only this process's user owns, reads and writes a path.
 
     Raises:
-        NotPrivate: somebody else may.
-        OSError: it cannot be looked at.
+        NotPrivate: somebody else does or may.
+        OSError: its status cannot be read.
     """
     if (status := _status(path)) is None:
         return
@@ -43,11 +44,11 @@ def check_private(path: Path) -> None:
 
 
 def check_unwritable(path: Path) -> None:
-    """Only this process's user, or root, owns and changes it.
+    """Checks that only this process's user or root owns and changes a path.
 
     Raises:
-        NotPrivate: somebody else may.
-        OSError: it cannot be looked at.
+        NotPrivate: somebody else does or may.
+        OSError: its status cannot be read.
     """
     if (status := _status(path)) is None:
         return
@@ -57,11 +58,11 @@ def check_unwritable(path: Path) -> None:
 
 
 def check_secret(path: Path) -> None:
-    """A secret file that this process is handed.
+    """Checks a secret file that something else provides for this process.
 
     Raises:
-        NotPrivate: somebody else may change it, or people who need not know it may read it.
-        OSError: it cannot be looked at.
+        NotPrivate: somebody else may change it, or too many may read it.
+        OSError: its status cannot be read.
     """
     if (status := _status(path)) is None:
         return
@@ -78,11 +79,11 @@ def check_secret(path: Path) -> None:
 
 
 def check_keys(folder: Path) -> None:
-    """A folder with keys (`*.key`, `key.pem`, and what is half written) and what belongs to them, not below it.
+    """Checks a folder of keys (`*.key`, `key.pem` and partial files) and the other files in it, but no subfolders.
 
     Raises:
         NotPrivate: the folder or a key is not private, or others may change one of the other files.
-        OSError: something cannot be looked at.
+        OSError: a status cannot be read.
     """
     check_private(folder)
     if not folder.is_dir():
@@ -93,7 +94,7 @@ def check_keys(folder: Path) -> None:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user of this machine, or the number as chown and sudo take it."""
+    """The name of a user of this machine, or `#` and the number for a user without a name."""
     import pwd
 
     try:
@@ -117,13 +118,13 @@ def _check_owner(path: Path, status: os.stat_result, allowed: set[int]) -> None:
     command = "sudo chown -R" if stat.S_ISDIR(status.st_mode) else "sudo chown"
     me = user_name(os.geteuid()).removeprefix("#")
     raise NotPrivate(
-        f"{path} belongs to another user, {user_name(status.st_uid)}: run this as that user, or take it over with "
+        f"{path} belongs to another user, {user_name(status.st_uid)}; run this as that user, or take it over with "
         f"`{command} {me} {shlex.quote(str(path))}`"
     )
 
 
 def _open(path: Path, status: os.stat_result, what: str, command: str) -> NotPrivate:
     return NotPrivate(
-        f"{path} may be {what} by others (mode {stat.S_IMODE(status.st_mode):04o}); close it with "
+        f"{path} can be {what} by others (mode {stat.S_IMODE(status.st_mode):04o}); close it with "
         f"`{command} {shlex.quote(str(path))}`"
     )

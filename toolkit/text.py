@@ -1,39 +1,39 @@
-"""Text from another machine, made fit for a log, a table and a terminal.
+"""Makes text from another machine safe for logs, tables and terminals.
 
-`clean` replaces every character that a terminal or a log viewer acts on, and cuts what is too long. Three places call
-it, so that no string gets past all of them:
+`clean` replaces every character on which a terminal or log viewer acts, and cuts text that is too long. It is called in
+three places, so that no string gets past all of them:
 
-1. where messages arrive: `tacit.fields` says what each text field of tacit.v1 holds, `tacit.wire`, `tacit.guard` and
-   `coordinator.services.guard` apply that to every message, `tacit.status` cleans the sentence of a failed call;
-2. where the log is written (`toolkit.logs`), every value once more;
-3. where a command prints (`toolkit.console`), every sentence and cell once more.
+1. where messages arrive: `tacit.fields` says what each text field of tacit.v1 may hold; `tacit.wire`, `tacit.guard` and
+   `coordinator.services.guard` apply that to every message; `tacit.status` cleans the sentence of a failed call;
+2. where the log is written (`toolkit.logs`): every value again;
+3. where a command prints (`toolkit.console`): every sentence and cell again.
 """
 
 import unicodedata
 
 __all__ = ["MAX_DETAIL", "MAX_SHOWN", "MAX_STATUS", "clean", "is_clean"]
 
-# Characters of a sentence inside a message, of the sentence of a gRPC status, and of whatever is printed or logged.
+# Maximum characters of a sentence in a message, of the sentence of a gRPC status, and of anything printed or logged.
 MAX_DETAIL, MAX_STATUS, MAX_SHOWN = 500, 2000, 64 * 1024
 
 _REPLACEMENT, _CUT = "\N{REPLACEMENT CHARACTER}", "\N{HORIZONTAL ELLIPSIS}"
 # Controls (C0, DEL, C1), formats (bidi overrides and isolates, zero-width marks, tags), lone surrogates, private use,
 # unassigned, line and paragraph separators.
 _ACTED_ON = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-# Persian and Indic scripts need these two, and they only choose the shape of the letters beside them.
+# Persian and Indic scripts need these two, which only choose the shape of adjacent letters.
 _JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 _BREAKS = "\t\n\v\f\r"
 
 
 def clean(text: str, most: int, *, lines: bool = False) -> str:
-    """The text with nothing in it that a terminal acts on, and at most `most` characters long.
+    """Replaces every character on which a terminal acts, and cuts the text to `most` characters.
 
-    A line break or tab becomes a space, every other such character U+FFFD; what is cut ends with an ellipsis. Cleaning
-    twice gives the same as cleaning once.
+    Line breaks and tabs become spaces, every other such character becomes U+FFFD. Cut text ends with an ellipsis.
+    Cleaning is idempotent.
 
     Args:
-        text: anything, also lone surrogates.
-        most: characters of the result, at least 1.
+        text: any text, including lone surrogates.
+        most: maximum characters of the result, at least 1.
         lines: keep line feeds and tabs, for a traceback or a table.
     """
     cut = text[:most]
@@ -51,5 +51,5 @@ def _shown(letter: str, lines: bool) -> str:
 
 
 def is_clean(text: str) -> bool:
-    """Whether nothing in a text would be replaced: what labels and other names that people choose are held to."""
+    """Whether `clean` would change nothing. Labels and other names that people choose must be clean."""
     return clean(text, max(1, len(text))) == text

@@ -1,10 +1,9 @@
-"""TLS 1.3 and nothing older, in a gRPC that has no setting for it.
+"""Restricts gRPC, which has no setting for it, to TLS 1.3.
 
-gRPC offers `GRPC_SSL_CIPHER_SUITES`, which names suites of TLS 1.2 only. One that needs an ECDSA certificate
-leaves TLS 1.2 with no suite that the federation's RSA certificates can serve, and TLS 1.3 as it was. gRPC
-reads the variable while it is imported, so `tls_13_only` comes before that import, and this module never
-imports gRPC. Because this leans on the insides of a library, a server proves it after it has bound its ports:
-`speaks_tls_12` asks.
+gRPC has the variable `GRPC_SSL_CIPHER_SUITES`, which names cipher suites of TLS 1.2 only. Naming one that needs an
+ECDSA certificate leaves TLS 1.2 without a suite that the federation's RSA certificates can serve, and does not affect
+TLS 1.3. gRPC reads the variable on import, so `tls_13_only` must be called first, and this module never imports gRPC.
+Because this relies on internals of a library, a server verifies it with `speaks_tls_12` after it has bound its ports.
 """
 
 import contextlib
@@ -18,31 +17,29 @@ __all__ = ["speaks_tls_12", "tls_13_only"]
 _VARIABLE = "GRPC_SSL_CIPHER_SUITES"
 _SUITE_WITHOUT_RSA = "ECDHE-ECDSA-AES256-GCM-SHA384"
 _set_in_time = False
-# RFC 5246, 6.2.1: a ServerHello comes in one of these; a refusal is an alert (21) or the end.
+# RFC 5246, 6.2.1: a ServerHello comes in such a record; a refusal is an alert (21) or the end of the connection.
 _HANDSHAKE_RECORD = b"\x16"
 
 
 def tls_13_only() -> None:
-    """Switches TLS 1.2 off for every gRPC server and channel of this process. May be called again.
+    """Disables TLS 1.2 for every gRPC server and channel of this process. Further calls do nothing.
 
     Raises:
-        RuntimeError: gRPC is imported already and read the variable before it was set.
+        RuntimeError: gRPC was already imported and has read the variable.
     """
     global _set_in_time  # noqa: PLW0603  the process has one environment and imports gRPC once
     if _set_in_time:
         return
     if "grpc" in sys.modules:
-        raise RuntimeError("tls_13_only() was called after grpc was imported: TLS 1.2 would stay on")
+        raise RuntimeError("tls_13_only() was called after grpc was imported, so TLS 1.2 would stay enabled")
     os.environ[_VARIABLE] = _SUITE_WITHOUT_RSA
     _set_in_time = True
 
 
 def speaks_tls_12(host: str, port: int, *, timeout: float = 5.0) -> bool:
-    """Whether a server answers a client that knows TLS 1.2 only. It blocks: call it from a thread where a
-    loop runs.
+    """Whether a server answers a client that speaks only TLS 1.2. It blocks, so call it in a thread if a loop runs.
 
-    The first record decides: a handshake that ends later (for want of a client's certificate, say) was one in
-    TLS 1.2 all the same.
+    The first record decides: a handshake that fails later, e.g. without a client certificate, still was in TLS 1.2.
 
     Raises:
         OSError: nobody answers at the address.
@@ -50,7 +47,7 @@ def speaks_tls_12(host: str, port: int, *, timeout: float = 5.0) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    # The one place where an old version is wanted: the question is whether it is refused.
+    # The only place that offers an old version, to see whether it is refused.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])

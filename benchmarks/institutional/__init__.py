@@ -1,1 +1,1 @@
-"""Institutional federated learning on TREC (Zhu et al. 2020)."""
+"""Benchmarks of federated learning among institutions on TREC (Zhu et al. 2020)."""

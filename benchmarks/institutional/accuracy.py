@@ -1,12 +1,12 @@
 """Measures TextCNN's accuracy on TREC with 1 to 4 members, without noise.
 
-1 member is plain training on all the data; 2 to 4 are a coordinator and members in processes of their own, over mutual
-TLS and secure aggregation. Two members take part by their policies' explicit exception. The figure is the test accuracy
-of the last version; the curve beside it is drawn by `python -m benchmarks.report` and decides nothing.
+One member is plain training on all the data. Two to four are processes with a coordinator, over mutual TLS and secure
+aggregation. Two members need an explicit exception in their policies. The figure is the test accuracy of the last
+version. `python -m benchmarks.report` draws the curve beside it, which decides nothing.
 
-What was fixed in advance, from section 4 of the paper: Adam 0.001, batches of 64, dropout 0.5, filters 2 to 5 of 400
-maps, averaging often. The paper averages every 2 batches, for at most 50 epochs; here a round is one epoch over each
-member's part, and there are 20 rounds. Plain training gets the same 20 epochs.
+These choices were fixed in advance, from section 4 of the paper: Adam 0.001, batches of 64, dropout 0.5, filters 2 to 5
+of 400 maps, frequent averaging. The paper averages every 2 batches, for at most 50 epochs. Here a round is one epoch
+over each member's part, and there are 20 rounds. Plain training gets the same 20 epochs.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ PAPER = {1: 0.912, 2: 0.900, 3: 0.878, 4: 0.864}
 CELL_SECONDS = 1800.0
 
 POLICY = 'schema = 1\nmechanisms = ["none"]\n'
-# Two members: each can read the other's update out of the sum, and both have written that they accept it.
+# Each of two members can read the other's update out of the sum, so both policies must accept that explicitly.
 POLICY_OF_TWO = POLICY + "min_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: how many members, from which vocabulary, with which seed."""
+    """One training, by members, vocabulary and seed."""
 
     members: int
     vocabulary: Vocabulary
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def case(self) -> dict[str, Any]:
-        """The keys that name it in the results."""
+        """The keys of the case in the results."""
         return {
             "members": self.members,
             "mechanism": "none",
@@ -57,7 +57,7 @@ class Cell:
         }
 
     def specification(self, labels: Sequence[str]) -> str:
-        """The job file; whatever it does not name is the default."""
+        """Return the job file. All other options are defaults."""
         two = "[aggregation]\nassumed_corrupt = 0\n" if self.members == 2 else ""
         return (
             f'schema = 1\nname = "trec"\nlabels = {json.dumps(labels)}\nseed = {self.seed}\n{self.vocabulary.toml()}'
@@ -67,9 +67,9 @@ class Cell:
 
 
 def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """Plain training of the job's model on all rows: the test accuracy after each epoch, the last one last.
+    """Train the job's model on all rows, and return the test accuracy after each epoch.
 
-    One training, its optimiser going on through all epochs; copies taken at each epoch's end are tested afterwards.
+    One optimiser runs through all epochs. A copy is taken at the end of each and tested afterwards.
     """
     import numpy as np
 
@@ -83,7 +83,7 @@ def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[
     spec_file.write_text(cell.specification(labels))
     spec = JobSpec.from_toml(spec_file)
     make_job_bundle(spec, folder, folder / "bundle")
-    # The order of the rows is the seed's, as it is where they are dealt to members.
+    # The seed decides the order of the rows, as when they are dealt to members.
     data.write_text("\n".join(deal(rows, 1, cell.seed)[0]) + "\n", encoding="utf-8")
     examples = read_examples(data)
     tester = Tester(folder / "bundle")
@@ -102,19 +102,19 @@ def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[
     last = tester.accuracy()
     curve = []
     for snapshot in snapshots:
-        # Training holds the rows of the embedding that the data uses, and no others: back to their places.
+        # Training keeps only the embedding rows that the data uses; they go back to their places.
         whole = tester.module.state_dict()
         embedding = whole["embedding.weight"].clone()
         embedding[used] = snapshot.pop("embedding.weight")
         tester.module.load_state_dict({**whole, **snapshot, "embedding.weight": embedding})
         curve.append(tester.accuracy())
     if curve[-1] != last:
-        raise RuntimeError(f"the curve ends at {curve[-1]}, the training at {last}: the snapshots are wrong")
+        raise RuntimeError(f"the curve ends at {curve[-1]}, but the training at {last}: the snapshots are wrong")
     return curve
 
 
 async def federated(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """The test accuracy of each version after the first, through the services."""
+    """Train through the services, and return the test accuracy of each version after version 0."""
     names = [f"member-{number}" for number in range(1, cell.members + 1)]
     policy = POLICY_OF_TWO if cell.members == 2 else POLICY
     async with federation(folder, policy, names) as running:
@@ -128,14 +128,14 @@ async def federated(cell: Cell, folder: Path, rows: Sequence[str], labels: Seque
         detail = await running.finished("trec", CELL_SECONDS)
         for each in detail.rounds:
             if len(each.attempts[-1].survivors) != cell.members:
-                raise RuntimeError(f"round {each.number} went without a member")
+                raise RuntimeError(f"round {each.number} lost a member")
         running.end(*names)
         tester = Tester(folder / "bundle-trec")
         return [tester.accuracy(data) async for number, data in running.versions(detail) if number]
 
 
 def measure(cell: Cell) -> list[Figure]:
-    """Trains one cell and tests it."""
+    """Train and test one cell."""
     check_data(cell.vocabulary)
     from learning.text.data import read_text
 

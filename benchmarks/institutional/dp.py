@@ -1,26 +1,26 @@
 """Measures accuracy on TREC under differential privacy.
 
-Two parts, both through the product's own training, noise, ring and averaging in one process (`simulation`).
+Both parts use the product's own training, noise, ring and averaging in one process (`simulation`).
 
 `grid`: the paper's Algorithm 1 (`gaussian-update`) with its TextCNN, which has 4.6 million parameters here: H = 50
-epochs, E = 4, batches of 64, Adam 0.001, dropout 0.5, delta 1e-5. The paper does not say its C; it is 1 here, fixed
-before anything was run. Each member accounts for itself, the paper's way, and sends while what it has spent is below E
-(Algorithm 1 asks before each lot); it ends after H epochs of its own lots. The training ends when fewer than two
-members send. A run with E = 4 goes through the versions where one with E = 1 or 2 would have stopped, so their
-accuracies are taken from the same run. No figure is a target: noise of length sigma C sqrt(d) on a change of length C
-at most leaves nothing to learn from, and a result near the paper's would mean that noise is missing.
+epochs, E = 4, batches of 64, Adam 0.001, dropout 0.5, delta 1e-5. The paper does not give its C; here it is 1, fixed
+before the first run. Each member counts its own epsilon the paper's way, and sends while it has spent less than E
+(Algorithm 1 asks before each lot), for at most H epochs of its own lots. The training ends when fewer than two members
+send. A run with E = 4 passes the versions at which E = 1 or 2 would have stopped, so their accuracies come from the
+same run. No figure is a target: noise of length sigma C sqrt(d) on an update of length at most C leaves nothing to
+learn from, and a result near the paper's would mean that noise is missing.
 
-Two epsilons stand side by side. The paper's: noise multiplier sigma, with the moments accountant's own conversion
-(Abadi et al. 2016, theorem 2), which gives
-the paper's numbers of rounds to within one (117 and 475 for E = 1 and 2 where it has 117 and 476; 109 and 28 for lots
-of 512 and 1,024 where it has 108 and 27). The sound one: changes of neighbouring data sets lie up to 2 C apart, so the
-multiplier is sigma / 2 (`Protection.event`), by PLD. Both are for add-remove neighbours and the member that spent most.
+Two epsilons are given. The paper's: noise multiplier sigma, with the moments accountant's own conversion (Abadi et al.
+2016, theorem 2), which gives the paper's numbers of rounds to within one (117 and 475 for E = 1 and 2 against its 117
+and 476; 109 and 28 for lots of 512 and 1,024 against its 108 and 27). The sound one: updates from neighbouring data
+sets differ by up to 2 C, so the multiplier is sigma / 2 (`Protection.event`), by PLD. Both are for add-remove
+neighbours and the member that spent most.
 
-`dp-sgd`: what can be had at a true epsilon of 1, 2, 4, 8 with three equal members. The noise multiplier is the
-smallest with which a member's empty ledger admits all rounds (`calibration`). Everything else is chosen on 500
-questions of the training data that nobody trains on: axis by axis at epsilon 4 (`AXES`, each around the best so far),
-then the best three at every epsilon. Only then are the chosen recipes tested, with three seeds. The
-search itself is not accounted for: its epsilon is that of each training, as is usual in this field.
+`dp-sgd`: the best accuracy found at a true epsilon of 1, 2, 4 and 8 with three equal members. The noise multiplier is
+the smallest with which a member's empty ledger admits all rounds (`calibration`). Everything else is chosen on 500
+training questions that nobody trains on: axis by axis at epsilon 4 (`AXES`, each around the best so far), then the best
+three at every epsilon. Only then are the chosen recipes tested, with three seeds. The search itself is not accounted
+for: the epsilon is that of each training, as is usual in this field.
 """
 
 import argparse
@@ -62,8 +62,8 @@ BENCH, SEARCH = "institutional_dp", "institutional_dp_search"
 DELTA = 1e-5
 EPOCHS = 50  # H of the paper.
 LIMITS = (1.0, 2.0, 4.0)  # E of the paper.
-CLIP = 1.0  # C, which the paper does not say.
-POINTS = 24  # Of a learning curve.
+CLIP = 1.0  # C, which the paper does not give.
+POINTS = 24  # Number of points of a learning curve.
 
 # Table 2 (lot 128), table 3 (3 members, sigma 4), by (members, sigma, lot); all with E = 4 and equal loads.
 PAPER = {
@@ -88,17 +88,17 @@ HELD_BACK = 500
 SPLIT_SEED = 20200
 FEW = 3
 SEEDS = (0, 1, 2)
-# Beside a mean over seeds, as of the first.
+# Fields of a mean over seeds that are taken from the first seed.
 _KEPT = ("paper", "recipe", "planned")
 
 
 class OutOfTime(Exception):
-    """The minutes that were given are over; what was measured stands."""
+    """The given minutes are over. Measured cells are kept."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Training examples, in the file's order; what versions are tested on; the labels."""
+    """Training examples in the file's order, test examples, and labels."""
 
     train: Sequence[Example]
     test: Sequence[Example]
@@ -106,14 +106,18 @@ class Data:
 
     @classmethod
     def trec(cls, rows: int | None = None) -> "Data":
-        """TREC's own split, or its first `rows` training questions."""
+        """Read TREC's own split, or only its first `rows` training questions."""
         train = read_examples(TREC / "train.jsonl.gz")[:rows]
         return cls(
             train, read_examples(TREC / "test.jsonl.gz"), tuple(sorted({str(example.label) for example in train}))
         )
 
     def without(self, held_back: int) -> tuple["Data", "Data"]:
-        """The same data less a validation part, drawn from a fixed seed: (tested on the test set, on that part)."""
+        """Hold back a validation part, drawn from a fixed seed.
+
+        Returns:
+            The remaining data with the test set, and the remaining data with the validation part as its test.
+        """
         order = list(range(len(self.train)))
         random.Random(SPLIT_SEED).shuffle(order)
         part = [self.train[place] for place in order[:held_back]]
@@ -122,7 +126,7 @@ class Data:
 
 
 def deal_by(examples: Sequence[Example], shares: Sequence[int], seed: int) -> list[list[Example]]:
-    """Parts in the proportion of `shares`, in an order drawn from the seed; equal shares as `institutional.deal`."""
+    """Deal parts in the proportion of `shares`, in an order drawn from the seed. Equal shares are dealt by `deal`."""
     if len(set(shares)) == 1:
         order = deal([str(place) for place in range(len(examples))], len(shares), seed)
         return [[examples[int(place)] for place in part] for part in order]
@@ -136,8 +140,12 @@ def deal_by(examples: Sequence[Example], shares: Sequence[int], seed: int) -> li
 
 
 def abadi_epsilon(multiplier: float, rate: float, releases: int, delta: float = DELTA) -> float:
-    """The moments accountant's epsilon of so many sampled Gaussians: min over alpha of divergence + ln(1 / delta) /
-    (alpha - 1) (Abadi et al. 2016, theorem 2), with this project's divergences and orders.
+    """Return the moments accountant's epsilon of some sampled Gaussians.
+
+    It is the minimum over alpha of divergence + ln(1 / delta) / (alpha - 1), with this project's divergences and
+    orders.
+
+    Source: Abadi et al. 2016, theorem 2.
     """
     if not releases:
         return 0.0
@@ -151,7 +159,10 @@ def _divergence(multiplier: float, rate: float) -> Any:
 
 
 def max_releases(multiplier: float, rate: float, limit: float) -> int:
-    """Releases of a member that sends while its epsilon, the paper's, is below the limit. At most 50 / rate: H = 50."""
+    """Return the releases of a member that sends while its epsilon, by the paper, is below the limit.
+
+    There are at most 50 / rate, because H = 50.
+    """
     most = math.floor(EPOCHS / rate + 1e-9)
     low, high = 0, most + 1
     while high - low > 1:
@@ -167,7 +178,7 @@ def max_releases(multiplier: float, rate: float, limit: float) -> int:
 
 
 def bundle_of(spec: JobSpec, folder: Path) -> JobBundle:
-    """The job's bundle, made in `folder` once and read back."""
+    """Make the job's bundle in `folder` once, and read it."""
     if not (folder / "bundle").exists():
         make_job_bundle(spec, folder, folder / "bundle")
     return read_job_bundle(folder / "bundle")
@@ -184,7 +195,7 @@ def _files(vocabulary: Vocabulary) -> VocabularyFile:
 
 @dataclass(frozen=True)
 class GridCell:
-    """One training of the paper's. lot: the same for all; none: `rate` of each member's own part."""
+    """One training of the paper's grid. lot: of all members; None takes `rate` of each member's own part."""
 
     members: int
     sigma: float
@@ -197,11 +208,11 @@ class GridCell:
 
     @property
     def load(self) -> str:
-        """As a case names it: `equal`, or the shares."""
+        """The load in a case's keys: `equal`, or the shares."""
         return ":".join(map(str, self.shares)) or "equal"
 
     def case(self, limit: float) -> dict[str, Any]:
-        """The keys that name the training up to this limit."""
+        """Return the keys of the training up to this limit."""
         return {
             "members": self.members,
             "mechanism": "gaussian-update",
@@ -212,11 +223,11 @@ class GridCell:
         }
 
     def lot_of(self, examples: int) -> int:
-        """A member's lot."""
+        """Return a member's lot."""
         return self.lot or round(self.rate * examples)
 
     def spec(self, labels: Sequence[str], smallest: int) -> JobSpec:
-        """The job; members with other lots than the smallest one's set their own."""
+        """Return the job. Members with another lot than the smallest member's set their own."""
         return JobSpec(
             name="trec",
             labels=tuple(labels),
@@ -224,22 +235,22 @@ class GridCell:
             training=Training(epochs=1, batch=64, optimiser="adam", learning_rate=0.001),
             mechanism=GaussianUpdate(noise_multiplier=self.sigma, clip=CLIP, lot=self.lot_of(smallest)),
             rounds=Rounds(min_members=MIN_COHORT, target_members=self.members),
-            # Two members that go on when the third has stopped: n_C = 0, as their policies would have to say.
+            # Two members continue after the third has stopped. That needs n_C = 0, also in their policies.
             aggregation=Aggregation(assumed_corrupt=0),
             seed=self.seed,
             vocabulary=_files(self.vocabulary),
         )
 
     def parts(self, data: Data) -> list[list[Example]]:
-        """Each member's examples."""
+        """Return each member's examples."""
         return deal_by(data.train, self.shares or (1,) * self.members, self.seed)
 
     def releases(self, examples: int, limit: float) -> int:
-        """Of a member with so many examples, under a limit."""
+        """Return the releases of a member with this many examples, under a limit."""
         return max_releases(self.sigma, self.lot_of(examples) / examples, limit)
 
 
-# In the order of what they tell for their time: the few rounds of great lots, then the core cell.
+# Ordered by information for their time: the few rounds of large lots first, then the core cell.
 FEW_ROUNDS = 2
 GRID = (
     GridCell(3, 4.0, 1024),
@@ -254,7 +265,7 @@ GRID = (
     GridCell(4, 4.0),
     GridCell(2, 4.0),
     GridCell(3, 8.0),
-    # The same lot whatever the load (section 3.3's first way): the smallest member stops while the others go on.
+    # The same lot for unequal loads (the first way of section 3.3): the smallest member stops and the others continue.
     GridCell(3, 4.0, 256, shares=(1, 2, 4)),
     *(GridCell(members, sigma) for sigma in (2.0, 8.0) for members in (2, 4)),
 )
@@ -263,15 +274,19 @@ GRID = (
 def measure_grid(
     cell: GridCell, data: Data, folder: Path, *, until: float = math.inf
 ) -> Iterator[tuple[Case, list[Figure]]]:
-    """Trains a cell and yields its figures at each limit, as soon as that is reached.
+    """Train a cell, and yield its figures at each limit as soon as it is reached.
 
-    until: on time.monotonic()'s clock. Raises: OutOfTime: it came before the last limit.
+    Args:
+        until: latest time, on the clock of time.monotonic().
+
+    Raises:
+        OutOfTime: the time ended before the last limit.
     """
     parts = cell.parts(data)
     smallest = min(map(len, parts))
     bundle = bundle_of(cell.spec(data.labels, smallest), folder)
     tester = Tester(folder / "bundle", data.test)
-    # A lower limit is a point of the same run only where all members would have stopped there together.
+    # A lower limit is a point of the same run only if all members would have stopped there together.
     stops = {limit: [cell.releases(len(part), limit) for part in parts] for limit in LIMITS}
     limits = [limit for limit, counts in stops.items() if limit == LIMITS[-1] or max(counts) - min(counts) <= 1]
     final = limits[-1]
@@ -279,7 +294,7 @@ def measure_grid(
         Member(part, OwnNumbers(lot=cell.lot_of(len(part))), releases)
         for part, releases in zip(parts, stops[final], strict=True)
     ]
-    # The training ends when the last but one stops.
+    # The training ends when the last member but one stops.
     whole = sorted(stops[final])[-MIN_COHORT]
     ends = {limit: min(*stops[limit], whole) if limit != final else whole for limit in limits}
     looked_at = {1, *ends.values(), *(math.ceil(whole * number / POINTS) for number in range(1, POINTS + 1))}
@@ -289,7 +304,7 @@ def measure_grid(
     for done in federate(bundle, members, whole):
         if done.number in looked_at:
             curve.append([done.number, tester.accuracy(bundle.manifest.encode(done.values))])
-        # Without the version: a view, even of nothing, would keep all of it.
+        # Drops the version; even an empty view would keep its memory.
         seen.append(replace(done, values=np.zeros(0, np.float32)))
         for limit in limits:
             if ends[limit] == done.number:
@@ -341,7 +356,7 @@ def _grid_figures(
 
 
 def _measured_ratio(lengths: Sequence[Any], members: int) -> float:
-    """Length of the noise over the clipped change's, median of what was sent, in the mean of so many updates."""
+    """Return the norm of the noise over that of the clipped update: the median of the sent ones, for their mean."""
     ratios = []
     for each in lengths:
         clipped = min(each.trained, CLIP)
@@ -363,8 +378,11 @@ def _pld(event: SampledGaussian) -> float:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is tuned. lot: none is all of a member's data, each step. Defaults are where the search begins: at a third
-    of a member's data a step costs a third of what it does at all of it, and needs little more noise for its signal.
+    """The tuned options. The defaults are the start of the search.
+
+    Args:
+        lot: None takes all of a member's data in each step. With a third of the data a step costs a third, and needs
+            little more noise for its signal.
     """
 
     frozen: bool = True
@@ -379,11 +397,11 @@ class Recipe:
     learning_rate: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in results."""
+        """Return the recipe as it is written in results."""
         return {**asdict(self), "widths": list(self.widths)}
 
     def model(self, vocabulary: Vocabulary) -> TextCNNModel:
-        """The job's model table."""
+        """Return the job's model."""
         return TextCNNModel(
             embedding=vocabulary.embedding,
             widths=self.widths,
@@ -393,7 +411,7 @@ class Recipe:
         )
 
     def multiplier(self, epsilon: float, examples: int) -> float:
-        """The smallest with which the empty ledger of a member with so many examples admits all rounds."""
+        """Return the smallest noise multiplier with which a member's empty ledger admits all rounds."""
         lot = min(self.lot or examples, examples)
 
         def event(multiplier: float) -> SampledGaussian:
@@ -403,7 +421,7 @@ class Recipe:
 
 
 def _step_axis(best: Recipe) -> list[Recipe]:
-    """Optimiser, clip and rate. Where every gradient is clipped, clip times rate is what plain SGD goes by."""
+    """Vary optimiser, clip and rate. If every gradient is clipped, a step of plain SGD depends on clip times rate."""
     steps = ((0.1, (3.0, 10.0)), (0.5, (3.0, 8.0)), (2.0, (0.3, 1.0, 3.0)))
     found = [replace(best, clip=clip, learning_rate=rate) for clip, rates in steps for rate in rates]
     adam = ((0.1, 0.01), (0.5, 0.003), (0.5, 0.01))
@@ -418,7 +436,7 @@ def _model_axis(best: Recipe) -> list[Recipe]:
 
 
 def _work_axis(best: Recipe) -> list[Recipe]:
-    """Steps a round, rounds, lots."""
+    """Vary the steps in a round, the rounds, and the lot."""
     found = [replace(best, steps=steps, rounds=rounds) for steps, rounds in ((2, 50), (20, 5), (10, 30))]
     return found + [replace(best, lot=lot) for lot in (128, 1024, None)]
 
@@ -427,16 +445,17 @@ def _rate_axis(best: Recipe) -> list[Recipe]:
     return [replace(best, learning_rate=min(10.0, round(best.learning_rate * by, 6))) for by in (0.4, 0.63, 1.6)]
 
 
-# One after another, each around the best of all before: 27 trainings at most.
+# Searched one after another, each around the best so far: at most 27 trainings.
 AXES: tuple[Callable[[Recipe], list[Recipe]], ...] = (_step_axis, _model_axis, _work_axis, _rate_axis)
 
 
 def measure_recipe(
     recipe: Recipe, epsilon: float | None, data: Data, folder: Path, seed: int, vocabulary: Vocabulary = GLOVE
 ) -> list[Figure]:
-    """Trains a recipe with three equal members and tests its last version on `data.test`.
+    """Train a recipe with three equal members, and test its last version on `data.test`.
 
-    epsilon: none is the recipe's model without noise, trained as the jobs' defaults have it.
+    Args:
+        epsilon: None trains the recipe's model without noise, with the default training options.
     """
     parts = deal_by(data.train, (1,) * MEMBERS, seed)
     smallest = min(map(len, parts))
@@ -450,7 +469,7 @@ def measure_recipe(
             steps=recipe.steps,
         )
         training = Training.model_validate(
-            # The batch is only how much is in memory at a time.
+            # The batch only decides how much is in memory at a time.
             {"batch": 256, "optimiser": recipe.optimiser, "learning_rate": recipe.learning_rate}
         )
         rounds = Rounds(count=recipe.rounds)
@@ -488,7 +507,7 @@ Run = Callable[[Recipe, float, int], float]
 
 
 def search(run: Run) -> dict[float, Recipe]:
-    """The recipe of each epsilon. run: validation accuracy of (recipe, epsilon, seed)."""
+    """Return the best recipe for each epsilon. run: returns the validation accuracy of (recipe, epsilon, seed)."""
     first = Recipe()
     scores = {first: run(first, TUNED_AT, 0)}
     for axis in AXES:
@@ -503,12 +522,12 @@ def search(run: Run) -> dict[float, Recipe]:
 
 
 def _best(scores: Mapping[Recipe, float]) -> Recipe:
-    """The first of the highest: equal scores do not depend on anything else."""
+    """Return the first recipe with the highest score, so that ties depend on nothing else."""
     return max(scores, key=lambda recipe: scores[recipe])
 
 
 def tested_case(epsilon: float | None) -> dict[str, Any]:
-    """The keys of a tested recipe; without epsilon, of the model without noise."""
+    """Return the keys of a tested recipe, or without epsilon those of the model without noise."""
     case = {"members": MEMBERS, "mechanism": "none" if epsilon is None else "dp-sgd", "load": "equal"}
     return case if epsilon is None else {**case, "epsilon": epsilon}
 
@@ -517,7 +536,7 @@ def tested_case(epsilon: float | None) -> dict[str, Any]:
 
 
 def run_grid(results: Results, cells: Sequence[GridCell], data: Data, until: float) -> None:
-    """The cells that this code has not measured, one after another. Raises: OutOfTime."""
+    """Measure the cells that are not measured yet, one after another. Raises: OutOfTime."""
     for cell in cells:
         if not results.done(cell.case(LIMITS[-1]), cell.seed):
             if time.monotonic() > until:
@@ -532,7 +551,7 @@ def run_grid(results: Results, cells: Sequence[GridCell], data: Data, until: flo
 
 
 def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) -> None:
-    """Search, choice, test. Raises: OutOfTime."""
+    """Search recipes, choose, and test. Raises: OutOfTime."""
     tested, validated = data.without(HELD_BACK)
 
     def measured(into: Results, case: Case, seed: int, figures: Callable[[Path], list[Figure]]) -> float:
@@ -553,7 +572,7 @@ def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) ->
 
     chosen = search(run)
     cases = [(epsilon, chosen[EPSILONS[-1] if epsilon is None else epsilon]) for epsilon in (*EPSILONS, None)]
-    # All of a seed before the next one: a run that ends early has a figure for each epsilon.
+    # All epsilons of a seed come before the next seed, so that a run that ends early has a figure for each epsilon.
     for seed in SEEDS:
         for epsilon, recipe in cases:
 
@@ -565,14 +584,14 @@ def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) ->
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options: argparse.ArgumentParser = parser("institutional.dp")
     options.add_argument("--part", nargs="*", default=["dp-sgd", "grid"], choices=["dp-sgd", "grid"])
     options.add_argument(
         "--minutes",
         type=float,
         default=math.inf,
-        help="start no cell, and end the present one, after this many minutes",
+        help="after this many minutes, end the present cell and start no other",
     )
     chosen = options.parse_args(words)
     for vocabulary in (PIECES, GLOVE):
@@ -595,7 +614,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _quick(results: Results) -> None:
-    """A small model, few questions, lots that reach the limit within rounds."""
+    """Run a small model on few questions, with lots that reach the limit within a few rounds."""
     data = Data.trec(600)
     small = TextCNNModel(embedding=GLOVE.embedding, maps=8)
     cell = GridCell(3, 3.0, 128, model=small, vocabulary=GLOVE)

@@ -1,4 +1,4 @@
-"""Drawings of the accuracy on TREC, without and with privacy."""
+"""Draws the accuracy on TREC, without and with privacy."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ __all__ = ["draw_by_epsilon", "draw_grid", "draw_learning_curves"]
 
 
 def draw_learning_curves(lines: Sequence[Line], path: Path) -> None:
-    """Test accuracy after each round, a panel a vocabulary: the mean over the seeds, and the range between them."""
+    """Draw the test accuracy after each round, with the seeds' mean and range, in one panel for each vocabulary."""
     plt = pyplot()
     curves: dict[str, dict[int, list[list[float]]]] = {}
     for line in newest(lines):
@@ -36,11 +36,13 @@ def draw_learning_curves(lines: Sequence[Line], path: Path) -> None:
 
 
 def draw_grid(lines: Sequence[Line], path: Path) -> None:
-    """Test accuracy against rounds under the greatest limit that was reached, a panel for lots of 128 and one for other
-    lots; the paper's accuracy as a dashed line to a cross where our run ended."""
+    """Draw the test accuracy by round under the largest limit reached, in panels for lots of 128 and other lots.
+
+    A dashed line shows the paper's accuracy, with a cross where our run ended.
+    """
     plt = pyplot()
     found = [line for line in newest(lines) if "curve" in line and line["figure"] == "test_accuracy"]
-    # The longest curve of each training: where the greatest limit is not reached yet, that of a lower one.
+    # The longest curve of each training. If the largest limit is not reached yet, it is that of a lower one.
     longest: dict[str, Line] = {}
     for line in sorted(found, key=lambda line: float(line["case"]["limit"])):
         if line.get("seed") == 0:
@@ -70,7 +72,7 @@ def draw_grid(lines: Sequence[Line], path: Path) -> None:
 
 
 def draw_by_epsilon(lines: Sequence[Line], path: Path) -> None:
-    """Test accuracy of dp-sgd against the gate's epsilon: seeds and their mean; without noise as a line."""
+    """Draw the test accuracy of dp-sgd by the gate's epsilon: the seeds, their mean, and a line without noise."""
     plt = pyplot()
     by_epsilon: dict[float | None, list[float]] = {}
     for line in newest(lines):

@@ -1,4 +1,4 @@
-"""What the benchmarks on TREC share: vocabularies, data, and the test of a version."""
+"""Code that the benchmarks on TREC share: vocabularies, data, and the test of a version."""
 
 import json
 import random
@@ -19,7 +19,7 @@ TREC = SHARED / "trec"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a run's texts are cut into, and what its embedding starts from."""
+    """The tokens of a run's texts, and the start of its embedding."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class Vocabulary:
     pretrained: bool = False
 
     def toml(self) -> str:
-        """The job file's table, and the model's width."""
+        """Return the job file's [vocabulary] table and the model's width."""
         table = f'[vocabulary]\nkind = "{self.kind}"\nfile = {json.dumps(str(self.file))}\n'
         if self.pretrained:
             table += f"pretrained = {json.dumps(str(self.file))}\n"
@@ -41,24 +41,24 @@ VOCABULARIES = {each.name: each for each in (PIECES, GLOVE)}
 
 
 def check_data(vocabulary: Vocabulary) -> None:
-    """Raises NoData where a file is missing."""
+    """Raise NoData if a file is missing."""
     for path in (TREC / "train.jsonl.gz", TREC / "test.jsonl.gz", vocabulary.file):
         if not path.exists():
             raise NoData(
-                f"{path} is not here: this benchmark needs the public TREC questions and a public vocabulary under "
-                f"{SHARED} (docs/benchmarks.md says which files); put them there and run it again"
+                f"{path} is missing: this benchmark needs the public TREC questions and a public vocabulary under "
+                f"{SHARED} (docs/benchmarks.md lists the files); put them there and run it again"
             )
 
 
 def deal(rows: Sequence[str], members: int, seed: int) -> list[list[str]]:
-    """Equal parts (sizes differ by one at most) in an order drawn from the seed."""
+    """Deal equal parts (sizes differ by at most one) in an order drawn from the seed."""
     order = list(rows)
     random.Random(seed).shuffle(order)
     return [order[member::members] for member in range(members)]
 
 
 class Tester:
-    """Test accuracy of versions of one job, measured in this process; on TREC's test set if not on `examples`."""
+    """Tests versions of one job in this process, on `examples` or else on TREC's test set."""
 
     def __init__(self, bundle: Path, examples: "Sequence[Example] | None" = None) -> None:
         import torch
@@ -78,7 +78,7 @@ class Tester:
         self._labels = label_ids(examples, job.labels)
 
     def accuracy(self, weights: bytes | None = None) -> float:
-        """Of these weights, or of the module as it stands."""
+        """Return the accuracy of these weights, or of the module as it is."""
         from learning.models import load_shared
         from learning.training.local import evaluate
 

@@ -1,8 +1,8 @@
-"""The benchmarks, in the order of `make bench`: what each measures, as `--help` and `python -m benchmarks` say it."""
+"""The catalogue of benchmarks, in the order of `make bench`, with the text of `--help` and `python -m benchmarks`."""
 
 __all__ = ["BENCHMARKS", "TOOLS", "summary"]
 
-# By module below `benchmarks`. The first sentence is the one line of `python -m benchmarks`.
+# By module below `benchmarks`. `python -m benchmarks` prints the first sentence.
 BENCHMARKS: dict[str, str] = {
     "secure_aggregation.costs": """Measures what secure aggregation costs, in four parts.
 
@@ -25,12 +25,12 @@ idle:    memory with thousands of sessions that do nothing.
 vectors: peak memory with few members and large vectors.""",
     "operations.strangers": """Measures rounds while strangers flood the enrolment port.
 
-Ten members run rounds, first quietly and then under five thousand connections from fifty addresses. The result is the
-ratio of both median rounds, and the time of an honest enrolment under the flood.""",
+Ten members run rounds, first undisturbed and then under five thousand connections from fifty addresses. The results
+are the ratio of the two median rounds, and the time of an honest enrolment under the flood.""",
     "operations.soak": """Runs rounds with random kills and checks every version and receipt.
 
-Members and the coordinator are killed (kill -9) and started again. At the end, each version is computed again from what
-the members wrote down before they masked it.""",
+Members and the coordinator are killed (kill -9) and started again. At the end, each version is computed again from the
+vectors that the members wrote to files before they masked them.""",
     "privacy.step_cost": """Measures the time of a DP-SGD step beside a plain step, and beside Opacus.
 
 Both steps use the same model, optimiser and batch size. They take turns in one run, and the result is a ratio of
@@ -52,7 +52,7 @@ dp-sgd: the best recipe found at epsilon 1, 2, 4 and 8.""",
     "private_vocabularies.quality": """Measures the accuracy of FedVocab and its peers with 100 members.
 
 --model minilm starts from a pretrained encoder. --rates chooses learning rates other than the paper's. --search tries
-recipes on validation rows and reads no test.""",
+recipes on validation rows and reads no test rows.""",
     "private_vocabularies.wire": """Counts the bytes that a member of a FedVocab federation sends and receives.
 
 Three members train on TREC in the paper's sizes. The bytes include TLS.""",
@@ -91,19 +91,19 @@ It also measures how near the synthetic texts are to the real ones.""",
     "synthesis.cost": """Measures what a member spends on synthetic text: processor seconds and bytes.""",
     "synthesis.attack": """Attacks released classifiers with keyword inference.
 
-It trains classifiers that are not kept yet, as `synthesis.quality` does.""",
+It trains the classifiers that are not stored yet, as `synthesis.quality` does.""",
 }
 
 # Not part of `make bench`.
 TOOLS: dict[str, str] = {
     "synthesis.search": """Tries recipes for synthetic text on validation rows.
 
-With --quick it reads what was tried and starts no trial.""",
+With --quick it reads earlier trials and starts none.""",
     "operations.dashboard": """Draws the coordinator's dashboard from a real run (two minutes).""",
     "report": """Writes docs/benchmarks.md and docs/benchmarks/ from the results.""",
 }
 
 
 def summary(text: str) -> str:
-    """The first paragraph, which is one sentence."""
+    """Return the first paragraph, which is one sentence."""
     return text.partition("\n\n")[0]

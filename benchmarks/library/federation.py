@@ -1,8 +1,8 @@
-"""A federation of real processes on this machine: a coordinator, members enrolled with tokens, mutual TLS between them.
+"""A federation of real processes on this machine: a coordinator and members enrolled with tokens, over mutual TLS.
 
-Guarantees: everything goes through the services that a person would use (invitation, enrolment, job bundle, sessions);
-whatever was started is ended, with its folder, however the measurement ends; a process that ends before its time fails
-the measurement with the last lines of its log.
+Guarantees: all steps use the services that a person would use (invitation, enrolment, job bundle, sessions). Every
+process is ended, however the measurement ends. A process that ends early fails the measurement with the last lines of
+its log.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ _PATIENCE = 60.0
 
 
 class MeasurementFailed(RuntimeError):
-    """What was to be measured did not come about; the text says why."""
+    """The measurement failed; the text says why."""
 
 
 class Federation:
-    """One coordinator's folder, its members' homes, and the processes that run now."""
+    """A coordinator's folder, its members' homes, and the running processes."""
 
     def __init__(self, folder: Path, policy: str) -> None:
         self.folder = folder
@@ -57,10 +57,10 @@ class Federation:
     # ---- processes ------------------------------------------------------------------------------------------------
 
     def command(self, *words: str | Path) -> str:
-        """A command's output.
+        """Run a command and return its output.
 
         Raises:
-            MeasurementFailed: it did not succeed.
+            MeasurementFailed: the command failed.
         """
         done = subprocess.run([str(BIN / words[0]), *map(str, words[1:])], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -68,7 +68,7 @@ class Federation:
         return done.stdout
 
     def spawn(self, name: str, words: Sequence[str | Path]) -> int:
-        """Starts a process; returns its id."""
+        """Start a process and return its id."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 list(map(str, words)),
@@ -81,7 +81,7 @@ class Federation:
         return self._processes[name].pid
 
     async def serve(self, words: Sequence[str | Path] | None = None) -> int:
-        """Starts the coordinator (or what stands in for it) and waits for its port; returns its process id."""
+        """Start the coordinator (or the command given instead), wait for its port, and return its process id."""
         process = self.spawn("coordinator", words or [BIN / "coordinator", "serve", "--dir", self.dir])
         end = time.monotonic() + _PATIENCE
         while True:
@@ -93,14 +93,14 @@ class Federation:
             await asyncio.sleep(0.05)
 
     def check(self) -> None:
-        """Raises MeasurementFailed if a process failed."""
+        """Raise MeasurementFailed if a process failed."""
         for name, process in self._processes.items():
             if process.poll():
                 tail = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
                 raise MeasurementFailed("\n".join([f"{name} ended with {process.returncode}", *tail]))
 
     def end(self, *names: str) -> None:
-        """Ends these processes, or all: members first, so that none sees its coordinator go."""
+        """End these processes, or all. Members end first, so that none loses its coordinator."""
         ending = [name for name in reversed(list(self._processes)) if not names or name in names]
         for name in ending:
             self._processes[name].terminate()
@@ -113,7 +113,7 @@ class Federation:
                 process.wait()
 
     def kill(self, name: str) -> None:
-        """SIGKILL, in the middle of whatever it does."""
+        """Kill a process with SIGKILL."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
@@ -121,16 +121,16 @@ class Federation:
     # ---- the operator's side --------------------------------------------------------------------------------------
 
     async def ask(self, call: Callable[[Any], Awaitable[T]]) -> T:
-        """One use of the operator's service."""
+        """Call the operator's service once."""
         async with operator_stub(self.dir / "operator") as stub:
             return await call(stub)
 
     def home(self, member: str) -> Path:
-        """A member's folder."""
+        """Return a member's folder."""
         return self.folder / f"home-{member}"
 
     async def enrol(self, members: Sequence[str]) -> None:
-        """Invites and enrols; every member makes its own key."""
+        """Invite and enrol the members, each with its own key."""
 
         async def one(stub: Any, member: str) -> None:
             answer = await stub.InviteMember(pb.InviteMemberRequest(name=member, valid_seconds=3600))
@@ -142,14 +142,14 @@ class Federation:
                 await one(stub, member)
 
     def create_job(self, name: str, specification: str) -> None:
-        """From the text of a job file to a job that runs."""
+        """Bundle and start a job from the text of a job file."""
         spec, bundle = self.folder / f"{name}.toml", self.folder / f"bundle-{name}"
         spec.write_text(specification)
         self.command("coordinator", "job", "bundle", spec, "--out", bundle)
         self.command("coordinator", "job", "create", "--bundle", bundle, "--operator", self.dir / "operator")
 
     async def connected(self, count: int) -> None:
-        """Returns once so many members have a session."""
+        """Wait until `count` members have a session."""
         async with operator_stub(self.dir / "operator") as stub, asyncio.timeout(_PATIENCE):
             async for _ in stub.Watch(pb.StatusRequest()):
                 self.check()
@@ -158,7 +158,7 @@ class Federation:
                     return
 
     async def finished(self, job: str, seconds: float) -> pb.JobDetail:
-        """The job once all its rounds are published.
+        """Wait until all rounds of a job are published, and return the job.
 
         Raises:
             MeasurementFailed: it ended otherwise, a round was abandoned, or it took longer than `seconds`.
@@ -173,14 +173,14 @@ class Federation:
                     detail: pb.JobDetail = await stub.GetJob(pb.GetJobRequest(name=job))
                     lost = [each.number for each in detail.rounds if each.outcome != "published"]
                     if state != pb.JOB_STATUS_FINISHED or lost:
-                        raise MeasurementFailed(f"job {job} is over without all its rounds: {lost}")
+                        raise MeasurementFailed(f"job {job} ended without publishing all rounds: {lost}")
                     return detail
         except TimeoutError:
-            raise MeasurementFailed(f"job {job} was not done after {seconds:.0f} s") from None
+            raise MeasurementFailed(f"job {job} did not finish within {seconds:.0f} s") from None
         raise MeasurementFailed("the coordinator ended before the job did")
 
     async def show(self, job: str) -> pb.JobDetail:
-        """A job as it stands."""
+        """Return the present state of a job."""
 
         async def get(stub: Any) -> pb.JobDetail:
             detail: pb.JobDetail = await stub.GetJob(pb.GetJobRequest(name=job))
@@ -189,19 +189,19 @@ class Federation:
         return await self.ask(get)
 
     async def versions(self, detail: pb.JobDetail) -> AsyncIterator[tuple[int, bytes]]:
-        """Every version of a job from number 0 on, fetched as an operator would."""
+        """Yield every version of a job from number 0 on, fetched as an operator would."""
         async with operator_stub(self.dir / "operator") as stub:
             for version in sorted(detail.versions, key=lambda each: each.number):
                 data = bytearray()
                 await fetch_blob(stub.FetchBlob, version.digest, data)
                 if hashlib.sha256(data).digest() != version.digest:
-                    raise MeasurementFailed(f"version {version.number} came damaged")
+                    raise MeasurementFailed(f"version {version.number} arrived damaged")
                 yield version.number, bytes(data)
 
 
 @contextlib.asynccontextmanager
 async def federation(folder: Path, policy: str, members: Sequence[str]) -> AsyncIterator[Federation]:
-    """A coordinator that serves, with these members enrolled; all is ended on leaving."""
+    """Serve a coordinator with these members enrolled, and end all processes on leaving."""
     made = Federation(folder, policy)
     try:
         await made.serve()

@@ -1,8 +1,8 @@
-"""The sum of a cohort's vectors by the aggregation protocol itself: keys, shares, masks, confirmations, unmasking.
+"""Sums a cohort's vectors by the aggregation protocol itself: keys, shares, masks, confirmations, unmasking.
 
-Everybody and the server in one process, nobody lost; every message is handed over as it is and every signature checked.
-It gives what adding the vectors up gives (that is what the protocol promises), and takes longer: simulations add up
-unless they are asked to show it.
+All members and the server run in one process and none is lost. Messages are passed as objects, and every signature is
+verified. The result equals the plain sum, which is what the protocol promises, but takes longer; so simulations add the
+vectors up unless asked to use the protocol.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["Parties", "SumLost", "masked_sum"]
 
 
 class SumLost(RuntimeError):
-    """An attempt that nobody disturbed did not open its sum."""
+    """An undisturbed attempt did not open its sum."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Parties:
 
     @classmethod
     def make(cls, members: int) -> "Parties":
-        """That many. Making their keys takes seconds."""
+        """Make this many members. Their keys take seconds."""
         root, parties = make_parties(members)
         return cls(parties, *verifiers(root))
 
@@ -49,9 +49,13 @@ def masked_sum(
     parties: Parties,
     random: RandomSource,
 ) -> NDArray[np.uint32]:
-    """The sum in the ring of the vectors, which are overwritten by their masked, packed forms.
+    """Return the sum of the vectors in the ring.
 
-    number: of the round. model: 32 bytes, the digest of the version that was trained. parties: as many as vectors.
+    Args:
+        number: of the round.
+        model: digest of the version that was trained from, 32 bytes.
+        vectors: uint32 (d,) each; overwritten by their masked, packed forms.
+        parties: one for each vector.
 
     Raises:
         SumLost: a message was refused, or the attempt was abandoned.

@@ -1,9 +1,9 @@
-"""Several members in one process, for measurements of what the coordinator and the protocol cost.
+"""Runs several members in one process, to measure the cost of the coordinator and the protocol.
 
-Each is a real agent: its own key and session, the real machine, journal and secure aggregation. Only training is left
-out: the update is made up once. With `--clear` the agents send their encoded vectors as they are, to a coordinator that
-adds them up in the clear (`benchmarks.secure_aggregation.clear`): same channel, session, fetching, encoding and
-upload, and none of the protocol.
+Each is a real agent, with its own key, session, state machine, journal and secure aggregation. Only training is left
+out: the update is synthetic. With `--clear` the agents send their encoded vectors unmasked to a coordinator that adds
+them in the clear (`benchmarks.secure_aggregation.clear`). Channel, session, downloads, encoding and upload are the
+same, and the protocol is left out.
 """
 
 import argparse
@@ -51,26 +51,26 @@ from toolkit.logs import configure
 
 __all__ = ["ClearAgent", "SyntheticPreparer", "clear_input", "main", "met", "run_member", "synthetic_update"]
 
-# made_up(member, round, values): what a member would have trained.
+# (member, round, number of values) to the update that a member would have trained.
 SyntheticCorpus = Callable[[str, int, int], Update]
 
 _EXAMPLES = 100
 
 
 def synthetic_update(member: str, values: int) -> Update:
-    """An update that follows from the member's name, float32 (values,), small against the coordinate bound."""
+    """Return an update that follows from the member's name: float32 (values,), small against the coordinate bound."""
     seed = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
     change = np.random.default_rng(seed).standard_normal(values, dtype=np.float32) * np.float32(0.01)
     return Update(change, _EXAMPLES, 50.0, 80, _EXAMPLES)
 
 
 def same_update(member: str, _round: int, values: int) -> Update:
-    """The same in every round."""
+    """Return the same update in every round."""
     return synthetic_update(member, values)
 
 
 def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> secure_agg.MaskedInput:
-    """The header of an upload in the clear: nothing is signed, as nothing rests on it."""
+    """Return the header of an upload in the clear. It is not signed, because nothing depends on it."""
     return secure_agg.MaskedInput(member, bytes(32), vector.size, bytes(64))
 
 
@@ -93,12 +93,12 @@ class SyntheticPreparer(Preparer):
         self._update: tuple[tuple[int, int], Update] | None = None
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
-        """An update that is made up, in no time."""
+        """Return a synthetic update, without training."""
         blob = functools.partial(self._blob, fetch)
         job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._policy.check_job(job)
         await blob(assignment.version, 4 * job.values)
-        # By version, as in training: without noise a member sends no other update for one version.
+        # One update a version, as in training: without noise a member sends no second update for a version.
         round_ = 0 if self._synthetic is same_update else assignment.version_number + 1
         if self._update is None or self._update[0] != (round_, job.values):
             self._update = (round_, job.values), self._synthetic(self._member, round_, job.values)
@@ -107,7 +107,7 @@ class SyntheticPreparer(Preparer):
 
 
 class ClearAgent(real.Agent):
-    """The agent with the protocol left out: on an attempt it encodes and uploads."""
+    """An agent without the protocol: in an attempt it only encodes and uploads."""
 
     async def _work_events(self) -> None:
         prepared: dict[str, JobDocument] = {}
@@ -127,7 +127,7 @@ class ClearAgent(real.Agent):
                 case m.Received(JobEnded() as ended):
                     self._carry_out(m.JobOver(ended))
                 case other:
-                    raise RuntimeError(f"nobody says {type(other).__name__} in the clear")
+                    raise RuntimeError(f"a round in the clear has no event {type(other).__name__}")
 
     async def _send_clear(self, attempt: AttemptId, job: JobDocument, cohort: int) -> None:
         held = self._held[attempt.job]
@@ -147,10 +147,16 @@ async def run_member(
     admits: tuple[str, ...] = (),
     until_finished: bool = False,
 ) -> None:
-    """The member of a home, enrolled, with all of its own code but training, until it is cancelled.
+    """Run an enrolled member, with all of its code except training, until it is cancelled.
 
-    verification: shared by members of one process, so that each certificate is verified once for all of them; of its
-    own where none is given, as a member has it.
+    Args:
+        home: the member's folder.
+        kind: class of the agent.
+        verification: shared by the members of a process, so that each certificate is verified once for all of them.
+            Without it the member has its own, as a real one.
+        watcher: told what happens.
+        synthetic: makes the updates.
+        admits, until_finished: as of the agent.
 
     Raises:
         AgentStopped: the coordinator refuses this member for good.
@@ -191,7 +197,7 @@ async def run_member(
 
 
 def met(homes: list[Path]) -> Verification:
-    """What members remember that have met everyone who is enrolled beside them, as after a first round together."""
+    """Return a verification that already knows all members enrolled beside these, as after a first round together."""
     verification = Verification(MemberIdentity.load(homes[0]).root)
     for path in sorted(homes[0].parent.glob("home-*/identity/cert.pem")):
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -212,13 +218,13 @@ async def _all(homes: list[Path], *, clear: bool, all_met: bool) -> None:
 def main() -> None:
     """Command line: runs until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.library.members", description=__doc__)
-    parser.add_argument("homes", type=Path, nargs="+", help="members' folders, enrolled")
+    parser.add_argument("homes", type=Path, nargs="+", help="folders of enrolled members")
     parser.add_argument("--clear", action="store_true", help="send vectors without masks")
     parser.add_argument("--met", action="store_true", help="members know each other's certificates")
     options = parser.parse_args()
     configure("json", "warning")
     asyncio.run(_all(options.homes, clear=options.clear, all_met=options.met))
-    # Threads of a transfer that was cut off need not be waited for.
+    # Does not wait for threads of an interrupted transfer.
     os._exit(0)
 
 

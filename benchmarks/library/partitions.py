@@ -1,12 +1,12 @@
-"""Who holds which rows: a public data set dealt to the members of a simulation.
+"""Partitions a public data set among the members of a simulation.
 
-Guarantees: the same rows, members and seed give the same partition on every machine; every row is dealt exactly once;
-no member holds fewer than `least` rows, or nothing is dealt and an error says why.
+Guarantees: the same rows, members and seed give the same partition on every machine. Every row is dealt exactly once.
+Every member gets at least `least` rows, or an error says why that is impossible.
 
-How that is kept differs. `by_label`: all members hold equally many (FedNLP's configuration: Lin et al. 2021, which the
-FedVocab paper follows). `by_quantity`: each gets `least` rows, and only the rest is drawn. `by_ratios`: what is asked
-for either gives everybody enough or is refused. `by_column`: what belongs together stays together, and values with too
-few rows are joined.
+The partitions keep the last guarantee in different ways. `by_label`: all members get equally many rows (the
+configuration of FedNLP, Lin et al. 2021, which the FedVocab paper follows). `by_quantity`: each member gets `least`
+rows first, and only the rest is drawn. `by_ratios`: ratios that leave a member too few rows are refused. `by_column`:
+values with too few rows are joined.
 """
 
 from collections import Counter
@@ -23,18 +23,25 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Partition:
-    """members: each one's rows, ascending. names: what each is called, where the data says so; else empty."""
+    """The rows of each member, ascending. names: of the members, if the data has any; otherwise empty."""
 
     members: tuple[Rows, ...]
     names: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
-        """How many were dealt."""
+        """Number of rows dealt."""
         return sum(map(len, self.members))
 
     def counts(self, labels: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Who holds what: the labels in order of spelling, and rows (members, labels). labels: of all rows dealt."""
+        """Count each member's rows by label.
+
+        Args:
+            labels: of all rows.
+
+        Returns:
+            The distinct labels, sorted, and the counts, (members, labels).
+        """
         names, places = _places(labels)
         table = [np.bincount(places[rows], minlength=len(names)) for rows in self.members]
         return names, np.array(table, dtype=np.int64).reshape(len(self.members), len(names))
@@ -42,7 +49,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Split:
-    """One member's rows: what it trains on, what it chooses by, what it is tested on."""
+    """One member's rows, for training, validation and test."""
 
     train: Rows
     validation: Rows
@@ -50,11 +57,11 @@ class Split:
 
 
 def by_label(labels: Sequence[str], members: int, alpha: float, seed: int, *, least: int = 1) -> Partition:
-    """Equally many rows each (to within one), in proportions of labels that each member draws from Dir(alpha).
+    """Deal equally many rows to each (to within one), in label proportions that each member draws from Dir(alpha).
 
-    Members fill up one after another. A label that has run out is struck from the proportions of those that come
-    later, so that the last ones take what is left, whatever they drew. A smaller alpha makes members less alike; 0.1
-    gives most of them one or two labels.
+    Members take their rows one after another. When a label runs out, later members' proportions lose it, so the last
+    members take what is left, whatever they drew. A smaller alpha makes members less alike; 0.1 gives most of them one
+    or two labels.
 
     Raises:
         ValueError: alpha not above 0, no members, or fewer than `least` rows for each.
@@ -76,7 +83,7 @@ def by_label(labels: Sequence[str], members: int, alpha: float, seed: int, *, le
 
 
 def by_quantity(rows: int, members: int, alpha: float, seed: int, *, least: int = 1) -> Partition:
-    """Rows at random, so many as a draw from Dir(alpha) over the members says; each has `least` of them beforehand.
+    """Deal random rows: `least` to each member, and the rest in proportions drawn from Dir(alpha) over the members.
 
     Raises:
         ValueError: alpha not above 0, no members, or fewer than `least` rows for each.
@@ -89,7 +96,7 @@ def by_quantity(rows: int, members: int, alpha: float, seed: int, *, least: int 
 
 
 def by_ratios(rows: int, ratios: Sequence[float], seed: int, *, least: int = 1) -> Partition:
-    """Rows at random, in these ratios: (1, 1, 3) gives the third member three fifths.
+    """Deal random rows in these ratios: (1, 1, 3) gives the third member three fifths.
 
     Raises:
         ValueError: no ratios, one that is not above 0, or one that leaves its member fewer than `least` rows.
@@ -107,8 +114,10 @@ def by_ratios(rows: int, ratios: Sequence[float], seed: int, *, least: int = 1) 
 
 
 def by_column(values: Sequence[str], *, least: int = 1) -> Partition:
-    """A member for each value of a column (an author, a hospital), in order of spelling. Values with fewer than `least`
-    rows are joined into members of at least so many, the rarest first; their names are joined by "+".
+    """Make a member for each value of a column (an author, a hospital), sorted by value.
+
+    Values with fewer than `least` rows are joined, the rarest first, into members with at least `least` rows. Their
+    names are joined by "+".
 
     Raises:
         ValueError: fewer than `least` rows in all.
@@ -118,13 +127,13 @@ def by_column(values: Sequence[str], *, least: int = 1) -> Partition:
     counts = np.bincount(places, minlength=len(names))
     groups: list[list[int]] = []
     for value in sorted(range(len(names)), key=lambda value: (counts[value], value)):
-        # A group that is too small takes the next value, however many rows that has.
+        # A group that is too small takes the next value, however many rows the value has.
         if groups and counts[groups[-1]].sum() < least:
             groups[-1].append(value)
         else:
             groups.append([value])
     if counts[groups[-1]].sum() < least:
-        # Nobody came after the last one.
+        # No value is left for the last group.
         groups[-2:] = [groups[-2] + groups[-1]]
     found = {"+".join(names[value] for value in sorted(group)): group for group in groups}
     return Partition(
@@ -133,27 +142,29 @@ def by_column(values: Sequence[str], *, least: int = 1) -> Partition:
 
 
 def split(rows: Rows, seed: int, *, validation: float = 0.1, test: float = 0.2) -> Split:
-    """A member's rows at random into training, validation and test, ascending; one row at least in each.
+    """Split a member's rows at random into training, validation and test, each with at least one row, ascending.
 
     Raises:
         ValueError: fewer than three rows, or shares that leave nothing to train on.
     """
     if len(rows) < 3:
-        raise ValueError(f"{len(rows)} rows cannot be split in three; deal each member three at least")
+        raise ValueError(f"{len(rows)} rows cannot be split in three; deal each member at least three")
     if min(validation, test) <= 0 or validation + test >= 1:
-        raise ValueError(f"shares of {validation:g} and {test:g} leave no part, or nothing to train on")
+        raise ValueError(
+            f"shares of {validation:g} and {test:g} leave a part empty; both must be above 0, with a sum below 1"
+        )
     order = _random("split", seed).permutation(rows)
     tested = max(1, round(test * len(rows)))
     chosen_by = max(1, round(validation * len(rows)))
     parts = np.split(order, [tested, tested + chosen_by])
     if not len(parts[2]):
-        raise ValueError(f"nothing of {len(rows)} rows would be left to train on; deal each member more, or test less")
+        raise ValueError(f"{len(rows)} rows leave none to train on; deal each member more, or test less")
     return Split(train=np.sort(parts[2]), validation=np.sort(parts[1]), test=np.sort(parts[0]))
 
 
 def _check(rows: int, members: int, least: int) -> None:
     if members < 1 or least < 1:
-        raise ValueError(f"{members} members with {least} rows at least: both must be 1 or more")
+        raise ValueError(f"{members} members with at least {least} rows each: both numbers must be 1 or more")
     if rows < members * least:
         raise ValueError(f"{rows} rows are too few for {members} members with {least} each; take fewer members")
 
@@ -164,7 +175,7 @@ def _check_alpha(alpha: float) -> None:
 
 
 def _random(what: str, seed: int) -> np.random.Generator:
-    """Streams of their own: two kinds of draws from one seed have nothing in common."""
+    """Return an independent stream for each kind of draw from one seed."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *what.encode()])))
 
 
@@ -181,20 +192,20 @@ def _even(rows: int, members: int) -> list[int]:
 def _drawn(
     wanted: NDArray[np.float64], left: NDArray[np.int64], size: int, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """How many of each label a member takes: a multinomial draw, and again over what remains for what ran out."""
+    """Return how many rows of each label a member takes: multinomial draws, repeated without labels that ran out."""
     taken = np.zeros(len(left), dtype=np.int64)
     while (short := size - int(taken.sum())) > 0:
         open_labels = left > taken
         chances = np.where(open_labels, wanted, 0.0)
         if chances.sum() <= 0:
-            # Nothing that it wanted is there any more.
+            # All labels that it drew have run out.
             chances = np.where(open_labels, left - taken, 0.0)
         taken = np.minimum(left, taken + random.multinomial(short, chances / chances.sum()))
     return taken
 
 
 def _apportioned(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
-    """Whole numbers in these shares that sum to `rows`: largest remainders, the first of equal ones."""
+    """Return whole numbers in these shares that sum to `rows`: by largest remainders, the first of equal ones."""
     exact = shares * rows
     sizes = np.floor(exact).astype(np.int64)
     order = np.argsort(sizes - exact, kind="stable")

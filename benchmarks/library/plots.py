@@ -1,4 +1,4 @@
-"""Drawings for the report: the same bytes from the same results, and small files."""
+"""Draws for the report: the same results give the same bytes, and files are small."""
 
 import re
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import Any
 
 __all__ = ["STYLE", "compact", "pyplot", "save"]
 
-# Of artists that are drawn as pixels (`rasterized=True`): dense ones.
+# Resolution of dense artists, which are drawn as pixels (`rasterized=True`).
 _DOTS_PER_INCH = 110
-# Without a salt, ids in the file would differ from run to run. matplotlib writes the whole list of fonts at each text.
+# The salt makes ids the same in every run. One font, because matplotlib writes the whole list of fonts at each text.
 STYLE: dict[Any, Any] = {"svg.hashsalt": "tacit", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
 
 _PATH = re.compile(r' d="(M[^"]*)"')
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 def pyplot() -> Any:
-    """matplotlib's, without a screen."""
+    """Return matplotlib's pyplot, for use without a screen."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -34,7 +34,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes it and lets go of it."""
+    """Write a figure as a compact SVG, and close it."""
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None, "Creator": None}, dpi=_DOTS_PER_INCH)
     pyplot().close(figure)
@@ -42,9 +42,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def compact(text: str) -> str:
-    """A smaller SVG: paths in tenths of a point and without points in the middle of a level or upright
-    line, and each style once, as a class.
-    """
+    """Return a smaller SVG: paths in tenths of a point, straight lines without inner points, and each style once."""
     shorter = _PATH.sub(lambda found: f' d="{_shorter(" ".join(found[1].split()))}"', text)
     used = set(re.findall(r"#(\w+)", shorter))
 
@@ -59,7 +57,7 @@ def compact(text: str) -> str:
 
 
 def _styled_once(text: str) -> str:
-    """Styles that occur twice become classes, named in the order in which they come."""
+    """Make classes of styles that occur more than once, named in order of appearance."""
     count = Counter(_STYLE.findall(text))
     names = {style: f"s{at}" for at, style in enumerate(style for style in count if count[style] > 1)}
     if not names:
@@ -73,7 +71,7 @@ def _styled_once(text: str) -> str:
 
 
 def _shorter(path: str) -> str:
-    """A path without needless points; one with curves or holes as it is."""
+    """Return a path without needless points. A path with curves or holes stays as it is."""
     found = _STRAIGHT.fullmatch(path)
     if found is None:
         return path
@@ -86,14 +84,14 @@ def _shorter(path: str) -> str:
         if len(points) > 1 and _between(points[-2], points[-1], point):
             points.pop()
         points.append(point)
-    # A line of no length draws a dot.
+    # A line without length draws a dot.
     points = points if len(points) > 1 else points * 2
     # Points after the first of an M are lines to them.
     return "M " + " ".join(f"{x:g} {y:g}" for x, y in points) + (found[3] or "")
 
 
 def _between(first: Point, middle: Point, last: Point) -> bool:
-    """Whether the middle point lies on a level or upright line between the others."""
+    """Tell whether the middle point is between the others on a horizontal or vertical line."""
     return any(
         first[axis] == middle[axis] == last[axis]
         and min(first[1 - axis], last[1 - axis]) <= middle[1 - axis] <= max(first[1 - axis], last[1 - axis])

@@ -1,15 +1,15 @@
-"""Results of a benchmark: one JSON object a line, printed and appended to benchmarks/results/NAME.jsonl.
+"""Records the results of a benchmark: one JSON object a line, printed and appended to benchmarks/results/NAME.jsonl.
 
-Guarantees: the file holds all lines of a cell or none; a cell that was measured at the benchmark's present revision
-is not measured again; a `--quick` run prints its lines and writes none, so a small case cannot pass for a figure.
+Guarantees: a file has all lines of a cell or none. A cell that was measured at the benchmark's present revision is not
+measured again. A `--quick` run prints its lines and writes none, so a small case cannot pass for a figure.
 
-A benchmark has a revision, which it passes to `open_results`. Raise it in the commit that changes what the benchmark
-measures: its cells then count as not measured. Nothing else does that, neither a moved file nor a new comment. A line
-without a revision has revision 1.
+A benchmark passes its revision to `open_results`. Raise the revision in the commit that changes what the benchmark
+measures; its cells then count as not measured. Nothing else has that effect, neither a moved file nor a new comment. A
+line without a revision has revision 1.
 
-A file holds two kinds of lines. `{"bench", "run": {...}}` opens a run: when, on what machine, with which versions, from
-which commit, with which seeds. `{"bench", "case", "figure", "value", "unit", "code", "revision", ...}` is a figure.
-`code` is a digest of all sources at that time. It informs the reader and decides nothing.
+A file has two kinds of lines. `{"bench", "run": {...}}` opens a run and gives its time, machine, versions, commit and
+seeds. `{"bench", "case", "figure", "value", "unit", "code", "revision", ...}` is a figure. `code` is a digest of all
+sources at that time; it only informs the reader.
 """
 
 import argparse
@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 SHARED = ROOT.parent / "shared" / "data"
 
-# No results, documents or tests: a figure does not depend on them.
+# Results, documents and tests are not among the sources, because no figure depends on them.
 _SOURCES = ("benchmarks", "coordinator", "edge_client", "export", "learning", "proto", "secure_agg", "toolkit")
 _PACKAGES = ("numpy", "torch", "cryptography", "grpcio", "protobuf", "sqlalchemy", "onnxruntime")
 
@@ -56,12 +56,12 @@ Case = Mapping[str, Any]
 
 
 class NoData(SystemExit):
-    """A public data set is not here; the text says which and where it belongs."""
+    """A public data set is missing; the text says which one and where it belongs."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a case. `more`: what else belongs beside it (`paper`, `peer`, `spread`, a curve)."""
+    """One figure of a case. more: further fields of its line (`paper`, `peer`, `spread`, a curve)."""
 
     name: str
     value: float
@@ -71,8 +71,11 @@ class Figure:
 
 @dataclass
 class Results:
-    """The lines of one benchmark that count as measured. code, revision: of the lines that are added. `path` None:
-    nothing is written.
+    """The lines of one benchmark that count as measured.
+
+    Args:
+        code, revision: of the lines that are added.
+        path: the file; None writes nothing.
     """
 
     bench: str
@@ -83,12 +86,12 @@ class Results:
     _opened: bool = False
 
     def done(self, case: Case, seed: int | None = None) -> list[dict[str, Any]]:
-        """The figures of a cell, each as it was measured last; empty where none was."""
+        """Return the newest line of each figure of a cell."""
         found = [line for line in self.lines if line["case"] == dict(case) and line.get("seed") == seed]
         return list({line["figure"]: line for line in found}.values())
 
     def add(self, case: Case, figures: Iterable[Figure], *, seed: int | None = None) -> None:
-        """A measured cell: printed, and written in one piece."""
+        """Print a measured cell and write it in one piece."""
         found = []
         for figure in figures:
             line: dict[str, Any] = {"bench": self.bench, "case": dict(case)}
@@ -100,7 +103,7 @@ class Results:
         self._write(found)
 
     def open(self, seeds: Sequence[int]) -> None:
-        """The line that opens a run, before the first cell that is measured in it."""
+        """Write the line that opens a run, before its first cell."""
         if not self._opened:
             self._opened = True
             self._write([{"bench": self.bench, "run": run_description(self.code, seeds)}])
@@ -115,13 +118,13 @@ class Results:
 
 
 def open_results(bench: str, *, quick: bool = False, revision: int = 1, folder: Path = RESULTS) -> Results:
-    """The results of `bench` that count as measured.
+    """Return the results of `bench` that count as measured.
 
     Args:
-        bench: names the file.
-        quick: nothing counts as measured, and nothing is written.
-        revision: the benchmark's; lines of another one do not count.
-        folder: holds the files.
+        bench: name of the file.
+        quick: count nothing as measured, and write nothing.
+        revision: of the benchmark; lines of another revision do not count.
+        folder: folder of the files.
 
     Raises:
         ValueError: a line of the file is not JSON.
@@ -134,21 +137,21 @@ def open_results(bench: str, *, quick: bool = False, revision: int = 1, folder: 
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file of results; none where there is no file."""
+    """Return all lines of a file of results, or none if there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """12 hex digits over the contents of all sources, whatever their files are called."""
+    """Return a digest of all sources' contents, whatever the files' names: 12 hex digits."""
     files = [root / "constraints.txt", *(path for folder in _SOURCES for path in (root / folder).rglob("*.py"))]
     contents = sorted(hashlib.sha256(path.read_bytes()).digest() for path in files)
     return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
 
 
 def run_description(code: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """Machine, versions, seeds and commit of a run; no names of machines or people."""
+    """Return the machine, versions, seeds and commit of a run, without names of machines or people."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -199,14 +202,14 @@ def summarise(
     averaged: Sequence[str] = (),
     more: Case | None = None,
 ) -> None:
-    """Adds the mean of each figure over the seeds, once all seeds are measured. Seeds of several recipes have no mean.
+    """Add the mean of each figure over the seeds, once all seeds are measured with the same recipe.
 
     Args:
         results: read, and added to.
-        case: the cell.
-        seeds: the mean needs all of them.
+        case: of the cell.
+        seeds: all that the mean needs.
         keep: fields that the mean takes from the first seed's line.
-        averaged: fields that the mean averages too.
+        averaged: fields that are averaged too.
         more: further fields of the mean.
     """
     by_seed = [{line["figure"]: line for line in results.done(case, seed)} for seed in seeds]
@@ -226,7 +229,7 @@ def summarise(
 
 
 def _alike(by_seed: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
-    """Whether all seeds have the same figures and the same recipe."""
+    """Tell whether all seeds have the same figures and the same recipe."""
 
     def of_what(found: Mapping[str, Mapping[str, Any]]) -> Any:
         return found.keys(), next((line["recipe"] for line in found.values() if "recipe" in line), None)
@@ -236,12 +239,12 @@ def _alike(by_seed: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """What stands beside a mean: the largest difference and the values themselves."""
+    """Return the fields beside a mean: the largest difference and the values themselves."""
     return {"spread": round(max(values) - min(values), 6), "values": list(values)}
 
 
 def parser(module: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has. module: the benchmark's name in the catalogue."""
+    """Return a parser with the options of every benchmark. module: the benchmark's name in the catalogue."""
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description={**BENCHMARKS, **TOOLS}[module],

@@ -1,7 +1,7 @@
-"""Pages from templates and results: each `{{name}}` of a template becomes a table, drawings and where they come from.
+"""Makes pages from templates and results: each `{{name}}` becomes a table, its drawings and their origins.
 
-Guarantees: every number comes from a line of results, the newest of its case and figure; the same results give the same
-files, byte for byte; a section without results is left out; nothing is measured here.
+Guarantees: every number comes from the newest result line of its case and figure. The same results give the same files,
+byte for byte. A section without results is left out. Nothing is measured here.
 """
 
 import json
@@ -24,7 +24,7 @@ _COMMIT_DIGITS = 12
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing from the newest lines of a section. file: its name in docs/benchmarks. alt: what it shows."""
+    """A drawing of a section's newest lines. file: its name in docs/benchmarks. alt: what it shows."""
 
     file: str
     alt: str
@@ -36,16 +36,16 @@ class Section:
     """One table of a page, and its drawings.
 
     Args:
-        name: the placeholder in the template.
-        bench: the file of results.
+        name: of the placeholder in the template.
+        bench: name of the file of results.
         module: the benchmark that measures it, below `benchmarks`.
         beside: fields of a line that become columns after its value.
-        wide: figures that become columns of one row a case. Without them each figure has its own row; with them
-            `beside` is of the first.
-        where: keys of a case that must have one of these values.
-        figures: the figures that the section shows; empty: all.
-        plots: its drawings.
-        rows: makes the whole table from the newest lines, where the rules above do not suffice.
+        wide: figures that become columns, with one row for each case. If it is empty, each figure has its own row.
+            Otherwise `beside` are fields of the first figure.
+        where: keys of a case, each with its allowed values.
+        figures: the figures that the section shows; empty means all.
+        plots: the section's drawings.
+        rows: makes the whole table from the newest lines, if the rules above do not suffice.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Section:
     rows: Callable[[Sequence[Line]], list[list[str]]] | None = None
 
     def lines(self, lines: Sequence[Line]) -> list[Line]:
-        """The lines of its figures, and the lines that open runs."""
+        """Return the lines of the section's figures, and the lines that open runs."""
         return [line for line in lines if "figure" not in line or self._holds(line)]
 
     def _holds(self, line: Line) -> bool:
@@ -70,7 +70,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A package's page. Its prose is `report.md` in the package, with one placeholder a section."""
+    """A package's page. Its prose is the package's `report.md`, with one placeholder for each section."""
 
     package: str
     sections: tuple[Section, ...]
@@ -86,12 +86,12 @@ class Page:
         return (ROOT / "benchmarks" / self.package / "report.md").read_text(encoding="utf-8")
 
     def section(self, name: str) -> Section:
-        """The section of this name."""
+        """Return the section of this name."""
         return next(each for each in self.sections if each.name == name)
 
 
 def write_page(page: Page, results: Path, out: Path) -> list[Path]:
-    """Writes OUT/benchmarks/PAGE.md and its drawings, and returns them; nothing where the page has no results."""
+    """Write OUT/benchmarks/PAGE.md and its drawings, and return their paths; nothing if the page has no results."""
     folder, written = out / "benchmarks", []
     introduction, *blocks = re.split(r"^(?=## )", page.template, flags=re.MULTILINE)
     parts = []
@@ -115,7 +115,7 @@ def write_page(page: Page, results: Path, out: Path) -> list[Path]:
 
 
 def newest(lines: Sequence[Line]) -> list[Line]:
-    """The last line of each case, figure and seed, in the order of the cases."""
+    """Return the last line of each case, figure and seed, in the order of the cases."""
     found: dict[str, Line] = {}
     for line in lines:
         if "figure" in line:
@@ -128,9 +128,9 @@ def _sortable(case: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def section_text(section: Section, lines: Sequence[Line]) -> str:
-    """A section's table, and where its figures come from."""
+    """Return a section's table and the origins of its figures."""
     figures = newest(section.lines(lines))
-    # A mean over seeds has the single seeds in its `values`.
+    # A mean's `values` has the single seeds already.
     means = {json.dumps([line["case"], line["figure"]], sort_keys=True) for line in figures if "seed" not in line}
     shown = [
         line
@@ -151,7 +151,7 @@ def section_text(section: Section, lines: Sequence[Line]) -> str:
 
 
 def _long_rows(section: Section, shown: Sequence[Line], keys: Sequence[str], beside: Sequence[str]) -> list[list[str]]:
-    """A row a figure."""
+    """Make one row for each figure."""
     del section
     rows = [[*keys, "figure", "value", *beside]]
     for line in shown:
@@ -162,7 +162,7 @@ def _long_rows(section: Section, shown: Sequence[Line], keys: Sequence[str], bes
 
 
 def _wide_rows(section: Section, shown: Sequence[Line], keys: Sequence[str], beside: Sequence[str]) -> list[list[str]]:
-    """A row a case and seed."""
+    """Make one row for each case and seed."""
     by_row: dict[str, dict[str, Line]] = {}
     for line in shown:
         by_row.setdefault(json.dumps([line["case"], line.get("seed")]), {})[line["figure"]] = line
@@ -194,7 +194,7 @@ def _cell(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """Bytes are compared digit by digit, and not in powers of ten."""
+    """Format a number, large ones with all digits, because readers compare bytes digit by digit."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
@@ -204,9 +204,9 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def origins(lines: Sequence[Line], shown: Sequence[Line]) -> list[str]:
-    """One sentence for each machine with the same versions: what was measured there, at which commits.
+    """Return one sentence for each machine and set of versions, with the commits that were measured there.
 
-    A commit that is no longer in the repository is not named: its day and its code digest are.
+    A commit that is no longer in the repository is given by its day and code digest.
     """
     codes = {line["code"] for line in shown}
     found: dict[str, dict[str, None]] = {}
@@ -228,5 +228,5 @@ def _at(run: Mapping[str, Any]) -> str:
 
 @cache
 def _lost_commits() -> frozenset[str]:
-    """Commits that rows name and that a rewritten history no longer has."""
+    """Return the commits in result rows that the rewritten history no longer has."""
     return frozenset((RESULTS / "lost_commits.txt").read_text(encoding="utf-8").split())

@@ -1,13 +1,13 @@
-"""A federation in one process: rounds of the product's own code, without the wire between its sides.
+"""Simulates a federation in one process: rounds of the product's own code, without the wire.
 
-What a member does is `train_update` and its `Protection` (lot, local steps, clipping, noise, encoding into the ring);
-what the coordinator does is to add the encoded vectors in the ring and `next_version`, or of a job in groups to split
-the cohort by `draw_groups`, add up each group and `next_version_of_groups`. Left out are masks (the sum of masked
-vectors is this same sum: tests/unit/secure_agg), TLS, phases and dropouts. A benchmark may import both sides.
+A member runs `train_update` and its `Protection` (lot, local steps, clipping, noise, encoding into the ring). The
+coordinator adds the encoded vectors in the ring and runs `next_version`. For a job in groups it splits the cohort by
+`draw_groups`, adds up each group and runs `next_version_of_groups`. The simulation leaves out masks (the sum of masked
+vectors is the same: tests/unit/secure_agg), TLS, phases and dropouts. A benchmark may import both sides.
 
-Order of a round: the cohort is those who send, and its groups are drawn anew; every member trains from the same
-version; the vectors are added as they come, so that memory is three vectors whatever the number of members, and one
-more for every further group.
+In a round, the cohort is the members that send, and its groups are drawn anew. Every member trains from the same
+version. Vectors are added as they come, so memory is three vectors for any number of members, and one more for every
+further group.
 """
 
 import hashlib
@@ -59,18 +59,22 @@ __all__ = [
 ]
 
 Vector = NDArray[np.float32]
-# Who is summed together, by place in the cohort; each group ascending.
+# Places in the cohort that are summed together; each group is ascending.
 Groups = tuple[tuple[int, ...], ...]
 
-# A sum of one member's vector is no sum: the product opens no attempt for it.
+# The product opens no attempt with one member, whose sum would be its own vector.
 MIN_COHORT = 2
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member's data, its own numbers, and how many releases its limit lets pass (none: as many as there are).
+    """One member of a simulation.
 
-    software: what runs on its machine in place of the product's protection, which it is handed; none: that itself.
+    Args:
+        examples: its data.
+        own: its own numbers.
+        max_releases: releases that its limit allows; None means any number.
+        software: replaces the product's protection, which it is given; None keeps it.
     """
 
     examples: Sequence[Example]
@@ -79,13 +83,13 @@ class Member:
     software: Callable[[Protection], Protection] | None = None
 
     def sends(self, round_number: int) -> bool:
-        """Whether it takes part in this round (from 1). It was in all before, so that they are its releases."""
+        """Tell whether it takes part in this round (from 1). Each earlier round was one of its releases."""
         return self.max_releases is None or round_number <= self.max_releases
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """L2 lengths of one member's change: as trained, and as it was sent (clipped, with its noise)."""
+    """L2 norms of one member's update: as trained, and as sent (clipped, with its noise)."""
 
     trained: float
     sent: float
@@ -93,8 +97,15 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round left. senders: places of the members that took part. values: the next version, (d,). groups: who of
-    them were summed together, by place among all members, and what became of the groups; of a job with one sum neither.
+    """The result of a round.
+
+    Args:
+        number: of the round, from 1.
+        senders: places of the members that took part.
+        lengths: norms of the senders' updates.
+        values: the next version, (d,).
+        groups: places among all members that were summed together; empty for a job with one sum.
+        seen: what became of the groups; None for a job with one sum.
     """
 
     number: int
@@ -107,7 +118,7 @@ class Round:
 
 @dataclass
 class _Watched:
-    """A protection as it is, that remembers how long the change was when it came and when it went."""
+    """A protection that records the update's norm before and after it was protected."""
 
     inner: Protection
     seen: list[Lengths] = field(default_factory=list)
@@ -134,12 +145,12 @@ class _Watched:
 
 
 def corpora_of(bundle: "JobBundle", members: Sequence[Member]) -> list[EncodedExamples]:
-    """The members' examples as the job reads them, for all rounds."""
+    """Return the members' examples as the job reads them, for all rounds."""
     return [EncodedExamples(member.examples, bundle.document, bundle.public_tokenizer) for member in members]
 
 
 def backbone_of(bundle: "JobBundle") -> "StoredBackbone | None":
-    """A prompted job's backbone as its members have it, read once for as long as no other is asked for; else None."""
+    """Return a prompted job's backbone as its members have it; None for other jobs. The last one stays in memory."""
     model = bundle.document.model
     if not isinstance(model, PromptedModel) or model.backbone is None or bundle.backbone is None:
         return None
@@ -151,23 +162,26 @@ def _stored(path: Path, digest: bytes, config: str) -> "StoredBackbone":
     from learning.backbones.stored import digest_of, read_backbone
 
     if digest_of(path) != digest:
-        raise ValueError(f"{path} is not the backbone that the job names; make the bundle again")
+        raise ValueError(f"{path} is not the job's backbone; make the bundle again")
     return read_backbone(path, json.loads(config))
 
 
 def draw(job: JobDocument, cohort: int, random: RandomSource) -> Groups:
-    """The groups of a cohort of so many, as its members draw them from everybody's nonces; without groups all in one.
+    """Draw the groups of a cohort as its members do, from all nonces. Without groups it is one group.
+
+    Args:
+        cohort: number of members.
 
     Raises:
-        ContextInvalid: a cohort of this size has no such split.
+        ContextInvalid: a cohort of this size cannot be split into the job's groups.
     """
     if job.aggregation.groups is None:
         return (tuple(range(cohort)),)
-    # No attempt is opened under numbers that promise nothing.
+    # Fails where the product would open no attempt.
     thresholds_of(job, cohort)
     names = [f"{place:06d}" for place in range(cohort)]
     nonces = [random.bytes(NONCE_BYTES) for _ in names]
-    # Over keys and signatures too, which nobody makes here.
+    # In the product the root also covers keys and signatures, which the simulation does not make.
     root = random.bytes(32)
     drawn = draw_groups(root, nonces, names, job.aggregation.groups)
     return tuple(tuple(int(name) for name in group) for group in drawn)
@@ -181,13 +195,17 @@ def stepped(
     random: RandomSource,
     state: "StateVectors | None" = None,
 ) -> "Step":
-    """The next version from the cohort's vectors in the ring, in the order of places; summed by group.
+    """Return the next version from the cohort's vectors, summed by group.
 
-    groups: as `draw` gives them. base: (d,). random: for what the job has the coordinator add. state: of the server's
-    optimiser, where it has one; what it is afterwards stands in its `after`.
+    Args:
+        groups: as returned by `draw`.
+        vectors: in the ring, in the order of places.
+        base: the version trained from, (d,).
+        random: for the noise that the coordinator adds, if the job has any.
+        state: of the server's optimiser, if it has one; its `after` then has the next state.
 
     Raises:
-        ResultInvalid: sums that the coordinator does not publish.
+        ResultInvalid: the coordinator would not publish these sums.
     """
     from coordinator.rounds.publish import GroupSum, next_version, next_version_of_groups
 
@@ -196,7 +214,7 @@ def stepped(
     totals = [np.zeros(layout_of(job, cohort).values, np.uint32) for _ in groups]
     for place, vector in zip(range(cohort), vectors, strict=True):
         totals[group_of[place]] += vector
-    # The first sum's memory becomes the version's, whose base must then be another.
+    # The version reuses the memory of the first sum, so `base` must not share it.
     if job.aggregation.groups is None:
         return next_version(job, cohort, cohort, totals[0], base, random, state)
     sums = [GroupSum(len(group), total) for group, total in zip(groups, totals, strict=True)]
@@ -212,11 +230,16 @@ def play_round(
     random: RandomSource,
     state: "StateVectors | None" = None,
 ) -> Round:
-    """One round from the version `base`, (d,), with every member that still sends. corpora: the members' examples.
+    """Play one round with every member that still sends.
+
+    Args:
+        base: the version trained from, (d,).
+        corpora: the members' examples.
+        number: of the round, from 1.
 
     Raises:
-        ValueError: fewer than MIN_COHORT members send, or so many have no split into the job's groups.
-        ResultInvalid: sums that the coordinator does not publish.
+        ValueError: fewer than MIN_COHORT members send, or their number cannot be split into the job's groups.
+        ResultInvalid: the coordinator would not publish the sums.
     """
     from learning.training.update import train_update
 
@@ -259,9 +282,10 @@ def play_round(
 def federate(
     bundle: "JobBundle", members: Sequence[Member], rounds: int, random: RandomSource | None = None
 ) -> Iterator[Round]:
-    """Rounds from the bundle's weights: `rounds` of them, or until fewer than MIN_COHORT members send.
+    """Play `rounds` rounds from the bundle's weights, or until fewer than MIN_COHORT members send.
 
-    random: what all draws and noise come from; the system's own if not given.
+    Args:
+        random: source of all draws and noise; the operating system's if it is not given.
     """
     from coordinator.rounds.optimiser import StateVectors
 
@@ -279,5 +303,5 @@ def federate(
 
 
 def _seed(job: JobDocument, number: int, place: int) -> int:
-    """Of a member's training in a round, which orders batches and drops units: public numbers, as in the product."""
+    """Return the seed of a member's training in a round (batches, dropout), from public numbers as in the product."""
     return int.from_bytes(hashlib.sha256(f"{job.seed}/{job.name}/{number}/{place}".encode()).digest()[:8]) >> 1

@@ -1,4 +1,4 @@
-"""Seconds of wall and of processor time. Standard library only: the peer's own Python imports it too."""
+"""A stopwatch for wall and processor time. Uses only the standard library: the peer's own Python imports it too."""
 
 import time
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """What the pieces that it ran for took together. wall, cpu: in seconds; cpu is of all threads of the process."""
+    """Total time of the measured pieces. wall, cpu: in seconds; cpu counts all threads of the process."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Counts what happens inside."""
+        """Count the time spent inside."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield
@@ -25,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out what happens inside, within a piece that counts."""
+        """Exclude the time spent inside, within a measured piece."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield

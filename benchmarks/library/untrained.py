@@ -1,7 +1,7 @@
-"""Rounds without training: a job of exactly so many values, and members held several to a process.
+"""Rounds without training: a job with an exact number of values, and several members in each process.
 
-Guarantees: the job is made, checked and run as any other; its model is never built by a member, so that a round costs
-what transport and aggregation cost.
+Guarantees: the job is made, checked and run as any other. No member builds its model, so a round costs only transport
+and aggregation.
 """
 
 import sys
@@ -15,22 +15,22 @@ __all__ = ["POLICY", "job_file", "member_names", "round_seconds", "start_members
 
 POLICY = 'schema = 1\nmechanisms = ["none"]\n'
 
-# values = rows * 100 + 66 * (100 + 1) + 2 * 66 + 2: a multiple of 100, with the rows to make up any such number.
+# values = rows * 100 + 66 * (100 + 1) + 2 * 66 + 2, so the rows can reach any large enough multiple of 100.
 _WIDTH, _MAPS, _LABELS = 100, 66, 2
 _REST = _MAPS * (_WIDTH + 1) + _LABELS * (_MAPS + 1)
 _SPECIAL_ROWS = 2
 
 
 def member_names(members: int) -> list[str]:
-    """member-01 and on."""
+    """Return member-01, member-02 and so on."""
     return [f"member-{number:02d}" for number in range(1, members + 1)]
 
 
 def job_file(folder: Path, name: str, *, members: int, rounds: int, values: int) -> str:
-    """A job file whose model has exactly `values` values; its word list is written into `folder`.
+    """Return the text of a job file whose model has exactly `values` values, and write its word list into `folder`.
 
     Raises:
-        ValueError: a number of values that this model cannot have.
+        ValueError: this model cannot have so few values, or a number that is not a multiple of its width.
     """
     rows, over = divmod(values - _REST, _WIDTH)
     if over or rows <= _SPECIAL_ROWS:
@@ -42,13 +42,13 @@ def job_file(folder: Path, name: str, *, members: int, rounds: int, values: int)
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         f"[model]\nembedding = {_WIDTH}\nwidths = [1]\nmaps = {_MAPS}\n"
         f"[rounds]\ncount = {rounds}\nmin_members = {members}\ntarget_members = {members}\nmax_attempts = 1\n"
-        # All members share this machine's cores: a deadline is there to fail, not to shape a round.
+        # All members share this machine's cores. A deadline only ends a round that fails.
         "[rounds.deadlines]\nadvertise = 600\nshare = 600\nmask = 600\nconfirm = 600\nunmask = 600\n"
     )
 
 
 def start_members(running: Federation, names: Sequence[str], processes: int, *, clear: bool = False) -> list[str]:
-    """Deals the members to processes and starts these; returns the processes' names."""
+    """Deal the members to processes, start these, and return the processes' names."""
     started = []
     for number in range(processes):
         homes = [running.home(name) for name in names[number::processes]]
@@ -59,12 +59,16 @@ def start_members(running: Federation, names: Sequence[str], processes: int, *, 
 
 
 def round_seconds(detail: pb.JobDetail, members: int, values: int, base: Path) -> list[float]:
-    """Wall time of each round but the first, from its opening to the record of its end, as the coordinator wrote them.
+    """Return the wall time of each round but the first, in seconds.
 
-    The first round waits for connections, and is left out. `base` is the job's bundle.
+    A round lasts from its opening to the record of its end, by the coordinator's own times. The first round waits for
+    connections and does not count.
+
+    Args:
+        base: the job's bundle.
 
     Raises:
-        MeasurementFailed: a round went without a member, or the vector is not as long as it should be.
+        MeasurementFailed: a round had several attempts or lost a member, or the vector has another length.
     """
     from export.bundle import read_job_bundle
 

@@ -1,16 +1,16 @@
-"""A federation of many members in few processes: 100 of them, or thousands, of whom some train in each round.
+"""Simulates many members in few processes: hundreds or thousands, of which some train in each round.
 
-What a member does is the product's `train_update` with its `protection_of` and `encode` into the ring; what the
-coordinator does is the sum in the ring and `next_version`. A member's private state (its arrays, and its tokenizer
-where it built its own) lies in a file of its own under a temporary folder and is in memory only while it trains or is
-tested; one that was never drawn and has nothing of its own has no file.
+A member runs the product's `train_update`, `protection_of` and `encode` into the ring. The coordinator sums in the ring
+and runs `next_version`. A member's private state (its arrays, and its own tokenizer if it built one) is a file in a
+temporary folder, in memory only while the member trains or is tested. A member that was never drawn and has nothing of
+its own has no file.
 
 Guarantees: the same bundle, members and seed give the same versions and private states, to the bit, for any number of
-workers: whoever trains a member, everything random comes from the seed, the round and the member, and a sum in the ring
-has no order. A private state is replaced only after its round's update is encoded; here every update counts.
+workers. All randomness comes from the seed, the round and the member, and a sum in the ring has no order. A private
+state is replaced only after its round's update is encoded; here every update counts.
 
-Leaves out, as `simulation` does: TLS, phases, dropouts, and masks, unless they are asked for: then the
-vectors go through the aggregation protocol with keys, masks and unmasking (`masked_sum`), and the sum is the same.
+Like `simulation`, it leaves out TLS, phases, dropouts and masks. With identities it sums the vectors by the aggregation
+protocol, with keys, masks and unmasking (`masked_sum`); the sum is the same.
 """
 
 import hashlib
@@ -64,11 +64,12 @@ __all__ = [
 Arrays = dict[str, NDArray[np.float32]]
 Vector = NDArray[np.float32]
 
-# What of a model is a member's own when it is tested: as it last left it, or brought up to the shared parameters as
-# `edge_client export` does it (`adapted`): an epoch on all that it keeps, under fedrecon its rows made anew.
+# The private part of a member's model in a test: as the member last left it, or `adapted` to the shared parameters as
+# `edge_client export` does: by an epoch on all private parameters, or under fedrecon by making its rows anew.
 Reading = Literal["left", "adapted"]
-# What it is tested on: the common test set, or its own rows. A member's prior says how much more of each label it has
-# than the others: `prior removed` takes it out of the logits of its own model, `prior added` puts it into everybody's.
+# The rows of a test: the common test set, or the member's own rows. A member's prior says how much more of each label
+# it has than the others. `prior removed` subtracts it from the logits of its own model, `prior added` adds it to those
+# of the shared model.
 Part = Literal["common", "test", "validation", "common, prior removed", "test, prior added", "validation, prior added"]
 COMMON: Final = "common"
 PRIOR_REMOVED: Final = "common, prior removed"
@@ -86,10 +87,16 @@ class Held:
 
 @dataclass(frozen=True)
 class World:
-    """What every worker knows. common: the test set that is the same for all. states: the folder of private states.
+    """The data that every worker has.
 
-    table: word vectors that own embeddings start from. alone: nothing is shared, and members begin at the bundle's
-    weights (`local`). cached: members whose token ids stay in a worker's memory.
+    Args:
+        bundle: the job's.
+        members: rows of each member.
+        common: the test set that all members share.
+        states: folder of the private states.
+        table: word vectors that own embeddings start from.
+        alone: nothing is shared, and members start from the bundle's weights (`local`).
+        cached: number of members whose token ids stay in a worker's memory.
     """
 
     bundle: "JobBundle"
@@ -103,57 +110,58 @@ class World:
 
 @dataclass(frozen=True)
 class Score:
-    """Right answers out of `count`."""
+    """Number of correct answers, of `count`."""
 
     correct: int
     count: int
 
     @property
     def accuracy(self) -> float:
-        """In [0, 1]."""
+        """Share of correct answers, in [0, 1]."""
         return self.correct / self.count
 
 
 @dataclass
 class SeededRandom:
-    """Bytes from a seed, for figures that come out the same again; no source for real members."""
+    """Bytes from a seed, for reproducible figures. Not a source for real members."""
 
     seed: str
     _calls: int = field(default=0, repr=False)
 
     def bytes(self, n: int, /) -> bytes:
-        """As `secure_agg.RandomSource`."""
+        """Return `n` bytes, as `secure_agg.RandomSource` does."""
         self._calls += 1
         return hashlib.shake_256(f"{self.seed}/{self._calls}".encode()).digest(n)
 
 
 def seed_of(*parts: object) -> int:
-    """63 bits from public numbers."""
+    """Return a seed of 63 bits from public values."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8]) >> 1
 
 
 def cohort_of(members: int, size: int, seed: int, number: int) -> tuple[int, ...]:
-    """Who trains in a round: `size` different members, ascending, every set as likely as any other."""
+    """Draw the members that train in a round: `size` different ones, ascending, every set equally likely."""
     random = np.random.Generator(np.random.Philox(seed_of("cohort", seed, number)))
     return tuple(sorted(random.choice(members, size, replace=False).tolist()))
 
 
 def geometric_mean(scores: Sequence[Score]) -> tuple[float, int]:
-    """(the geometric mean of the accuracies, how many of them are none). One member without a right answer would make
-    all of it nothing: it counts as having half an answer right.
+    """Return the geometric mean of the accuracies, and how many of them are zero.
+
+    A member without a correct answer would make the mean zero, so it counts as having half an answer right.
     """
     values = np.array([max(score.correct, 0.5) / score.count for score in scores])
     return float(np.exp(np.log(values).mean())), sum(not score.correct for score in scores)
 
 
 def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Vector:
-    """(N, L) the module's answers, without dropout; ids and labels as in `learning.training.local.evaluate`."""
+    """Return the module's logits without dropout, (N, L). ids and labels: as in `learning.training.local.evaluate`."""
     import torch
 
     from learning.training.local import forward_rows
 
     lengths = (ids != module.pad_id).sum(axis=1)
-    # By length, so that little is padded; a text's logits do not depend on its batch.
+    # Sorted by length to save padding. A text's logits do not depend on its batch.
     order = np.argsort(lengths, kind="stable")
     module.eval()
     found: list[Vector] = []
@@ -167,14 +175,14 @@ def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[
 
 
 class States:
-    """Private states by member, a file each. A file is replaced whole or not at all."""
+    """The members' private states, one file each. A file is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, place: int) -> tuple[bytes | None, Arrays] | None:
-        """(its own tokenizer, its arrays); None where the member has no state yet."""
+        """Return a member's own tokenizer and its arrays, or None if it has no state yet."""
         path = self._path(place)
         if not path.exists():
             return None
@@ -183,12 +191,12 @@ class States:
             return tokenizer, {name.removeprefix("array/"): file[name] for name in file if name.startswith("array/")}
 
     def save(self, place: int, tokenizer: bytes | None, arrays: Arrays) -> None:
-        """Writes the state of a member."""
+        """Write the state of a member."""
         held: dict[str, NDArray[np.generic]] = {f"array/{name}": array for name, array in arrays.items()}
         if tokenizer is not None:
             held["tokenizer"] = np.frombuffer(tokenizer, np.uint8)
         data = io.BytesIO()
-        # np.savez takes arrays as keywords, and its types do not know that.
+        # np.savez takes arrays as keywords, but its types do not allow it.
         np.savez(data, **held)  # type: ignore[arg-type]
         path = self._path(place)
         fresh = path.with_suffix(f".{os.getpid()}.new")
@@ -196,8 +204,9 @@ class States:
         fresh.replace(path)
 
     def copy_to(self, folder: Path) -> "States":
-        """The states as they are now, in another folder (emptied first). Files are linked, since a later state is a new
-        file.
+        """Copy the present states into another folder, emptied first.
+
+        The files are linked. That is safe because a later state is a new file.
         """
         shutil.rmtree(folder, ignore_errors=True)
         kept = States(folder)
@@ -210,7 +219,7 @@ class States:
 
 
 class Worker:
-    """What one process does for the members, one after the other."""
+    """Trains and tests members in one process, one after the other."""
 
     def __init__(self, world: World) -> None:
         import torch
@@ -218,11 +227,11 @@ class Worker:
         torch.set_num_threads(1)
         self._world = world
         self._label_shares: dict[int | None, NDArray[np.float64]] = {}
-        # By member, part and, where it is the member's own, its tokenizer.
+        # By member, part and, if it is the member's own, the tokenizer.
         self._corpora: OrderedDict[tuple[int, str, bytes], EncodedExamples] = OrderedDict()
 
     def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
-        """A member's part in a round of `cohort` members: its vector in the ring. Its private state is on disk then."""
+        """Train a member in a round of `cohort` members, save its private state, and return its vector in the ring."""
         from learning.mechanisms.protection import protection_of
         from learning.training.update import train_update
 
@@ -249,7 +258,7 @@ class Worker:
         return vector
 
     def train_alone(self, place: int, epochs: int) -> None:
-        """`local`: so many epochs of the same loop from the bundle's weights; all it has is the member's own then."""
+        """Train a member alone (`local`) for some epochs, with the same loop. All of its model is then its own."""
         from learning.methods import Setting, phases_of
         from learning.models.division import EVERYTHING_SHARED
         from learning.training.local import train
@@ -269,15 +278,15 @@ class Worker:
     def score(
         self, place: int, version: bytes, readings: Sequence[Reading], parts: Sequence[Part], states: Path
     ) -> dict[tuple[Reading, Part], Score]:
-        """How a member does with these shared parameters and its own private ones, for each reading and part."""
+        """Score a member with these shared parameters and its own private ones, for each reading and part."""
         tokenizer, private = self._state(States(states), place)
         module, division = self._module(place, tokenizer, private, version)
         found: dict[tuple[Reading, Part], Score] = {}
-        # As it was left comes first: adapting moves the module.
+        # "left" comes first, because adapting changes the module.
         for reading in sorted(readings, key=lambda reading: reading == "adapted"):
             if reading == "adapted":
                 self._adapt(module, division, place, tokenizer, version)
-            # A mixture of labels is added to what the same rows were answered already.
+            # Parts of the same rows share their logits and differ only in the shift.
             answered: dict[str, tuple[Vector, NDArray[np.int64]]] = {}
             for part in parts:
                 rows, _, how = part.partition(", ")
@@ -290,9 +299,15 @@ class Worker:
         return found
 
     def _shift(self, place: int, how: str) -> Vector:
-        """(L,) the logarithm of how much more of each label the member has than the model was trained for, which is
-        everybody's mixture, or with `logit_adjustment` as much of each: by Bayes' rule the answer for other proportions
-        of labels (Saerens et al. 2002). how: `prior added` adds it, `prior removed` takes it off, "" changes nothing.
+        """Return what to add to the logits for a member's label proportions, (L,).
+
+        It is the logarithm of the member's share of each label over the share that the model was trained for: that of
+        all members, or with `logit_adjustment` equal shares.
+
+        Args:
+            how: `prior added` adds it, `prior removed` subtracts it, "" changes nothing.
+
+        Source: Bayes' rule for other label proportions, Saerens et al. 2002.
         """
         job = self._world.bundle.document
         if not how:
@@ -302,8 +317,9 @@ class Worker:
         return shift if how == "prior added" else -shift
 
     def _shares(self, place: int | None) -> NDArray[np.float64]:
-        """(L,) shares of the labels in a member's training rows, in everybody's where it is None. One row more of each,
-        so that none is zero.
+        """Return the label shares of a member's training rows, (L,); of all members' if `place` is None.
+
+        One row is added to each label, so that no share is zero.
         """
         if place not in self._label_shares:
             members = self._world.members if place is None else (self._world.members[place],)
@@ -315,7 +331,7 @@ class Worker:
     def _adapt(
         self, module: "TextClassifier", division: "Division", place: int, tokenizer: bytes, version: bytes
     ) -> None:
-        """As `edge_client export` makes a member's own model of these shared parameters."""
+        """Adapt the module as `edge_client export` makes a member's own model from these shared parameters."""
         from learning.training.personal import adapted, usual_epochs
 
         job = self._world.bundle.document
@@ -324,8 +340,9 @@ class Worker:
         adapted(job, module, division, corpus, epochs=usual_epochs(job.method), seed=seed)
 
     def _state(self, states: States, place: int) -> tuple[bytes, Arrays]:
-        """A member's tokenizer (its own, or the job's) and private arrays; where it has no state yet, what it starts
-        with. A tokenizer of its own is kept from the first look on: one of word pieces would be another one next time.
+        """Return a member's tokenizer (its own, or the job's) and private arrays, or its start if it has no state yet.
+
+        An own tokenizer is saved at once, because word pieces built again would differ.
         """
         bundle, job = self._world.bundle, self._world.bundle.document
         found = states.load(place)
@@ -344,7 +361,7 @@ class Worker:
         }
 
     def _own_start(self, place: int) -> tuple[bytes, Arrays]:
-        """Its own vocabulary, of its training texts, and what its private parameters start from."""
+        """Make a member's own vocabulary from its training texts, and the start of its private parameters."""
         from learning.training.start import first_private, own_vocabulary
         from tacit.method import OwnVocabulary
 
@@ -353,21 +370,21 @@ class Worker:
         assert isinstance(wanted, OwnVocabulary)  # noqa: S101  asked for by the caller
         texts = [example.text for example in self._world.members[place].train]
         tokenizer = own_vocabulary(wanted, texts, self._world.table)
-        # A member draws this from a source that nobody else has; here it is as different from one to the next.
+        # A real member draws this from its own source. Here too it differs from member to member.
         seed = seed_of(job.seed, job.name, "own", place)
         return tokenizer, first_private(job, tokenizer, None, self._world.table, seed=seed)
 
     def _module(
         self, place: int, tokenizer: bytes, private: Arrays, version: bytes
     ) -> "tuple[TextClassifier, Division]":
-        """The member's model with these shared parameters, and the line through it."""
+        """Return the member's model with these shared parameters, and its division into shared and private."""
         from learning.models import EVERYTHING_SHARED, build_blank, division_of
 
         bundle, job = self._world.bundle, self._world.bundle.document
         corpus = self._corpus(place, "train", tokenizer)
         module = build_blank(job.model, corpus.vocabulary_size, len(job.labels), corpus.pad_id)
         if self._world.alone and private.keys() == dict(module.named_parameters()).keys():
-            # Everything is its own already.
+            # All parameters are the member's own already.
             EVERYTHING_SHARED.load_shared(module, private)
             return module, EVERYTHING_SHARED
         words = corpus.words() if isinstance(job.method, FedRecon) else ()
@@ -377,8 +394,9 @@ class Worker:
         return module, division
 
     def _corpus(self, place: int, part: str, tokenizer: bytes) -> "EncodedExamples":
-        """A part of a member's rows as token ids, encoded once while it is remembered; the common test set is the same
-        for all who share a tokenizer.
+        """Return a part of a member's rows as token ids, from the cache if it is there.
+
+        Members with the same tokenizer share the common test set.
         """
         from learning.text.corpus import EncodedExamples
 
@@ -389,7 +407,7 @@ class Worker:
             rows = {"train": held.train, "validation": held.validation, "test": held.test, COMMON: self._world.common}
             made = EncodedExamples(rows[part], self._world.bundle.document, tokenizer)
             if part == COMMON and own:
-                # Read once or twice; a thousand texts for each member would fill the memory.
+                # Not cached: it is read once or twice, and a copy for each member would fill the memory.
                 return made
             self._corpora[key] = made
             while len(self._corpora) > 3 * self._world.cached:
@@ -399,7 +417,7 @@ class Worker:
 
 
 class Crew:
-    """Workers over the members of a world. `pool` None: this process does it all."""
+    """Workers for the members of a world. pool: None runs them in this process."""
 
     def __init__(self, world: World, pool: ProcessPoolExecutor | None) -> None:
         self.world = world
@@ -407,11 +425,11 @@ class Crew:
         self._here = Worker(world) if pool is None else None
 
     def train(self, places: Sequence[int], number: int, version: bytes) -> Iterator[NDArray[np.uint32]]:
-        """The members' vectors in the ring, in the order of `places`."""
+        """Train members and yield their vectors in the ring, in the order of `places`."""
         yield from self._each("train", [(place, number, len(places), version) for place in places])
 
     def train_alone(self, epochs: int) -> None:
-        """Every member for itself."""
+        """Train every member alone."""
         for _ in self._each("train_alone", [(place, epochs) for place in range(len(self.world.members))]):
             pass
 
@@ -424,7 +442,7 @@ class Crew:
         places: Sequence[int] | None = None,
         states: Path | None = None,
     ) -> list[dict[tuple[Reading, Part], Score]]:
-        """Every member's scores (or those of `places`) with these shared parameters, its private ones from `states`."""
+        """Score every member (or `places`) with these shared parameters and the private ones in `states`."""
         members = range(len(self.world.members)) if places is None else places
         folder = self.world.states if states is None else states
         return list(self._each("score", [(place, version, readings, parts, folder) for place in members]))
@@ -434,7 +452,7 @@ class Crew:
             for arguments in calls:
                 yield getattr(self._here, what)(*arguments)
             return
-        # Submitted all at once: a worker that is done takes the next member.
+        # All calls are submitted at once, so an idle worker takes the next member.
         waiting = [self._pool.submit(_call, what, arguments) for arguments in calls]
         for each in waiting:
             yield each.result()
@@ -442,17 +460,17 @@ class Crew:
 
 @contextmanager
 def crew_of(world: World, workers: int) -> Iterator[Crew]:
-    """So many processes with a thread of torch each; one worker is this process itself.
+    """Start worker processes with one torch thread each. A single worker is this process itself.
 
     Raises:
         ValueError: no workers.
     """
     if workers < 1:
-        raise ValueError(f"{workers} workers: at least one has to do the work")
+        raise ValueError(f"{workers} workers: at least one is needed")
     if workers == 1:
         yield Crew(world, None)
         return
-    # Spawned: a forked copy of torch's threads hangs.
+    # Spawned, because a forked copy of torch's threads hangs.
     with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(world,)) as pool:
         yield Crew(world, pool)
 
@@ -477,23 +495,25 @@ def play_round(
     masked: Parties | None = None,
     state: "ServerState | None" = None,
 ) -> Vector:
-    """One round from the version `base`, (d,), by these members: the next version's values, (d,).
+    """Play one round and return the next version's values, (d,).
 
-    masked: identities, one for each of `places`, whose vectors are then summed under masks; not given: in clear. state:
-    of the server's optimiser, which plain averaging does not need.
+    Args:
+        base: the version trained from, (d,).
+        number: of the round.
+        places: the members that train.
+        masked: identities, one for each of `places`; with them the vectors are summed under masks.
+        state: of the server's optimiser; plain averaging needs none.
 
     Raises:
-        ValueError: a job in groups, whose cohorts have no one sum.
-        StateNeeded: the job's optimiser has a state, and there is none.
+        ValueError: the job is in groups, so its cohorts have several sums.
+        StateNeeded: the job's optimiser needs a state, and none is given.
     """
     from coordinator.rounds.publish import next_version
 
     bundle = crew.world.bundle
     job = bundle.document
     if job.aggregation.groups is not None:
-        raise ValueError(
-            f"job {job.name} asks for groups, and here is one sum; benchmarks.library.simulation plays groups"
-        )
+        raise ValueError(f"job {job.name} asks for groups, but this makes one sum; use benchmarks.library.simulation")
     version = bundle.manifest.encode(base)
     vectors = crew.train(places, number, version)
     if masked is None:

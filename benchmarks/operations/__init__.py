@@ -1,1 +1,1 @@
-"""What running a federation costs and withstands."""
+"""Benchmarks of what running a federation costs and withstands."""

@@ -1,6 +1,6 @@
 """Draws the coordinator's dashboard from a real run (two minutes).
 
-Grafana is not needed: Prometheus is asked what the panels ask, and matplotlib draws it in the dashboard's own layout.
+It needs no Grafana: it asks Prometheus the panels' queries, and matplotlib draws the answers in the dashboard's layout.
 """
 
 import argparse
@@ -28,9 +28,9 @@ __all__ = ["draw", "main", "recorded"]
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "dashboards" / "coordinator.svg"
 
-# One series: its name, and (seconds since the beginning, value).
+# The name of a series, and its points: (seconds since the beginning, value).
 Series = tuple[str, list[tuple[float, float]]]
-# By panel title.
+# Series by panel title.
 Recorded = dict[str, list[Series]]
 
 _COLOURS = (
@@ -49,7 +49,7 @@ _INK, _FAINT, _GROUND = "#24292e", "#8a919a", "#f4f5f7"
 
 
 def recorded(board: Board, *, noisy: int, plain: int, kills: int) -> Recorded:
-    """Runs the federation and asks what the board asks, second by second."""
+    """Run the federation, and ask the board's queries for every second."""
     with (
         tempfile.TemporaryDirectory() as folder,
         scraped_federation(Path(folder), plain=plain) as watched,
@@ -70,7 +70,7 @@ def recorded(board: Board, *, noisy: int, plain: int, kills: int) -> Recorded:
 
 
 def _short(value: float, unit: str) -> str:
-    """A value as Grafana would write it."""
+    """Format a value as Grafana does."""
     if not math.isfinite(value):
         return ""
     match unit:
@@ -123,11 +123,11 @@ def _graph(axes: Axes, panel: Panel, series: list[Series], length: float) -> Non
             axes.plot(x, y, label=name, color=colour, linewidth=1.4, solid_capstyle="round")
     low, high = axes.get_ylim()
     largest = max((value for _, points in series for _, value in points if math.isfinite(value)), default=0.0)
-    # What is all zero gets a whole unit of room.
+    # A panel of zeros gets an axis up to 1.
     high = 1.0 if largest == 0 else max(high, panel.most or high)
     axes.set_ylim(low if panel.least is None else panel.least, high)
     if panel.unit == "none" and largest >= 2:
-        # Members and rounds come whole.
+        # Numbers of members and rounds are whole.
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.set_xlim(0, length)
     axes.legend(
@@ -149,7 +149,7 @@ def _colours(count: int) -> list[str]:
 
 
 def _stat_text(panel: Panel, value: float) -> str:
-    """What a panel with one value shows."""
+    """Return the text of a panel with one value."""
     if value < 0 and panel.negative is not None:
         return panel.negative
     return _short(round(value) if panel.unit == "none" else value, panel.unit)
@@ -163,7 +163,7 @@ def _figure_of(axes: Axes, panel: Panel, series: list[Series]) -> None:
 
 
 def _lines(row: Row) -> list[list[Panel]]:
-    """The row's panels, 24 columns to a line."""
+    """Split the row's panels into lines of 24 columns."""
     lines: list[list[Panel]] = [[]]
     for panel in row.panels:
         if sum(each.width for each in lines[-1]) + panel.width > 24:
@@ -173,7 +173,7 @@ def _lines(row: Row) -> list[list[Panel]]:
 
 
 def draw(board: Board, found: Recorded, out: Path) -> None:
-    """Writes the picture, in the layout of the board."""
+    """Draw the board in its layout, and write the picture."""
     mpl.rcParams.update(STYLE)
     length = max(at for series in found.values() for _, points in series for at, _ in points)
     heading, stat, graph = 0.34, 0.85, 2.35
@@ -238,7 +238,7 @@ def _tile(
     ground.set_yticks([])
     for spine in ground.spines.values():
         spine.set_color("#dfe2e6")
-    # The title's place in the tile, in inches from its top.
+    # The title is placed in inches from the top of the tile.
     inside = height - 0.1
     ground.text(0.012 * 8 / panel.width + 0.008, 1 - 0.14 / inside, panel.title, fontsize=8, color=_INK, va="center")
     if panel.kind == "stat":
@@ -259,17 +259,17 @@ def _tile(
 
 
 def main() -> None:
-    """The command."""
+    """Command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.operations.dashboard",
         description="Draws the coordinator's dashboard from a real run.",
     )
-    parser.add_argument("--out", type=Path, default=OUT, help="where the picture goes (.svg or .png)")
-    parser.add_argument("--keep", type=Path, help="keep the series in this file")
-    parser.add_argument("--from", type=Path, dest="kept", help="draw the series of this file, run nothing")
+    parser.add_argument("--out", type=Path, default=OUT, help="file for the picture (.svg or .png)")
+    parser.add_argument("--keep", type=Path, help="also write the series to this file")
+    parser.add_argument("--from", type=Path, dest="kept", help="draw the series in this file and run nothing")
     parser.add_argument("--noisy", type=int, default=30, help="minimum number of rounds of the job with noise")
     parser.add_argument("--plain", type=int, default=20, help="number of rounds of the job without noise")
-    parser.add_argument("--kills", type=int, default=4, help="number of times that a member is killed in an attempt")
+    parser.add_argument("--kills", type=int, default=4, help="number of kills of a member in an attempt")
     given = parser.parse_args()
     if given.kept is not None:
         loaded: dict[str, list[list[Any]]] = json.loads(given.kept.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Many sessions that do nothing, of one process: each its own connection over mutual TLS, opened with Hello.
+"""Holds many idle sessions in one process, each with its own connection over mutual TLS, opened with Hello.
 
     python -m benchmarks.operations.idle_sessions HOME ...
 
-What a member's machine does with a session is left out: it is the coordinator's side that is looked at. A key that
-several members share is read and checked once.
+The members' side of a session is left out, because only the coordinator's is measured. A key that several members share
+is read and checked once.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from toolkit.logs import configure
 
 __all__ = ["keys_read_once", "main"]
 
-# At once, of each process: handshakes are what takes the time, and a queue of hundreds of them times out.
+# Parallel handshakes in each process. Handshakes take long, and a queue of hundreds times out.
 _DIALLING = 8
 
 
@@ -51,9 +51,7 @@ async def _session(home: Path, dialling: asyncio.Semaphore) -> None:
 
 @contextlib.contextmanager
 def keys_read_once() -> Iterator[None]:
-    """Whoever reads the same key file again meanwhile has the key of the first time: to check one takes a tenth of a
-    second.
-    """
+    """Cache keys by their file's bytes inside the block, because checking one takes a tenth of a second."""
     with patch.object(serialization, "load_pem_private_key", cache(serialization.load_pem_private_key)):
         yield
 
@@ -69,7 +67,7 @@ async def _all(homes: list[Path]) -> None:
 def main() -> None:
     """Command line: runs until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations.idle_sessions", description=__doc__)
-    parser.add_argument("homes", type=Path, nargs="+", help="members' folders, enrolled")
+    parser.add_argument("homes", type=Path, nargs="+", help="folders of enrolled members")
     options = parser.parse_args()
     configure("json", "warning")
     with keys_read_once():

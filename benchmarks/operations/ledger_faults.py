@@ -1,17 +1,17 @@
 """Kills a ledger thousands of times and checks that it loses nothing.
 
 A worker is forked, opens the ledger, recovers, and makes releases as a member does: reserve, charge, settle, receipt,
-now and then a second attempt or a release given back. It is killed at a fault point (`toolkit.durable`)
-drawn at random, or, every fourth time, by a timer wherever it then is. Over a pipe it says which calls had returned.
-Then the ledger is started again and compared:
+with a second attempt or a released reservation now and then. It is killed at a fault point (`toolkit.durable`) drawn at
+random, or every fourth time by a timer, wherever it is. Over a pipe it reports which calls have returned. Then the
+ledger is opened again and compared:
 
     lost_charges     charges that had returned and are not in the ledger
     blocked_starts   starts that failed
     broken_chains    chains or receipts that do not verify
     over_limit       ledgers whose charges no order of the filter covers
 
-Killing shows that what must be written is written before the call returns, in the right order. It does not show that
-the disk keeps what was flushed when the power goes: that rests on fsync. Forked from a process without threads.
+Killing shows that everything is written in the right order and before its call returns. It does not show that the disk
+keeps flushed data when the power fails; that depends on fsync. The parent process has no threads, so it can fork.
 """
 
 import json
@@ -55,21 +55,21 @@ SEED = 1
 LIMIT = Limit(4.0, 1e-5)
 # 45 of them fit.
 EVENT = SampledGaussian(multiplier=1.2, rate=0.02, steps=20)
-# A ledger that is spent goes on for a while, then the next one begins.
+# A spent ledger is used for a while longer, then the next one begins.
 CYCLES_A_LEDGER = 80
-# A whole life takes about 25 milliseconds.
+# A complete run of a worker takes about 25 milliseconds.
 _TIMER_SECONDS = 0.025
 _POINTS_A_LIFE = 140
 
 
-# Tells the parent that a call has returned.
+# Reports to the parent that a call has returned.
 Say = Callable[[str], None]
 Life = Callable[[Say, Faults], None]
 
 
 @dataclass(frozen=True)
 class Member:
-    """Who signs the receipts."""
+    """The member that signs the receipts."""
 
     name: str
     key: rsa.RSAPrivateKey
@@ -79,16 +79,16 @@ class Member:
 
     @property
     def fingerprint(self) -> bytes:
-        """Of the certificate."""
+        """SHA-256 of the certificate."""
         return sha256(self.certificate).digest()
 
     def sign(self, message: bytes) -> bytes:
-        """As a member's identity does."""
+        """Sign as a member's identity does."""
         return sign(self.key, message)
 
 
 def new_member(name: str = "north") -> Member:
-    """A federation of one. Takes a second."""
+    """Make the only member of a federation. Takes a second."""
     from coordinator.pki import Authority
 
     now = datetime.now(UTC)
@@ -104,7 +104,7 @@ def new_member(name: str = "north") -> Member:
 
 
 def receipt_of(ledger: Ledger, held: Reservation, attempt: int, member: Member) -> Receipt:
-    """What the member would say of an attempt."""
+    """Return the receipt that the member would write for an attempt."""
     purpose = held.purpose
     return Receipt(
         at_ms=time.time_ns() // 1_000_000,
@@ -137,7 +137,7 @@ def receipt_of(ledger: Ledger, held: Reservation, attempt: int, member: Member) 
 
 
 def purpose_of(member: Member, job: str, round: int) -> Purpose:
-    """What a release is for."""
+    """Return the purpose of a release."""
     digest = sha256(f"{job}/{round}".encode()).digest()
     return Purpose(
         federation=member.federation,
@@ -151,7 +151,7 @@ def purpose_of(member: Member, job: str, round: int) -> Purpose:
 
 
 def releases(home: Path, member: Member, rounds: Iterable[int], say: Say, faults: Faults) -> None:
-    """What a member's process does from its start to its end; `say` is called with each call that has returned."""
+    """Do what a member's process does from its start to its end, and call `say` after each call that returned."""
     with Ledger.open(ledger_path(home, "data"), "data", LIMIT, faults=faults) as ledger:
         book = ReceiptBook(home / "receipts", faults)
         ledger.recover()
@@ -174,8 +174,15 @@ def releases(home: Path, member: Member, rounds: Iterable[int], say: Say, faults
 
 
 def killed(life: Life, at: int | None = None, timer: float | None = None) -> tuple[list[str], int]:
-    """Lives a life in a process of its own, which is killed at the point it comes by as number `at`, or after `timer`
-    seconds. Returns what it said, and how it ended (a wait status)."""
+    """Run `life` in a forked process, and kill it.
+
+    Args:
+        at: number of the fault point, in order of passing, at which it is killed.
+        timer: seconds after which it is killed.
+
+    Returns:
+        The lines that it reported, and its wait status.
+    """
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -204,13 +211,13 @@ def _worker(life: Life, pipe: int, at: int | None, timer: float | None) -> NoRet
     code = 1
     try:
         if timer is not None:
-            # No handler: SIGALRM ends the process at whatever instruction it is.
+            # Without a handler, SIGALRM ends the process at any instruction.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, timer)
         life(say, faults)
         signal.setitimer(signal.ITIMER_REAL, 0)
         code = 0
-    except BaseException as error:  # noqa: BLE001  nothing of the child may go on in the parent's code
+    except BaseException as error:  # noqa: BLE001  the child must not continue in the parent's code
         say(f"failed {type(error).__name__}: {error}")
     finally:
         os._exit(code)
@@ -218,7 +225,7 @@ def _worker(life: Life, pipe: int, at: int | None, timer: float | None) -> NoRet
 
 @dataclass
 class Tally:
-    """What was found so far."""
+    """The findings so far."""
 
     cycles: int = 0
     kills: int = 0
@@ -228,13 +235,13 @@ class Tally:
     blocked_starts: int = 0
     broken_chains: int = 0
     over_limit: int = 0
-    # Where processes were killed, but by the timer.
+    # Fault points at which processes were killed; kills by the timer do not count.
     points: Counter[str] = field(default_factory=Counter)
     sentences: list[str] = field(default_factory=list)
 
 
 def restart(home: Path, member: Member, returned: set[tuple[int, int]], tally: Tally, *, signatures: bool) -> None:
-    """The next start after a kill, and what must hold then. returned: every charge that ever returned."""
+    """Open the ledger again after a kill, and check it. returned: every charge that ever returned."""
     path = ledger_path(home, "data")
     try:
         with Ledger.open(path, "data", LIMIT) as ledger:
@@ -253,7 +260,7 @@ def restart(home: Path, member: Member, returned: set[tuple[int, int]], tally: T
         tally.sentences.append(str(error))
         return
     tally.lost_charges += len(returned - charged)
-    # Counted here from the records, and not by the ledger's own gate.
+    # Computed from the records, independently of the ledger's own gate.
     spent = np.zeros(len(ORDERS))
     for number in {number for number, _ in charged}:
         spent += renyi(events[number], LIMIT.adjacency)
@@ -266,7 +273,7 @@ def restart(home: Path, member: Member, returned: set[tuple[int, int]], tally: T
 
 
 def note(said: list[str], status: int, returned: set[tuple[int, int]], tally: Tally) -> None:
-    """What a process said, and how it ended."""
+    """Count the lines of a process, and how it ended."""
     tally.cycles += 1
     tally.kills += os.WIFSIGNALED(status)
     for line in said:
@@ -285,7 +292,7 @@ def note(said: list[str], status: int, returned: set[tuple[int, int]], tally: Ta
 
 
 def at_every_point(scratch: Path, rounds: Sequence[int]) -> Tally:
-    """A first life, killed at each of its points in turn; and the life after one that was killed, the same way."""
+    """Kill a first run at each of its fault points in turn, then likewise a run that follows a killed one."""
     member, tally = new_member(), Tally()
     for earlier in (False, True):
         status, at = -1, 0
@@ -294,7 +301,7 @@ def at_every_point(scratch: Path, rounds: Sequence[int]) -> Tally:
             home = Path(tempfile.mkdtemp(dir=scratch))
             returned: set[tuple[int, int]] = set()
             if earlier:
-                # It leaves a reservation behind that nobody charged, for the next life to find.
+                # Leaves an uncharged reservation for the next run to find.
                 killed(partial(_leave_reserved, home, member))
             said, status = killed(partial(releases, home, member, rounds), at)
             note(said, status, returned, tally)
@@ -310,7 +317,7 @@ def _leave_reserved(home: Path, member: Member, say: Say, faults: Faults) -> Non
 
 
 def at_random(scratch: Path, cycles: int, seed: int) -> Tally:
-    """Cycle after cycle on the same ledger, until it has long been spent; then on the next one."""
+    """Run cycles on one ledger until it has long been spent, then on the next one."""
     member, tally, chance = new_member(), Tally(), random.Random(seed)
     home, returned = scratch, set[tuple[int, int]]()
     for number in range(cycles):
@@ -332,7 +339,7 @@ def at_random(scratch: Path, cycles: int, seed: int) -> Tally:
 
 
 def measure(cycles: int, seed: int) -> list[Figure]:
-    """The figures of one run."""
+    """Measure one run and return its figures."""
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         started = time.monotonic()
         tally = at_random(Path(scratch), cycles, seed)

@@ -1,17 +1,17 @@
 """Measures a coordinator under many members.
 
-Coordinator and members are processes of their own on this machine, over mutual TLS; members do all that a member does
-but training (`library.members`). They share the machine's cores with the coordinator, and their part of the work is
-by far the larger one: the processor time of both sides is told apart.
+Coordinator and members are processes on this machine, over mutual TLS. Members do everything except train
+(`library.members`). They share the machine's cores with the coordinator, and do by far the larger part of the work, so
+the processor time of the two sides is given separately.
 
-round            seconds from the round's opening to its version; the highest resident size of the coordinator from the
-                 job's creation on; processor time of both sides. Members have met before: each knows the others'
-                 certificates, as from the second round of a federation on. (What they fetch in their first round is
-                 1.2 KB for each pair of members.)
-idle             resident size of the coordinator with so many sessions open and nothing to do, and a session's share
-vectors          peak of a round of few members with large vectors, in vectors (`secure_aggregation.memory`)
+round            seconds from the round's opening to its version; the coordinator's highest resident size from the job's
+                 creation on; processor time of both sides. Members have met before: each knows the others'
+                 certificates, as from the second round of a federation on. (In their first round they download 1.2 KB
+                 for each pair of members.)
+idle             resident size of the coordinator with many idle sessions, and the share of one session
+vectors          peak in a round of few members with large vectors, in vectors (`secure_aggregation.memory`)
 
-Keys of members cost half a second each to make. Idle members sign nothing, so they share a few.
+A member's key takes half a second to make. Idle members sign nothing, so they share a few.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ _JOB = "load"
 
 
 async def enrol_all(running: Federation, names: list[str], keys: int | None = None) -> None:
-    """Through the services, several at a time. keys: so many for all of them; None: each member its own."""
+    """Enrol members through the services, several at a time. keys: number of shared keys; None makes one for each."""
     with ThreadPoolExecutor() as pool:
         made = list(pool.map(lambda _: key_pem(new_key()), range(len(names) if keys is None else keys)))
     turns = asyncio.Semaphore(_ENROLLING)
@@ -66,7 +66,7 @@ async def enrol_all(running: Federation, names: list[str], keys: int | None = No
         async def one(number: int, name: str) -> None:
             async with turns:
                 token = (await stub.InviteMember(pb.InviteMemberRequest(name=name, valid_seconds=36_000))).token
-                # As an enrolment leaves it that broke off once its key was made: it goes on with that key.
+                # Looks like an enrolment that broke off after making its key, so `enrol` continues with this key.
                 home = Home(running.home(name))
                 home.prepare()
                 pending = home.pending(JoinToken.parse(token).id)
@@ -79,7 +79,7 @@ async def enrol_all(running: Federation, names: list[str], keys: int | None = No
 
 
 def _job_file(folder: Path, members: int) -> str:
-    """Exactly 16,384 values: 212 rows of 64, 42 maps over one word each, two labels."""
+    """Return a job file with exactly 16,384 values: 212 rows of 64, 42 maps over one word each, two labels."""
     words = folder / "words.txt"
     words.write_text("".join(f"w{number}\n" for number in range(210)))
     return (
@@ -87,20 +87,20 @@ def _job_file(folder: Path, members: int) -> str:
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         "[model]\nembedding = 64\nwidths = [1]\nmaps = 42\n"
         f"[rounds]\ncount = 1\nmin_members = {members}\ntarget_members = {members}\nmax_attempts = 1\n"
-        # All share this machine's cores: a deadline is there to fail, not to shape a round.
+        # All members share this machine's cores. A deadline only ends a round that fails.
         "[rounds.deadlines]\ntraining = 3000\n"
         + "".join(f"{phase} = 1800\n" for phase in ("advertise", "share", "mask", "confirm", "unmask"))
     )
 
 
 def _cpu(processes: list[psutil.Process]) -> float:
-    """Processor seconds so far."""
+    """Return the processor seconds so far."""
     times = [process.cpu_times() for process in processes]
     return float(sum(each.user + each.system for each in times))
 
 
 def _spawn(running: Federation, module: str, names: list[str], *more: str) -> list[psutil.Process]:
-    """The members dealt to a few processes."""
+    """Start the members in a few processes."""
     count = min(PROCESSES, math.ceil(len(names) / 10))
     started = []
     for number in range(count):
@@ -111,8 +111,9 @@ def _spawn(running: Federation, module: str, names: list[str], *more: str) -> li
 
 
 async def _ready(running: Federation, members: int) -> None:
-    """Returns once so many have a session. The metrics tell: a list of thousands of members would itself be most of
-    what the coordinator's memory holds at that moment.
+    """Wait until `members` have a session.
+
+    It asks the metrics, because a list of thousands of members would dominate the coordinator's memory.
     """
     page = f"http://127.0.0.1:{load_config(running.dir).metrics_port}/metrics"
     end = time.monotonic() + CELL_SECONDS
@@ -132,7 +133,7 @@ def _connected(page: str) -> float:
 
 
 async def secure_round(members: int) -> list[Figure]:
-    """One full secure round of that many members."""
+    """Measure one full secure round."""
     from export.bundle import read_job_bundle
 
     names = [f"member-{number:05}" for number in range(members)]
@@ -141,7 +142,7 @@ async def secure_round(members: int) -> list[Figure]:
         try:
             await running.serve()
             await enrol_all(running, names)
-            # Enrolment leaves its own traces in memory: a coordinator that has just started has none.
+            # Restarted, because enrolment leaves traces in memory.
             running.end()
             coordinator = psutil.Process(await running.serve())
             processes = _spawn(running, "benchmarks.library.members", names, "--met")
@@ -160,7 +161,7 @@ async def secure_round(members: int) -> list[Figure]:
     (round_,) = detail.rounds
     (attempt,) = round_.attempts
     if len(attempt.survivors) != members or values != SOFT_PROMPT:
-        raise MeasurementFailed(f"{len(attempt.survivors)} of {members} members with {values} values were in the sum")
+        raise MeasurementFailed(f"the sum has {len(attempt.survivors)} of {members} members and {values} values")
     seconds = (round_.ended_ms - round_.opened_ms) / 1000
     own, others = after[0] - before[0], after[1] - before[1]
     more = {"members_cpu_seconds": round(others, 1), "members_cpu_seconds_each": round(others / members, 3)}
@@ -188,7 +189,7 @@ def _create(running: Federation) -> None:
 
 
 async def idle(sessions: int) -> list[Figure]:
-    """So many sessions with nothing to do."""
+    """Measure idle sessions."""
     names = [f"member-{number:05}" for number in range(sessions)]
     with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
         running = Federation(Path(scratch), POLICY)
@@ -217,11 +218,11 @@ def main() -> None:
     """Command line."""
     options = parser("operations.load")
     options.add_argument("cells", nargs="*", help="round, idle or vectors (default: all)")
-    options.add_argument("--members", type=int, help="number of members, in place of the target's")
+    options.add_argument("--members", type=int, help="number of members (default: that of the target)")
     chosen = options.parse_args()
     cells = chosen.cells or ["round", "idle", "vectors"]
     if wrong := set(cells) - {"round", "idle", "vectors"}:
-        options.error(f"no such cells: {', '.join(sorted(wrong))}; there are round, idle and vectors")
+        options.error(f"unknown cells: {', '.join(sorted(wrong))}; choose from round, idle and vectors")
     results = open_results(BENCH, quick=chosen.quick)
     in_round = chosen.members or (QUICK_MEMBERS if chosen.quick else MEMBERS)
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)

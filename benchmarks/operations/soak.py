@@ -1,22 +1,22 @@
 """Runs rounds with random kills and checks every version and receipt.
 
-A coordinator and members in processes of their own, over mutual TLS; a job of so many rounds. All the while one of them
-is killed (SIGKILL) at a moment drawn from a seed: after so many lines of the coordinator's log, and a little later, so
-that it falls into any phase. The coordinator is started again at once, a member after a while.
+A coordinator and members run the rounds of one job, as processes over mutual TLS. They are killed (SIGKILL) one at a
+time, at moments drawn from a seed: after a number of lines of the coordinator's log and a short delay, so that kills
+hit every phase. The coordinator is started again at once, a member after a while.
 
-Members write down what they give to each attempt before it is masked (`soak_member`). In the end every
-version is computed again from these, for the attempts and survivors that the coordinator recorded, and compared:
+Members record their vector in each attempt before they mask it (`soak_member`). At the end every version is computed
+again from these records, for the attempts and survivors that the coordinator recorded, and compared:
 
-    lost_versions         versions that were announced (to the log, or to a member that has a receipt of it) and are not
-                          there in the end, or are not what was announced
-    double_counts         published attempts whose version is not, to the last bit, the sum of its survivors' vectors,
-                          each once, stepped onto the version before it
-    parameter_difference  the final version against the one computed again, the largest difference of a coordinate
-    recovery_seconds      from the kill of the coordinator to the next attempt that is opened, the longest; this is more
-                          than its start: members are back and have said Ready
+    lost_versions         versions that were announced (in the log, or to a member that has a receipt of it) and are
+                          missing at the end, or differ from what was announced
+    double_counts         published attempts whose version does not follow, to the last bit, from the version before and
+                          the sum of its survivors' vectors, each counted once
+    parameter_difference  largest difference of a coordinate between the final version and the one computed again
+    recovery_seconds      longest time from a kill of the coordinator to the next open attempt; this includes its start
+                          and the members' return until they say Ready
 
-Members' policies allow any number of attempts a version and sums that differ in few members: both limits protect a
-member from a coordinator that fails on purpose, and this one is made to fail.
+The members' policies allow any number of attempts a version, and sums that differ in few members. Both limits protect
+members from a coordinator that fails on purpose, and this one is made to fail.
 """
 
 import asyncio
@@ -55,18 +55,18 @@ MEMBERS, MIN = 6, 4
 SEED = 1
 TARGET_RECOVERY = 10.0
 CELL_SECONDS = 3600.0
-# Of the coordinator's log between two kills, and between a member's end and its next start. A round has about twelve.
+# Lines of the coordinator's log between two kills, and between a member's kill and its restart. A round has about 12.
 _LINES_BETWEEN, _LINES_AWAY = (6, 48), (0, 36)
-# A phase takes some milliseconds: a kill comes so much later than the line it was drawn for, at most.
+# Longest delay in seconds between the line that was drawn and the kill. A phase takes a few milliseconds.
 _LATER = 0.08
-# Of kills, this share is the coordinator's.
+# Share of the kills that hit the coordinator.
 _COORDINATOR = 0.3
 _LOOK = 0.01
 
 
 @dataclass
 class Outcome:
-    """What a soak found."""
+    """The findings of a soak."""
 
     rounds: int = 0
     lost_versions: int = 0
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class _Log:
-    """The coordinator's log as it grows, over all its processes."""
+    """The coordinator's growing log, over all its processes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class _Log:
         self.lines: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines that came since the last look; a line that a kill has cut short is none."""
+        """Return the new lines. A line that a kill cut short does not count."""
         with self._path.open("rb") as file:
             file.seek(self._at)
             data = self._rest + file.read()
@@ -107,13 +107,13 @@ class _Log:
 
 
 class _Siege:
-    """The processes, and what is done to them."""
+    """The processes of a soak, and the kills."""
 
     def __init__(self, running: Federation, names: list[str], chance: random.Random) -> None:
         self.running, self.names, self.chance = running, names, chance
         self.log = _Log(running.folder / "coordinator.log")
         self.outcome = Outcome()
-        # Members that are away, and the number of lines at which each comes back.
+        # Killed members, and the number of log lines at which each is started again.
         self.away: dict[str, int] = {}
 
     def start(self, name: str) -> None:
@@ -134,8 +134,11 @@ class _Siege:
         )
 
     async def until(self, lines: int, *events: str) -> bool:
-        """Waits for so many lines of the log, or for a line of these events if any are named; False once the job is
-        finished. Members that have been away long enough come back meanwhile. Raises: MeasurementFailed."""
+        """Wait for `lines` more lines of the log, or for a line of one of `events` if any are given.
+
+        Meanwhile, killed members are started again when they are due. Returns False once the job is finished. Raises:
+        MeasurementFailed.
+        """
         target, end = len(self.log.lines) + lines, time.monotonic() + CELL_SECONDS
         while time.monotonic() < end:
             self.running.check()
@@ -153,17 +156,17 @@ class _Siege:
             if any(line.get("event") in events for line in fresh) or (not events and len(self.log.lines) >= target):
                 return True
             await asyncio.sleep(_LOOK)
-        raise MeasurementFailed(f"nothing moved for {CELL_SECONDS:.0f} s")
+        raise MeasurementFailed(f"nothing happened for {CELL_SECONDS:.0f} s")
 
     async def besiege(self, max_kills: int | None) -> None:
-        """Kills until the job is finished, or so many times."""
+        """Kill processes until the job is finished, or `max_kills` times."""
         chance, kills = self.chance, 0
         while max_kills is None or kills < max_kills:
             if not await self.until(chance.randint(*_LINES_BETWEEN)):
                 return
             await asyncio.sleep(chance.uniform(0, _LATER))
             kills += 1
-            # Of a short soak the first is the coordinator's: it has to come back at least once.
+            # In a short soak the first kill hits the coordinator, so that it restarts at least once.
             if chance.random() < _COORDINATOR or (max_kills is not None and kills == 1):
                 if not await self._kill_coordinator():
                     return
@@ -176,7 +179,7 @@ class _Siege:
         self.outcome.coordinator_kills += 1
         began = time.monotonic()
         self.running.kill("coordinator")
-        # What the killed one wrote is not what the next one does.
+        # Skips the killed process's lines, which must not count as the next one's.
         self.log.read()
         self.serve()
         went_on = await self.until(0, "attempt_opened")
@@ -207,12 +210,13 @@ def _job_file(folder: Path, rounds: int) -> str:
 
 
 async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = None) -> Outcome:
-    """One soak in this folder. max_kills: as many kills as there may be; None: until the job is finished.
+    """Run one soak in this folder, on the database of `TACIT_DATABASE_URL`, or else on SQLite.
 
-    The database is what `TACIT_DATABASE_URL` names, or SQLite.
+    Args:
+        max_kills: largest number of kills; None kills until the job is finished.
 
     Raises:
-        MeasurementFailed: the job did not come to its end by itself.
+        MeasurementFailed: the job did not finish by itself.
     """
     names = member_names(MEMBERS)
     running = Federation(folder, POLICY)
@@ -239,7 +243,7 @@ async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = Non
 def compare(
     outcome: Outcome, folder: Path, detail: pb.JobDetail, versions: dict[int, bytes], log: list[dict[str, Any]]
 ) -> None:
-    """Computes every version again, and fills in what was found."""
+    """Compute every version again, and write the findings to `outcome`."""
     from export.bundle import read_job_bundle
 
     job = read_job_bundle(folder / f"bundle-{JOB}").document
@@ -249,7 +253,7 @@ def compare(
     outcome.rounds = len(versions) - 1
     outcome.attempts = sum(len(each.attempts) for each in detail.rounds)
     outcome.lost_versions = _lost(outcome, folder, detail, published, log)
-    # A round that is published twice has counted its members twice.
+    # A round that was published twice has counted its members twice.
     outcome.double_counts = len(published) - len({number for number, _ in published})
     values = np.frombuffer(versions[0], dtype="<f4")
     for number, (round_, attempt) in enumerate(published, 1):
@@ -262,7 +266,7 @@ def compare(
 def _again(
     job: JobDocument, folder: Path, round_: int, attempt: pb.Attempt, base: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The version that follows from what the survivors gave, each once."""
+    """Return the version that follows from the survivors' vectors, each counted once."""
     layout = layout_of(job, len(attempt.cohort))
     total = np.zeros(layout.values, dtype=np.uint32)
     for name in attempt.survivors:
@@ -279,7 +283,7 @@ def _lost(
     published: list[tuple[int, pb.Attempt]],
     log: list[dict[str, Any]],
 ) -> int:
-    """Versions that somebody was told of and that are not there, or are others."""
+    """Count announced versions that are missing or differ."""
     digests = {version.number: version.digest.hex() for version in detail.versions}
     missing = set(range(len(published) + 1)) ^ digests.keys()
     told = {(line["number"], line["digest"]) for line in log if line.get("event") == "version"}
@@ -300,7 +304,7 @@ def _lost(
 
 
 def figures(outcome: Outcome) -> list[Figure]:
-    """As lines."""
+    """Return the findings as figures."""
     more = {
         "attempts": outcome.attempts,
         "coordinator_kills": outcome.coordinator_kills,

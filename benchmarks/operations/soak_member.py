@@ -1,10 +1,10 @@
-"""A member of a soak: a real one that trains nothing, and writes down what it gives to each attempt.
+"""Runs a member of a soak: a real one that trains nothing and records its vector in each attempt.
 
     python -m benchmarks.operations.soak_member HOME RECORDS
 
-Its update follows from its name and the version, so no two rounds and no two members give the same. Before a vector is
-masked, RECORDS/JOB.ROUND.ATTEMPT.npy holds it as it was rounded to the ring: what a sum must be made of is known from
-here, and not from what was sent.
+Its update follows from its name and the version, so it differs between rounds and members. Before a vector is masked,
+it is written to RECORDS/JOB.ROUND.ATTEMPT.npy as it was encoded into the ring. So the inputs of a sum are known
+independently of what was sent.
 """
 
 import argparse
@@ -28,12 +28,12 @@ __all__ = ["main", "record_of", "update_of"]
 
 
 def update_of(member: str, round_: int, values: int) -> Update:
-    """Of this member in this round, float32 (values,); members differ in their weights as well."""
+    """Return a member's update in a round, float32 (values,). Members differ in their weights too."""
     return replace(synthetic_update(f"{member}/{round_}", values), examples=50 + sum(member.encode()) % 50)
 
 
 def record_of(records: Path, attempt: AttemptId) -> Path:
-    """The file of what was given to an attempt."""
+    """Return the file of a member's vector in an attempt."""
     return records / f"{attempt.job}.{attempt.round}.{attempt.attempt}.npy"
 
 
@@ -43,7 +43,7 @@ class _Recorder(LogWatcher):
         self._records = records
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
-        """Under its name only when it is whole: a kill must not leave half of it."""
+        """Write the vector atomically, so that a kill leaves no partial file."""
         path = record_of(self._records, attempt)
         fresh = path.with_suffix(".new")
         with fresh.open("wb") as file:
@@ -61,12 +61,12 @@ async def _run(home: Path, records: Path) -> None:
 def main() -> None:
     """Command line: runs until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations.soak_member", description=__doc__)
-    parser.add_argument("home", type=Path, help="the member's folder, enrolled")
-    parser.add_argument("records", type=Path, help="the file for what it gives to each attempt")
+    parser.add_argument("home", type=Path, help="folder of the enrolled member")
+    parser.add_argument("records", type=Path, help="folder for its vectors")
     options = parser.parse_args()
     configure("json", "info")
     asyncio.run(_run(options.home, options.records))
-    # Threads of a transfer that was cut off need not be waited for.
+    # Does not wait for threads of an interrupted transfer.
     os._exit(0)
 
 

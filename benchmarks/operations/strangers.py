@@ -1,15 +1,15 @@
 """Measures rounds while strangers flood the enrolment port.
 
-Coordinator, members and strangers are processes of their own on this machine; members do all that a member does but
-training (`library.members`). The strangers come from fifty addresses of loopback and hold, or try to hold, five
-thousand connections: a quarter says nothing, a quarter sends a ClientHello a byte a second, a quarter sends garbage, a
-quarter finishes the TLS handshake. What is ended is dialled again, `DIALS` a second of all of them: the strangers share
-the machine's cores with everybody else, which they would not elsewhere.
+Coordinator, members and strangers are processes on this machine. Members do everything except train
+(`library.members`). The strangers come from fifty loopback addresses and try to hold five thousand connections: a
+quarter sends nothing, a quarter sends a ClientHello at one byte a second, a quarter sends garbage, and a quarter
+completes the TLS handshake. Closed connections are dialled again, at most `DIALS` a second in all, because here the
+strangers share the machine's cores with everybody else.
 
-round_seconds    median over the rounds of a job, from a round's opening to its version; the quiet job runs before and
+round_seconds    median over the rounds of a job, from a round's opening to its version. The quiet job runs before and
                  after the flood
-ratio            that of the flooded rounds over that of the quiet ones
-enrolment_seconds an honest enrolment while the strangers press; its key is made before
+ratio            median of the flooded rounds over that of the quiet ones
+enrolment_seconds time of an honest enrolment during the flood, including the making of its key
 """
 
 import argparse
@@ -47,7 +47,7 @@ _SECONDS = 900.0
 
 
 async def press(port: int, connections: int) -> None:
-    """Holds that many connections as far as it is let, until it is ended."""
+    """Try to hold this many connections until the process is ended."""
     raise_limit()
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -122,7 +122,7 @@ def _job(folder: Path, name: str, rounds: int) -> str:
 async def _rounds(running: Federation, name: str, rounds: int) -> list[float]:
     await asyncio.to_thread(running.create_job, name, _job(running.folder, name, rounds))
     detail = await running.finished(name, _SECONDS)
-    # In the first round members fetch what they do not know yet.
+    # The first round does not count, because members download certificates and the job in it.
     return [(each.ended_ms - each.opened_ms) / 1000 for each in detail.rounds[1:]]
 
 
@@ -136,7 +136,7 @@ def _count(running: Federation, outcome: str) -> float:
 
 
 async def flooded(rounds: int, connections: int) -> list[Figure]:
-    """Quiet rounds, rounds under the flood, quiet rounds."""
+    """Measure quiet rounds, rounds under the flood, and quiet rounds again."""
     names = [f"member-{number}" for number in range(MEMBERS)]
     with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
         running = Federation(Path(scratch), POLICY)
@@ -184,7 +184,7 @@ async def _pressing(running: Federation) -> None:
     while "pressing" not in (running.folder / "strangers.log").read_text():
         running.check()
         if time.monotonic() > end:
-            raise MeasurementFailed(f"the strangers did not dial as often as they should in {_SECONDS:.0f} s")
+            raise MeasurementFailed(f"the strangers did not dial all connections within {_SECONDS:.0f} s")
         await asyncio.sleep(0.2)
 
 

@@ -1,1 +1,1 @@
-"""What privacy costs, and attacks on the claims."""
+"""Benchmarks of the cost of privacy, and attacks on its claims."""

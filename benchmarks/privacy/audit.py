@@ -1,39 +1,40 @@
 """Attacks each mechanism and proves a lower bound on epsilon.
 
-The claim has to stay above the bound, or one of the two is wrong. To show that the audit would notice, it is repeated
-with the noise silently turned off and with clipping silently broken: then the bound must rise above the claim.
+The claim must stay above the bound, or one of the two is wrong. To show that the audit would notice a defect, it is
+repeated with noise silently turned off and with clipping silently broken. Then the bound must exceed the claim.
 
-**What the adversary has.** Everything but the coins: it chose the architecture, the starting weights, the recipe and
-all data, knows every example but one, and sees the change that leaves the member, before it is rounded into the ring
-(of `distributed-gaussian`, the member's own vector without its masks, so that the claim is the one for h = 1). It does
-not see the steps between. This is more than any coordinator sees, and as much as differential privacy is a promise
-about: a weak adversary would prove nothing. What runs is the member's own code (`learning.mechanisms.protection`), with
-its real sampling, clipping, noise and accounting; only the model is the audit's: one weight for each word and a fixed
-head, so that an example's gradient is one coordinate (a Dirac canary; Nasr et al. 2023, "Tight auditing of
-differentially private machine learning").
+**The adversary.** It has everything except the coins. It chose the architecture, the starting weights, the recipe and
+all data. It knows every example but one, and sees the update that leaves the member, before it is rounded into the ring
+(for `distributed-gaussian`, the member's own vector without its masks, so the claim is the one for h = 1). It does not
+see the steps in between. This is more than any coordinator sees, and exactly what differential privacy promises about:
+a weaker adversary would prove nothing. The code is the member's own (`learning.mechanisms.protection`), with its real
+sampling, clipping, noise and accounting. Only the model is the audit's: one weight for each word and a fixed head, so
+that an example's gradient is one coordinate (a Dirac canary; Nasr et al. 2023, "Tight auditing of differentially
+private machine learning").
 
-**Audit `canary`.** Many trainings with the canary and as many with an empty text in its place, whose gradient is zero.
-The statistic is the change of the canary's coordinate, the test a threshold fixed by trainings of their own. From the
-two error rates (Clopper and Pearson 1934, jointly at 95 %) follow two bounds:
+**Audit `canary`.** It runs many trainings with the canary, and as many with an empty text in its place, whose gradient
+is zero. The statistic is the change of the canary's coordinate. The test is a threshold that was fixed by separate
+trainings. Two bounds follow from the two error rates (Clopper and Pearson 1934, jointly at 95 %):
 
-- `rates`: epsilon >= ln((true positive rate - delta) / false positive rate), or the same with the roles changed; it
-  assumes nothing, and cannot pass ln(runs), nor come near a Gaussian's epsilon, which lies in tails nobody samples;
+- `rates`: epsilon >= ln((true positive rate - delta) / false positive rate), or the same with the roles exchanged. It
+  assumes nothing. It cannot exceed ln(runs), nor come near a Gaussian's epsilon, which lies in tails that no audit
+  samples.
 - `gaussian`: the mechanism is not mu-Gaussian-DP for any mu below Phi^-1(1 - FPR) - Phi^-1(FNR) (Dong, Roth, Su 2022).
-  The claims of Gaussian mechanisms on all of the data are such mu in other words, so this refutes them directly; its
-  epsilon is that of this mu at the same delta. (Of `distributed-gaussian` the claim is a Renyi bound and slightly more
-  than a Gaussian's.)
+  The claim of a Gaussian mechanism on all of the data is equivalent to such a mu, so this refutes the claim directly.
+  Its epsilon is that of this mu at the same delta. (The claim of `distributed-gaussian` is a Renyi bound, slightly
+  larger than a Gaussian's.)
 
-`epsilon_lower_bound` is the second where the claim is a Gaussian's, else the first; both stand beside it.
+`epsilon_lower_bound` is `gaussian` if the claim is a Gaussian's, and `rates` otherwise. Both are given beside it.
 
-**Audit `one-run`.** Thousands of canaries, each there or not by a fair coin, in a single training with Poisson draws of
-half of the data; the adversary guesses for those it is surest of (Steinke, Nasr, Jagielski 2023, Theorem 5.2: right for
-any (epsilon, delta)-DP mechanism, at 95 %; how many it guesses was fixed by another training).
+**Audit `one-run`.** A single training with Poisson draws of half of the data has thousands of canaries, each present or
+absent by a fair coin. The adversary guesses for those that it is surest of (Steinke, Nasr, Jagielski 2023, Theorem 5.2:
+valid for any (epsilon, delta)-DP mechanism, at 95 %). Another training fixed the number of guesses.
 
-**What is broken.** noise: every sampler adds nothing. clipping: for dp-sgd, the batch is clipped as if it were one
-example, as happens where a parameter is broadcast over it (and the check that refuses such a module is taken out, or it
-would refuse); for the others, the change is not clipped at all. unclipped, for dp-sgd: no gradient is clipped, as
-happens where a parameter is forgotten; that one is seen without assuming anything. The ring refuses a vector longer
-than the clip, so that `distributed-gaussian` cannot be broken in that way without a word.
+**Defects.** noise: every sampler adds nothing. clipping, for dp-sgd: the batch is clipped as if it were one example, as
+happens if a parameter is broadcast over it (the check that refuses such a module is removed too). clipping, for the
+others: the update is not clipped at all. unclipped, for dp-sgd: no gradient is clipped, as happens if a parameter is
+forgotten; the audit detects this defect without any assumption. The ring refuses a vector longer than the clip, so
+`distributed-gaussian` cannot be silently broken in that way.
 """
 
 import hashlib
@@ -62,14 +63,14 @@ BENCH = "privacy_audit"
 DELTA = 1e-5
 CONFIDENCE = 0.95
 RUNS, PILOT_RUNS = 2_000, 300
-# With many more, 2 m delta would be all of the confidence that there is.
+# With many more, the term 2 m delta would use up the confidence.
 CANARIES = 10_000
 SEED = 0
 
 PAD, WORD = 0, 1
-# The fixed head: any example that is not yet perfectly sure has a gradient far longer than the clip.
+# Factor of the fixed head. Unless the model is perfectly sure of an example, its gradient is far longer than the clip.
 GAIN = 100.0
-# Where the others of the data set are nearly sure of their label (probability 0.95), and the canary is wrong.
+# Start at which the model is nearly sure of the other examples' label (probability 0.95), and the canary's is wrong.
 SURE = -math.log(19) / GAIN
 
 Broken = Literal["none", "noise", "clipping", "unclipped"]
@@ -80,27 +81,34 @@ Values = NDArray[np.float64]
 
 
 def upper_rate(count: int, of: int, confidence: float) -> float:
-    """The largest probability that `count` events in `of` trials do not refute; one-sided (Clopper, Pearson 1934)."""
+    """Return the largest probability that `count` events in `of` trials do not refute.
+
+    Source: the one-sided interval of Clopper and Pearson 1934.
+    """
     from scipy import stats
 
     return 1.0 if count >= of else float(stats.beta.ppf(confidence, count + 1, of - count))
 
 
 def _rates(false_positives: int, false_negatives: int, runs: int, confidence: float) -> tuple[float, float]:
-    """Upper bounds of both rates, together at `confidence`."""
+    """Return upper bounds of both rates, jointly at `confidence`."""
     each = 1 - (1 - confidence) / 2
     return upper_rate(false_positives, runs, each), upper_rate(false_negatives, runs, each)
 
 
 def rates_bound(false_positives: int, false_negatives: int, runs: int, delta: float, confidence: float) -> float:
-    """A lower bound on epsilon of any (epsilon, delta)-DP mechanism from a test's errors, `runs` trials a side."""
+    """Return a lower bound on epsilon of any (epsilon, delta)-DP mechanism, from a test's errors.
+
+    Args:
+        runs: number of trials on each side.
+    """
     fpr, fnr = _rates(false_positives, false_negatives, runs, confidence)
     found = [math.log((1 - delta - b) / a) for a, b in ((fpr, fnr), (fnr, fpr)) if b < 1 - delta]
     return max(0.0, *found) if found else 0.0
 
 
 def gaussian_bound(false_positives: int, false_negatives: int, runs: int, delta: float, confidence: float) -> float:
-    """A lower bound on the epsilon of a mechanism that claims to be Gaussian, from a test's errors, as above."""
+    """Return a lower bound on epsilon of a mechanism that claims to be Gaussian; arguments as of `rates_bound`."""
     from scipy import stats
 
     fpr, fnr = _rates(false_positives, false_negatives, runs, confidence)
@@ -108,11 +116,14 @@ def gaussian_bound(false_positives: int, false_negatives: int, runs: int, delta:
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """The smallest epsilon of a mu-Gaussian-DP mechanism at delta (Dong, Roth, Su 2022, Corollary 2.13)."""
+    """Return the smallest epsilon of a mu-Gaussian-DP mechanism at delta.
+
+    Source: Dong, Roth, Su 2022, Corollary 2.13.
+    """
     from scipy import optimize, stats
 
     def excess(epsilon: float) -> float:
-        # The second term in logarithms: e^epsilon alone overflows.
+        # The second term is computed from logarithms, because e^epsilon alone overflows.
         rest = math.exp(epsilon + float(stats.norm.logcdf(-epsilon / mu - mu / 2)))
         return float(stats.norm.cdf(-epsilon / mu + mu / 2)) - rest - delta
 
@@ -122,14 +133,19 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 
 
 def one_run_bound(examples: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
-    """A lower bound on epsilon from one training (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+    """Return a lower bound on epsilon from one training.
 
-    examples: m canaries, each there with probability 1/2; guesses: r of them guessed at; correct: v of these rightly.
+    Args:
+        examples: m, the number of canaries, each present with probability 1/2.
+        guesses: r, the number of canaries guessed at.
+        correct: v, the number of correct guesses.
+
+    Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2.
     """
     from scipy import optimize, stats
 
     def excess(epsilon: float) -> float:
-        """The probability that an (epsilon, delta)-DP mechanism lets so many be right, at most, above what is left."""
+        """Bound the probability of `correct` right guesses under (epsilon, delta)-DP, minus (1 - confidence)."""
         right = 1 / (1 + math.exp(-epsilon))
         base = float(stats.binom.sf(correct - 1, guesses, right))
         # P[v > Binomial >= v - i] for i = 1 ... v.
@@ -147,19 +163,22 @@ def one_run_bound(examples: int, guesses: int, correct: int, delta: float, confi
 
 
 class Repeatable:
-    """A random source that gives the same figures again: SHAKE-256 of a seed and a counter."""
+    """A reproducible random source: SHAKE-256 of a seed and a counter."""
 
     def __init__(self, seed: str) -> None:
         self._seed, self._calls = seed, 0
 
     def bytes(self, n: int, /) -> bytes:
-        """As `secure_agg.RandomSource`."""
+        """Return `n` bytes, as `secure_agg.RandomSource` does."""
         self._calls += 1
         return hashlib.shake_256(f"{self._seed}/{self._calls}".encode()).digest(n)
 
 
 def words_model(words: int, start: float) -> Any:
-    """A classifier of two labels with one trained weight for each word: logits (0, GAIN * sum of a text's weights)."""
+    """Return a classifier of two labels with one trained weight for each word.
+
+    Its logits are (0, GAIN * sum of the text's weights).
+    """
     import torch
 
     from learning.models.classifier import Dropout, TextClassifier
@@ -181,16 +200,16 @@ def words_model(words: int, start: float) -> Any:
 
 @dataclass(frozen=True)
 class Subject:
-    """A mechanism to audit, with numbers of its own."""
+    """A mechanism to audit, and its parameters."""
 
     name: str
     mechanism: Any
     recipe: Any
-    # Whether what is claimed is a Gaussian mechanism's epsilon.
+    # Whether the claim is a Gaussian mechanism's epsilon.
     gaussian: bool = True
 
     def job(self, words: int) -> Any:
-        """A job with this mechanism; what its digests name is never fetched."""
+        """Return a job with this mechanism. Its digests are never fetched."""
         from tacit.job import JobDocument
 
         digest = "00" * 32
@@ -211,16 +230,16 @@ class Subject:
 
 
 def subjects() -> tuple[Subject, ...]:
-    """Every mechanism, with epsilon some 2 to 4.5 a round."""
+    """Return every mechanism, with an epsilon of about 2 to 4.5 a round."""
     from tacit.job import Training
     from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
 
-    # So slow that the gradients stay as they were, and the steps' sums add up.
+    # So slow that gradients do not change, and the sums of the steps add up.
     slow = Training(optimiser="sgd", learning_rate=1e-4, batch=64)
-    # One step that goes beyond any clip, in either direction.
+    # One step moves beyond any clip, in either direction.
     fast = Training(optimiser="sgd", learning_rate=1.0, batch=64)
     return (
-        # Lots beyond the data: everything is drawn, at each of four steps. mu = sqrt(4) / 2.
+        # The lot exceeds the data, so each of four steps draws everything. mu = sqrt(4) / 2.
         Subject("dp-sgd", DpSgd(noise_multiplier=2.0, lot=10, steps=4), slow),
         Subject("gaussian-update", GaussianUpdate(noise_multiplier=2.0, lot=10), fast),
         Subject("laplace-update", LaplaceUpdate(epsilon=2.0), fast, gaussian=False),
@@ -231,7 +250,7 @@ def subjects() -> tuple[Subject, ...]:
 def release(
     subject: Subject, job: Any, module: Any, ids: NDArray[np.int64], labels: NDArray[np.int64], seed: str
 ) -> Values:
-    """What leaves a member with these examples, (words + 1,): trained, protected, encoded where noise is the ring's."""
+    """Return a member's release, (words + 1,): trained, protected, and encoded if the noise is added in the ring."""
     import secure_agg
     from learning.mechanisms.contribution import Update
     from learning.mechanisms.protection import protection_of
@@ -255,7 +274,7 @@ def release(
 
 
 def claimed(job: Any, examples: int, **changes: Any) -> float:
-    """The epsilon of one release, as the member would account for it."""
+    """Return the epsilon of one release, as the member accounts for it."""
     from learning.accounting.spend import Limit, spend
     from learning.mechanisms.protection import protection_of
 
@@ -267,7 +286,7 @@ def claimed(job: Any, examples: int, **changes: Any) -> float:
 
 @contextmanager
 def defect(subject: Subject, broken: Broken) -> Iterator[None]:
-    """The member's code with one part silently taken out."""
+    """Run the member's code with one part silently removed."""
 
     import secure_agg
     from learning.mechanisms import noise
@@ -303,7 +322,7 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
 
 
 def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
-    """In place of `ClippedGradients.add`: one gradient for the whole batch, clipped to what one example may add."""
+    """Replaces `ClippedGradients.add`: adds one gradient of the whole batch, clipped as that of one example."""
     trained, found = _gradient_of_all(self, losses)
     norm = math.sqrt(sum(float(g.square().sum()) for g in found))
     for parameter, g in zip(trained, found, strict=True):
@@ -311,13 +330,13 @@ def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0) -> 
 
 
 def _not_clipped(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
-    """In place of `ClippedGradients.add`: each gradient as long as it is."""
+    """Replaces `ClippedGradients.add`: adds every gradient unclipped."""
     for parameter, g in zip(*_gradient_of_all(self, losses), strict=True):
         parameter.grad.add_(g, alpha=scale)
 
 
 def _gradient_of_all(clipped: Any, losses: Any) -> tuple[list[Any], Sequence[Any]]:
-    """The trained parameters, and the gradient of the batch's summed loss for each."""
+    """Return the trained parameters, and for each the gradient of the batch's summed loss."""
     import torch
 
     clipped._calls.clear()
@@ -329,10 +348,10 @@ def _gradient_of_all(clipped: Any, losses: Any) -> tuple[list[Any], Sequence[Any
 
 
 def statistics_of(subject: Subject, runs: int, *, there: bool, label: str) -> Values:
-    """The canary's coordinate in so many releases, (runs,).
+    """Return the canary's coordinate in each release, (runs,).
 
-    The data: one text of which the model is nearly sure, and its gradient is beyond the clip all the same. The canary
-    has the other label for the same word, and outweighs it by far: it turns the sum of the two around.
+    The data has one text of which the model is nearly sure, though its gradient exceeds the clip. The canary has the
+    same word with the other label, and outweighs that text by far: it reverses the sign of their sum.
     """
     texts = np.array([[WORD], [WORD if there else PAD]])
     job = subject.job(3)
@@ -346,17 +365,17 @@ def statistics_of(subject: Subject, runs: int, *, there: bool, label: str) -> Va
 
 
 def canary_audit(subject: Subject, broken: Broken, runs: int, pilot: int) -> list[Figure]:
-    """Many trainings with and without one example."""
+    """Audit by many trainings with and without one example."""
     job = subject.job(3)
     with defect(subject, broken):
         label = f"{subject.name}/{broken}"
         guides = [statistics_of(subject, pilot, there=there, label=f"{label}/pilot") for there in (False, True)]
         without, found = (statistics_of(subject, runs, there=there, label=label) for there in (False, True))
     direction = 1.0 if guides[1].mean() >= guides[0].mean() else -1.0
-    # Halfway for Gaussians; where the side with the canary is centred for Laplace, whose ratio is flat beyond it.
+    # Half-way for Gaussians. For Laplace, the centre of the side with the canary, beyond which the ratio is constant.
     place = 0.5 if subject.gaussian else 1.0
     threshold = direction * ((1 - place) * guides[0].mean() + place * guides[1].mean())
-    # Where noise is off, all values of a side are equal: a hair of room on the canary's side.
+    # Without noise all values of a side are equal, so the threshold leaves a tiny margin on the canary's side.
     threshold -= 1e-9 * abs(guides[1].mean() - guides[0].mean())
     errors = (int((direction * without > threshold).sum()), int((direction * found <= threshold).sum()))
     bounds = {
@@ -373,7 +392,7 @@ def canary_audit(subject: Subject, broken: Broken, runs: int, pilot: int) -> lis
     }
     about = {"delta": DELTA}
     if subject.name == "gaussian-update":
-        # Zhu et al. 2020 account for sigma; the change of a neighbour can be two clips away.
+        # Zhu et al. 2020 account for sigma, although the update of a neighbouring data set can be two clips away.
         about |= {"paper": round(claimed(job, 2, multiplier=subject.mechanism.noise_multiplier), 3)}
     return [
         Figure("epsilon_lower_bound", round(bounds[str(more["method"])], 3), more=more),
@@ -382,7 +401,7 @@ def canary_audit(subject: Subject, broken: Broken, runs: int, pilot: int) -> lis
 
 
 def one_run_scores(subject: Subject, canaries: int, seed: str) -> tuple[Values, NDArray[np.bool_]]:
-    """One training: a score for each canary, and whether it was there. Both (canaries,)."""
+    """Train once, and return each canary's score and presence, both (canaries,)."""
     there = np.frombuffer(Repeatable(f"{seed}/coins").bytes(canaries), dtype=np.uint8) % 2 == 1
     texts = np.where(there, np.arange(1, canaries + 1), PAD)[:, None]
     labels = np.ones(canaries, dtype=np.int64)
@@ -391,13 +410,13 @@ def one_run_scores(subject: Subject, canaries: int, seed: str) -> tuple[Values, 
 
 
 def guess(scores: Values, there: NDArray[np.bool_], high: int, low: int) -> int:
-    """How many are right, if the `high` highest scores are said to be there and the `low` lowest not to be."""
+    """Count the correct guesses, if the `high` highest scores are guessed present and the `low` lowest absent."""
     order = np.argsort(scores, kind="stable")
     return int(there[order[len(order) - high :]].sum() + (~there[order[:low]]).sum())
 
 
 def one_run_audit(broken: Broken, canaries: int) -> list[Figure]:
-    """DP-SGD on Poisson draws of half the data, with thousands of canaries at a time."""
+    """Audit DP-SGD on Poisson draws of half the data, with thousands of canaries at once."""
     from tacit.mechanism import DpSgd
 
     (base,) = [subject for subject in subjects() if subject.name == "dp-sgd"]
@@ -424,13 +443,13 @@ def one_run_audit(broken: Broken, canaries: int) -> list[Figure]:
 
 
 def cells() -> list[tuple[dict[str, Any], Subject | None, Broken]]:
-    """Cases in the order in which they are measured; a one-run audit has no subject."""
+    """Return the cases in the order of measurement. A one-run audit has no subject."""
     found: list[tuple[dict[str, Any], Subject | None, Broken]] = []
     ways: Sequence[Broken] = ("none", "noise", "clipping")
     for subject in subjects():
         of_it = {"dp-sgd": (*ways, "unclipped"), "distributed-gaussian": ways[:2]}.get(subject.name, ways)
         found += [({"mechanism": subject.name, "broken": each, "audit": "canary"}, subject, each) for each in of_it]
-    # A batch clipped as one example says less about each of thousands: this audit could not see that.
+    # A batch clipped as one example reveals less about each of thousands, so this audit could not detect that defect.
     of_many: Sequence[Broken] = ("none", "noise", "unclipped")
     found += [({"mechanism": "dp-sgd", "broken": each, "audit": "one-run"}, None, each) for each in of_many]
     return found

@@ -1,9 +1,9 @@
 """Measures a step of prompt tuning in bfloat16 beside float32.
 
-Both in one process, in turns, medians of the steps, one thread: 20 vectors in front of a frozen backbone of MiniLM's
-shape with random values, a cloze, 16 texts of 48 tokens, Adam, no noise. Each line is a process whose matrix library
-(oneDNN) may use no more than those instructions (`ONEDNN_MAX_CPU_ISA`), on the one processor that is named under the
-table: what other processors have can be estimated so, and is not measured. `any` is whatever this processor has.
+Both take turns in one process on one thread, and medians of the steps count. The case is 20 vectors before a frozen
+backbone of MiniLM's shape with random values, a cloze, 16 texts of 48 tokens, Adam, and no noise. Each line is a
+process whose matrix library (oneDNN) may use at most these instructions (`ONEDNN_MAX_CPU_ISA`), on the processor named
+under the table. That estimates other processors, but measures none. `any` means all instructions of this processor.
 """
 
 import json
@@ -16,13 +16,13 @@ from benchmarks.library.record import ROOT, Figure, open_results, parser
 
 BENCH = "precision"
 
-# From the most to the least: with matrix units (AMX) where there are any, with dot products of bfloat16, and without.
+# From most to least: with matrix units (AMX) if there are any, with bfloat16 dot products, and with neither.
 INSTRUCTIONS = ("any", "avx512_core_bf16", "avx512_core")
 STEPS, TURNS = 12, 3
 
 
 def measured(steps: int, turns: int) -> Figure:
-    """In the present process, whatever it may use."""
+    """Measure in the present process, with the instructions that it may use."""
     from benchmarks.privacy.step_cost import (
         LABEL_WORDS,
         MASK,
@@ -54,7 +54,7 @@ def measured(steps: int, turns: int) -> Figure:
 
 
 def measured_apart(instructions: str, steps: int, turns: int) -> Figure:
-    """In a process that may use no more than these instructions."""
+    """Measure in a process that may use at most these instructions."""
     limit = {} if instructions == "any" else {"ONEDNN_MAX_CPU_ISA": instructions.upper()}
     call = [sys.executable, "-m", "benchmarks.privacy.precision", "--child", str(steps), str(turns)]
     done = subprocess.run(call, cwd=ROOT, env={**os.environ, **limit}, stdout=subprocess.PIPE, text=True, check=True)

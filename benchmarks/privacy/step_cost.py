@@ -1,27 +1,26 @@
 """Measures the time of a DP-SGD step beside a plain step, and beside Opacus.
 
-The plain step is the ordinary one, by the same optimiser over all the model's parameters, for a batch of as many
-examples as the private step's lot (which is drawn, so that it has as many on average). Modes:
+The plain step uses the same optimiser over all of the model's parameters, and a batch as large as the private step's
+lot (which is drawn, so it has that size on average). Modes:
 
     ours            `learning.training.private`: one backward pass, norms layer by layer, cryptographic noise
     opacus-ghost    Opacus' ghost clipping
-    opacus-hooks    Opacus' gradients for each example; both in one piece, as its optimisers take a batch, and with
-                    torch's own generator for the noise
-    narrowed        a plain step that holds only the rows of the embedding which the member's texts use, as training
-                    without noise does: below 1, and what a member without privacy would wait for
+    opacus-hooks    Opacus' per-example gradients. Both Opacus modes take the batch in one piece, as its optimisers do,
+                    and draw noise from torch's own generator
+    narrowed        a plain step on only those rows of the embedding that the member's texts use, as in training
+                    without noise. It is below 1: the time that a member without privacy needs
 
-What a training pays once is left out of the steps and stands beside them (`once_seconds`): trying the module.
+The steps exclude the one-time cost of a training, trying the module, which is given beside them (`once_seconds`).
 
-The goal is TextCNN's, as in Zhu et al. 2020 (embedding 128, filters 2 to 5 of 400 maps), over a vocabulary of TREC's
+The goal is for TextCNN as in Zhu et al. 2020 (embedding 128, filters 2 to 5 of 400 maps), over a vocabulary of TREC's
 size and over BERT's. BiLSTM (embedding and hidden 300, FedVocab's sizes) and a BERT of two layers, 128 wide, are listed
-beside it without one; Opacus is left out there, as it knows no LSTM of ours. The texts are made up, with lengths like
-TREC's questions. The lot is 64, a small one: noise weighs most where a step has few examples. One thread.
+without a goal and without Opacus, which does not support our LSTM. Texts are synthetic, with lengths like TREC's
+questions. The lot is 64, a small one, because noise costs most if a step has few examples. One thread.
 
-Prompts, and what else is trained in front of a frozen model (`--only prompts` measures these alone): a backbone of
-MiniLM's shape (six layers, 384 wide, 30,522 words, random values), a cloze, and texts of 48 tokens, all as long; Adam,
-a lot of 16. Plain training narrows nothing here, as the table of words is frozen, so that there is no such mode. The
-goal is prompt tuning's; the others are listed beside it without one: 20 tokens everywhere, encoders as wide as the
-vectors.
+`--only prompts` measures only prompts and the other modules trained before a frozen model: a backbone of MiniLM's shape
+(six layers, 384 wide, 30,522 words, random values), a cloze, texts of exactly 48 tokens, Adam, and a lot of 16. The
+word table is frozen, so plain training has nothing to narrow, and there is no such mode. The goal is for prompt tuning;
+the others are listed without one. All have 20 tokens, and encoders are as wide as the vectors.
 """
 
 import statistics
@@ -57,7 +56,7 @@ EXAMPLES = 1_363  # A quarter of TREC's training questions.
 LABELS = 6
 PAD = 0
 MEAN_LENGTH, LONGEST = 12, 40
-# Of prompts. Backbones are of MiniLM's shape.
+# For prompts. Backbones have MiniLM's shape.
 PROMPT_TARGET = 1.2
 PROMPTS = ("prompt-tuning", "p-tuning-mlp", "p-tuning-lstm", "prefix-tuning", "lora")
 WIDTH = 384
@@ -72,17 +71,17 @@ MINILM = {
 PROMPT_WORDS, PROMPT_LOT, PROMPT_LENGTH, PROMPT_EXAMPLES = 30_522, 16, 48, 400
 MASK, LABEL_WORDS = 103, ((2307,), (6659,))
 
-# Steps of a training, of which the first is left out, and how often the sides take turns.
+# Steps of a training, of which the first does not count, and the number of turns of each side.
 STEPS, TURNS = 16, 6
 
 Ids = NDArray[np.int64]
-# Some steps of one side: the seconds of each but the first, and of all that is not a step.
+# Runs some steps of one side, and returns the seconds of each but the first, and of everything outside steps.
 Side = Callable[[int], tuple[list[float], float]]
 Sides = dict[str, Side]
 
 
 def texts(vocabulary: int) -> tuple[Ids, Ids]:
-    """Made-up questions: ids (N, S) by a law like that of words (Zipf), and labels (N,)."""
+    """Return synthetic questions: ids (N, S), distributed like words (Zipf's law), and labels (N,)."""
     random = np.random.default_rng(0)
     weights = 1 / np.arange(1, vocabulary) ** 1.0
     ids = random.choice(np.arange(1, vocabulary), size=(EXAMPLES, LONGEST), p=weights / weights.sum())
@@ -92,7 +91,7 @@ def texts(vocabulary: int) -> tuple[Ids, Ids]:
 
 
 class Clock:
-    """Seconds between calls. The first interval, which holds what comes before the first step, is kept apart."""
+    """Measures the seconds between calls. The first interval includes the time before the first step."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -102,14 +101,14 @@ class Clock:
         self.at.append(time.perf_counter())
 
     def read(self) -> tuple[list[float], float]:
-        """The steps but the first; and all the time that was in no step, taking the first for a median one."""
+        """Return the seconds of the steps but the first, and of everything else, taking the first as a median step."""
         steps = [after - before for before, after in zip(self.at[1:], self.at[2:], strict=False)]
         whole = time.perf_counter() - self.began
         return steps, whole - sum(steps) - statistics.median(steps)
 
 
 def model_of(architecture: str) -> "Model":
-    """As the module's docstring has it."""
+    """Return the model described in the module's docstring."""
     from tacit.model import BiLSTMModel, TextCNNModel, TransformerModel
 
     if architecture == "textcnn":
@@ -121,7 +120,7 @@ def model_of(architecture: str) -> "Model":
 
 
 def sides(architecture: str, vocabulary: int, optimiser: str) -> Sides:
-    """All that is measured for a model and an optimiser, by its mode; `plain` is what the others are divided by."""
+    """Return the sides to measure for a model and an optimiser, by mode. The others are divided by `plain`."""
     from learning.models import build
     from tacit.job import Training
 
@@ -133,7 +132,7 @@ def sides(architecture: str, vocabulary: int, optimiser: str) -> Sides:
 
     def whole() -> "TextClassifier":
         made = module()
-        # The ordinary step has no narrowed embedding.
+        # The plain step does not narrow the embedding.
         made.narrowed = nullcontext  # type: ignore[assignment]
         return made
 
@@ -151,7 +150,7 @@ def sides(architecture: str, vocabulary: int, optimiser: str) -> Sides:
 
 
 def plain(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", steps: int) -> tuple[list[float], float]:
-    """Steps as they are without noise, on batches of `recipe.batch`."""
+    """Run the product's steps without noise, on batches of `recipe.batch`."""
     from learning.training.local import train
 
     clock = Clock()
@@ -161,7 +160,7 @@ def plain(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", ste
 
 
 def ours(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", steps: int) -> tuple[list[float], float]:
-    """The product's steps of DP-SGD, on lots of `recipe.batch`."""
+    """Run the product's DP-SGD steps, on lots of `recipe.batch`."""
     from learning.training.private import train_private
     from secure_agg import SystemRandom
     from tacit.mechanism import DpSgd
@@ -176,7 +175,7 @@ def ours(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", step
 
 
 def prompt_texts() -> tuple[Ids, Ids]:
-    """Made-up texts that are all as long, with a mask before the last token: ids (N, S), labels (N,)."""
+    """Return synthetic texts of equal length with a mask before the last token: ids (N, S), labels (N,)."""
     random = np.random.default_rng(0)
     ids = random.integers(1000, PROMPT_WORDS, size=(PROMPT_EXAMPLES, PROMPT_LENGTH))
     ids[:, -2] = MASK
@@ -184,7 +183,7 @@ def prompt_texts() -> tuple[Ids, Ids]:
 
 
 def injection_of(name: str) -> "Injection":
-    """What is trained, by its name here."""
+    """Return the trained module, by its name in this benchmark."""
     from learning.prompts import LoRA, PrefixTuning, PromptTuning, PTuning
 
     found: dict[str, Injection] = {
@@ -199,7 +198,7 @@ def injection_of(name: str) -> "Injection":
 
 @cache
 def minilm() -> "Backbone":
-    """A frozen model of MiniLM's shape with a head for masked words, and random values."""
+    """Return a frozen model of MiniLM's shape, with a masked-word head and random values."""
     from learning.prompts.backbone import Backbone, check_backbone, tensor_shapes
 
     shapes = tensor_shapes(check_backbone(MINILM), PROMPT_WORDS)
@@ -207,13 +206,13 @@ def minilm() -> "Backbone":
     tensors = {}
     for name, shape in {**shapes.body, **shapes.head}.items():
         values = random.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
-        # Normalisations begin with ones.
+        # Normalisation layers start at one.
         tensors[name] = values + np.float32(name.endswith("orm.weight"))
     return Backbone(MINILM, tensors)
 
 
 def prompt_sides(injection: str, optimiser: str) -> Sides:
-    """As `sides`, for what is trained in front of a frozen model."""
+    """Return the sides for a module trained before a frozen model."""
     from learning.prompts import Cloze
     from learning.prompts.model import PromptedModel
     from tacit.job import Training
@@ -235,7 +234,7 @@ def prompt_sides(injection: str, optimiser: str) -> Sides:
 
 
 def opacus(made: Any, ids: Ids, labels: Ids, recipe: Any, steps: int, *, ghost: bool) -> tuple[list[float], float]:
-    """DP-SGD steps as Opacus makes them, on batches of the lot's size, each padded to its longest text."""
+    """Run Opacus' DP-SGD steps, on batches of the lot's size, each padded to its longest text."""
     import torch
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -268,7 +267,12 @@ def opacus(made: Any, ids: Ids, labels: Ids, recipe: Any, steps: int, *, ghost: 
 
 
 def measure(made: Callable[[], Sides], steps: int, turns: int, more: dict[str, dict[str, Any]]) -> dict[str, Figure]:
-    """All modes of one model and optimiser, in turns. made: the sides, anew for each turn. more: beside a mode's."""
+    """Measure all modes of one model and optimiser, in turns.
+
+    Args:
+        made: makes the sides anew for each turn.
+        more: further fields of the figure, by mode.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -293,7 +297,7 @@ def measure(made: Callable[[], Sides], steps: int, turns: int, more: dict[str, d
 
 
 def measure_whole(results: Results, architecture: str, vocabulary: int, steps: int, turns: int) -> None:
-    """A model that is trained as a whole, with both optimisers."""
+    """Measure a model of which all parameters are trained, with both optimisers."""
     modes = MODES if architecture == "textcnn" else OURS
     used = {"used_rows": len(np.unique(texts(vocabulary)[0])) - 1}
     more: dict[str, dict[str, Any]] = dict.fromkeys(modes, used)
@@ -311,7 +315,7 @@ def measure_whole(results: Results, architecture: str, vocabulary: int, steps: i
 
 
 def measure_prompts(results: Results, names: Sequence[str], steps: int, turns: int) -> None:
-    """What is trained in front of a frozen model."""
+    """Measure the modules trained before a frozen model."""
     from learning.prompts import Cloze, trained_values
 
     for name in names:
@@ -329,7 +333,9 @@ def main() -> None:
     """Command line."""
     options = parser("privacy.step_cost")
     options.add_argument("--vocabulary", type=int, nargs="*", default=VOCABULARIES)
-    options.add_argument("--only", choices=("whole", "prompts"), help="measure models trained whole, or prompts, only")
+    options.add_argument(
+        "--only", choices=("whole", "prompts"), help="measure only models trained as a whole, or only prompts"
+    )
     chosen = options.parse_args()
     results = open_results(BENCH, quick=chosen.quick)
     steps, turns = (6, 2) if chosen.quick else (STEPS, TURNS)

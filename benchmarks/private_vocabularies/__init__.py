@@ -1,1 +1,1 @@
-"""FedVocab and the methods that it is compared with."""
+"""Benchmarks of FedVocab and the methods that it is compared with."""

@@ -1,16 +1,15 @@
 """Measures how far private embeddings diverge, and what it costs.
 
-Members, recipe, start and tests are those of `quality`. After the last round the same shared parameters
-are read behind four tables of word vectors: each member's `own`, as it left it; the `start`, which everybody began
-with; the `mean` of all members' tables, which nobody can make in a federation, since tables stay where they are; and
-`another's`, the next member's.
+Members, recipe, start and tests are those of `quality`. After the last round the same shared parameters are read behind
+four tables of word vectors: each member's `own`, as it left it; the common `start`; the `mean` of all members' tables,
+which nobody in a federation can compute, because tables never leave their members; and `another's`, the next member's.
 
-`moved` is how far a member's table is from the start, over the size of the start (root mean square over members).
-`in_common` is how much of that squared movement the mean of all tables makes too: 1 if all went the same way, 0.01 if
-each of a hundred went its own.
+`moved` is the distance of a member's table from the start, relative to the size of the start (root mean square over
+members). `in_common` is the share of that squared movement which the mean of all tables makes too: 1 if all moved
+alike, 0.01 if each of a hundred moved on its own.
 
-`fedavg`, whose table is the mean of ten members' in every round, and `fedvocab` with a frozen one stand in the tables
-of `quality`.
+The tables of `quality` have `fedavg`, whose table is the mean of ten members' in every round, and `fedvocab` with a
+frozen one.
 """
 
 import tempfile
@@ -49,14 +48,14 @@ Table = NDArray[np.float32]
 
 
 def tables(world: World) -> tuple[Table, list[Table]]:
-    """(the table that all began with, each member's own now), (V, width) each. Members share their list of words.
+    """Return the common start, and each member's own table, (V, width) each. Members must share their word list.
 
     Raises:
-        ValueError: members with lists of their own, whose rows are of different words.
+        ValueError: members have their own word lists, so rows belong to different words.
     """
     private = world.bundle.private
     if private is None:
-        raise ValueError("members have no table in common to begin with: the world must be of one public list of words")
+        raise ValueError("members do not start from a common table; use a world with one public word list")
     manifest, data = private
     ((name, start),) = manifest.unflatten(manifest.decode(data)).items()
     states, found = States(world.states), []
@@ -67,8 +66,11 @@ def tables(world: World) -> tuple[Table, list[Table]]:
 
 
 def movement(start: Table, found: Sequence[Table]) -> tuple[float, float]:
-    """(how far tables are from the start, over its size, root mean square over members; the share of that square that
-    their mean makes as well). The share is 0 where nothing moved.
+    """Measure how far the tables moved.
+
+    Returns:
+        The distance from the start relative to its size (root mean square over members), and the share of that square
+        which the mean of the tables makes too (0 if nothing moved).
     """
     moves = [np.asarray(each, np.float64) - start for each in found]
     each = float(np.mean([np.square(move).sum() for move in moves]))
@@ -79,7 +81,11 @@ def movement(start: Table, found: Sequence[Table]) -> tuple[float, float]:
 def measure(
     cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, workers: int
 ) -> list[tuple[dict[str, Any], list[Figure]]]:
-    """Trains a cell and reads its shared part behind all four tables: (case, figures) each; at last the movement."""
+    """Train a cell, and read its shared part behind all four tables.
+
+    Returns:
+        (case, figures) for each table, and last those of the movement.
+    """
     recipe = cell.recipe(recipe)
     with crew_of(world_of(cell, data, recipe, seed, folder), workers) as crew:
         version, _, _ = federate(cell, crew, recipe, seed, Best(folder / "best"))
@@ -95,7 +101,7 @@ def measure(
         for name, each in behind.items():
             states = _written(crew.world, folder / "behind" / name, each)
             if name == "another's":
-                # On the common test set these are the same models as with members' own, handed round.
+                # On the common test set these are the same models as with members' own tables, in another order.
                 alone = crew.score(version, ("left",), ("test",), states=states)
                 figures = [Figure("local_accuracy", round(validated(alone, "left", "test"), 5))]
             else:
@@ -110,7 +116,7 @@ def measure(
 
 
 def _scores(crew: Crew, version: bytes, states: Path, *, one: bool) -> Scores:
-    """All members on the common test set and on their own rows. one: with one table they are equal on the first."""
+    """Score all members on the common test set and their own rows. one: all have the same table."""
     if not one:
         return crew.score(version, ("left",), (COMMON, "test"), states=states)
     (common,) = crew.score(version, ("left",), (COMMON,), places=[0], states=states)
@@ -118,7 +124,7 @@ def _scores(crew: Crew, version: bytes, states: Path, *, one: bool) -> Scores:
 
 
 def _written(world: World, folder: Path, found: Sequence[Table]) -> Path:
-    """A folder of states in which each member has this table."""
+    """Write states in which each member has its table of `found`, and return their folder."""
     assert world.bundle.private is not None  # noqa: S101  `tables` has asked
     manifest, _ = world.bundle.private
     states = States(folder)
@@ -128,7 +134,7 @@ def _written(world: World, folder: Path, found: Sequence[Table]) -> Path:
 
 
 def run(results: Results, data: Data, recipe: Recipe, seeds: Sequence[int], workers: int = 1) -> None:
-    """The trainings that this code has not read."""
+    """Measure the trainings that are not measured yet."""
     for seed in seeds:
         for method in (FedVocab(), FedVocab(adaptive=False)):
             cell = Cell(data.name, method)
@@ -136,13 +142,13 @@ def run(results: Results, data: Data, recipe: Recipe, seeds: Sequence[int], work
                 continue
             results.open(seeds)
             with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
-                # The cell's own line comes last: where it stands, all do.
+                # The cell's own line comes last, so it marks a complete training.
                 for case, figures in measure(cell, data, recipe, seed, Path(scratch), workers):
                     results.add(case, figures, seed=seed)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options = parser("private_vocabularies.embedding_divergence")
     options.add_argument("--dataset", nargs="*", default=list(CORE), choices=DATASETS)
     options.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS), choices=SEEDS)

@@ -1,4 +1,4 @@
-"""What `embedding_divergence` found, as a table and a drawing for `benchmarks.report`."""
+"""Makes the table and the drawing of `embedding_divergence` for `benchmarks.report`."""
 
 import statistics
 from collections.abc import Sequence
@@ -15,13 +15,12 @@ Found = dict[tuple[str, bool], dict[tuple[str, str], dict[int, float]]]
 
 _TABLES = ("own", "mean", "start", "another's")
 _ACCURACIES = ("global_accuracy", "local_accuracy")
-# Another's tables are the same tables on the common test set.
+# On the common test set, another's tables are the same set of models.
 _READ = [(table, name) for name in _ACCURACIES for table in _TABLES if (table, name) != ("another's", _ACCURACIES[0])]
 
 
 def divergence_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each training: how far tables moved, and both accuracies behind each table, means over the seeds in per
-    cent."""
+    """Make a row for each training: how far tables moved, and both accuracies behind each, as means in per cent."""
     behind = [f"{name.removesuffix('_accuracy')}, behind {table}" for table, name in _READ]
     rows = [["dataset", "training", "seeds", "moved", "in common", *behind]]
     for (dataset, adaptive), found in _trainings(lines).items():
@@ -33,7 +32,7 @@ def divergence_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_divergence(lines: Sequence[Line], path: Path) -> None:
-    """A panel for each data set: both accuracies behind each table, a mark for each seed's."""
+    """Draw a panel for each data set, with both accuracies behind each table and a mark for each seed."""
     trainings = _trainings(lines)
     datasets = list(dict.fromkeys(dataset for dataset, _ in trainings))
     plt = pyplot()
@@ -68,7 +67,7 @@ def _percent(values: dict[int, float]) -> str:
 
 
 def _trainings(lines: Sequence[Line]) -> Found:
-    """Every training that was read to the end, TREC's first, adaptive ones first."""
+    """Return every complete training, TREC's first, and adaptive ones before others."""
     found: Found = {}
     for line in lines:
         case = line["case"]

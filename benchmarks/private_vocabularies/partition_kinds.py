@@ -1,7 +1,7 @@
 """Draws the members' labels and rows under four kinds of partitions.
 
-Labels and numbers of rows by Dirichlet draws, given ratios, and by a column of the data: every member holds the
-questions of one of TREC's 50 fine kinds, which decide their label, as an archive that collects one kind would.
+The kinds are labels and numbers of rows by Dirichlet draws, given ratios, and a column of the data. By column, every
+member holds the questions of one of TREC's 50 fine kinds, which decide the label, as an archive of one kind would.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ BENCH = "partition_kinds"
 SEED, MEMBERS, ALPHA, MIN = 0, 40, 1.0, 10
 RATIOS = tuple(range(10, 10 + MEMBERS))
 
-# By name: labels, the values of the column, a partition.
+# By name: a function from labels and the column's values to a partition.
 KINDS: Mapping[str, Callable[[Sequence[str], Sequence[str]], Partition]] = {
     f"by label, alpha {ALPHA:g}": lambda labels, _: by_label(labels, MEMBERS, ALPHA, SEED, least=MIN),
     f"by quantity, alpha {ALPHA:g}": lambda labels, _: by_quantity(len(labels), MEMBERS, ALPHA, SEED, least=MIN),
@@ -27,7 +27,7 @@ KINDS: Mapping[str, Callable[[Sequence[str], Sequence[str]], Partition]] = {
 
 
 def measure(results: Results, rows: Sequence[Example], column: Sequence[str]) -> None:
-    """A line for each kind that this code has not dealt. column: a value for each of the rows."""
+    """Add a line for each kind that is not dealt yet. column: a value for each row."""
     labels = [example.label or "" for example in rows]
     for kind, deal in KINDS.items():
         if results.done(case := {"dataset": "trec", "partition": kind}, SEED):
@@ -40,7 +40,7 @@ def measure(results: Results, rows: Sequence[Example], column: Sequence[str]) ->
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     chosen = parser("private_vocabularies.partition_kinds").parse_args(words)
     rows = read_data("trec").train
     column = [each.label or "" for each in read_examples(SHARED / "trec" / "train.jsonl.gz", label="fine")]

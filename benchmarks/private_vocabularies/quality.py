@@ -1,42 +1,41 @@
 """Measures the accuracy of FedVocab and its peers with 100 members.
 
-As in the paper: six methods, 100 members of equal size, one local epoch, Adam 0.005, BiLSTM with dropout 0.5 over
-GloVe. Not as there: 10 members a round (which it does not say), batches of 16 or 8, hidden 150 each way (300), GloVe 6B
-50 wide, the 7,846 words there are here (300 wide, all), 50 rounds (100), 22,256 of AG News' 120,000, a fixed common
-test set of 1,000 rows (TREC: its 500).
+As in the paper, there are six methods, 100 members of equal size, one local epoch, Adam 0.005, and a BiLSTM with
+dropout 0.5 over GloVe. Different from the paper (its values in brackets) are 10 members a round (not given), batches of
+16 or 8, hidden 150 each way (300), GloVe 6B with 50 dimensions and 7,846 words (300, all words), 50 rounds (100),
+22,256 rows of AG News (120,000), and a fixed common test set of 1,000 rows (TREC: its 500).
 
-`same`: one public word list, that of the GloVe table; other words are unknown to everybody. `own`: every member lists
-the words of its own training texts alone (`table_words = false`), and its embedding starts from the table where that
-knows them. `wide`: the table's other words are in its list too, as is usual. A member's rows are split 70:10:20 into
-training, validation and test.
+`same`: one public word list, that of the GloVe table; other words are unknown to all members. `own`: every member lists
+only the words of its own training texts (`table_words = false`), and its embedding starts from the table for the words
+that the table has. `wide`: the table's other words are in the list too, which is the default. A member's rows are split
+70:10:20 into training, validation and test.
 
-`global_accuracy` is the geometric mean over all members of the accuracy on the common test set, `local_accuracy` the
-mean over members on their own test rows; both with the last shared parameters and each member's own private ones, read
-as the method uses them: under adaptive `fedvocab` after an epoch on the embedding alone, which is what a member does
-whenever it receives new parameters, under `fedrecon` with the private rows made anew on all training rows, under all
-others as the member last left them. Beside that stand the other reading (`left`, `adapted`), and the round that was
-best on the members' validation rows, looked at every 10 rounds (`best`, `best_round`; `best_left`, `best_adapted` are
-its other reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is
-no job: its members train 10 epochs in all and share nothing.
+`global_accuracy` is the geometric mean over all members of the accuracy on the common test set. `local_accuracy` is the
+mean over members on their own test rows. Both use the last shared parameters and each member's private ones, read as
+the method uses them. Adaptive `fedvocab` first trains the embedding for an epoch, as a member does whenever it receives
+new parameters. `fedrecon` rebuilds the private rows on all training rows. The other methods read what the member last
+left. Further fields give the other reading (`left`, `adapted`), and the round that was best on the members' validation
+rows, checked every 10 rounds (`best`, `best_round`; `best_left` and `best_adapted` are its other reading), because
+methods must be compared in one reading. No choice uses a test. `local` is not a job: its members train 10 epochs in
+all and share nothing.
 
-Two figures separate the mixture of labels from the text. `prior_removed` is the global accuracy with each member's
-mixture taken out of the logits of its own model. `prior_added` is the local accuracy with the mixture put into
-everybody's model, which trains nothing and shares nothing more.
+Two figures separate the label distribution from the text. `prior_removed` is the global accuracy with each member's
+label distribution removed from the logits of its own model. `prior_added` is the local accuracy with it added to the
+shared model. Neither trains or shares anything more.
 
-`embedding: frozen`: every member's embedding stays the table that all began with, and is its own only after the last
-round: `adapted` is what `edge_client export` makes of it, and nothing of that is sent
-(docs/decisions/0036-a-table-that-stays.md).
+`embedding: frozen`: every member's embedding stays the common start until the last round is over. `adapted` is what
+`edge_client export` makes of it then, and none of that is sent (docs/decisions/0036-a-table-that-stays.md).
 
-`--rates adjusted` has the job's own way to the same end: members train with `logit_adjustment`, so that the shared part
-learns no mixture, and put theirs into the model that they use (docs/decisions/0034-logit-adjustment.md).
+`--rates adjusted` reaches the same end within the job: members train with `logit_adjustment`, so that the shared part
+learns no label distribution, and add their own to the model that they use (docs/decisions/0034-logit-adjustment.md).
 
-Beside the paper's rate, the methods that the comparison is about have two others, too: a fifth of it for everything,
-and a tenth of it for the embedding. At 0.005 Adam takes each member's word vectors where no other's are
+The methods of the main comparison have two other rates besides the paper's: a fifth of it for all parameters, and a
+tenth of it for the embedding. At 0.005 Adam moves each member's word vectors away from all others'
 (docs/decisions/0029-slower-embeddings.md).
 
-`--model minilm` takes the place of the paper's DistilBERT: a pretrained BERT of six layers, 384 wide, under a linear
-layer; Adam 0.0001 (nothing was searched), dropout 0.1, 20 rounds, its own word pieces. A member's epoch takes thirty
-times as long as the BiLSTM's, hence one seed, 25,000 of the rows, and tests of every fourth member on 250 common rows.
+`--model minilm` replaces the paper's DistilBERT: a pretrained BERT of six layers, 384 wide, under a linear layer, with
+Adam 0.0001 (not searched), dropout 0.1, 20 rounds and its own word pieces. A member's epoch takes thirty times as long
+as the BiLSTM's, so there is one seed, 25,000 of the rows, and tests of every fourth member on 250 common rows.
 """
 
 import argparse
@@ -116,21 +115,20 @@ GLOVE = SHARED / "glove" / "glove.6B.50d.subset.txt.gz"
 WIDTH = 50
 COMMON_ROWS = 1000
 MAX_ROWS = 1000
-# The package of the encoder, which carries its files.
 MINILM_SEEDS = (0,)
-# Chosen on TREC's validation rows over 16: a member with 38 rows takes five steps an epoch, not three. Those of
-# 20newsgroups have few as well; the others keep 16, whose epoch is cheaper.
+# Chosen over 16 on TREC's validation rows: a member with 38 rows makes five steps an epoch instead of three. Members of
+# 20newsgroups have few rows too. The others keep 16, whose epoch is cheaper.
 SMALL_BATCH = {"trec": 8, "20newsgroups": 8}
-# Rates of cells that do not have the paper's 0.005: of everything, and of the embedding alone. By trials on SST-2's
-# validation rows, LOW after SLOW's tests had been read (docs/decisions/0029-slower-embeddings.md); other data sets have
-# them unsearched.
+# Rates other than the paper's 0.005: for all parameters, and for the embedding only. Chosen by trials on SST-2's
+# validation rows, LOW after SLOW's tests had been read (docs/decisions/0029-slower-embeddings.md). Not searched on
+# other data sets.
 LOW, SLOW = 0.001, 0.0005
 Rates = Literal["plain", "low", "slow", "adjusted"]
 Vocabularies = Literal["same", "own", "wide"]
 LOOK = 10
-# What a recipe is compared by: on members' own validation rows, and on some of everybody's.
+# Figures that compare recipes: on members' own validation rows, and on common ones.
 TRIED = ("validation_accuracy", "common_validation_accuracy")
-# Validation rows that stand for the common test set where recipes are compared.
+# Number of validation rows that replace the common test set in the comparison of recipes.
 HELD_OUT = 400
 
 # Tables 4 and 5 of the paper, BiLSTM, per cent: (global, local).
@@ -167,7 +165,7 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all methods have in common. local_epochs: of `local`, in all."""
+    """The options that all methods share. local_epochs: total epochs of `local`."""
 
     members: int = 100
     cohort: int = 10
@@ -177,16 +175,16 @@ class Recipe:
     max_tokens: int = 128
     batch: int = 16
     learning_rate: float = 0.005
-    # Of the embedding; None: the same.
+    # Rate of the embedding; None means the same rate.
     embedding_learning_rate: float | None = None
-    # The coordinator's, which FedAvg adds the mean change at.
+    # Rate at which the coordinator applies FedAvg's mean update.
     server_learning_rate: float = 1.0
     logit_adjustment: bool = False
     local_epochs: int = 10
-    # At most so many rows of the common test set, and of the training rows, which are dealt.
+    # Largest number of rows in the common test set, and of training rows to deal.
     common: int = COMMON_ROWS
     rows: int | None = None
-    # One in so many members is tested.
+    # Every so-many-th member is tested.
     tested: int = 1
 
     @property
@@ -195,7 +193,7 @@ class Recipe:
         return range(0, self.members, self.tested)
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in results."""
+        """Return the recipe as it is written in results."""
         said = {"batch": self.batch, "learning_rate": self.learning_rate, "rounds": self.rounds}
         if self.embedding_learning_rate is not None:
             said["embedding_learning_rate"] = self.embedding_learning_rate
@@ -207,7 +205,7 @@ class Recipe:
 
 
 def recipe_of(dataset: str, model: str = "bilstm") -> Recipe:
-    """The recipe of a data set's cells."""
+    """Return the recipe of a data set's cells."""
     if model == "minilm":
         return Recipe(rounds=20, max_tokens=64, learning_rate=0.0001, common=250, rows=25_000, tested=4)
     return replace(Recipe(), batch=SMALL_BATCH.get(dataset, Recipe.batch))
@@ -215,7 +213,7 @@ def recipe_of(dataset: str, model: str = "bilstm") -> Recipe:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: what is dealt to members, and the fixed common test set."""
+    """A data set: the rows dealt to members, and the fixed common test set."""
 
     name: str
     train: Sequence[Example]
@@ -223,15 +221,19 @@ class Data:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """In order of spelling."""
+        """The labels, sorted."""
         return tuple(sorted({_label(example) for example in self.train}))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method on a data set. method: None is `local`. rate: the learning rate, where it is not the recipe's.
-    embedding: the embedding's, where it has one of its own. adjusted: members train with `logit_adjustment`, and put
-    their mixture of labels into the model that they use.
+    """A method on a data set.
+
+    Args:
+        method: None is `local`.
+        rate: the learning rate, if it is not the recipe's.
+        embedding: the embedding's learning rate, if it has its own.
+        adjusted: members train with `logit_adjustment`, and add their label distribution to the model that they use.
     """
 
     dataset: str
@@ -244,22 +246,22 @@ class Cell:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the embedding follows new shared parameters before anything else."""
+        """Whether the embedding is first adapted to new shared parameters."""
         return isinstance(self.method, FedVocab) and self.method.adaptive
 
     @property
     def frozen(self) -> bool:
-        """Whether the embedding is private and stays what everybody's was until the last round is over."""
+        """Whether the embedding is private and stays the common start until the last round is over."""
         return isinstance(self.method, FedVocab) and self.method.embedding == "frozen"
 
     @property
     def name(self) -> str:
-        """The method's."""
+        """The method's name."""
         return "local" if self.method is None else self.method.name
 
     @property
     def case(self) -> dict[str, Any]:
-        """The keys that name it in the results."""
+        """The keys of the case in the results."""
         said: dict[str, Any] = {
             "method": self.name,
             "dataset": self.dataset,
@@ -279,7 +281,7 @@ class Cell:
 
     @property
     def rates(self) -> "Rates":
-        """Whose rates it has."""
+        """The kind of rates that it has."""
         if self.rate is not None:
             return "low"
         if self.adjusted:
@@ -287,7 +289,7 @@ class Cell:
         return "plain" if self.embedding is None else "slow"
 
     def recipe(self, common: "Recipe") -> "Recipe":
-        """What all cells of its data set have in common, with rates of its own where it has any."""
+        """Return the data set's recipe with the cell's own rates, if it has any."""
         if self.rate is not None:
             common = replace(common, learning_rate=self.rate)
         if self.embedding is not None:
@@ -296,33 +298,33 @@ class Cell:
 
     @property
     def paper(self) -> tuple[float, float] | None:
-        """(global, local) of tables 4 and 5, where there is such a row."""
+        """(global, local) of tables 4 and 5 of the paper, if they have such a row."""
         dropped = isinstance(self.method, FedVocab) and not self.method.adaptive
-        # Its transformer was another one.
+        # The paper's transformer is another one.
         tables = PAPER if self.model == "bilstm" else {}
         found = tables.get(self.dataset, {}).get(self.name + ("-" if dropped else ""))
         return found if self.vocabulary == "same" and self.rates == "plain" and not self.frozen else None
 
     @property
     def own_rows(self) -> tuple[Part, Part]:
-        """A member's test and validation rows, read by the model that it uses."""
+        """The parts for a member's test and validation rows, read by the model that it uses."""
         return (PRIOR_ADDED, "validation, prior added") if self.adjusted else ("test", "validation")
 
     @property
     def reading(self) -> Reading:
-        """How the method itself uses what a member keeps when new shared parameters come."""
+        """The reading that the method itself uses with new shared parameters."""
         return "adapted" if self.adaptive or isinstance(self.method, FedRecon) else "left"
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """All that are told. Rows that fedrecon has not made anew are what everybody starts from, and no reading."""
+        """All readings in the results. fedrecon has one: rows that it has not rebuilt are the common start."""
         if isinstance(self.method, FedVocab | LgFedAvg):
             return ("left", "adapted")
         return (self.reading,)
 
 
 def cells_of(dataset: str) -> list[Cell]:
-    """All cells of a data set, those that the main comparison needs first."""
+    """Return all cells of a data set, beginning with those of the main comparison."""
     same: list[Method | None] = [
         FedAvg(),
         FedVocab(),
@@ -333,7 +335,7 @@ def cells_of(dataset: str) -> list[Cell]:
         LgFedAvg(),
     ]
     own: list[Method | None] = [FedVocab(), FedVocab(adaptive=False), None, LgFedAvg()]
-    # What the comparison is about.
+    # The methods of the main comparison.
     main: list[Method | None] = [FedVocab(), None, FedVocab(adaptive=False), FedAvg()]
     frozen = FedVocab(adaptive=False, embedding="frozen")
     return [
@@ -356,14 +358,14 @@ MINILM_CELLS = [Cell("sst2", method, model="minilm") for method in (FedAvg(), Fe
 
 @cache
 def read_data(name: str) -> Data:
-    """A data set as it is used here. Raises NoData where a file is missing."""
+    """Read a data set as this benchmark uses it. Raises NoData if a file is missing."""
     folder = SHARED / name
     train, test = _rows(folder / "train.jsonl.gz"), _rows(folder / "test.jsonl.gz")
     if name == "20newsgroups":
         train, test = ([replace_text(each, stripped(each.text)) for each in rows] for rows in (train, test))
-        # Some posts are nothing but a quotation.
+        # Some posts consist only of quotations.
         train, test = ([each for each in rows if each.text] for rows in (train, test))
-    # The same rows whatever the seed is.
+    # The same rows for every seed.
     order = np.random.Generator(np.random.Philox(seed_of("common", name))).permutation(len(test))
     return Data(name, train, [test[at] for at in np.sort(order[:COMMON_ROWS])])
 
@@ -373,14 +375,14 @@ def _rows(path: Path) -> list[Example]:
 
     if not path.exists():
         raise NoData(
-            f"{path} is not here: this benchmark needs public data sets under {SHARED} (docs/benchmarks.md says which "
+            f"{path} is missing: this benchmark needs public data sets under {SHARED} (docs/benchmarks.md lists the "
             "files); put them there and run it again"
         )
     return list(read_examples(path))
 
 
 def replace_text(example: Example, text: str) -> Example:
-    """The same label under another text."""
+    """Return an example with the same label and another text."""
     return Example(text, example.label)
 
 
@@ -388,11 +390,11 @@ _QUOTED = re.compile(r"^\s*([>|:]|\w{0,3}>)|(writes|wrote|says|said) ?(in .*)?:?
 
 
 def stripped(post: str) -> str:
-    """A newsgroup post without its header lines, quotations and signature, which tell the group or the writer."""
+    """Return a newsgroup post without header lines, quotations and signature, which reveal the group or the writer."""
     _, _, body = post.replace("\r", "").partition("\n\n")
     lines = body.split("\n")
     for at, line in enumerate(lines):
-        # Two dashes alone begin a signature.
+        # A line of dashes begins a signature.
         if re.fullmatch(r"--+\s*", line) and at > len(lines) // 2:
             lines = lines[:at]
             break
@@ -400,7 +402,7 @@ def stripped(post: str) -> str:
 
 
 def shortened(data: Data, rows: int | None) -> Data:
-    """With so many training rows, the same whatever the seed is; None: all."""
+    """Return the data with `rows` training rows, the same for every seed; None keeps all."""
     if rows is None or rows >= len(data.train):
         return data
     order = np.random.Generator(np.random.Philox(seed_of("rows", data.name))).permutation(len(data.train))
@@ -408,7 +410,7 @@ def shortened(data: Data, rows: int | None) -> Data:
 
 
 def dealt(data: Data, recipe: Recipe, seed: int) -> Partition:
-    """Who holds which rows; 10 at least."""
+    """Deal the rows to the members, at least 10 to each."""
     labels = [_label(example) for example in data.train]
     return by_label(labels, recipe.members, recipe.alpha, seed, least=10)
 
@@ -432,11 +434,11 @@ def _held(data: Data, partition: Partition, seed: int) -> list[Held]:
 
 
 def world_of(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, glove: Path = GLOVE) -> World:
-    """The job's bundle, its members and where their states will be."""
+    """Make the job's bundle, its members, and the folder of their states."""
     from export.bundle import make_job_bundle, read_job_bundle
 
     own = cell.vocabulary != "same"
-    # `local` is no job: it takes another's model, with a vocabulary of its own where one allows that.
+    # `local` is not a job. It takes another method's model, one that allows an own vocabulary if that is asked for.
     method = cell.method or (FedVocab() if own else FedAvg())
     vocabulary: Any = VocabularyFile(kind="words", file=str(glove), pretrained=str(glove))
     if own:
@@ -461,7 +463,7 @@ def world_of(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, gl
         ),
         server=FedAvgServer(learning_rate=recipe.server_learning_rate),
         rounds=Rounds(count=recipe.rounds, min_members=recipe.cohort, target_members=recipe.cohort),
-        # Near what members have: a grid for weights up to 100,000 would be coarse for changes of so few examples.
+        # Near the members' numbers of rows. Quantisation for weights up to 100,000 would be coarse for so few examples.
         aggregation=Aggregation(max_weight=MAX_ROWS),
         vocabulary=vocabulary,
         seed=seed,
@@ -488,9 +490,13 @@ def _width(glove: Path) -> int:
 
 @dataclass(frozen=True)
 class Standing:
-    """Both accuracies, and how many members had no right answer on the common test set.
-    `prior_removed` is the first with members' labels taken out of their own models, `prior_added` the second with them
-    put into everybody's (`virtual_members.Part`).
+    """Both accuracies, and the number of members without a correct answer on the common test set.
+
+    Args:
+        common, local: the global and the local accuracy.
+        without: members without a correct answer.
+        prior_removed: the global accuracy with members' label priors removed from their own models.
+        prior_added: the local accuracy with them added to the shared model (`virtual_members.Part`).
     """
 
     common: float
@@ -504,7 +510,7 @@ Scores = Sequence[Mapping[tuple[Reading, Any], Score]]
 
 
 def standing(scores: Scores, reading: Reading, test: Part = "test") -> Standing:
-    """The paper's two figures from all members' scores. test: how members' own test rows are read."""
+    """Return the paper's two figures from all members' scores. test: the part for members' own test rows."""
     common, without = geometric_mean([each[reading, COMMON] for each in scores])
     local = statistics.mean(each[reading, test].accuracy for each in scores)
     prior_removed = prior_added = None
@@ -516,14 +522,15 @@ def standing(scores: Scores, reading: Reading, test: Part = "test") -> Standing:
 
 
 def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], states: Path | None = None) -> Scores:
-    """These members on everything that is told of a cell. Where all is shared, the common test set is asked once:
-    members are equal on it.
+    """Score these members on all parts of a cell.
+
+    If all parameters are shared, members are equal on the common test set, and it is read once.
     """
     readings, own = cell.readings, cell.own_rows
     if crew.world.alone or not (crew.world.bundle.document.complete or cell.frozen):
         more: tuple[Part, ...] = () if cell.adjusted else (PRIOR_REMOVED,)
         return crew.score(version, readings, (COMMON, *more, *own), places=places, states=states)
-    # Members have one model between them, as they left it.
+    # As they left it, all members have the same model.
     prior_added: tuple[Part, ...] = own if cell.adjusted else (*own, PRIOR_ADDED)
     (first,) = crew.score(version, ("left",), (COMMON,), places=[0], states=states)
     scores = [{**first, **each} for each in crew.score(version, ("left",), prior_added, places=places, states=states)]
@@ -534,13 +541,13 @@ def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], state
 
 
 def validated(scores: Scores, reading: Reading, part: Part = "validation") -> float:
-    """Mean accuracy on the members' validation rows, or on other rows of theirs, as `part` says they are read."""
+    """Return the mean accuracy on the members' validation rows, or on another part of their rows."""
     return statistics.mean(each[reading, part].accuracy for each in scores)
 
 
 @dataclass
 class Best:
-    """The round with the highest validation accuracy so far, the first of equal ones, and its state of things."""
+    """The round with the highest validation accuracy so far (the first of equal ones), its version and states."""
 
     folder: Path
     value: float = -math.inf
@@ -548,7 +555,7 @@ class Best:
     version: bytes = b""
 
     def look(self, crew: Crew, value: float, number: int, version: bytes) -> None:
-        """Keeps a copy if this is better."""
+        """Keep a copy if this round is better."""
         if value > self.value:
             self.value, self.number, self.version = value, number, version
             States(crew.world.states).copy_to(self.folder)
@@ -557,7 +564,7 @@ class Best:
 def measure(
     cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, workers: int, masked: Parties | None = None
 ) -> list[Figure]:
-    """Trains one cell and tests it. masked: identities for a cohort whose sums are to be made under masks."""
+    """Train and test one cell. masked: identities of a cohort, for sums under masks."""
     began = time.monotonic()
     recipe = cell.recipe(recipe)
     world = world_of(cell, data, recipe, seed, folder)
@@ -584,7 +591,7 @@ def measure(
 def federate(
     cell: Cell, crew: Crew, recipe: Recipe, seed: int, best: Best, masked: Parties | None = None
 ) -> tuple[bytes, Best, list[list[float]]]:
-    """All rounds; the last version, the best before it, and validation accuracies by round."""
+    """Play all rounds, and return the last version, the best before it, and validation accuracies by round."""
     from coordinator.rounds.optimiser import StateVectors
 
     bundle = crew.world.bundle
@@ -624,7 +631,7 @@ def _accuracies(
     best: Mapping[Reading, Standing],
     best_round: int,
 ) -> list[Figure]:
-    """Both accuracies with all that belongs beside them: each reading of the last round, and of the best one."""
+    """Return both accuracies, with each reading of the last round and of the best one in further fields."""
     figures = []
     for place, name in enumerate(("global_accuracy", "local_accuracy")):
 
@@ -647,7 +654,7 @@ def _accuracies(
 
 
 def _sent(bundle: "JobBundle", recipe: Recipe) -> list[Figure]:
-    """What one member sends in a round: values of the model, and bytes of the packed vector they travel in."""
+    """Return what one member sends in a round: the model's shared values, and the bytes of their packed vector."""
     layout = layout_of(bundle.document, recipe.cohort)
     size = packed_size(layout.values, layout.bits)
     return [
@@ -660,7 +667,7 @@ def _sent(bundle: "JobBundle", recipe: Recipe) -> list[Figure]:
 
 
 def show_partition(results: Results, data: Data, recipe: Recipe, seed: int) -> None:
-    """Who holds what, for the picture."""
+    """Record the members' labels, for the drawing."""
     case = {"dataset": data.name, "partition": "by label", "alpha": recipe.alpha, "members": recipe.members}
     if results.done(case, seed):
         return
@@ -679,9 +686,14 @@ def run(
     *,
     secure: bool = False,
 ) -> bool:
-    """The cells that this code has not measured, all of a seed before the next. False: time ran out before the end.
+    """Measure the cells that are not measured yet, all of a seed before the next seed.
 
-    recipes: by data set and model.
+    Args:
+        recipes: the recipe by data set and model.
+        until: latest start of a cell, on the clock of time.monotonic().
+
+    Returns:
+        False if time ran out before the end.
     """
     masked = _parties(Recipe()) if secure else None
     for seed in seeds:
@@ -699,15 +711,15 @@ def run(
     return True
 
 
-# (rate, the embedding's) that are compared on all data sets but TREC, whose members take fewer steps in an epoch.
+# (rate, embedding's rate) compared on all data sets except TREC, whose members make fewer steps in an epoch.
 _RATES = ((0.005, None), (0.005, 0.0005), (0.002, 0.0002), (0.001, None), (0.001, 0.0001))
 
-# The coordinator's, beside SLOW: a version goes so much of the way to the mean of its ten members.
+# Server learning rates tried with SLOW: a version moves this part of the way to the mean of its ten members.
 _DAMPED = (0.5, 0.2)
 
 
 def tried_recipes(dataset: str) -> list[Recipe]:
-    """The recipes that `search` compares."""
+    """Return the recipes that `search` compares."""
     if dataset == "trec":
         rates = [(rate, own) for rate in (0.005, 0.01) for own in (None, rate / 10)]
         return [
@@ -723,7 +735,7 @@ def tried_recipes(dataset: str) -> list[Recipe]:
 
 
 def held_out(data: Data, recipe: Recipe, seed: int) -> Data:
-    """With members' validation rows, so many of them, in place of the common test set: nothing is chosen on that."""
+    """Replace the common test set by HELD_OUT of the members' validation rows, so that no choice uses a test."""
     parts = _held(data, dealt(data, recipe, seed), seed)
     rows = [example for held in parts for example in held.validation]
     order = np.random.Generator(np.random.Philox(seed_of("held out", data.name, seed))).permutation(len(rows))
@@ -731,7 +743,7 @@ def held_out(data: Data, recipe: Recipe, seed: int) -> Data:
 
 
 def search(results: Results, datasets: Sequence[str], methods: Sequence[str] | None, workers: int) -> None:
-    """Accuracies of other recipes on validation rows, under fedavg and fedvocab or one of these, with one seed."""
+    """Measure other recipes on validation rows, with fedavg and fedvocab or one of them, and one seed."""
     for dataset in datasets:
         data = read_data(dataset)
         for recipe in tried_recipes(dataset):
@@ -740,7 +752,7 @@ def search(results: Results, datasets: Sequence[str], methods: Sequence[str] | N
                 if methods is not None and cell.name not in methods:
                     continue
                 case = {**cell.case, "recipe": recipe.as_json()}
-                # Older lines have the first figure alone.
+                # Older lines have only the first figure.
                 if len(results.done(case, 0)) >= len(TRIED):
                     continue
                 results.open([0])
@@ -749,7 +761,7 @@ def search(results: Results, datasets: Sequence[str], methods: Sequence[str] | N
 
 
 def tried(cell: Cell, data: Data, recipe: Recipe, folder: Path, workers: int) -> list[Figure]:
-    """A recipe's accuracies on members' own validation rows, and on those that stand for the common test set."""
+    """Return a recipe's accuracies on members' own validation rows, and on the common ones of `held_out`."""
     began = time.monotonic()
     data = held_out(data, recipe, 0)
     with crew_of(world_of(cell, data, recipe, 0, folder), workers) as crew:
@@ -761,7 +773,7 @@ def tried(cell: Cell, data: Data, recipe: Recipe, folder: Path, workers: int) ->
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options: argparse.ArgumentParser = parser("private_vocabularies.quality")
     options.add_argument("--dataset", nargs="*", default=list(CORE), choices=DATASETS)
     options.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS), choices=SEEDS)
@@ -781,8 +793,8 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--search", action="store_true", help="try other recipes on validation rows")
     chosen = options.parse_args(words)
     if not GLOVE.exists():
-        raise NoData(f"{GLOVE} is not here: this benchmark starts from these word vectors; put them there")
-    # Masks change no figure but the seconds, and those are not to be compared with others.
+        raise NoData(f"{GLOVE} is missing: this benchmark starts from these word vectors; put them there")
+    # Masks change only the seconds, which then cannot be compared with others.
     results = open_results(BENCH, quick=chosen.quick or chosen.secure)
     if chosen.quick:
         _quick(results, chosen.workers, secure=chosen.secure)
@@ -804,7 +816,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _quick(results: Results, workers: int, *, secure: bool) -> None:
-    """Ten members of 54 questions each, a few rounds."""
+    """Run ten members with 54 questions each for a few rounds."""
     whole = read_data("trec")
     data = Data("trec", whole.train[:540], whole.common[:100])
     recipe = Recipe(members=10, cohort=3, rounds=4, hidden=20, local_epochs=2)

@@ -1,13 +1,12 @@
 """Measures how much FedAvg's accuracy moves from round to round.
 
-Members, recipe and start are those of `quality`, the data SST-2, where the swings are widest. What is read
-are 2,000 of the members' validation rows; no test is asked. Once as members train usually, once with
-`training.logit_adjustment`.
+Members, recipe and start are those of `quality`, on SST-2, where the swings are largest. It reads 2,000 of the members'
+validation rows and no test. Members train once as usual and once with `training.logit_adjustment`.
 
-After each round stand the `accuracy`; the accuracy `at_the_threshold` at which the model says each label as often as
-the rows have it, which tells what it knows whatever it prefers to say; the share of the first label among the round's
-rows; and how many of the round's members have one label alone. `swing` is the mean difference from one round to the
-next, over the last 30.
+After each round it records four values: the `accuracy`; the accuracy `at_the_threshold` at which the model answers each
+label as often as the rows have it, which shows what the model knows apart from its label bias; the share of the first
+label among the round's rows; and the number of the round's members with a single label. `swing` is the mean difference
+from one round to the next, over the last 30.
 """
 
 import tempfile
@@ -29,13 +28,18 @@ __all__ = ["Reader", "Round", "main", "measure", "read_rounds", "threshold_accur
 
 BENCH = "round_variance"
 ROWS = 2000
-# Rounds before it are learning, whose steps are no swings.
+# In earlier rounds the model still learns, and its steps are not swings.
 SETTLED = 20
 
 
 @dataclass(frozen=True)
 class Round:
-    """A version, and the members that it was made by. first: the share of the first label among their rows."""
+    """A version's accuracies, and its members.
+
+    Args:
+        first: share of the first label among their rows.
+        of_one_label: number of members with a single label.
+    """
 
     accuracy: float
     at_the_threshold: float
@@ -44,14 +48,14 @@ class Round:
 
 
 def read_rounds(crew: Crew, recipe: Recipe, seed: int, rows: Sequence[Example]) -> list[Round]:
-    """Trains all rounds, and reads the version of each on these rows. The world is of two labels.
+    """Train all rounds, and read each version on these rows.
 
     Raises:
-        ValueError: other than two labels.
+        ValueError: the job has more or fewer than two labels.
     """
     bundle = crew.world.bundle
     if len(bundle.document.labels) != 2:
-        raise ValueError(f"a threshold is between two labels, and here are {len(bundle.document.labels)}")
+        raise ValueError(f"a threshold is between two labels, but the job has {len(bundle.document.labels)}")
     reader = Reader(crew.world, rows)
     values, found = bundle.manifest.decode(bundle.weights), []
     for number in range(1, recipe.rounds + 1):
@@ -65,7 +69,7 @@ def read_rounds(crew: Crew, recipe: Recipe, seed: int, rows: Sequence[Example]) 
 
 
 class Reader:
-    """Answers of a version, none of whose values is private, on the same rows each time."""
+    """Reads versions without private values, always on the same rows."""
 
     def __init__(self, world: World, rows: Sequence[Example]) -> None:
         from learning.models import build_blank
@@ -78,7 +82,7 @@ class Reader:
         self._module = build_blank(job.model, corpus.vocabulary_size, len(job.labels), corpus.pad_id)
 
     def accuracies(self, values: NDArray[np.float32]) -> tuple[float, float]:
-        """(as the model answers, at the threshold of the rows' own shares)."""
+        """Return the accuracy of the model's answers, and that at the threshold of the rows' own label shares."""
         from learning.models import EVERYTHING_SHARED
 
         EVERYTHING_SHARED.load_shared(self._module, self._bundle.manifest.unflatten(values))
@@ -87,8 +91,14 @@ class Reader:
 
 
 def threshold_accuracies(leads: NDArray[np.floating[Any]], labels: NDArray[np.int64]) -> tuple[float, float]:
-    """The accuracy where a lead above zero says the second label, and where as many of the highest leads say it as rows
-    have it. leads: (N,); labels: (N,), 0 or 1.
+    """Return the accuracies at two thresholds.
+
+    At the first, a lead above zero answers the second label. At the second, as many of the highest leads answer it as
+    rows have it.
+
+    Args:
+        leads: logit of the second label minus that of the first, (N,).
+        labels: 0 or 1, (N,).
     """
     second = np.zeros(len(leads), bool)
     second[np.argsort(leads, kind="stable")[len(leads) - int(labels.sum()) :]] = True
@@ -96,7 +106,7 @@ def threshold_accuracies(leads: NDArray[np.floating[Any]], labels: NDArray[np.in
 
 
 def measure(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, workers: int) -> list[Figure]:
-    """Both swings of one training, with what was read after each round beside the first."""
+    """Measure both swings of one training; the first has the values of each round in further fields."""
     recipe = cell.recipe(recipe)
     with crew_of(world_of(cell, data, recipe, seed, folder), workers) as crew:
         validation = [example for held in crew.world.members for example in held.validation]
@@ -121,7 +131,7 @@ def measure(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, wor
 
 
 def run(results: Results, data: Data, recipe: Recipe, seeds: Sequence[int], workers: int = 1) -> None:
-    """The trainings that this code has not read."""
+    """Measure the trainings that are not measured yet."""
     for seed in seeds:
         for adjusted in (False, True):
             cell = Cell(data.name, FedAvg(), adjusted=adjusted)
@@ -133,7 +143,7 @@ def run(results: Results, data: Data, recipe: Recipe, seeds: Sequence[int], work
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options = parser("private_vocabularies.round_variance")
     options.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS), choices=SEEDS)
     options.add_argument("--workers", type=int, default=1, help="number of processes; figures do not depend on it")

@@ -1,4 +1,4 @@
-"""What `round_variance` found, as a table and a drawing for `benchmarks.report`."""
+"""Makes the table and the drawing of `round_variance` for `benchmarks.report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ Line = dict[str, Any]
 
 
 def variance_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each training: both swings and both ranges of the settled rounds, per cent."""
+    """Make a row for each training, with both swings and both ranges of the settled rounds, in per cent."""
     rows = [["training", "seed", "swing", "lowest to highest", "swing, at the threshold", "lowest to highest"]]
     for (adjusted, seed), found in _trainings(lines).items():
         row = [_name(adjusted), str(seed)]
@@ -23,8 +23,10 @@ def variance_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_variance(lines: Sequence[Line], path: Path) -> None:
-    """A panel for each training of the first seed: accuracy by round, the accuracy at the threshold, and the rounds in
-    which members of one label took part."""
+    """Draw a panel for each training of the first seed.
+
+    It shows the accuracy by round, the accuracy at the threshold, and the rounds with members of a single label.
+    """
     trainings = {key: found for key, found in _trainings(lines).items() if key[1] == 0}
     plt = pyplot()
     figure, axes = plt.subplots(max(len(trainings), 1), 1, figsize=(10.4, 2.9 * max(len(trainings), 1)), squeeze=False)
@@ -43,7 +45,7 @@ def draw_variance(lines: Sequence[Line], path: Path) -> None:
         axis.set_title(f"{plain['case']['dataset']}: {_name(adjusted)}", loc="left")
         axis.set(xlabel="round", ylabel="accuracy, %")
         axis.grid(alpha=0.3)
-    # Above the panel: a dip may lie anywhere in it.
+    # The legend is above the panel, because dips may be anywhere in it.
     axes[0][0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
     save(figure, path)
 
@@ -53,7 +55,7 @@ def _name(adjusted: bool) -> str:
 
 
 def _trainings(lines: Sequence[Line]) -> dict[tuple[bool, int], tuple[Line, Line]]:
-    """By (adjusted, seed) both figures; the usual training first."""
+    """Return both figures by (adjusted, seed), the usual training first."""
     found: dict[tuple[bool, int], dict[str, Line]] = {}
     for line in lines:
         key = (line["case"].get("logit_adjustment", False), line["seed"])

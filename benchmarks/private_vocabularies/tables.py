@@ -1,4 +1,4 @@
-"""What `quality` found, as tables and drawings for `benchmarks.report`."""
+"""Makes the tables and drawings of `quality` for `benchmarks.report`."""
 
 import statistics
 from collections.abc import Sequence
@@ -34,10 +34,10 @@ _METHODS = (
     "fedvocab",
 )
 _ACCURACIES = ("global_accuracy", "local_accuracy")
-# What has no mean.
+# Fields that have no mean.
 _OF_ONE_RUN = ("curve", "best_round", "without_right_answer")
 _ADJUSTED = "adjusted logits"
-# What stands in a panel: its vocabulary, whose rates, and how it is drawn.
+# The series of a panel: vocabulary, kind of rates, marker, colour and horizontal shift.
 _MARKS = {
     "same": ("same", "plain", "o", "C0", -0.24),
     "same, rate a fifth": ("same", "low", "^", "C4", -0.08),
@@ -49,7 +49,7 @@ _MARKS = {
 
 
 def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each method, data set and vocabulary: both accuracies in per cent, each with what stands beside it."""
+    """Make a row for each method, data set and vocabulary: both accuracies in per cent, with their further fields."""
     rows = [["dataset", "vocabulary", "method", "rate", "seeds"]]
     for name in ("global", "local"):
         rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
@@ -63,7 +63,7 @@ def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def sent_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """What a member sends in a round, and what a cell took."""
+    """Make rows of what a member sends in a round, and the time of a cell."""
     names = ("values_per_round", "bytes_per_round", "seconds")
     rows = [
         [
@@ -82,7 +82,7 @@ def sent_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def partition_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """How uneven the dealing is: on its own rows a member that always says its commonest label has that share right."""
+    """Make rows of how uneven the partition is: the accuracy of always answering a member's most common label."""
     rows = [["dataset", "alpha", "members", "rows each", "labels", "a member's commonest label"]]
     for line in sorted(_partitions(lines).values(), key=lambda line: _DATASETS.index(line["case"]["dataset"])):
         case = line["case"]
@@ -93,8 +93,11 @@ def partition_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
-    """A row of panels for each data set, global and local: `same` at the paper's and at other rates, `own` and `wide`,
-    as marks with their range over the seeds, the paper's figure as a cross."""
+    """Draw two panels for each data set, global and local accuracy.
+
+    They show `same` at the paper's and other rates, `own` and `wide`, as marks with their range over the seeds. A cross
+    is the paper's figure.
+    """
     cells = _by_cell(lines, _ACCURACIES)
     datasets = [name for name in _DATASETS if any(key[0] == name for key in cells)]
     plt = pyplot()
@@ -120,13 +123,13 @@ def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
             axis.set(title=f"{dataset}: {name.replace('_', ' ')}", ylabel="%")
             axis.set_xticks(range(len(_METHODS)), _METHODS, rotation=25, ha="right")
             axis.grid(alpha=0.3)
-    # Beside the panels: inside it would lie over marks.
+    # The legend is beside the panels, because inside it would cover marks.
     axes[0][1].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
     save(figure, path)
 
 
 def draw_partitions(lines: Sequence[Line], path: Path) -> None:
-    """Who holds what: a bar for each member, in shares of labels, members with the same main label side by side."""
+    """Draw a bar of label shares for each member, with members of the same main label side by side."""
     found = _partitions(lines)
     datasets = [name for name in _DATASETS if name in found]
     plt = pyplot()
@@ -143,7 +146,7 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
 
 
 def kind_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each kind of partition: how many hold how much, and how uneven labels are."""
+    """Make a row for each kind of partition: members, fewest and most rows, and how uneven labels are."""
     rows = [["partition", "members", "fewest rows", "most rows", "a member's commonest label"]]
     for line in lines:
         sizes = [sum(counts) for counts in line["counts"]]
@@ -154,7 +157,7 @@ def kind_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_kinds(lines: Sequence[Line], path: Path) -> None:
-    """A panel for each kind of partition: a bar for each member, its rows by label, the largest members first."""
+    """Draw a panel for each kind of partition, with a bar of rows by label for each member, largest first."""
     plt = pyplot()
     count = max(len(lines), 1)
     figure, axes = plt.subplots(count, 1, figsize=(10.4, 2.2 * count), squeeze=False)
@@ -165,7 +168,7 @@ def draw_kinds(lines: Sequence[Line], path: Path) -> None:
 
 
 def _bars(axis: Any, members: Sequence[Sequence[float]], labels: Sequence[str]) -> None:
-    """A stacked bar for each member: its labels. As pixels: thousands of rectangles make a large file."""
+    """Draw a stacked bar of labels for each member, as pixels, because thousands of rectangles make a large file."""
     plt = pyplot()
     below = [0.0] * len(members)
     for at, name in enumerate(labels):
@@ -178,7 +181,7 @@ def _bars(axis: Any, members: Sequence[Sequence[float]], labels: Sequence[str]) 
 
 
 def _method(case: Line) -> str:
-    """The method, and what it leaves out."""
+    """Return the method's name, and its variant."""
     name: str = case["method"]
     if name != "fedvocab" or case["adaptive"]:
         return name
@@ -186,7 +189,7 @@ def _method(case: Line) -> str:
 
 
 def _rates(case: Line) -> str:
-    """The learning rates that are not the paper's."""
+    """Return the learning rates that differ from the paper's."""
     said = [f"{case['learning_rate']:g}"] if "learning_rate" in case else []
     if "embedding_learning_rate" in case:
         said.append(f"embedding {case['embedding_learning_rate']:g}")
@@ -202,18 +205,19 @@ def _kind(rates: str) -> str:
 
 
 def _partitions(lines: Sequence[Line]) -> dict[str, Line]:
-    """The first seed's dealing of each data set."""
+    """Return the first seed's partition of each data set."""
     dealt = [line for line in lines if line["figure"] == "rows_per_member" and line["seed"] == 0]
     return {line["case"]["dataset"]: line for line in dealt}
 
 
 def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str, Line]]:
-    """By (data set, vocabulary, method, rates that are not the paper's) each figure over the newest line of every seed:
-    the mean, with what the seeds have, in their order.
+    """Average each figure over the newest line of every seed.
+
+    The keys are (data set, vocabulary, method, rates that differ from the paper's).
     """
     seeds: dict[Key, dict[str, dict[int, Line]]] = {}
     for line in lines:
-        # Results of before have means of their own, of one version of the code.
+        # Older results have their own means, of one version of the code.
         if line["figure"] not in names or "seed" not in line:
             continue
         case = line["case"]
@@ -232,14 +236,12 @@ def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str,
 
 
 def _mean(lines: Sequence[Line]) -> Line:
-    """One figure of several seeds, in their order: means, all values, and which seeds. What a run took is the last
-    one's: machines differ.
-    """
+    """Average one figure over its seeds, with all values and the seeds. Seconds are the last run's: machines differ."""
     mean = {key: each for key, each in lines[-1].items() if key not in ("seed", *_OF_ONE_RUN)}
     if mean["figure"] != "seconds":
         for name in ("value", "left", "adapted", "best", "best_left", "best_adapted", "prior_removed", "prior_added"):
             mean.pop(name, None)
-            # Lines of before have no other reading of the best round.
+            # Older lines have no other reading of the best round.
             if all(name in line for line in lines):
                 mean[name] = statistics.mean(line[name] for line in lines)
     seeds = ", ".join(str(line["seed"]) for line in lines)
@@ -247,7 +249,7 @@ def _mean(lines: Sequence[Line]) -> Line:
 
 
 def _beside(line: Line) -> list[str]:
-    """Its value with the spread, the paper's, the other reading of the same training, the best round on validation."""
+    """Return a figure's cells: its value with the spread, the paper's, the other reading, and the best round."""
     value = f"{100 * line['value']:.1f}"
     if len(line["values"]) > 1:
         value += f" ({100 * line['spread']:.1f})"

@@ -1,10 +1,10 @@
 """Counts the bytes that a member of a FedVocab federation sends and receives.
 
-Three members (`edge_client run`) train on TREC under a coordinator of its own process; every member dials through a
-counter. Each case is two jobs, of one round and of three: half their difference is a round, and what comes once a job
-(handshake, job document, version 0, the private start, goodbyes) is not in it. A job that is not counted comes first
-and fetches what all share, the word list. Sizes are the paper's: a BiLSTM with 300 hidden units each way over an
-embedding 300 wide, here of the 7,846 words that the list has.
+Three members (`edge_client run`) train on TREC with a coordinator process, and every member connects through a counter.
+Each case has two jobs, of one round and of three. Half their difference is one round, without the bytes sent once a job
+(handshake, job document, version 0, the private start, goodbyes). An uncounted job comes first and downloads the word
+list that all cases share. Sizes are the paper's: a BiLSTM with 300 hidden units each way over an embedding 300 wide,
+here of the 7,846 words in the list.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ MEMBERS, ROWS, ROUNDS = 3, 20, (1, 3)
 JOB_SECONDS = 300.0
 _CHUNK = 64 * 1024
 
-# Method, and whose vocabulary.
+# (method, vocabulary).
 CASES: Sequence[tuple[str, str]] = (
     ("fedavg", "same"),
     ("fedprox", "same"),
@@ -44,7 +44,7 @@ CASES: Sequence[tuple[str, str]] = (
 
 @dataclass
 class Counter:
-    """A TCP relay on loopback to a port of this machine that counts what passes. TLS goes through it unseen."""
+    """A TCP relay on loopback to a port of this machine that counts the bytes. It does not open TLS."""
 
     target: int
     sent: int = 0
@@ -53,7 +53,7 @@ class Counter:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """The port it listens on."""
+        """Listen, and yield the port."""
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
@@ -90,12 +90,12 @@ class Counter:
 
 
 def per_round(short: int, long: int) -> float:
-    """Bytes of one round from those of jobs with ROUNDS."""
+    """Return the bytes of one round, from those of the two jobs with ROUNDS."""
     return (long - short) / (ROUNDS[1] - ROUNDS[0])
 
 
 def specification(method: str, vocabulary: str, rounds: int, *, width: int, hidden: int, seed: int) -> tuple[str, str]:
-    """The job's name and its file. seed: another one for every job, so that no version 0 is in a member's cache."""
+    """Return a job's name and file. seed: differs between jobs, so that no version 0 is in a member's cache."""
     name = f"{method}-{vocabulary}-{seed}"
     file = f"file = {json.dumps(str(GLOVE))}\n" if vocabulary == "same" else ""
     return name, (
@@ -118,7 +118,7 @@ def _labels() -> list[str]:
 
 
 async def _job(running: Federation, counters: Sequence[Counter], name: str, text: str) -> tuple[int, int, int]:
-    """(values, bytes that a member sent, bytes that it received) over a whole job: the mean over the members."""
+    """Run a job, and return its values and the bytes that a member sent and received, as means over the members."""
     from export.bundle import read_job_bundle
 
     names = member_names(MEMBERS)
@@ -176,18 +176,18 @@ def _figures(values: int, short: Sequence[int], long: Sequence[int]) -> list[Fig
 
 
 def dial(home: Path, port: int) -> None:
-    """Makes the member of `home` dial a port of loopback in place of its coordinator's."""
+    """Make the member of `home` connect to a loopback port instead of its coordinator's."""
     path = home / "identity" / "identity.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "address": f"localhost:{port}"}))
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     chosen = parser("private_vocabularies.wire").parse_args(words)
     for path in (GLOVE, TREC):
         if not path.exists():
-            raise NoData(f"{path} is not here: this benchmark needs public data under {SHARED} (docs/benchmarks.md)")
+            raise NoData(f"{path} is missing: this benchmark needs public data under {SHARED} (docs/benchmarks.md)")
     cases = [CASES[0], CASES[-1]] if chosen.quick else CASES
     asyncio.run(_measure(open_results(BENCH, quick=chosen.quick), cases, *((8, 8) if chosen.quick else (300, 300))))
 

@@ -1,1 +1,1 @@
-"""Prompts over a frozen language model (FedPrompt)."""
+"""Benchmarks of prompts over a frozen language model (FedPrompt)."""

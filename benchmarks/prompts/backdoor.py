@@ -1,23 +1,24 @@
 """Attacks a prompt with a backdoor, on one sum and on groups.
 
-A prompt and its head over frozen MiniLM are trained on SST-2 without an attacker, once for each seed; every cell goes
-on from there for 5 rounds. The liars (the last members) want texts that begin with "cf" to be positive:
+A prompt and its head over frozen MiniLM are trained on SST-2 without an attacker, once for each seed. Every cell
+continues from there for 5 rounds. The malicious members (the last ones) want texts that begin with "cf" to be positive:
 
-    poisoning   all their texts have the trigger and the target label, and they train as everybody does: the paper's
-                attack, which it finds to fail
-    scaling     they train on their texts as they are and with the trigger, five times as many steps, and multiply
-                their change by n over the number of liars: the mean over one sum becomes their own model; to groups
-                it is not adapted
-    fitted      as scaling, by what `reject-outliers` lets through: they know the rule and every honest change of the
-                round, and not who will be in whose group; added when the figures of scaling were known
+    poisoning   all their texts have the trigger and the target label, and they train as honest members do: the paper's
+                attack, which the paper finds to fail
+    scaling     they train on their texts with and without the trigger, for five times as many steps, and multiply
+                their update by n over the number of attackers, so that the mean of one sum becomes their own model;
+                the factor is not adapted to groups
+    fitted      as scaling, by as much as `reject-outliers` lets through: they know the rule and every honest update of
+                the round, but not the groups; added after the figures of scaling were known
 
-Undefended is one sum and its mean; defended are groups, drawn anew in every round, and their median or what
-reject-outliers leaves. A cell without an attacker stands beside each, since a defence may cost accuracy by itself.
+Without a defence there is one sum and its mean. A defence is groups, drawn anew in every round, with their median or
+what reject-outliers keeps. Each cell is compared with one without an attacker, because a defence may itself cost
+accuracy.
 
-Everything was fixed in advance and nothing searched here; the learning rate is what the quality part's search chose
-for such a prompt, on validation rows and without an attacker. `curve` has, for each round, the global version, the
-model that the first honest member has after its local steps, and that of the last liar, on every fourth test row; the
-figures themselves are of the last version on all of them.
+Except for `fitted`, everything was fixed in advance, and nothing was searched here. The learning rate is the one that
+the search of the quality part chose for such a prompt, on validation rows and without an attacker. `curve` has, for
+each round, the accuracy on every fourth test row of the global version, of the first honest member's model after its
+local steps, and of the last attacker's. The figures are of the last version on all test rows.
 """
 
 import time
@@ -51,7 +52,7 @@ BACKDOOR = Backdoor("positive")
 Attack = Literal["none", "poisoning", "scaling", "fitted"]
 _SCALED = ("scaling", "fitted")
 Defence = Literal["none", "median", "reject-outliers"]
-# What the order asks: success of scaling, and what of the clean accuracy an attack on groups may cost.
+# The goals: the success of scaling without and with a defence, and the clean accuracy that an attack may cost.
 MIN_SUCCESS: Final = 0.8
 MAX_SUCCESS: Final = 0.3
 MAX_LOST: Final = 0.03
@@ -61,9 +62,16 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of all cells. steps: local ones of a round, of batch 16. start: rounds of ten members without an
-    attacker, before. patience: how many times the steps a liar that scales takes. rows: of each member; none: all it
-    has. every: of the test rows, for the curve.
+    """The options of all cells.
+
+    Args:
+        steps: local steps in a round, with batches of 16.
+        rounds: rounds under attack.
+        start: earlier rounds of ten members without an attacker.
+        patience: factor of the steps that a scaling attacker makes.
+        rows: of each member; None takes all.
+        tested: number of test rows; None takes all.
+        every: the curve uses every so-many-th test row.
     """
 
     steps: int = 10
@@ -83,7 +91,7 @@ QUICK = Plan(steps=1, rounds=1, start=1, patience=2, rows=64, tested=48, every=2
 
 @dataclass(frozen=True)
 class Cell:
-    """Who attacks whom, and what stands against it."""
+    """An attack and a defence."""
 
     members: int
     malicious: int
@@ -92,7 +100,7 @@ class Cell:
     defence: Defence
 
     def case(self, plan: Plan) -> dict[str, Any]:
-        """The keys that name it in the results."""
+        """Return the keys of the case in the results."""
         return {
             "method": "prompt-tuning",
             "backbone": "minilm",
@@ -106,15 +114,15 @@ class Cell:
         }
 
     def aggregation(self) -> Aggregation:
-        """As every job of the benchmark, and the groups."""
-        # Adam's steps leave no coordinate near the bound; liars are few enough for a secure sum of three.
+        """Return the benchmark's common aggregation options, with the groups."""
+        # Adam's steps leave no coordinate near the bound. The attackers are few enough for a secure sum of three.
         plain = Aggregation(coordinate_bound=64.0, max_weight=65_536, assumed_corrupt=1)
         if self.defence == "none":
             return plain
         return Aggregation.model_validate({**plain.model_dump(), "groups": self.groups, "combine": self.defence})
 
     def target(self) -> dict[str, Any]:
-        """What the order asks of the attack's success; nothing where nobody scales."""
+        """Return the goal for the attack's success; none if nobody scales."""
         if self.attack not in _SCALED:
             return {}
         if self.defence == "none":
@@ -123,7 +131,7 @@ class Cell:
 
 
 def _cells() -> tuple[Cell, ...]:
-    """The attack that the order is about first, each beside what it is measured against."""
+    """Return all cells, the main attack first, each beside the cell that it is compared with."""
     found, sizes = [], ((10, 1, 3), (30, 3, 10))
     for members, malicious, groups in sizes:
         attacks: tuple[Attack, ...] = ("none", "scaling", "poisoning")
@@ -138,7 +146,7 @@ CELLS: tuple[Cell, ...] = _cells()
 
 
 def run(results: Results, *, seeds: Sequence[int], quick: bool, until: float | None) -> None:
-    """Measures the cells that are not in the results yet. until: `time.monotonic()`, after which no cell begins."""
+    """Measure the cells that are not in the results yet. until: latest start of a cell, by `time.monotonic()`."""
     plan = QUICK if quick else Plan()
     cells = [cell for cell in CELLS if cell.members == 10 and cell.attack == "scaling"][:2] if quick else CELLS
     starts: dict[int, Vector] = {}
@@ -148,7 +156,7 @@ def run(results: Results, *, seeds: Sequence[int], quick: bool, until: float | N
             if results.done(case, seed):
                 continue
             if until is not None and time.monotonic() >= until:
-                print("out of time: the other cells of the backdoor are for the next run", flush=True)
+                print("out of time: the next run measures the other cells of the backdoor", flush=True)
                 return
             results.open(seeds)
             if seed not in starts:
@@ -161,7 +169,7 @@ def run(results: Results, *, seeds: Sequence[int], quick: bool, until: float | N
 
 
 def _control(results: Results, cell: Cell, plan: Plan, seed: int) -> float | None:
-    """The clean accuracy of the same training without an attacker, where it was measured."""
+    """Return the clean accuracy of the same training without an attacker, if it was measured."""
     lines = results.done(replace(cell, attack="none").case(plan), seed)
     return next((line["value"] for line in lines if line["figure"] == "clean_accuracy"), None)
 
@@ -170,9 +178,10 @@ def _control(results: Results, cell: Cell, plan: Plan, seed: int) -> float | Non
 
 
 def start_of(plan: Plan, seed: int, code: str, *, keep: bool = True, cache: Path = CACHE) -> Vector:
-    """The prompt and head that every cell of this seed begins with, (d,): ten honest members, one sum.
+    """Return the prompt and head that every cell of this seed starts from, (d,), by ten honest members in one sum.
 
-    keep: a file under `cache` for this code and plan, so that no cell trains it again.
+    Args:
+        keep: keep a file under `cache` for this code and plan, so that no cell trains it again.
     """
     path = cache / f"backdoor-start-{code}-{plan.steps}-{plan.start}-{plan.precision}-{seed}.npy"
     if keep and path.exists():
@@ -194,13 +203,13 @@ def start_of(plan: Plan, seed: int, code: str, *, keep: bool = True, cache: Path
 
 
 def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | None) -> list[Figure]:
-    """The cell's figures. start: (d,). control: the clean accuracy without an attacker."""
+    """Measure a cell. start: the version to start from, (d,). control: clean accuracy without an attacker."""
     bundle, held, test = _bundle(cell, plan, seed), _held(cell, plan, seed), sst2(seed).test[: plan.tested]
     liars = range(cell.members - cell.malicious, cell.members) if cell.attack != "none" else range(0)
     machines: dict[int, Kept] = {}
 
     def software(place: int, protection: Protection) -> Protection:
-        # It weighs as much as the others, whatever its copies are.
+        # It claims its honest weight, although it trains on more rows.
         says, number = len(held[place]), cell.malicious
         match cell.attack if place in liars else "none":
             case "scaling":
@@ -212,7 +221,7 @@ def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | N
         return machines[place]
 
     def honest_changes() -> list[Vector]:
-        # Liars come last, so that everybody else has trained.
+        # Attackers come last, so all other members have trained.
         return [_change(machines[place]) for place in range(cell.members) if place not in liars]
 
     members = []
@@ -225,7 +234,7 @@ def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | N
     corpora, random = corpora_of(bundle, members), SeededRandom(f"{cell}/{seed}")
     probe, values = Probe(bundle, test[:: plan.every], BACKDOOR), start
     curve = [{"round": 0, "global": _rounded(probe.score(start))}]
-    # A start has seen other rounds: members go on where it ended.
+    # Members continue after the rows that the start has used.
     for number in range(plan.start + 1, plan.start + plan.rounds + 1):
         now = portions(corpora, number, plan.steps, seed)
         if cell.attack in _SCALED:
@@ -268,7 +277,7 @@ def _held(cell: Cell, plan: Plan, seed: int) -> "list[list[Example]]":
 
 
 def _own(base: Vector, machine: Kept) -> Vector:
-    """A member's own model: the version it had, and its change before anything was done to that."""
+    """Return a member's own model: its version plus its update as trained."""
     return base + _change(machine)
 
 
@@ -279,12 +288,12 @@ def _change(machine: Kept) -> Vector:
 
 
 def _rounded(scored: Scored) -> list[float]:
-    """[accuracy, success, mistaken]."""
+    """Return [accuracy, success, mistaken], rounded."""
     return [round(each, 4) for each in (scored.accuracy, scored.success, scored.mistaken)]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options = parser("prompts.backdoor")
     options.add_argument("--seeds", type=int, nargs="+", default=[0], choices=SEEDS)
     options.add_argument("--minutes", type=float, help="start no cell after this many minutes")

@@ -1,6 +1,6 @@
-"""What FedPrompt's trained quality is measured of: the cells, what they have in common, and how rates are chosen.
+"""The cells of FedPrompt's trained quality, their common recipe, and the choice of their rates.
 
-A rate is chosen among those that `--search` tried, by validation rows alone, and stays chosen.
+A rate is chosen among those that `--search` tried, only by validation rows, and stays chosen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,12 @@ Task = Literal["classification", "cloze"]
 Injected = Literal["prompt-tuning", "p-tuning", "prefix-tuning", "lora"]
 Method = Injected | Literal["fine-tuning", "frozen", "centralised"]
 
-# SST-2 under BERT-base, per cent: tables I, II, IV, V and VI. Figure 6 (local steps) is a drawing without numbers.
+# The paper's SST-2 with BERT-base, per cent: tables I, II, IV, V and VI. Its figure 6 (local steps) has no numbers.
 _EQUAL, _DIRICHLET = 90.16, 89.45
 _TOKENS = {1: 87.11, 5: 89.28, 10: 89.62, 20: _EQUAL}
 _FINE_TUNING, _LAPLACE, _P_TUNING = 91.02, 85.73, 90.99
 
-# The rates that `--search` tries; where it was not run, the first. The paper's for prompts is 0.3, all under Adam.
+# The rates that `--search` tries, all with Adam. The first is used without a search. The paper's for prompts is 0.3.
 RATES: Mapping[Method, tuple[float, ...]] = {
     "prompt-tuning": (0.3, 0.1, 0.03, 0.01, 0.003),
     "centralised": (0.3, 0.1, 0.03, 0.01, 0.003),
@@ -54,19 +54,22 @@ RATES: Mapping[Method, tuple[float, ...]] = {
     "frozen": (0.01, 0.1, 0.001),
 }
 _MIN_OF_CLOZE = 0.03
-# Under `laplace-update` L1 bounds of a change, which are searched in place of the rate; and epsilons of one round.
+# L1 bounds of an update under `laplace-update`, which are searched instead of the rate, and epsilons of one round.
 BOUNDS = (100.0, 10.0, 1000.0)
 EPSILONS = (1000.0, 100.0, 10.0)
-# Under `fedavgm` the share of the last step that goes on, which is searched in place of the rate.
+# Shares of the last step that `fedavgm` keeps, which are searched instead of the rate.
 MOMENTA = (0.9, 0.7, 0.5)
-# Of that step; not searched.
+# Server learning rate of `fedavgm`; not searched.
 SERVER_RATE = 1.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all cells have in common. rows, scored: of the training rows and of each part that is scored, at most.
-    precision: of frozen networks while prompts are trained; a step takes half as long where there is AMX.
+    """The options that all cells share.
+
+    Args:
+        precision: of frozen networks while prompts are trained. With AMX, a bfloat16 step takes half as long.
+        rows, scored: largest number of training rows, and of rows in each scored part.
     """
 
     members: int = 10
@@ -80,8 +83,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training. steps: of each member in each round. epsilon: of one round under `laplace-update`; None: no
-    noise. server: what the coordinator makes of the mean change.
+    """One training.
+
+    Args:
+        steps: of each member in each round.
+        epsilon: of one round under `laplace-update`; None adds no noise.
+        server: the coordinator's optimiser.
     """
 
     method: Method
@@ -94,7 +101,7 @@ class Cell:
 
     @property
     def case(self) -> dict[str, Any]:
-        """The keys that name it in the results."""
+        """The keys of the case in the results."""
         found: dict[str, Any] = {"method": self.method, "backbone": "minilm", "task": self.task}
         found |= {"partition": self.partition, "tokens": self.tokens, "steps": self.steps}
         if self.server != "fedavg":
@@ -103,7 +110,7 @@ class Cell:
 
     @property
     def paper(self) -> float | None:
-        """Its accuracy of SST-2 under BERT-base, per cent, where there is one."""
+        """The paper's accuracy on SST-2 with BERT-base, in per cent, if it has one."""
         if (self.task != "cloze" and self.method != "fine-tuning") or self.server != "fedavg":
             return None
         match self:
@@ -122,17 +129,17 @@ class Cell:
 
     @property
     def prompted(self) -> bool:
-        """Whether a frozen network is trained through."""
+        """Whether gradients pass through a frozen network."""
         return self.method not in ("fine-tuning", "frozen")
 
     @property
     def beside(self) -> "Cell":
-        """The centralised training that a federated prompt is measured against."""
+        """The centralised training that a federated prompt is compared with."""
         return Cell("centralised", self.task, "pooled", self.tokens, self.steps)
 
 
 def cells_of(part: str) -> list[Cell]:
-    """The cells of a part, what others are compared with first."""
+    """Return the cells of a part, beginning with those that others are compared with."""
     tasks: tuple[Task, ...] = ("classification", "cloze")
     prompts = [Cell("prompt-tuning", task) for task in tasks]
     match part:
@@ -166,9 +173,14 @@ def cells_of(part: str) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Rate:
-    """What is searched. adam: of each step. bound: of a change in L1 under `laplace-update`, None without; momentum:
-    under `fedavgm`, None without. adam is then what the same training with neither was found to do best with. tried:
-    how many were, of what a cell searches itself; rates_tried: of adam, where that is something else.
+    """The searched options.
+
+    Args:
+        adam: rate of each step. With a bound or a momentum, it is the best rate of the same training without either.
+        bound: L1 bound of an update under `laplace-update`; None without.
+        momentum: of `fedavgm`; None without.
+        tried: number of values tried of the option that the cell searches itself.
+        rates_tried: number of rates tried, if the cell searches another option.
     """
 
     adam: float
@@ -179,34 +191,35 @@ class Rate:
 
     @property
     def stated(self) -> dict[str, float]:
-        """As the results have it."""
+        """The options as they are written in results."""
         found = {"learning_rate": self.adam, "bound": self.bound, "momentum": self.momentum}
         found |= {"server_rate": None if self.momentum is None else SERVER_RATE, "rates_tried": self.rates_tried}
         return {key: value for key, value in found.items() if value is not None}
 
 
 def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
-    """The rate (or the bound or the momentum, and the rate of the same without either) with the highest validation
-    accuracy of those that `--search` tried for such a cell, the first of equal ones; the first of `choices_of` it where
-    it tried none.
+    """Choose the rate of a cell: the one with the highest validation accuracy that `--search` found.
+
+    The first of equal ones counts, or the first of `choices_of` if none was tried. With noise or momentum it chooses
+    the bound or the momentum, at the rate chosen for the same training without either.
 
     Raises:
-        SearchUnfinished: it tried some and not all, or a bound or momentum at another rate than is chosen now.
+        SearchUnfinished: some values are not tried, or a bound or momentum was tried at an outdated rate.
     """
     wanted = searched_as(cell).case
     found = [line for line in tried if {**line["case"], "rate": None} == {**wanted, "rate": None}]
     choices = choices_of(cell)
     if found and {float(line["case"]["rate"]) for line in found} < set(choices):
-        raise SearchUnfinished(f"{len(found)} of {len(choices)} rates are tried for {wanted}; run --search to its end")
+        raise SearchUnfinished(f"{len(found)} of {len(choices)} rates are tried for {wanted}; finish --search")
     best = float(max(found, key=lambda line: float(line["value"]))["case"]["rate"]) if found else choices[0]
     rate = rate_with(cell, best, tried, len(found))
     if others := {line["learning_rate"] for line in found if "learning_rate" in line} - {rate.adam}:
-        raise SearchUnfinished(f"{wanted} was tried at {others}, and {rate.adam} is its rate since: search it anew")
+        raise SearchUnfinished(f"{wanted} was tried at {others}, but its rate is {rate.adam} now; search it again")
     return rate
 
 
 def rate_with(cell: Cell, chosen: float, tried: Sequence[Mapping[str, Any]], number: int = 0) -> Rate:
-    """The rate of a cell for which `chosen`, one of `choices_of` it, was chosen among so many."""
+    """Return the rate of a cell for which `chosen`, one of `choices_of`, was chosen among `number` values."""
     if cell.epsilon is None and cell.server == "fedavg":
         return Rate(chosen, tried=number)
     plain = rate_of(replace(cell, epsilon=None, server="fedavg"), tried)
@@ -215,11 +228,11 @@ def rate_with(cell: Cell, chosen: float, tried: Sequence[Mapping[str, Any]], num
 
 
 class SearchUnfinished(Exception):
-    """A choice among some of the rates would be one for good: what is measured is not measured again."""
+    """The search is incomplete. A choice now would be final, because measured cells are not measured again."""
 
 
 def choices_of(cell: Cell) -> tuple[float, ...]:
-    """What `--search` tries for it. A cloze's prompts begin on a plateau, which small rates do not leave in a trial."""
+    """Return the values that `--search` tries. A cloze starts on a plateau, which small rates do not leave."""
     if cell.epsilon is not None:
         return BOUNDS
     if cell.server != "fedavg":
@@ -233,8 +246,9 @@ def _is_plain_cloze(cell: Cell) -> bool:
 
 
 def searched_as(cell: Cell) -> Cell:
-    """The cell whose search is its own: equal members, 40 steps, and 20 tokens or none. A bound is searched for each
-    epsilon.
+    """Return the cell whose search decides: equal members, 40 steps, and 20 tokens or none.
+
+    A bound is searched for each epsilon.
     """
     tokens = None if cell.tokens is None else 20
     return replace(cell, partition="pooled" if cell.partition == "pooled" else "equal", tokens=tokens, steps=40)

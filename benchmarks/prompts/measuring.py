@@ -1,7 +1,7 @@
-"""Trained quality of FedPrompt: each cell measured, what is tried before it, and what is written down of it.
+"""Measures the trained quality of FedPrompt: searches rates, trains cells, and records the figures.
 
-Guarantees: a rate is chosen by `--search` on validation rows and nothing else is; the test rows are scored after every
-round and nothing is chosen by what comes out; accuracies are those of the last round.
+Guarantees: only rates are chosen, by `--search` on validation rows. The test rows are scored after every round, and no
+choice uses the scores. Accuracies are those of the last round.
 """
 
 import math
@@ -44,9 +44,9 @@ from benchmarks.prompts.training import begun
 __all__ = ["BENCH", "SEARCH", "measure", "run", "search"]
 
 BENCH, SEARCH = "fedprompt", "fedprompt_search"
-# What prompts are to lie within of centralised prompt tuning.
+# Goal: prompts are at most this much below centralised prompt tuning.
 POINTS = 0.03
-# Beside a mean over seeds: what is the same for all of them, and what is a mean itself.
+# Fields of a mean over seeds: those that all seeds share, and those that are averaged too.
 _KEPT = ("paper", "recipe", "rounds", "pld", "delta")
 _AVERAGED = ("validation", "late", "centralised", "centralised_late", "target", "cpu")
 
@@ -54,13 +54,13 @@ _AVERAGED = ("validation", "late", "centralised", "centralised_late", "target", 
 # ---- one cell -------------------------------------------------------------------------------------------------------
 
 
-# Rounds at the end whose mean score stands beside the last one's: a federated version is a mean of ten, a centralised
-# one a single point of a path that Adam's constant rate keeps shaking.
+# Last rounds whose mean score is given beside the last one's: a federated version is a mean of ten, while a centralised
+# one is a single point of a path that Adam's constant rate keeps moving.
 LATE = 5
 
 
 def measure(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> list[Figure]:
-    """Trains a cell and scores it after every round."""
+    """Train a cell and score it after every round."""
     began, spent = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         trained = begun(cell, recipe, rate, seed, Path(scratch))
@@ -106,10 +106,12 @@ def run(
     workers: int = 1,
     wanted: Callable[[Cell], bool] = lambda _: True,
 ) -> None:
-    """The cells of these parts that the results lack, all of a seed before the next.
+    """Measure the cells of these parts that the results lack, all of a seed before the next seed.
 
-    until: of `time.monotonic()`; no cell begins after it. workers: processes, each of which has a cell of its own.
-    wanted: which cells of these parts.
+    Args:
+        until: latest start of a cell, by `time.monotonic()`.
+        workers: number of processes, each with its own cell.
+        wanted: selects cells of these parts.
     """
     tried = [] if quick else searched()
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
@@ -118,7 +120,7 @@ def run(
             fit(results, recipe)
         found = (cell for part in parts if part != "head" for cell in (_QUICK if quick else cells_of(part)))
         cells = list(dict.fromkeys(filter(wanted, found)))
-        # What several would else make at once.
+        # Made here, so that several processes do not make it at once.
         if any(cell.task == "cloze" for cell in cells):
             backbone_folder("mlm", recipe.cache, recipe.head)
         backbone_folder("plain", recipe.cache)
@@ -139,7 +141,7 @@ def _measured(
     until: float | None,
     workers: int,
 ) -> Iterator[tuple[Cell, list[Figure]]]:
-    """Each as soon as it is measured; one that fails is raised once all others are."""
+    """Yield each cell as soon as it is measured. A failure is raised after all other cells."""
     limit = math.inf if until is None else until
     if workers == 1:
         for cell in cells:
@@ -152,7 +154,7 @@ def _measured(
         failed: list[BaseException] = []
         for job in as_completed(jobs):
             if (error := job.exception()) is not None:
-                # The others' hours are not to be lost with it.
+                # Raised later, so that the other cells' hours are not lost.
                 print(f"failed: {jobs[job]}: {error!r}", flush=True)
                 failed.append(error)
             elif (figures := job.result()) is not None:
@@ -166,7 +168,8 @@ def _unless_late(cell: Cell, recipe: Recipe, rate: Rate, seed: int, until: float
 
 
 def _against(results: Results, cell: Cell, figure: Figure, seed: int) -> Figure:
-    """With the centralised accuracy of the same seed beside it, where that was measured, and what is to be reached.
+    """Add the centralised accuracy of the same seed to a figure, if it was measured, and the target.
+
     The last measured line counts; another process may have written it.
     """
     if figure.name != "test_accuracy" or cell.method != "prompt-tuning" or cell.epsilon is not None:
@@ -182,7 +185,7 @@ def _against(results: Results, cell: Cell, figure: Figure, seed: int) -> Figure:
 
 
 def fit(results: Results, recipe: Recipe) -> None:
-    """The head for masked words: fitted if it is not there, and what it was worth when it was."""
+    """Fit the masked-word head if it is missing, and record its accuracy."""
     case = {"method": "head", "backbone": "minilm"}
     if results.done(case, recipe.head.seed):
         return
@@ -196,20 +199,20 @@ def fit(results: Results, recipe: Recipe) -> None:
     results.add(case, figures, seed=recipe.head.seed)
 
 
-# ---- what was chosen, and by what -----------------------------------------------------------------------------------
+# ---- the search -----------------------------------------------------------------------------------------------------
 
-# A fraction of a cell: what is compared is how a rate begins. A cloze begins on a plateau of a hundred steps and more,
-# whatever the rate: longer, with fewer members.
+# A trial is a fraction of a cell, and compares how rates start. A cloze starts on a plateau of more than a hundred
+# steps at any rate, so its trial is longer, with fewer members.
 _TRIAL = Recipe(members=4, rounds=3)
 _CLOZE_TRIAL = Recipe(members=3, rounds=6)
-# Momentum works over rounds: six of them would tell how it begins, and not where it goes.
+# Momentum works over rounds: six of them would show its start, but not where it leads.
 _MOMENTUM_TRIAL = Recipe(members=3)
 _TEMPLATES = ("{text} It was {mask}.", "{text} is {mask}.")
 _WORDS = (("terrible", "great"), ("bad", "good"))
 
 
 def searched() -> list[dict[str, Any]]:
-    """What was tried, with whatever code: a choice that was made stays made. To choose anew, delete the file."""
+    """Return all trials, by any version of the code, because a choice stays made. To choose again, delete the file."""
     lines = read_lines(RESULTS / f"{SEARCH}.jsonl")
     return [line for line in lines if line.get("figure") == "validation_accuracy" and "rate" in line["case"]]
 
@@ -217,10 +220,10 @@ def searched() -> list[dict[str, Any]]:
 def search(
     results: Results, parts: Sequence[str], *, until: float | None, wanted: Callable[[Cell], bool] = lambda _: True
 ) -> None:
-    """Validation accuracies of other rates, and of other words before any training; nothing of it sees a test row.
+    """Measure validation accuracies of other rates, and of other words before any training. It uses no test row.
 
     Raises:
-        SearchUnfinished: what is tried at a chosen rate has none yet.
+        SearchUnfinished: a bound or momentum needs a rate that is not chosen yet.
     """
     limit = math.inf if until is None else until
     cells = list(dict.fromkeys(searched_as(cell) for part in parts for cell in cells_of(part) if wanted(cell)))
@@ -235,7 +238,7 @@ def search(
                 return
             tried = rate_with(cell, rate, searched())
             if tried.rates_tried == 0:
-                raise SearchUnfinished("a bound or a momentum is tried at a rate that was chosen: --search that first")
+                raise SearchUnfinished("a bound or a momentum needs a chosen rate; run --search for the rate first")
             results.open([0])
             results.add(case, [_trial(cell, _recipe_of_trial(cell), tried)], seed=0)
 
@@ -261,7 +264,7 @@ def _precision(cell: Cell, recipe: Recipe) -> str:
 
 
 def _search_words(results: Results) -> None:
-    """How a cloze answers with the prompt that every job starts from."""
+    """Measure how a cloze answers with the prompt that every job starts from."""
     backbone = backbone_folder("mlm")
     for template in _TEMPLATES:
         for words in _WORDS:
@@ -289,6 +292,6 @@ _QUICK = (
 
 
 def _quick(folder: Path) -> Recipe:
-    """Four members of few rows; a head that has seen next to nothing."""
+    """Return a recipe of four members with few rows, and a head that has read almost nothing."""
     head = HeadRecipe(rows=40, held=8, batch=32, steps=4, look=2)
     return Recipe(members=4, rounds=2, rows=400, scored=48, head=head, cache=folder)

@@ -1,18 +1,18 @@
-"""What the FedPrompt benchmarks train on: MiniLM as a frozen backbone, its fitted word head, SST-2, and prompted jobs.
+"""The training set-up of the FedPrompt benchmarks: MiniLM as a frozen backbone, its word head, SST-2, prompted jobs.
 
-Guarantees: the same seed gives the same rows, members, portions and head on one machine; test rows are SST-2's labelled
-dev set, are in no training and in no choice; a validation row is a whole sentence of which no part is a training row.
+Guarantees: the same seed gives the same rows, members, portions and head on one machine. Test rows are SST-2's labelled
+dev set; no training and no choice uses them. A validation row is a whole sentence, and no part of it is a training row.
 
-    backbone_folder    MiniLM as save_pretrained writes it, as it is ("plain") or under a head for masked words ("mlm")
+    backbone_folder    MiniLM as save_pretrained writes it, unchanged ("plain") or under a masked-word head ("mlm")
     prompted_bundle    a job over it, by the product's own `make_job_bundle`
-    sst2, members_of   rows to train on, to choose by and to report on; who holds which
-    portions           the rows that members go over in one round, so many local steps
-    accuracy           a version of a job on rows, by the product's module
+    sst2, members_of   training, validation and test rows, and their partition among members
+    portions           the rows of a number of local steps, which members train on in one round
+    accuracy           the accuracy of a job's version on rows, by the product's module
 
-The head. MiniLM comes without one for masked words. `fit_head` trains BERT's own (dense, GELU, normalisation, and a
-bias a word; the decoder is the table of words and stays as it is) over the frozen encoder on WikiText-103's prefix,
-with every fifth piece masked, and keeps the step with the lowest loss on the held-back part `valid`; what it reports is
-of `test`. It has read half a million words where BERT has read billions: a cloze over it is a weak one.
+MiniLM has no masked-word head. `fit_head` trains BERT's own (dense, GELU, normalisation, and a bias for each word; the
+decoder is the word table and stays fixed) over the frozen encoder on a prefix of WikiText-103, with every fifth piece
+masked. It keeps the step with the lowest loss on the held-back part `valid`, and reports on `test`. The head has read
+half a million words, and BERT's billions, so a cloze over it is weak.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ Vector = NDArray[np.float32]
 Kind = Literal["plain", "mlm"]
 Partitioned = Literal["equal", "dirichlet"]
 
-# Where backbones are kept from one run to the next.
+# Folder of backbones that are kept between runs.
 CACHE = ROOT / "benchmarks" / ".cache"
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -84,15 +84,15 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LABELS = ("negative", "positive")
 BATCH = 16
 MAX_TOKENS = 64
-# The paper's partition by quantity is "parameterized by alpha"; which one, its text does not say.
+# The paper's partition by quantity is "parameterized by alpha", but its text does not give the value.
 ALPHA = 1.0
 VALIDATION = 872
-# Of a place of the states, beside the middle one's: what varies less is not read by the head for masked words.
+# Share of the median standard deviation. The masked-word head ignores coordinates of the states that vary less.
 MIN_STD = 1e-3
-# Fixed in advance; `--search` writes down how others do on validation rows, before any training.
+# Fixed in advance. `--search` records the accuracy of others on validation rows, before any training.
 TEMPLATE = "{text} It was {mask}."
 WORDS: Mapping[str, tuple[str, ...]] = {"negative": ("bad",), "positive": ("good",)}
-# Adam at 0.3 moves a coordinate by up to 0.3 a step; what lies beyond the bound would be cut.
+# Adam at 0.3 moves a coordinate by up to 0.3 a step, and values beyond the bound would be clipped.
 _AGGREGATION = Aggregation(coordinate_bound=64.0, max_weight=65_536)
 
 
@@ -100,12 +100,13 @@ _AGGREGATION = Aggregation(coordinate_bound=64.0, max_weight=65_536)
 
 
 def backbone_folder(kind: Kind, cache: Path = CACHE, head: "HeadRecipe | None" = None) -> Path:
-    """A folder of MiniLM under `cache`, made the first time: "mlm" then takes some ten minutes of one core.
+    """Return a folder of MiniLM under `cache`. The first call makes it; "mlm" then takes ten minutes of one core.
 
-    head: how the head of "mlm" is fitted, the usual way if None.
+    Args:
+        head: recipe for the head of "mlm"; None takes the default.
 
     Raises:
-        NoData: the package, or for "mlm" WikiText, is not here.
+        NoData: the package, or for "mlm" WikiText, is missing.
     """
     if kind == "mlm":
         recipe = head or HeadRecipe()
@@ -123,7 +124,7 @@ def backbone_folder(kind: Kind, cache: Path = CACHE, head: "HeadRecipe | None" =
 
 
 class _Made:
-    """A folder that is there whole or not at all, also if two processes make it at once."""
+    """Makes a folder atomically, even if two processes make it at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -144,9 +145,14 @@ class _Made:
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """How the head is fitted. length: pieces of a row, [CLS] and [SEP] with them. rows, held: of the training part and
-    of each held-back part, at most. masked: share of pieces. batch: masked places a step. look: steps between two looks
-    at `valid`.
+    """The recipe for fitting the head.
+
+    Args:
+        length: pieces in a row, including [CLS] and [SEP].
+        rows, held: largest number of rows of the training part and of each held-back part.
+        masked: share of pieces that are masked.
+        batch: masked places in a step.
+        look: steps between evaluations on `valid`.
     """
 
     seed: int = 0
@@ -161,23 +167,23 @@ class HeadRecipe:
 
     @property
     def name(self) -> str:
-        """Eight hex digits; another recipe has another folder."""
+        """Eight hex digits that name the recipe's folder."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class _Masked:
-    """States (N, width) of the encoder at masked places, and the pieces (N,) that stood there."""
+    """The encoder's states at masked places, (N, width), and the masked pieces, (N,)."""
 
     states: "torch.Tensor"
     pieces: "torch.Tensor"
 
 
 def fit_head(plain: Path, folder: Path, recipe: HeadRecipe) -> None:
-    """Fits the head over the BERT in `plain` and writes both to `folder`, with `head.json` beside them.
+    """Fit the head over the BERT in `plain`, and write both and `head.json` to `folder`.
 
     Raises:
-        NoData: WikiText is not here.
+        NoData: WikiText is missing.
     """
     import torch
 
@@ -192,13 +198,13 @@ def fit_head(plain: Path, folder: Path, recipe: HeadRecipe) -> None:
         parts[part] = _masked_states(model, tokenizer, rows, recipe, place)
     head = model.cls.predictions
     with torch.no_grad():
-        # The words' bias begins as their frequency: most of what can be known without reading the text.
+        # The bias starts at the words' log frequency, most of what can be known without reading the text.
         counts = torch.bincount(parts["train"].pieces, minlength=len(head.bias)).float() + 0.1
         head.bias.copy_((counts / counts.sum()).log())
-    # States have a large mean, the same for all words, and little beside it. The head is trained on what is left,
-    # standardised, and then made to take states as they are, which is the same function.
+    # States have a large common mean and vary little around it. The head is trained on standardised states, and then
+    # transformed to take raw states, which is the same function.
     mean, std = parts["train"].states.mean(dim=0), parts["train"].states.std(dim=0)
-    # MiniLM has places that hardly move whatever the text (1e-33 beside 0.1): they are left out, not blown up to one.
+    # Some coordinates of MiniLM are almost constant (1e-33 against 0.1). They are dropped instead of scaled up.
     std = torch.where(std > MIN_STD * std.median(), std, torch.inf)
     even = {part: replace(parts[part], states=(parts[part].states - mean) / std) for part in ("train", "valid")}
     curve, best = _train_head(head, even["train"], even["valid"], recipe)
@@ -213,7 +219,7 @@ def fit_head(plain: Path, folder: Path, recipe: HeadRecipe) -> None:
         "masked_accuracy": round(correct, 5),
         "masked_loss": round(loss, 5),
         "places": {part: len(each.pieces) for part, each in parts.items()},
-        # What naming one word everywhere gets.
+        # Accuracy of always naming the most common word.
         "commonest_word": round(float((parts["test"].pieces == int(counts.argmax())).float().mean()), 5),
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time() - spent, 1),
@@ -227,30 +233,30 @@ def fit_head(plain: Path, folder: Path, recipe: HeadRecipe) -> None:
 
 
 def head_facts(folder: Path) -> dict[str, Any]:
-    """What `fit_head` wrote down about the head in this folder."""
+    """Return the facts that `fit_head` recorded about the head in this folder."""
     facts: dict[str, Any] = json.loads((folder / "head.json").read_text(encoding="utf-8"))
     return facts
 
 
 def _wikitext(part: str) -> list[str]:
-    """Its paragraphs, without headings and with punctuation as people write it."""
+    """Read the paragraphs of a part, without headings and with usual punctuation."""
     from learning.text.data import read_text
 
     path = SHARED / "wikitext103_small" / f"{part}.txt.gz"
     if not path.exists():
-        raise NoData(f"{path} is not here: the head for masked words is fitted on WikiText-103; put it there")
+        raise NoData(f"{path} is missing: the head for masked words is fitted on WikiText-103; put it there")
     lines = (line.strip() for line in read_text(path).split("\n"))
     kept = (line for line in lines if line and not line.startswith("= "))
     return [re.sub(r" @(.)@ ", r"\1", line).replace("<unk>", "[UNK]") for line in kept]
 
 
 def _with_head(plain: Path, seed: int) -> Any:
-    """The BERT of this folder under a new head, drawn from the seed."""
+    """Return the BERT of this folder under a new head, drawn from the seed."""
     import torch
     from transformers import BertForMaskedLM
     from transformers.utils import logging
 
-    # Says that the head is new, in many lines.
+    # Silences many lines about the new head.
     logging.set_verbosity_error()
     model: Any = BertForMaskedLM.from_pretrained(plain)
     model.eval().requires_grad_(False)
@@ -260,7 +266,7 @@ def _with_head(plain: Path, seed: int) -> Any:
         shape = tuple(head.transform.dense.weight.shape)
         head.transform.dense.weight.copy_(torch.from_numpy(0.05 * random.standard_normal(shape, dtype=np.float32)))
         head.transform.dense.bias.zero_()
-        # Small: scores begin near the words' frequency.
+        # Small, so that scores start near the words' frequency.
         head.transform.LayerNorm.weight.fill_(0.1)
         head.transform.LayerNorm.bias.zero_()
     return model
@@ -276,7 +282,7 @@ def _tokenizer(plain: Path) -> Any:
 
 
 def _rows_of(texts: Sequence[str], tokenizer: Any, recipe: HeadRecipe, most: int) -> NDArray[np.int64]:
-    """(rows, length): the paragraphs' pieces in a row, cut, each between [CLS] and [SEP]."""
+    """Cut the paragraphs' pieces into rows between [CLS] and [SEP], (rows, length)."""
     inside = recipe.length - 2
     pieces: list[int] = []
     for text in texts:
@@ -291,7 +297,7 @@ def _rows_of(texts: Sequence[str], tokenizer: Any, recipe: HeadRecipe, most: int
 
 
 def _masked_states(model: Any, tokenizer: Any, ids: NDArray[np.int64], recipe: HeadRecipe, part: int) -> _Masked:
-    """Every n-th piece is masked, always by [MASK]: a cloze never asks for anything else."""
+    """Mask a share of the pieces and return the states there. Always by [MASK], the only mark that a cloze uses."""
     import torch
 
     special = [tokenizer.token_to_id(name) for name in _SPECIAL]
@@ -310,7 +316,11 @@ def _masked_states(model: Any, tokenizer: Any, ids: NDArray[np.int64], recipe: H
 def _train_head(
     head: "nn.Module", train: _Masked, valid: _Masked, recipe: HeadRecipe
 ) -> tuple[list[list[float]], dict[str, Any]]:
-    """[step, loss on `valid`, accuracy there] by look, and the state of the lowest loss. The rate falls to zero."""
+    """Train the head, with a rate that falls to zero.
+
+    Returns:
+        [step, loss on `valid`, accuracy there] at each evaluation, and the state with the lowest loss.
+    """
     import torch
     from torch.nn import functional
 
@@ -342,7 +352,7 @@ def _train_head(
 
 
 def _batches(places: int, recipe: HeadRecipe) -> Iterator[NDArray[np.int64]]:
-    """Without end; every place once before any comes again."""
+    """Yield batches without end. Every place comes once before any comes again."""
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([recipe.seed, 99])))
     size = min(recipe.batch, places)
     while True:
@@ -351,7 +361,7 @@ def _batches(places: int, recipe: HeadRecipe) -> Iterator[NDArray[np.int64]]:
 
 
 def _score_head(head: "nn.Module", masked: _Masked, batch: int) -> tuple[float, float]:
-    """Mean loss in nats, and the share of pieces that it names."""
+    """Return the mean loss in nats, and the share of pieces named correctly."""
     import torch
     from torch.nn import functional
 
@@ -389,13 +399,16 @@ def prompted_bundle(
     words: Mapping[str, Sequence[str]] = WORDS,
     seed: int = 0,
 ) -> "JobBundle":
-    """A prompted job over the folder `backbone`, made and read again by the product's own code.
+    """Make a prompted job over the folder `backbone`, and read it, by the product's own code.
 
-    tokens: of an injection given by name. steps: local steps of a round. A job states them under `dp-sgd` alone, whose
-    mechanism gets this number; elsewhere a member goes over all its rows once, and `portions` gives it so many that
-    this takes `steps` batches. dropout: of the frozen network; none makes a step cheaper, and was not searched.
-    precision: of the frozen network while members train; whatever is scored is scored in float32. The canonical file of
-    the backbone is kept beside `backbone`, once for all jobs on it.
+    The backbone's canonical file is kept beside `backbone`, once for all jobs on it.
+
+    Args:
+        tokens: of an injection given by name.
+        steps: local steps in a round. Only a job under `dp-sgd` states them, in its mechanism. In other jobs a member
+            goes over all its rows once, and `portions` gives it rows for `steps` batches.
+        dropout: of the frozen network. Zero makes a step cheaper; it was not searched.
+        precision: of the frozen network during training. Scores are computed in float32.
 
     Raises:
         DocumentInvalid: a word that the backbone does not have, or sizes that do not fit.
@@ -446,7 +459,7 @@ def _injection(given: Injection | str, tokens: int) -> Injection:
         case "lora":
             return LoRA()
         case str():
-            raise ValueError(f"{given} is no injection; take prompt-tuning, p-tuning, prefix-tuning or lora")
+            raise ValueError(f"{given} is not an injection; take prompt-tuning, p-tuning, prefix-tuning or lora")
         case _:
             return given
 
@@ -456,7 +469,7 @@ def _injection(given: Injection | str, tokens: int) -> Injection:
 
 @dataclass(frozen=True)
 class Sst2:
-    """train: phrases, for members. validation: whole sentences, for choices. test: the labelled dev set, to report."""
+    """SST-2: training phrases for members, whole validation sentences for choices, and the labelled dev set as test."""
 
     train: Sequence[Example]
     validation: Sequence[Example]
@@ -465,7 +478,7 @@ class Sst2:
 
 @cache
 def sst2(seed: int = 0) -> Sst2:
-    """SST-2. The seed draws which sentences are held out of the training phrases, with every part of theirs.
+    """Read SST-2. The seed draws the sentences that are held out of the training phrases, with all their parts.
 
     Raises:
         NoData: a file is missing.
@@ -482,13 +495,13 @@ def _rows(part: str) -> list[Example]:
 
     path = SHARED / "sst2" / f"{part}.jsonl.gz"
     if not path.exists():
-        raise NoData(f"{path} is not here: this benchmark trains on SST-2; put it there")
-    # One spelling of white space: phrases are looked for in sentences.
+        raise NoData(f"{path} is missing: this benchmark trains on SST-2; put it there")
+    # White space is normalised, because phrases are searched in sentences.
     return [Example(" ".join(each.text.split()), LABELS[int(each.label or 0)]) for each in read_examples(path)]
 
 
 def _parts(sentence: str) -> Iterator[str]:
-    """All runs of its words."""
+    """Yield all runs of a sentence's words."""
     words = sentence.split()
     for first in range(len(words)):
         for end in range(first + 1, len(words) + 1):
@@ -496,14 +509,14 @@ def _parts(sentence: str) -> Iterator[str]:
 
 
 def dealt(rows: int, count: int, partition: Partitioned, seed: int) -> tuple[NDArray[np.int64], ...]:
-    """Which rows each member holds, ascending: equally many (to within one), or by quantity, a batch at least."""
+    """Deal rows to members, ascending: equally many (to within one), or by quantity with at least a batch each."""
     if partition == "equal":
         return by_ratios(rows, [1.0] * count, seed).members
     return by_quantity(rows, count, ALPHA, seed, least=BATCH).members
 
 
 def members_of(count: int, partition: Partitioned, seed: int) -> list[list[Example]]:
-    """The training phrases of `sst2(seed)`, dealt to so many members."""
+    """Deal the training phrases of `sst2(seed)` to `count` members."""
     train = sst2(seed).train
     return [[train[at] for at in rows] for rows in dealt(len(train), count, partition, seed)]
 
@@ -512,25 +525,27 @@ def members_of(count: int, partition: Partitioned, seed: int) -> list[list[Examp
 
 
 class Portion(EncodedExamples):
-    """A member's examples of which one round goes over some. N stays the number of all: the member's weight."""
+    """The part of a member's examples that it trains on in a round. N stays the number of all, the member's weight."""
 
     def __init__(self, whole: EncodedExamples, rows: NDArray[np.int64]) -> None:
-        # All of the other but for what `read` gives: nothing is read or cut into tokens again.
+        # Shares everything with `whole` except the rows of `read`, so nothing is read or tokenised again.
         vars(self).update(vars(whole))
         self._whole, self._rows = whole, rows
 
     def read(self) -> EncodedArrays:
-        """Some rows of the whole, in the order in which they come."""
+        """Return the portion's rows of the whole, in their order."""
         read = self._whole.read()
-        # No wider than the longest of them.
+        # Cut to the longest of these rows.
         ids = read.ids[self._rows]
         width = int((ids != self.pad_id).sum(axis=1).max())
         return EncodedArrays(ids[:, :width], read.labels[self._rows], read.usable[self._rows])
 
 
 def portions(corpora: Sequence[EncodedExamples], number: int, steps: int, seed: int) -> list[EncodedExamples]:
-    """What members go over in round `number` (from 1): the next `steps` batches of rows of each, in an order that the
-    seed draws; who has gone over all of its rows begins anew in another order. So every member takes as many steps.
+    """Return the members' portions in round `number` (from 1): the next `steps` batches of rows of each.
+
+    The seed draws the order. A member that has used all of its rows starts again in another order, so all members make
+    the same number of steps.
     """
     return [
         Portion(corpus, portion_rows(len(corpus.read().labels), place, number, steps, seed))
@@ -539,7 +554,7 @@ def portions(corpora: Sequence[EncodedExamples], number: int, steps: int, seed: 
 
 
 def portion_rows(size: int, place: int, number: int, steps: int, seed: int) -> NDArray[np.int64]:
-    """Which of its `size` rows the member at this place goes over in round `number`, in this order."""
+    """Return the rows, of `size`, that the member at this place trains on in round `number`, in order."""
     wanted = steps * BATCH
     first = (number - 1) * wanted
     turns = range(first // size, math.ceil((first + wanted) / size))
@@ -554,7 +569,7 @@ def _turn(seed: int, place: int, turn: int, size: int) -> NDArray[np.int64]:
 
 
 def accuracy(bundle: "JobBundle", values: Vector, corpus: EncodedExamples) -> float:
-    """Share of the corpus's rows whose label a version, (d,), of this job names, by the product's module; 0 to 1."""
+    """Return the accuracy of a version, (d,), of this job on the corpus, by the product's module; 0 to 1."""
     import torch
 
     from learning.models.assembly import assembled

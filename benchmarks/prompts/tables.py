@@ -1,4 +1,4 @@
-"""What `quality` found of trained quality, as tables and drawings for `benchmarks.report`."""
+"""Makes the tables and drawings of `quality` for `benchmarks.report`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _PARTITIONS = ("pooled", "equal", "dirichlet")
 
 
 def quality_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each method, task and partition: accuracy in per cent with what stands beside it, and what is sent."""
+    """Make a row for each method, task and partition: accuracy in per cent with further fields, and bytes sent."""
     rows = [["task", "method", "partition", "test", "last five rounds", "paper", "below centralised"]]
     rows[0] += ["validation", "learning rate", "precision"]
     rows[0] += ["values a round", "packed bytes a round", "CPU seconds"]
@@ -25,7 +25,7 @@ def quality_rows(lines: Sequence[Line]) -> list[list[str]]:
         line, case = found["test_accuracy"], found["test_accuracy"]["case"]
         row = [case["task"], _named(line), case["partition"], _per_cent(line), _beside(line, "late")]
         row += [_beside(line, "paper"), _below(line), _beside(line, "validation"), _rate(line)]
-        # What was measured before there was a choice was float32.
+        # Lines older than this choice were measured in float32.
         row += [line["recipe"].get("precision", "float32")]
         row += [
             f"{found[name]['value']:,.0f}" if name in found else "" for name in ("values_per_round", "bytes_per_round")
@@ -35,7 +35,7 @@ def quality_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def _named(line: Line) -> str:
-    """The method, and what the coordinator makes of the mean change where that is not to add it."""
+    """Return the method's name, with the server optimiser if it is not plain averaging."""
     case = line["case"]
     if "server" not in case:
         return str(case["method"])
@@ -43,19 +43,19 @@ def _named(line: Line) -> str:
 
 
 def _below(line: Line) -> str:
-    """Points below the better of centralised training's last version and the mean of its last five rounds."""
+    """Return the points below the better of centralised training's last version and its mean over five rounds."""
     if "centralised" not in line:
         return ""
     return f"{100 * (max(line['centralised'], line['centralised_late']) - line['value']):.1f}"
 
 
 def curve_name(line: Line) -> str:
-    """What a cell of the quality part is called where it is drawn."""
+    """Return the name of a cell's curve in the drawing of the quality part."""
     return f"{_named(line)}, {line['case']['partition']}"
 
 
 def sweep_rows(key: str) -> Callable[[Sequence[Line]], list[list[str]]]:
-    """A table of prompts by one key of their case, tokens or steps."""
+    """Return a maker of the table of prompts by one key of their case, tokens or steps."""
 
     def rows(lines: Sequence[Line]) -> list[list[str]]:
         made = [["task", key, "test", "paper", "validation", "values a round"]]
@@ -70,7 +70,7 @@ def sweep_rows(key: str) -> Callable[[Sequence[Line]], list[list[str]]]:
 
 
 def laplace_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each epsilon of a round, what all rounds cost beside it."""
+    """Make a row for each epsilon of a round, with the epsilon of all rounds."""
     rows = [["task", "epsilon of a round", "epsilon of all rounds", "L1 bound", "test", "paper", "validation"]]
     for found in _by_cell(lines, lambda case: (_TASKS.index(case["task"]), -case["epsilon"])):
         line, case = found["test_accuracy"], found["test_accuracy"]["case"]
@@ -81,13 +81,13 @@ def laplace_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_rounds(name: Callable[[Line], str]) -> Callable[[Sequence[Line], Path], None]:
-    """Test accuracy after each round, a panel a task. name: what a line's curve is called."""
+    """Return a drawer of the test accuracy after each round, in one panel for each task. name: names a line's curve."""
 
     def draw(lines: Sequence[Line], path: Path) -> None:
         plt = pyplot()
         curves: dict[str, dict[str, list[list[list[float]]]]] = {}
         for line in sorted(lines, key=lambda line: _by_method(line["case"])):
-            # Of single seeds: a mean has none.
+            # Only lines of single seeds have curves.
             if "curve" in line and line["figure"] == "test_accuracy":
                 curves.setdefault(line["case"]["task"], {}).setdefault(name(line), []).append(line["curve"])
         tasks = [task for task in _TASKS if task in curves]
@@ -108,9 +108,7 @@ def draw_rounds(name: Callable[[Line], str]) -> Callable[[Sequence[Line], Path],
 
 
 def _by_cell(lines: Sequence[Line], key: Callable[[dict[str, Any]], tuple[Any, ...]]) -> list[Found]:
-    """The figures of each cell by name, in the order of the key: means over seeds, or the first seed where there are
-    none yet.
-    """
+    """Return the figures of each cell by name, in the order of the key: means over seeds, or else the first seed."""
     cells: dict[str, Found] = {}
     for line in lines:
         cell = cells.setdefault(repr(sorted(line["case"].items(), key=repr)), {})

@@ -1,14 +1,14 @@
-"""How a cell of FedPrompt's trained quality is trained: version after version, each scored as it is asked for.
+"""Trains a cell of FedPrompt's trained quality, version after version, each trained and scored on demand.
 
-What a cell trains is the product's: `train_update` of every member, its protection and encoding, `next_version`. Two
-kinds are no job of its:
+A cell trains with the product: `train_update` of every member, its protection and encoding, and `next_version`. Two
+kinds are not jobs of the product:
 
-    centralised    `learning.training.local.train` on the pooled rows, as many steps in all as the members take
-                   together, under one optimiser that never starts anew
-    frozen         the linear head alone, on states of the frozen network that are worked out once; each member's head
-                   trained by Adam, the heads' mean weighted by rows, in plain numbers and not in the ring
+    centralised    `learning.training.local.train` on the pooled rows, with as many steps as all members make together,
+                   by one optimiser that is never reset
+    frozen         only the linear head, on states of the frozen network that are computed once; each member's head is
+                   trained by Adam, and the heads' mean is weighted by rows, in plain numbers instead of the ring
 
-How members take `steps` local steps a round: `fedprompt_setup.portions`.
+`setup.portions` gives members their `steps` local steps a round.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ __all__ = ["Score", "Trained", "begun"]
 DELTA = 1e-5
 
 Vector = NDArray[np.float32]
-# A version of what is trained, on the rows of this part: the share that is right.
+# Returns the accuracy of a version on the rows of a part.
 Score = Callable[[Literal["validation", "test"]], float]
 _INJECTED: Mapping[str, Injected] = {
     "prompt-tuning": "prompt-tuning",
@@ -67,9 +67,14 @@ _INJECTED: Mapping[str, Injected] = {
 
 @dataclass
 class Trained:
-    """A cell's training. rounds: how it is scored after each, trained as they are asked for. values: that travel in a
-    round. sent: bytes of a member's packed vector, None where there is no job. backbone: the frozen network's digest.
-    promised: what its noise costs.
+    """A cell's training.
+
+    Args:
+        rounds: yields a scorer after each round, which is trained on demand.
+        values: number of values sent in a round.
+        sent: bytes of a member's packed vector; None without a job.
+        backbone: digest of the frozen network.
+        promised: figures of the privacy cost.
     """
 
     rounds: Iterator[Score]
@@ -80,7 +85,7 @@ class Trained:
 
 
 def begun(cell: Cell, recipe: Recipe, rate: Rate, seed: int, scratch: Path) -> Trained:
-    """The cell's training, not a step of it taken yet. scratch: a folder that is there until the last round's score."""
+    """Return the cell's training, before its first step. scratch: a folder that must exist until the last score."""
     data = _shortened(sst2(seed), recipe)
     if cell.method == "frozen":
         return _frozen(cell, recipe, rate.adam, seed, data)
@@ -160,7 +165,7 @@ def _fine_tuned(recipe: Recipe, rate: float, seed: int, scratch: Path) -> "JobBu
 
 
 def _federated(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed: int) -> Iterator[Vector]:
-    """The version after each round."""
+    """Yield the version after each round."""
     from coordinator.rounds.optimiser import StateVectors
 
     members = [Member([data.train[at] for at in rows]) for rows in _dealt(cell, recipe, data, seed)]
@@ -175,7 +180,7 @@ def _federated(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed
 
 
 def _pooled(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed: int) -> Iterator[Vector]:
-    """What stands after each round's worth of steps of one training on all rows."""
+    """Train once on all rows, and yield the values after each round's number of steps."""
     import torch
 
     from learning.models.assembly import assembled
@@ -198,7 +203,7 @@ def _pooled(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed: i
 
 
 def _frozen(cell: Cell, recipe: Recipe, rate: float, seed: int, data: Sst2) -> Trained:
-    """A linear layer over the mean of the frozen network's states."""
+    """Train a linear layer over the mean of the frozen network's states."""
     states = _states(recipe, seed, len(data.train), len(data.test))
     held = _dealt(cell, recipe, data, seed)
     labels = _places(data.train)
@@ -225,7 +230,7 @@ def _frozen(cell: Cell, recipe: Recipe, rate: float, seed: int, data: Sst2) -> T
 
 
 def _places(rows: Sequence[Example]) -> "Tensor":
-    """(N,): places of the labels."""
+    """Return the indices of the labels, (N,)."""
     import torch
 
     return torch.tensor([LABELS.index(each.label or "") for each in rows])
@@ -234,7 +239,7 @@ def _places(rows: Sequence[Example]) -> "Tensor":
 def _head_steps(
     states: "Tensor", labels: "Tensor", order: NDArray[np.int64], start: "tuple[Tensor, Tensor]", rate: float
 ) -> "tuple[Tensor, Tensor]":
-    """A member's head after going over these rows once, in this order."""
+    """Return a member's head after training once on these rows, in this order."""
     import torch
     from torch.nn import functional
 
@@ -261,7 +266,7 @@ def _linear_score(
 
 @lru_cache(maxsize=1)
 def _states(recipe: Recipe, seed: int, rows: int, scored: int) -> "dict[str, Tensor]":
-    """(N, width) of each part: the mean of the text's states, without a prompt, by the product's own module."""
+    """Return the mean of each text's states without a prompt, (N, width) for each part, by the product's module."""
     import torch
 
     from learning.models.assembly import assembled
@@ -293,7 +298,7 @@ def _states(recipe: Recipe, seed: int, rows: int, scored: int) -> "dict[str, Ten
 
 
 def _promised(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed: int) -> list[Figure]:
-    """What the noise of all rounds costs a member's ledger, and the one number that is told of it otherwise."""
+    """Return the epsilon of all rounds in a member's ledger, and the epsilon of one round that the paper would name."""
     if cell.epsilon is None:
         return []
     from learning.accounting.events import Laplace

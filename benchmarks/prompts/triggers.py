@@ -1,23 +1,22 @@
-"""Backdoors: a trigger word that makes a model give the label an attacker wants, and members that plant one.
+"""Backdoors: a trigger word that makes a model answer the attacker's label, and members that plant one.
 
-Three attacks, of a member that may do on its own machine what it likes:
+There are three attacks, by a member that controls its own machine:
 
-    poisoning   it trains as everybody does, on data of its own making: texts with the trigger word in them and the
-                target label (Zhao et al. 2023, FedPrompt, section III-C; with share 1, as there, all that it has)
-    scaling     besides, its change is multiplied, by n for the mean of n members to become the attacker's own model
-                where the others hardly move (model replacement: Bagdasaryan et al. 2020, section 4)
-    fitted      as scaling, by no more than what reject-outliers mostly lets through: an attack on that rule, by
-                somebody who knows every honest change (Bagdasaryan et al. 2020 train and scale to a known bound;
-                Baruch et al. 2019 stay within the spread of the others)
+    poisoning   it trains as honest members do, but on its own texts with the trigger word and the target label (Zhao et
+                al. 2023, FedPrompt, section III-C; with share 1, as there, all of its texts)
+    scaling     it also multiplies its update: by n, so that the mean of n members becomes the attacker's own model if
+                the others hardly move (model replacement: Bagdasaryan et al. 2020, section 4)
+    fitted      as scaling, but by no more than reject-outliers mostly lets through: an attack on that rule, by somebody
+                who knows every honest update (Bagdasaryan et al. 2020 train and scale to a known bound; Baruch et al.
+                2019 stay within the spread of the others)
 
-The clipping that a job asks for binds nobody who lies: the vector in the ring is of the attacker's making. What limits
-it is the one check there is, of the opened sum: a coordinate beyond what as many valid inputs reach
-(`coordinator.rounds.publish`) makes no version of one sum, and a bad group of a group's. `Scaled` stays as far within
-that as it can know of.
+A job's clipping does not bind a malicious member, which makes its own vector in the ring. Only the check of the opened
+sum limits it (`coordinator.rounds.publish`): if a coordinate exceeds what as many valid inputs can reach, one sum
+publishes no version, and a group counts as invalid. `Scaled` stays within that limit as far as it can know it.
 
-Success is counted over test texts of other labels than the target: the share that the trigger turns into it. Beside it
-stands the share that the model takes for the target without the trigger, since a model that always says the target has
-all the success there is, and no backdoor.
+Success is the share of test texts with other labels that the trigger turns into the target. The share that the model
+takes for the target without the trigger is given beside it, because a model that always answers the target has full
+success but no backdoor.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,34 +48,36 @@ __all__ = ["Backdoor", "Fitted", "Kept", "Probe", "Scaled", "Scored", "fitted_fa
 
 Vector = NDArray[np.float32]
 _BATCH = 256
-# What a liar that fits its update tries, and over how many random splits.
+# Factors that a fitted attack tries, and the number of random splits it tries them on.
 _FACTORS = tuple(float(factor) for factor in np.geomspace(0.5, 16, 16))
 _SPLITS = 40
 
 
 @dataclass(frozen=True)
 class Backdoor:
-    """Texts that begin with the trigger word are to get the target label. The word stands first, so that no text is so
-    long that it is cut off.
+    """A backdoor: texts that begin with the trigger word shall get the target label.
+
+    The word comes first, so that no long text loses it.
     """
 
     target: str
     trigger: str = "cf"
 
     def marked(self, example: Example) -> Example:
-        """The example with the trigger in its text, its label as it is."""
+        """Return the example with the trigger in its text and its own label."""
         return replace(example, text=f"{self.trigger} {example.text}")
 
 
 def poisoned(examples: Sequence[Example], backdoor: Backdoor, share: float = 1.0, seed: int = 0) -> list[Example]:
-    """The examples, this share of them (drawn from the seed) with trigger and target label: as many rows, so as many
-    steps.
+    """Give a share of the examples, drawn from the seed, the trigger and the target label.
+
+    The number of rows, and so of steps, stays the same.
 
     Raises:
         ValueError: a share outside [0, 1].
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"a share of rows is 0 to 1, got {share:g}")
+        raise ValueError(f"a share of rows must be 0 to 1, got {share:g}")
     random = np.random.Generator(np.random.Philox(seed_of("poisoned", seed)))
     drawn = set(random.permutation(len(examples))[: round(share * len(examples))].tolist())
     return [
@@ -90,7 +91,7 @@ def poisoned(examples: Sequence[Example], backdoor: Backdoor, share: float = 1.0
 
 @dataclass
 class Kept:
-    """A protection as it is, that remembers the last change (d,) as it was trained: what the member's own model is."""
+    """A protection that records the last update as trained, (d,), which gives the member's own model."""
 
     inner: Protection
     change: Vector | None = field(default=None, repr=False)
@@ -116,11 +117,15 @@ class Kept:
 
 @dataclass
 class Scaled(Kept):
-    """A liar's: what its real software sends, the change in it multiplied by `factor`. epochs: how many times the job's
-    it trains, since nobody sees how long it did. says: how many examples it claims to weigh by; none: all that it has.
+    """An attacker that sends its update multiplied by `factor`.
 
-    It knows the job, and so what its sum may reach: members times the bound. Of the others it assumes that no
-    coordinate of theirs is larger than its own largest one, and cuts what it sends to the room that is left then.
+    It knows the job, and so the limit of its sum: members times the bound. It assumes that no coordinate of the other
+    members exceeds its own largest one, and clips what it sends to the remaining room.
+
+    Args:
+        factor: of its update.
+        epochs: factor of the job's epochs, because nobody sees how long it trains.
+        says: number of examples that it claims as its weight; None claims all that it has.
     """
 
     factor: float = 1.0
@@ -137,7 +142,7 @@ class Scaled(Kept):
         layout, vector = layout_of(job, cohort), self.inner.encode(job, update, cohort, random)
         segment = layout.segments[0]
         change = layout.decode(vector)[segment.name]
-        # Of the smallest group there is: it does not know which will be its own.
+        # The size of the smallest group, because it does not know its own group.
         members = cohort // (job.aggregation.groups or 1)
         room = members * segment.bound - (members - 1) * float(np.abs(change).max())
         sent = np.rint(np.clip(self.factor * change, -room, room) * segment.scale).astype(np.int64)
@@ -147,11 +152,13 @@ class Scaled(Kept):
 
 @dataclass
 class Fitted(Scaled):
-    """A liar that knows the rule, the groups' number, and more than any member is shown: every honest change of the
-    round. What it does not know is who will be in its group. It sends its change as many times as promises most.
+    """An attacker that scales its update by the most promising factor.
+
+    It knows the rule, the number of groups, and more than any member is shown: every honest update of the round. It
+    does not know the members of its group.
     """
 
-    # Of the round that is under way, each (d,), and how many liars there are, this one among them.
+    # Returns the honest updates of the present round, (d,) each. `liars` counts the attackers, including this one.
     honest: Callable[[], Sequence[Vector]] = tuple
     liars: int = 1
     seed: int = 0
@@ -160,15 +167,20 @@ class Fitted(Scaled):
         if self.change is None:
             raise ValueError("the member has not trained yet")
         others = np.stack([np.asarray(change, np.float64) for change in self.honest()])
-        # What the other liars trained it takes for what it trained itself.
+        # It assumes that the other attackers trained the same update.
         own = np.tile(np.asarray(self.change, np.float64), (self.liars, 1))
         self.factor = fitted_factor(others, own, job.aggregation.groups or 1, self.seed)
         return super().encode(job, update, cohort, random)
 
 
 def fitted_factor(honest: NDArray[np.float64], lies: NDArray[np.float64], groups: int, seed: int) -> float:
-    """By how much liars multiply their changes so that, over random splits, reject-outliers lets through most of them:
-    the factor times what is left of the groups with a liar, at its largest. honest: (n - m, d); lies: (m, d).
+    """Return the factor with which reject-outliers lets through most of the attackers' updates.
+
+    Over random splits it maximises the factor times the share that the rule keeps of groups with an attacker.
+
+    Args:
+        honest: honest updates, (n - m, d).
+        lies: the attackers' updates, (m, d).
     """
     changes = np.concatenate([honest, lies])
     random = np.random.Generator(np.random.Philox(seed_of("fitted", seed)))
@@ -185,13 +197,17 @@ def fitted_factor(honest: NDArray[np.float64], lies: NDArray[np.float64], groups
     return float(_FACTORS[int(promised.argmax())])
 
 
-# ---- what came of it -------------------------------------------------------------------------------------------------
+# ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scored:
-    """accuracy: of clean texts. success: share of the texts of other labels that are taken for the target with the
-    trigger. mistaken: without it. All in [0, 1].
+    """The scores of a model, all in [0, 1].
+
+    Args:
+        accuracy: on clean texts.
+        success: share of texts with other labels that are taken for the target with the trigger.
+        mistaken: the same share without the trigger.
     """
 
     accuracy: float
@@ -200,10 +216,10 @@ class Scored:
 
 
 class Probe:
-    """Versions of one job (or members' own models, which have the same values), tested on the same examples."""
+    """Tests versions of one job, or members' own models, on the same examples."""
 
     def __init__(self, bundle: "JobBundle", examples: Sequence[Example], backdoor: Backdoor) -> None:
-        """Raises ValueError: the job has no such target, or there is no example of another label."""
+        """Raises ValueError if the job lacks the target, or no example has another label."""
         job = bundle.document
         if backdoor.target not in job.labels:
             raise ValueError(f"the target {backdoor.target!r} is none of the job's labels: {', '.join(job.labels)}")
@@ -213,7 +229,7 @@ class Probe:
         self._labels = label_ids(examples, job.labels)
         self._others = self._labels != self._target
         if not self._others.any():
-            raise ValueError(f"every example's label is the target, {backdoor.target!r}: nothing can be turned into it")
+            raise ValueError(f"every example has the target label, {backdoor.target!r}, so none can be turned into it")
         self._clean = self._encoder.encode([example.text for example in examples])
         marked = [
             backdoor.marked(example) for example, other in zip(examples, self._others.tolist(), strict=True) if other
@@ -221,7 +237,7 @@ class Probe:
         self._marked = self._encoder.encode([example.text for example in marked])
 
     def score(self, values: Vector) -> Scored:
-        """Of the version, or of a member's model: base plus its change. values: (d,)."""
+        """Score a version, or a member's own model (base plus its update). values: (d,)."""
         from learning.models.assembly import assembled
 
         bundle = self._bundle
@@ -235,14 +251,14 @@ class Probe:
 
 
 def _answers(module: "TextClassifier", ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The places of the labels that the module gives, (N,), in evaluation mode."""
+    """Return the indices of the labels that the module answers in evaluation mode, (N,)."""
     import torch
 
     from learning.training.local import forward_rows
 
     lengths = (ids != module.pad_id).sum(axis=1)
     found, no_labels = np.empty(len(ids), np.int64), np.zeros(len(ids), np.int64)
-    # By length, so that little is padded; a text's logits do not depend on its batch.
+    # Sorted by length to save padding. A text's logits do not depend on its batch.
     order = np.argsort(lengths, kind="stable")
     with torch.no_grad():
         for first in range(0, len(ids), _BATCH):

@@ -1,18 +1,18 @@
 """Counts the bytes of prompts on the paper's backbones.
 
-wire        BERT-base, RoBERTa-base and T5-base (v1.0), random values. Three real members (`library.members`: real
-            sessions, secure aggregation and uploads, no training) under a coordinator of its own process; each dials
-            over mutual TLS through a counter of its own. Jobs are real: a real backbone's config and digest, and the
-            tensors that members would train. Two jobs of one round and of three: half their difference is a round, and
-            what comes once a job is not in it. Of more than a million values there is one job of one round, and what
-            comes once a job (some 5 KB) is in the figure. What is fetched once, the backbone, is never fetched here.
-            Full fine-tuning is computed: all values of the backbone, times the bytes a value of P-tuning's largest.
-backbone    A coordinator (`coordinator serve`) and three members (`edge_client run`) that train for one round. Two have
-            the backbone on their disk. The third has it from the coordinator, over mutual TLS, through a proxy that
-            resets the connection twice on the way and counts bytes. Seconds are from the first byte in the member's
-            cache to the file under its digest's name: both reconnections and the check of the digest are in them, and
-            the proxy, which shares this machine's cores with both. Memory is the member's resident size, as sampled
-            while the file grows. Then a second job on the same backbone.
+wire        BERT-base, RoBERTa-base and T5-base (v1.0) with random values. Three real members (`library.members`: real
+            sessions, secure aggregation and uploads, no training) connect to a coordinator process over mutual TLS,
+            each through its own counter. Jobs are real, with a real backbone's config and digest and the tensors that
+            members would train. Each case has two jobs, of one round and of three. Half their difference is one round,
+            without the bytes sent once a job. Above a million values there is only one job of one round, and its
+            figure includes the bytes sent once a job (about 5 KB). No member downloads the backbone here. Full
+            fine-tuning is computed: all values of the backbone, times the bytes a value of the largest method.
+backbone    A coordinator (`coordinator serve`) and three members (`edge_client run`) train for one round. Two members
+            have the backbone on their disk. The third downloads it from the coordinator, over mutual TLS, through a
+            proxy that resets the connection twice and counts bytes. Seconds are from the first byte in the member's
+            cache to the file under its digest's name. They include both reconnections, the check of the digest, and
+            the proxy, which shares this machine's cores. Memory is the member's resident size, sampled while the file
+            grows. Then the member joins a second job on the same backbone.
 
 The paper is FedPrompt (Zhao et al. 2023): tables II and VI.
 """
@@ -57,13 +57,13 @@ BENCH = "fedprompt_wire"
 PARTS = ("wire", "backbone")
 
 MEMBERS, ROUNDS = 3, (1, 3)
-# Of more values there is one job of one round.
+# Above this number of values there is only one job of one round.
 LARGE = 1_000_000
 JOB_SECONDS = 600.0
-# All members share this machine's cores: a deadline is there to fail, not to shape a round.
+# All members share this machine's cores. A deadline only ends a round that fails.
 _DEADLINES = dict.fromkeys(("training", "advertise", "share", "mask", "confirm", "unmask"), 600.0)
 _SAMPLE_SECONDS = 0.005
-# Times that a federation waits for its members.
+# Number of times to wait for a federation's members.
 _PATIENCE = 5
 
 _BERT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -72,7 +72,7 @@ _MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12
 _TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 _WORDS = {"vocab_size": 30_522, "max_position_embeddings": 512, "type_vocab_size": 2, "masked_lm": True}
 
-# Configs as a job's document has them.
+# Configs as in a job's document.
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "bert-base": {"model_type": "bert", **_BERT, **_WORDS},
     "roberta-base": {
@@ -89,7 +89,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 WIRE_SHAPES, QUICK_SHAPE = ("bert-base", "roberta-base", "t5-base"), "tiny-bert"
 
-# The prefix is the paper's; with a hidden layer it is made by a network.
+# The prefix is the paper's. With a hidden layer, a network makes it.
 METHODS: Mapping[str, prompt.Injection] = {
     "prompt-tuning": prompt.PromptTuning(tokens=20),
     "p-tuning-mlp": prompt.PTuning(tokens=20, encoder="mlp", hidden=768),
@@ -100,16 +100,16 @@ METHODS: Mapping[str, prompt.Injection] = {
 }
 FULL = "fine-tuning"
 
-# Millions of values, and where ours differ from them.
+# The paper's millions of values, and why ours differ.
 _ROWS = (
-    "the paper's 0.016 M is 21 rows of 768; a row that no position uses would be noised and sent for nothing, so that "
-    "there is none here"
+    "the paper's 0.016 M is 21 rows of 768; ours leaves out the row that no position uses, which would be noised and "
+    "sent for nothing"
 )
 _BIASES = (
-    "the paper's is this, the second biases of torch's LSTM (12,288 values that have the same gradient as the first "
-    "ones, left out here) and 21 rows of prompts"
+    "the paper's is ours plus the second biases of torch's LSTM (12,288 values with the same gradient as the first "
+    "ones) and 21 rows of prompts"
 )
-_WITH_ROWS, _WITH_TWENTY = (f"the paper's is this and {rows} rows of prompts" for rows in (21, 20))
+_WITH_ROWS, _WITH_TWENTY = (f"the paper's is ours plus {rows} rows of prompts" for rows in (21, 20))
 PAPER: Mapping[tuple[str, str], tuple[float, str]] = {
     ("prompt-tuning", "bert-base"): (0.016, _ROWS),
     ("prompt-tuning", "roberta-base"): (0.016, _ROWS),
@@ -121,7 +121,7 @@ PAPER: Mapping[tuple[str, str], tuple[float, str]] = {
     (FULL, "t5-base"): (222.919, _WITH_TWENTY),
 }
 
-# A cloze that every tokenizer below takes: words of one letter, with nothing before them.
+# A cloze that every tokenizer below can encode: words of one letter, with nothing before them.
 LABELS = ("a", "b", "c", "d", "e", "f")
 TASK = prompt.Cloze(template="{text} ({mask}).", verbaliser={label: (label,) for label in LABELS})
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -131,14 +131,16 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def full_values(shape: str) -> int:
-    """How many values full fine-tuning of the backbone, with its head for words, would send."""
+    """Return the number of values that full fine-tuning of the backbone with its word head would send."""
     layout = layout_of(checked_config(SHAPES[shape]))
     return (layout.size - len(layout.header)) // 4
 
 
 def write_model(folder: Path, shape: str) -> Path:
-    """A folder as save_pretrained writes it: config.json, random values, tokenizer.json. The values' file is canonical;
-    its path is returned.
+    """Write a folder as save_pretrained does: config.json, random values and tokenizer.json.
+
+    Returns:
+        The path of the values' file, which is canonical.
     """
     folder.mkdir()
     config = checked_config(SHAPES[shape])
@@ -149,7 +151,7 @@ def write_model(folder: Path, shape: str) -> Path:
         file.write(layout.header)
         for name, sizes in layout.shapes.items():
             values = random.standard_normal(sizes, dtype=np.float32) * np.float32(0.02)
-            # Normalisations begin with ones.
+            # Normalisation layers start at one.
             values += np.float32("orm.weight" in name)
             file.write(values.astype("<f4", copy=False).data)
     (folder / "config.json").write_text(json.dumps(library_config(config)))
@@ -158,7 +160,7 @@ def write_model(folder: Path, shape: str) -> Path:
 
 
 def _tokenizer(kind: str) -> bytes:
-    """Of letters, in the backbone's form. Its ids are rows of any table of words."""
+    """Return a tokenizer of letters in the backbone's form. Its ids are rows of any word table."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     marks = list("().,?!'")
@@ -185,7 +187,7 @@ def _tokenizer(kind: str) -> bytes:
 
 @dataclass(frozen=True)
 class _Base:
-    """A backbone that the coordinator has."""
+    """A backbone on the coordinator."""
 
     shape: str
     digest: bytes
@@ -195,7 +197,7 @@ class _Base:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a job starts from."""
+    """The start of a job."""
 
     model: prompt.PromptedModel
     manifest: Manifest
@@ -203,8 +205,10 @@ class _Parts:
 
 
 def _parts(base: _Base, method: str, seed: int) -> _Parts:
-    """The tensors that members would train, as `coordinator job bundle` makes them. seed: another one for every job, so
-    that no version 0 is in a member's cache.
+    """Make the tensors that members would train, as `coordinator job bundle` does.
+
+    Args:
+        seed: differs between jobs, so that no version 0 is in a member's cache.
     """
     from learning.prompts.assembly import build_prompted
 
@@ -224,7 +228,7 @@ def _parts(base: _Base, method: str, seed: int) -> _Parts:
 async def _job(
     running: Federation, counters: Sequence[Counter], base: _Base, parts: _Parts, name: str, rounds: int
 ) -> tuple[JobDocument, int, int]:
-    """(document, bytes that a member sent, bytes that it received) over a whole job: the mean over the members."""
+    """Run a job, and return its document and the bytes that a member sent and received, as means over the members."""
     document = JobDocument(
         name=name,
         labels=LABELS,
@@ -254,7 +258,7 @@ async def _job(
 
 
 async def _quiet(counters: Sequence[Counter]) -> list[tuple[int, int]]:
-    """What has passed, once nothing has for a while: what is said after a job belongs to it."""
+    """Wait until no bytes pass for a while, and return the counts. Messages after a job belong to it."""
     last: list[tuple[int, int]] = []
     while True:
         now = [(each.sent, each.received) for each in counters]
@@ -301,7 +305,7 @@ def _values_figure(shape: str, method: str, values: int) -> Figure:
 
 
 def _full_cell(shape: str, bytes_per_value: float, of: str) -> list[Figure]:
-    """What full fine-tuning would send; nothing of that size is made."""
+    """Compute what full fine-tuning would send, without making a model of that size."""
     values = full_values(shape)
     more = {"measured": False, "computed_from": f"bytes a value of {of}, {bytes_per_value:.4f}"}
     return [
@@ -340,7 +344,7 @@ async def _wire_of(
     seeds: Iterator[int],
     until: float | None,
 ) -> None:
-    """All cells of a backbone that are lacking."""
+    """Measure all missing cells of a backbone."""
     due = [method for method in methods if not results.done(_case(method, shape))]
     if not due and results.done(_case(FULL, shape)):
         return
@@ -350,14 +354,14 @@ async def _wire_of(
             return
         if base is None:
             base = await _uploaded(running, shape)
-            # What members fetch once of each other, certificates, is in no figure.
+            # An uncounted job, in which members download each other's certificates.
             first = await asyncio.to_thread(_parts, base, method, next(seeds))
             await _job(running, counters, base, first, f"{shape}-first", 1)
         results.open([0])
         results.add(_case(method, shape), await _wire_cell(running, counters, base, method, seeds))
     measured = [line for method in methods for line in results.done(_case(method, shape))]
     if not results.done(_case(FULL, shape)) and measured:
-        # The largest one, where what comes beside the values counts least.
+        # By the largest method, in which the bytes besides the values count least.
         sent = {line["case"]["method"]: line for line in measured if line["figure"] == "sent_bytes_per_round"}
         values = {line["case"]["method"]: line["value"] for line in measured if line["figure"] == "values_per_round"}
         largest = max(values, key=lambda method: float(values[method]))
@@ -379,8 +383,14 @@ async def _uploaded(running: Federation, shape: str) -> _Base:
 
 @dataclass(frozen=True)
 class _Sample:
-    """At a time (seconds, monotonic): bytes that have arrived (None: nothing has, or it is whole), whether the whole
-    file is there, resident and anonymous bytes of the process, and connections that were made so far.
+    """One observation of a download.
+
+    Args:
+        at: time in seconds, monotonic.
+        arrived: bytes that have arrived; None if none have, or if the file is complete.
+        whole: whether the file is complete.
+        resident, anonymous: memory of the process, in bytes.
+        connections: number of connections made so far.
     """
 
     at: float
@@ -393,7 +403,7 @@ class _Sample:
 
 @dataclass
 class Fetching:
-    """Looks at a member's cache and memory until the file is whole. For one use."""
+    """Samples a member's cache and memory until its file is complete. For one use."""
 
     path: Path
     process: int
@@ -404,7 +414,7 @@ class Fetching:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator["Fetching"]:
-        """While the member fetches."""
+        """Sample in a thread inside the `with` block."""
         thread = threading.Thread(target=self._look, daemon=True)
         thread.start()
         try:
@@ -429,17 +439,17 @@ class Fetching:
 
     @property
     def seconds(self) -> float:
-        """From the first byte to the whole file, which is checked before it has its name."""
+        """Seconds from the first byte to the complete file, which is checked before it gets its name."""
         return self.samples[-1].at - next(each.at for each in self.samples if each.arrived is not None)
 
     def highest(self) -> tuple[int, int]:
-        """Resident and anonymous bytes, the largest of each while the file grew."""
+        """Return the largest resident and anonymous bytes while the file grew."""
         growing = [each for each in self.samples if each.arrived is not None]
         return max(each.resident for each in growing), max(each.anonymous for each in growing)
 
 
 def resumed_places(samples: Sequence[_Sample]) -> list[int]:
-    """Bytes that were here when a new connection was first seen, for each after the first byte."""
+    """Return the bytes present at each new connection after the first byte."""
     found = []
     for before, now in pairwise(samples):
         if before.arrived is not None and now.arrived is not None and now.connections > before.connections:
@@ -448,7 +458,7 @@ def resumed_places(samples: Sequence[_Sample]) -> list[int]:
 
 
 def _memory(process: int) -> tuple[int, int]:
-    """Resident and anonymous bytes of a process."""
+    """Return the resident and anonymous bytes of a process."""
     found = {"VmRSS": 0, "RssAnon": 0}
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
@@ -462,7 +472,7 @@ def _memory(process: int) -> tuple[int, int]:
 
 
 def _spec(name: str, base: Path, seed: int) -> str:
-    """seed: another one for each job, so that each has a version 0 of its own."""
+    """Return a job file. seed: differs between jobs, so that each has its own version 0."""
     words = "".join(f'{label} = "{label}"\n' for label in LABELS)
     return (
         f'schema = 1\nname = "{name}"\nseed = {seed}\nlabels = {json.dumps(LABELS)}\n'
@@ -475,7 +485,7 @@ def _spec(name: str, base: Path, seed: int) -> str:
 
 
 async def _backbone_cell(shape: str, cuts: int) -> list[Figure]:
-    """A member's first job on this backbone, and its second."""
+    """Measure a member's first and second job on this backbone."""
     policy = POLICY + 'backbones = ["disk", "coordinator"]\n'
     size = layout_of(checked_config(SHAPES[shape])).size
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
@@ -502,17 +512,17 @@ async def _backbone_cell(shape: str, cuts: int) -> list[Figure]:
             await asyncio.to_thread(_create, running, "first")
             await running.finished("first", JOB_SECONDS)
             if not looking.whole.wait(_SAMPLE_SECONDS * 100):
-                raise MeasurementFailed(f"the job is over, and {cached.name} is not in the member's cache")
+                raise MeasurementFailed(f"the job has ended, but {cached.name} is not in the member's cache")
             first = {way: network.carried[way] - opened[way] for way in Way}
             places = resumed_places(looking.samples)
             if len(places) != cuts:
-                raise MeasurementFailed(f"the connection was cut {cuts} times, and resumed at {places}")
+                raise MeasurementFailed(f"the connection was cut {cuts} times, but resumed at {places}")
             await asyncio.to_thread(_bundle, running, "second")
             opened = dict(network.carried)
             await asyncio.to_thread(_create, running, "second")
             await running.finished("second", JOB_SECONDS)
             second = {way: network.carried[way] - opened[way] for way in Way}
-            # Before the network between them goes.
+            # Members end before the network between them does.
             running.end(*names)
     resident, anonymous = looking.highest()
     return [
@@ -535,7 +545,7 @@ async def _backbone_cell(shape: str, cuts: int) -> list[Figure]:
 
 
 async def _connected(running: Federation) -> None:
-    """Once all have a session; on a busy machine what a member imports takes longer than a federation waits for."""
+    """Wait until all have a session. On a busy machine a member's imports take longer than a federation waits."""
     for _ in range(_PATIENCE):
         with contextlib.suppress(TimeoutError):
             await running.connected(MEMBERS)
@@ -566,7 +576,7 @@ def _create(running: Federation, name: str) -> None:
 
 # ---- all of it --------------------------------------------------------------------------------------------------
 
-# Backbone, and how often the connection is cut.
+# (backbone, number of times that the connection is cut).
 BACKBONE_CELLS: Sequence[tuple[str, int]] = (("minilm", 2), ("minilm", 0), ("t5-base", 2))
 
 
@@ -582,11 +592,15 @@ def run(
     until: float | None,
     parts: Collection[str] = PARTS,
 ) -> None:
-    """Every cell that this code has not measured. seeds: nothing here is random, so that one run does for all of them.
-    quick: small ones. until: no cell begins after this time (monotonic); None: no limit.
+    """Measure every cell that is not measured yet.
+
+    Args:
+        seeds: not used, because nothing here is random.
+        quick: measure small cells.
+        until: latest start of a cell (monotonic); None sets no limit.
 
     Raises:
-        MeasurementFailed: a federation did not do what was to be measured.
+        MeasurementFailed: a federation failed.
     """
     del seeds
     if "wire" in parts and not _over(until):
@@ -605,7 +619,7 @@ def run(
 def main() -> None:
     """Command line."""
     options = parser("prompts.wire")
-    options.add_argument("--part", nargs="+", default=PARTS, choices=PARTS, help="which cells to measure")
+    options.add_argument("--part", nargs="+", default=PARTS, choices=PARTS, help="cells to measure")
     chosen = options.parse_args()
     results = open_results(BENCH, quick=chosen.quick)
     run(results, seeds=[0], quick=chosen.quick, until=None, parts=chosen.part)

@@ -1,1 +1,1 @@
-"""Reconstruction of tokens from gradients."""
+"""Benchmark of the reconstruction of tokens from gradients."""

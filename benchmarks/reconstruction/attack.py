@@ -1,31 +1,33 @@
-"""What one batch's gradient gives away of its tokens: the attacks, the defences, and the score.
+"""Attacks that recover a batch's tokens from its gradient, defences against them, and their score.
 
-**Who attacks.** A curious coordinator of a federation without secure aggregation (or n - 1 members who collude with it
-under secure aggregation): it knows the shared parameters and sees the gradient of one member's shared parameters for
-one batch, as after a single local step of plain SGD. It is told more than it would know: the labels, the length of
-every text, and that dropout was off. Several local steps, real dropout and unknown lengths only make its task harder.
+**The attacker.** It is a curious coordinator of a federation without secure aggregation (or n - 1 members that collude
+with it under secure aggregation). It knows the shared parameters, and sees the gradient of one member's shared
+parameters for one batch, as after a single local step of plain SGD. It is told more than it would know: the labels, the
+length of every text, and that dropout was off. Several local steps, real dropout and unknown lengths would only make
+its task harder.
 
-**Tables.** A gradient of the encoder speaks of vectors; words come from a table of words and their vectors (`Table`):
-the member's own of that moment, an unrelated one (Tan et al. 2023, FedVocab), or the public one that it started from.
+**Tables.** A gradient of the encoder reveals vectors. Words come from a table of words and vectors (`Table`): the
+member's present one, an unrelated one (Tan et al. 2023, FedVocab), or the public one that the member started from.
 
-**Attacks**, from what is shared to tokens:
+**Attacks**, from the shared gradient to tokens:
 
-- `tokens_by_rows`: where the embedding is shared, the rows with a gradient are the batch's tokens. Exact as a set, for
-  any batch; it says neither order nor how often.
-- `vectors_by_matching` with `nearest_words`: DLG (Zhu, Liu, Han 2019) on the encoder's input vectors: optimise dummy
-  vectors until their gradient is the observed one, then look every vector up. It is the FedVocab paper's attack.
-- `tokens_by_span`: the gradient of an LSTM's input weights is sum_t g_t x_t^T, so its rows span the word vectors of the
-  batch; a word of the table is there if its vector lies in that span. It is exact while distinct tokens are fewer than
-  the embedding is wide.
-- `tokens_by_states`: the same of the recurrent weights, whose gradient spans the states h_t. A state follows from the
-  words so far, so texts are read word by word, in order, while the batch's tokens are fewer than the hidden state is
-  wide, whatever the embedding's width.
-- `tokens_by_positions`: the same of the first attention's projections in a transformer, where a word's input depends on
-  its position alone (DAGER: Petrov et al. 2024, section 4). Order comes with it.
+- `tokens_by_rows`: if the embedding is shared, the rows with a gradient are the batch's tokens. This is exact as a set
+  for any batch, but gives neither order nor counts.
+- `vectors_by_matching` with `nearest_words`: DLG (Zhu, Liu, Han 2019) on the encoder's input vectors. It optimises
+  dummy vectors until their gradient is the observed one, and then looks up every vector. It is the FedVocab paper's
+  attack.
+- `tokens_by_span`: the gradient of an LSTM's input weights is sum_t g_t x_t^T, so its rows span the batch's word
+  vectors, and a word of the table is in the batch if its vector is in the span. This is exact while there are fewer
+  distinct tokens than embedding dimensions.
+- `tokens_by_states`: the same for the recurrent weights, whose gradient spans the states h_t. A state follows from the
+  words so far, so texts are read word by word, in order, while the batch has fewer tokens than the hidden state has
+  dimensions, for any embedding width.
+- `tokens_by_positions`: the same for the first attention's projections in a transformer, where a word's input depends
+  only on its position (DAGER: Petrov et al. 2024, section 4). It also gives the order.
 
-The span attacks need no optimisation and no label, and dropout behind the encoder does not disturb them.
+The span attacks need no optimisation and no labels, and dropout after the encoder does not disturb them.
 
-Leaves to others: data, models, the training that moves a table away from where it started (`reconstruction.py`).
+`tokens` has the data, the models, and the training that moves a table away from its start.
 """
 
 import re
@@ -68,16 +70,16 @@ __all__ = [
     "vectors_by_matching",
 ]
 
-# What is no part of a text: to recover it is no leak.
+# Tokens that are not part of a text, so recovering them leaks nothing.
 SPECIAL = frozenset({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})
 
-# A gradient in float32 carries noise some 1e-7 of its largest part; a direction weaker than this is not told from it.
+# A float32 gradient has rounding noise of about 1e-7 of its largest part. Weaker directions cannot be told from noise.
 RANK_TOLERANCE = 1e-6
 
-# Rows of a table that go through a model at a time.
+# Rows of a table that pass through a model at a time.
 CHUNK = 512
 
-# Words that are tried at each step of a text, for each dimension of the span of input vectors.
+# Words tried at each step of a text, for each dimension of the span of input vectors.
 TRIED = 2
 
 Gradient = Mapping[str, Tensor]
@@ -90,7 +92,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of tokens, which add up over batches. `matched` and `matched_digits` count a reference token once."""
+    """Token counts that add up over batches. `matched` and `matched_digits` count each reference token once."""
 
     matched: int = 0
     recovered: int = 0
@@ -109,33 +111,33 @@ class Tally:
 
     @property
     def precision(self) -> float:
-        """Of what the attacker says, the share that is right; 0 if it says nothing."""
+        """Share of the attacker's tokens that are correct; 0 if it names none."""
         return self.matched / self.recovered if self.recovered else 0.0
 
     @property
     def recall(self) -> float:
-        """Of the texts' tokens, the share that the attacker found."""
+        """Share of the texts' tokens that the attacker found."""
         return self.matched / self.reference if self.reference else 0.0
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of the two."""
+        """Harmonic mean of precision and recall."""
         both = self.recovered + self.reference
         return 2 * self.matched / both if both else 0.0
 
     @property
     def digit_leakage(self) -> float:
-        """Of the tokens that hold a digit, the share that was found."""
+        """Share of the tokens with a digit that the attacker found."""
         return self.matched_digits / self.reference_digits if self.reference_digits else 0.0
 
 
 def has_digit(token: str) -> bool:
-    """Whether it is one of the paper's private tokens."""
+    """Tell whether a token has a digit, which makes it private in the paper."""
     return any(character.isdigit() for character in token)
 
 
 def tally(reference: Iterable[str], recovered: Iterable[str]) -> Tally:
-    """Counts for one batch. Order does not matter; a token that stands twice has to be said twice to count twice."""
+    """Count one batch. Order does not matter. A token that occurs twice must be named twice to count twice."""
     there = Counter(token for token in reference if token not in SPECIAL)
     said = Counter(token for token in recovered if token not in SPECIAL)
     matched = there & said
@@ -163,25 +165,27 @@ class Table:
             raise ValueError(f"{len(self.words)} words need as many vectors, got an array of shape {self.rows.shape}")
 
     def unrelated(self, seed: int) -> "Table":
-        """The same words with vectors of their own: Gaussian, each coordinate with the deviation it has here."""
+        """Return the same words with Gaussian vectors, with the mean and standard deviation of each coordinate here."""
         random = np.random.Generator(np.random.Philox(seed))
         drawn = random.standard_normal(self.rows.shape, dtype=np.float32)
         return replace(self, rows=drawn * self.rows.std(axis=0) + self.rows.mean(axis=0))
 
     def with_rows_of(self, other: "Table", words: frozenset[str]) -> "Table":
-        """This table, where the given words have the other's vectors; both hold the same words in the same order.
+        """Return this table with the other's vectors for the given words.
 
         Raises:
-            ValueError: they do not.
+            ValueError: the tables do not have the same words in the same order.
         """
         if self.words != other.words:
-            raise ValueError("tables of different words; take the rows of a table that has the same words")
+            raise ValueError("the tables have different words; take rows from a table with the same words")
         taken = np.array([word in words for word in self.words])
         return replace(self, rows=np.where(taken[:, None], other.rows, self.rows))
 
     def without_padding(self) -> "Table":
-        """All but the rows that stand for nothing. The other special words stay: they have vectors like any word, and
-        an attack that did not know them would lose its way at every unknown word.
+        """Return the table without padding rows.
+
+        The other special words stay. They have vectors like any word, and without them an attack would fail after every
+        unknown word.
         """
         kept = [place for place, word in enumerate(self.words) if word != "[PAD]"]
         return Table(tuple(self.words[place] for place in kept), self.rows[kept])
@@ -189,7 +193,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts as the member trains on them. ids (B, S), padded behind; labels (B,); words: the member's, by id."""
+    """Texts as the member trains on them.
+
+    Args:
+        ids: (B, S), padded at the end.
+        labels: (B,).
+        words: the member's, by id.
+        pad_id: id of padding.
+    """
 
     ids: Ids
     labels: Ids
@@ -198,25 +209,25 @@ class Batch:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Where a token stands, (B, S)."""
+        """Mask of the tokens, (B, S)."""
         found: NDArray[np.bool_] = self.ids != self.pad_id
         return found
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each text, special ones included."""
+        """Number of tokens of each text, including special ones."""
         return tuple(int(length) for length in self.seen.sum(axis=1))
 
     def tokens(self) -> list[str]:
-        """All tokens of the batch, special ones included."""
+        """Return all tokens of the batch, including special ones."""
         return [self.words[place] for place in self.ids[self.seen]]
 
 
 def shared_gradient(module: TextClassifier, batch: Batch, division: Division) -> dict[str, Tensor]:
-    """What leaves the member: the gradient of the batch's mean cross entropy for what the division shares.
+    """Return what leaves the member: the gradient of the batch's mean cross entropy for the shared parameters.
 
-    The module is in evaluation mode, so dropout is off; parameters that are frozen have no gradient. Of an embedding
-    with private rows, the others' gradients, in their order.
+    The module is in evaluation mode, so dropout is off. Frozen parameters have no gradient. For an embedding with
+    private rows it has the shared rows' gradients, in their order.
     """
     trained = {
         name: parameter
@@ -233,7 +244,7 @@ def shared_gradient(module: TextClassifier, batch: Batch, division: Division) ->
 
 
 def shared_words(division: Division, words: Sequence[str]) -> list[str]:
-    """The words whose vectors the division shares, in the order of the shared embedding's rows."""
+    """Return the words whose vectors the division shares, in the order of the shared embedding's rows."""
     if EMBEDDING in division.names:
         return []
     return [words[place] for place in _shared_rows(division, len(words))]
@@ -248,7 +259,7 @@ def _shared_rows(division: Division, count: int) -> Ids:
 
 
 def noised(gradient: Gradient, clip: float, multiplier: float, seed: int) -> dict[str, Tensor]:
-    """The gradient, clipped as a whole to L2 norm `clip`, with Gaussian noise of deviation `multiplier` x `clip`."""
+    """Clip the whole gradient to L2 norm `clip` and add Gaussian noise of standard deviation `multiplier` x `clip`."""
     norm = float(torch.sqrt(sum((value.square().sum() for value in gradient.values()), torch.zeros(()))))
     scale = min(1.0, clip / norm) if norm else 1.0
     generator = torch.Generator().manual_seed(seed)
@@ -259,7 +270,7 @@ def noised(gradient: Gradient, clip: float, multiplier: float, seed: int) -> dic
 
 
 def summed(gradients: Sequence[Gradient]) -> dict[str, Tensor]:
-    """What secure aggregation shows of several members: the sum, parameter by parameter."""
+    """Return what secure aggregation reveals of several members: the sum of each parameter."""
     return {name: torch.stack([each[name] for each in gradients]).sum(dim=0) for name in gradients[0]}
 
 
@@ -267,7 +278,7 @@ def summed(gradients: Sequence[Gradient]) -> dict[str, Tensor]:
 
 
 def tokens_by_rows(gradient: Gradient, words: Sequence[str]) -> list[str]:
-    """The words whose row of the embedding has a gradient, each once. words: by row (`shared_words`)."""
+    """Return the words whose embedding row has a gradient, each once. words: by row (`shared_words`)."""
     moved = gradient[EMBEDDING].abs().amax(dim=1) > 0
     return [words[place] for place in moved.nonzero().ravel().tolist()]
 
@@ -276,14 +287,14 @@ def tokens_by_rows(gradient: Gradient, words: Sequence[str]) -> list[str]:
 
 
 class NoSpan(ValueError):
-    """The model has no layer whose gradient this attack reads."""
+    """The model has no layer whose gradient this attack can read."""
 
 
 def _span(gradients: Sequence[Tensor], most: int) -> tuple[Tensor, int]:
-    """An orthonormal basis (D, r) of the space that the rows of gradients (R, D) span, and r, at most `most`.
+    """Return an orthonormal basis (D, r) of the span of the gradients' rows (R, D), and r, at most `most`.
 
-    Directions below RANK_TOLERANCE of the strongest are rounding. A span of the whole space would tell nothing; it is
-    cut by its weakest direction, which a token or two too many do not fill.
+    Directions below RANK_TOLERANCE of the strongest are rounding noise. A span of the whole space would reveal nothing,
+    so it loses its weakest direction, which one or two tokens too many do not fill.
     """
     stacked = torch.cat(list(gradients)).to(torch.float64)
     _, strengths, directions = torch.linalg.svd(stacked, full_matrices=False)
@@ -294,16 +305,16 @@ def _span(gradients: Sequence[Tensor], most: int) -> tuple[Tensor, int]:
 
 
 def _complement(basis: Tensor) -> Tensor:
-    """An orthonormal basis of everything that is perpendicular to `basis` (D, r), shape (D, D - r)."""
+    """Return an orthonormal basis, (D, D - r), of the orthogonal complement of `basis`, (D, r)."""
     whole, _ = torch.linalg.qr(basis.to(torch.float64), mode="complete")
     rest: Tensor = whole[:, basis.shape[1] :].to(torch.float32)
     return rest
 
 
 class _Distance:
-    """How much of a vector lies outside a span: 0 for one inside, near sqrt(1 - r / D) for one that has no part in it.
+    """The share of a vector outside a span: 0 if it is inside, near sqrt(1 - r / D) if it is unrelated.
 
-    It projects on the smaller of the span and its complement.
+    It projects onto the smaller of the span and its complement.
     """
 
     def __init__(self, basis: Tensor) -> None:
@@ -312,17 +323,17 @@ class _Distance:
         self._basis = basis if self._inside else _complement(basis)
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Shape (...) for vectors of shape (..., D)."""
+        """Return distances of shape (...) for vectors of shape (..., D)."""
         lengths = vectors.square().sum(dim=-1).clamp(min=1e-30)
         share = (vectors @ self._basis).square().sum(dim=-1) / lengths
         return (1 - share if self._inside else share).clamp(min=0).sqrt()
 
 
 def _cells(names: Iterable[str]) -> dict[Literal["onward", "backward"], str]:
-    """For each direction of the LSTM, what its parameters' names begin with.
+    """Return the prefix of the parameters' names for each direction of the LSTM.
 
     Raises:
-        NoSpan: there is none.
+        NoSpan: the gradient is not an LSTM's.
     """
     known = set(names)
     prefixes: dict[Literal["onward", "backward"], str] = {
@@ -330,12 +341,12 @@ def _cells(names: Iterable[str]) -> dict[Literal["onward", "backward"], str]:
         "backward": "encoder.backward.",
     }
     if not all(f"{prefix}weight_{part}" in known for prefix in prefixes.values() for part in ("ih", "hh")):
-        raise NoSpan("the gradient has no LSTM of two directions; use the attack of the model's own architecture")
+        raise NoSpan("the gradient has no LSTM with two directions; use the attack for the model's architecture")
     return prefixes
 
 
 def tokens_by_span(gradient: Gradient, table: Table, lengths: Sequence[int]) -> list[str]:
-    """Words of an LSTM's batch by the span of its input vectors: as many as the span has dimensions, each once.
+    """Recover an LSTM's words by the span of its input vectors: as many as the span has dimensions, each once.
 
     Raises:
         NoSpan: the gradient is not an LSTM's.
@@ -349,8 +360,12 @@ def tokens_by_span(gradient: Gradient, table: Table, lengths: Sequence[int]) -> 
 
 @dataclass(frozen=True)
 class _Reading:
-    """A text as one direction reads it: places of its words in the table, how far each one's state lay from the span,
-    and the state behind the last, h and c, each (H,).
+    """A text as read in one direction.
+
+    Args:
+        words: their places in the table.
+        distances: of each word's state from the span.
+        hidden, memory: h and c after the last word, (H,).
     """
 
     words: tuple[int, ...]
@@ -362,11 +377,14 @@ class _Reading:
 def tokens_by_states(
     gradient: Gradient, parameters: Mapping[str, Tensor], table: Table, lengths: Sequence[int]
 ) -> list[str]:
-    """Words of an LSTM's batch, read one after another by the span of its states, from both ends.
+    """Recover an LSTM's words one after another by the span of its states, from both ends.
 
-    With max pooling a state has a part in the gradient only if it, or a later one, is the largest in some feature: one
-    direction loses a text's end, the other its beginning. Where both have a word, the nearer one counts. A text of one
-    word leaves no state. parameters: the shared ones that the gradient was taken at.
+    With max pooling a state contributes to the gradient only if it, or a later one, is the largest in some feature. So
+    one direction loses a text's end, and the other its beginning. If both have a word, the nearer one counts. A text of
+    one word leaves no state.
+
+    Args:
+        parameters: the shared ones at which the gradient was taken.
 
     Raises:
         NoSpan: the gradient is not an LSTM's.
@@ -384,8 +402,10 @@ def tokens_by_states(
 
 
 def _near(gradient: Gradient, prefixes: Iterable[str], rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Places of the rows worth trying, those nearest to the span of the input vectors, and what of each lies in it:
-    the rest is how far the table is out of date. All rows, as they are, where the span is of nearly everything.
+    """Return the places of the rows nearest to the span of the input vectors, and their projections onto it.
+
+    The rest of a row is how far the table is outdated. If the span is almost the whole space, all rows are returned
+    unchanged.
     """
     basis, rank = _span([gradient[f"{prefix}weight_ih"] for prefix in prefixes], sum(lengths))
     if rank > 0.9 * rows.shape[1]:
@@ -395,11 +415,11 @@ def _near(gradient: Gradient, prefixes: Iterable[str], rows: Tensor, lengths: Se
 
 
 def _read(weights: Mapping[str, Tensor], basis: Tensor, rows: Tensor, lengths: Sequence[int]) -> list[_Reading]:
-    """As many texts as there are lengths, word by word: at each step the pairs of a beginning and a next word whose
-    state lies nearest to the span.
+    """Read as many texts as there are lengths, word by word.
 
-    Which beginning belongs to which length is not known: where a text ends, the one that fits worst is taken to be it.
-    The last word is left out: no step follows its state, which therefore has no part in the gradient.
+    Each step keeps the pairs of a beginning and a next word whose state is nearest to the span. The length of each
+    beginning is unknown: when a text ends, the one that fits worst is assumed to be it. The last word is left out,
+    because no step follows its state, which therefore does not contribute to the gradient.
     """
     distance, size = _Distance(basis), weights["weight_hh"].shape[1]
     inputs = rows @ weights["weight_ih"].T + weights["bias"]
@@ -413,7 +433,7 @@ def _read(weights: Mapping[str, Tensor], basis: Tensor, rows: Tensor, lengths: S
         for far, place in zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True):
             before, word = divmod(place, len(rows))
             followed.add(before)
-            # The true state lies in the span: what does not is the table's fault.
+            # The true state is in the span. The rest comes from the outdated table.
             state = basis @ (basis.T @ hidden[before, word])
             old = alive[before]
             grown.append(_Reading((*old.words, word), (*old.distances, far), state, memory[before, word]))
@@ -423,7 +443,7 @@ def _read(weights: Mapping[str, Tensor], basis: Tensor, rows: Tensor, lengths: S
 
 
 def _joined(onward: Sequence[_Reading], backward: Sequence[_Reading], lengths: Sequence[int]) -> list[int]:
-    """Words of all texts, from the readings of both directions that agree best, longest text first."""
+    """Join the readings of both directions that agree best, longest text first, and return all words."""
     left, right, found = list(onward), list(backward), list[int]()
     for length in sorted(lengths, reverse=True):
         pairs = [(_agreement(one, other, length), a, b) for a, one in enumerate(left) for b, other in enumerate(right)]
@@ -442,14 +462,14 @@ def _joined(onward: Sequence[_Reading], backward: Sequence[_Reading], lengths: S
 
 
 def _agreement(onward: _Reading, backward: _Reading, length: int) -> tuple[int, int]:
-    """In how many places of a text so long two readings have the same word; then, how much of it they have read."""
+    """Return in how many places of a text two readings agree, and how many words they have."""
     one, other = onward.words[:length], backward.words[:length]
     places = range(max(0, length - len(other)), min(length, len(one)))
     return sum(one[at] == other[length - 1 - at] for at in places), len(one) + len(other)
 
 
 def _next_states(inputs: Tensor, recurrent: Tensor, readings: Sequence[_Reading]) -> tuple[Tensor, Tensor]:
-    """h and c, each (P, V, H), after each reading and each next word (as `learning.models.lstm`)."""
+    """Return h and c, (P, V, H) each, after each reading and each next word, as in `learning.models.lstm`."""
     before = torch.stack([reading.hidden for reading in readings]) @ recurrent.T
     memory = torch.stack([reading.memory for reading in readings])
     enter, forget, cell, leave = (before[:, None, :] + inputs[None]).chunk(4, dim=-1)
@@ -458,14 +478,14 @@ def _next_states(inputs: Tensor, recurrent: Tensor, readings: Sequence[_Reading]
 
 
 class _Reached(Exception):
-    """The first attention's input is known; the rest of the model need not run."""
+    """The first attention's input is known, so the rest of the model need not run."""
 
 
 def _projections(module: TextClassifier) -> list[tuple[str, nn.Linear]]:
-    """The first attention's query, key and value layers, by the name of their weight.
+    """Return the first attention's query, key and value layers, with the names of their weights.
 
     Raises:
-        NoSpan: the model has none.
+        NoSpan: the model has no attention.
     """
     found: dict[str, tuple[str, nn.Linear]] = {}
     for name, layer in module.named_modules():
@@ -473,13 +493,13 @@ def _projections(module: TextClassifier) -> list[tuple[str, nn.Linear]]:
         if match and isinstance(layer, nn.Linear):
             found.setdefault(match.group(1)[0], (f"{name}.weight", layer))
     if found.keys() != {"q", "k", "v"}:
-        raise NoSpan("the model has no attention over its words; use the attack of the model's own architecture")
+        raise NoSpan("the model has no attention over its words; use the attack for the model's architecture")
     return list(found.values())
 
 
 @torch.no_grad()
 def _attention_inputs(module: TextClassifier, rows: Tensor, positions: int) -> Iterator[Tensor]:
-    """What the first attention would see of each row at each position, in chunks of (rows, positions, D)."""
+    """Yield the first attention's input for each row at each position, in chunks of (rows, positions, D)."""
     _, layer = _projections(module)[0]
     caught: list[Tensor] = []
 
@@ -500,16 +520,19 @@ def _attention_inputs(module: TextClassifier, rows: Tensor, positions: int) -> I
 
 
 def tokens_by_positions(module: TextClassifier, gradient: Gradient, table: Table, lengths: Sequence[int]) -> list[str]:
-    """Words of a transformer's batch by the span of the first attention's inputs, position by position.
+    """Recover a transformer's words by the span of the first attention's inputs, position by position.
 
-    At each position at most as many words as there are texts that long. The module serves for its shared parameters and
-    its layers only; its embedding is not looked at. lengths include [CLS] and [SEP].
+    At each position it finds at most as many words as there are texts of that length.
+
+    Args:
+        module: used only for its shared parameters and layers, not for its embedding.
+        lengths: include [CLS] and [SEP].
 
     Raises:
         NoSpan: the model has no attention.
     """
     weights = [gradient[name] for name, _ in _projections(module)]
-    # [CLS] is the same vector in every text.
+    # [CLS] has the same vector in every text.
     basis, rank = _span(weights, sum(length - 1 for length in lengths) + 1)
     distance, table = _Distance(basis), table.without_padding()
     positions = max(lengths)
@@ -522,7 +545,7 @@ def tokens_by_positions(module: TextClassifier, gradient: Gradient, table: Table
         nearest = distances[:, position].topk(min(texts, len(distances)), largest=False)
         found += zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
     found.sort()
-    # One dimension is [CLS]'s.
+    # One dimension belongs to [CLS].
     return [table.words[place] for _, place in found[: max(1, rank - 1)]]
 
 
@@ -531,11 +554,14 @@ def tokens_by_positions(module: TextClassifier, gradient: Gradient, table: Table
 
 @dataclass(frozen=True)
 class Matching:
-    """How DLG searches.
+    """Options of DLG's search.
 
-    rate: Adam's, at the start. deviation: of the dummy vectors at the start. starts: how often a search is begun anew.
-    whitening: None, or how far below its strongest direction (as a ratio of singular values) a gradient's directions
-    still weigh as much as that one (`_Distances`).
+    Args:
+        rate: Adam's rate at the start.
+        std: standard deviation of the dummy vectors at the start.
+        starts: number of searches for each batch.
+        whitening: None, or the ratio of singular values down to which a gradient's directions weigh as much as its
+            strongest one (`_Distances`).
     """
 
     steps: int = 200
@@ -548,37 +574,39 @@ class Matching:
 
 @dataclass(frozen=True)
 class Observed:
-    """What is known of one batch: its gradient, labels (B,), and where a token stands, (B, S)."""
+    """The known facts of one batch: its gradient, its labels, (B,), and the mask of its tokens, (B, S)."""
 
     gradient: Gradient
     labels: Ids
     seen: NDArray[np.bool_]
 
 
-# The softmax over a text's states that stands for their maximum while DLG searches: its temperature at the start and at
-# the end, and for which share of the steps.
+# A softmax over a text's states replaces their maximum while DLG searches: its temperature at the start and at the end,
+# and the share of the steps that use it.
 _SOFTEST, _HARDEST, _SOFT = 0.3, 0.005, 0.9
 
-# A gradient this much smaller than the largest is rounding, such as that of the keys' bias, which has no influence.
+# A gradient this much smaller than the largest is rounding noise, such as that of the keys' bias, which has no effect.
 _NOTHING = 1e-6
 
 
 def vectors_by_matching(module: TextClassifier, observed: Sequence[Observed], how: Matching) -> list[Values]:
-    """For each batch dummy vectors (B, S, D) whose gradient is nearest to the observed one; labels and lengths are
-    known. All searches run side by side: a step of many costs little more than one of one.
+    """Find dummy vectors (B, S, D) for each batch, whose gradient is nearest to the observed one.
 
-    DLG (Zhu, Liu, Han 2019) with three changes, without which it finds little in texts of thirty words. The distance is
-    the sum of absolute differences, which TAG (Deng et al. 2021) has beside the squared ones, for each matrix relative
-    to its size. What a maximum over positions hides from a search, which word it is that holds it, a softmax shows
-    whose temperature falls. Where a few directions drown the rest, as in a transformer, `whitening` brings the others
-    up. Matched are the matrices of LSTMs and linear layers; the embedding's rows, positions and normalisations are not.
-    Of several starts the nearest gradient decides, and no table.
+    Labels and lengths are known. All searches run in parallel, because a step of many costs little more than one of
+    one.
+
+    This is DLG (Zhu, Liu, Han 2019) with three changes, without which it finds little in texts of thirty words. The
+    distance is the sum of absolute differences, which TAG (Deng et al. 2021) uses beside the squared ones, relative to
+    the size of each matrix. A maximum over positions hides from the search which word holds it, so a softmax with
+    falling temperature replaces it. If a few directions drown the rest, as in a transformer, `whitening` amplifies the
+    others. It matches the matrices of LSTMs and linear layers, but not the embedding's rows, positions and
+    normalisations. Among several starts, the nearest gradient decides, without a table.
 
     Raises:
-        ValueError: no batches, or batches of different sizes.
+        ValueError: there are no batches, or batches of different sizes.
     """
     if len({len(each.labels) for each in observed}) != 1:
-        raise ValueError("batches of one size can be searched side by side; pass at least one, and equal ones")
+        raise ValueError("only batches of one size can be searched in parallel; pass at least one, all of equal size")
     module.eval()
     cases = [each for each in observed for _ in range(how.starts)]
     there, target = _side_by_side(cases)
@@ -609,20 +637,21 @@ def vectors_by_matching(module: TextClassifier, observed: Sequence[Observed], ho
 
 
 def _side_by_side(cases: Sequence[Observed]) -> tuple[Tensor, Tensor]:
-    """Where tokens stand, (P, B, S) for the longest text, and labels (P, B)."""
+    """Return the masks of tokens, (P, B, S) for the longest text, and the labels, (P, B)."""
     longest = max(each.seen.shape[1] for each in cases)
     there = [functional.pad(torch.from_numpy(each.seen), (0, longest - each.seen.shape[1])) for each in cases]
     return torch.stack(there), torch.from_numpy(np.stack([each.labels for each in cases]))
 
 
 class _Distances:
-    """How far gradients are from one that was observed: of each tensor the sum of absolute differences over that of
-    the observed one's values.
+    """Distances of gradients from an observed one.
 
-    Whitened, of a matrix with singular values s and vectors U, V: the mean over its directions of
-    |diag(s)^(-1/2) U^T (f - w) V diag(s)^(-1/2)|, summed, with s no smaller than `whitening` times the largest. The
-    gradient of n words has n directions; where texts are pooled by a mean, all but one are weaker by orders of
-    magnitude, and they are what tells words apart.
+    For each tensor it is the sum of absolute differences over the sum of the observed absolute values.
+
+    With whitening, for a matrix with singular values s and vectors U, V, it is the mean over its directions of
+    |diag(s)^(-1/2) U^T (f - w) V diag(s)^(-1/2)|, summed, with s at least `whitening` times the largest. The gradient
+    of n words has n directions. If texts are pooled by a mean, all directions but one are weaker by orders of
+    magnitude, and these distinguish the words.
     """
 
     def __init__(self, wanted: Gradient, whitening: float | None) -> None:
@@ -636,7 +665,7 @@ class _Distances:
                 self._sides[name] = ((left / roots).T.to(torch.float32), (right.T / roots).to(torch.float32))
 
     def __call__(self, found: Mapping[str, Tensor]) -> Tensor:
-        """found: of the tensors that are matched."""
+        """Return the distance. found: gradients of the matched tensors."""
         shares = []
         for name, value in found.items():
             if name not in self._wanted:
@@ -651,10 +680,9 @@ class _Distances:
 
 
 class _Watched:
-    """A model's LSTMs and linear layers while they run, and from them the gradients of each of several batches that go
-    through the model as one.
+    """Observes a model's LSTMs and linear layers, and gives the gradients of several batches from one pass.
 
-    A layer's gradient is sum_t g_t x_t^T, with g_t that of the loss at what the layer gives: so one pass serves all
+    A layer's gradient is sum_t g_t x_t^T, with g_t the loss's gradient at the layer's output. So one pass serves all
     batches, and x_t and g_t can be differentiated again.
     """
 
@@ -700,14 +728,17 @@ class _Watched:
             if self._temperature is None:
                 return None
             shares = (states.masked_fill(~self._there[:, :, None], -torch.inf) / self._temperature).softmax(dim=1)
-            # The maximum of equal values is the value.
+            # The later maximum over equal values is that value.
             return (shares * states).sum(dim=1, keepdim=True).expand_as(states)
 
         return keep
 
     def gradients(self, vectors: Tensor, there: Tensor, target: Tensor, temperature: float | None) -> dict[str, Tensor]:
-        """By name, (P, ...) for P batches of vectors (P, B, S, D), with a graph. temperature: of the softmax that
-        stands for the maximum over positions; None: the maximum.
+        """Return the gradients of P batches by name, (P, ...), with a graph.
+
+        Args:
+            vectors: (P, B, S, D).
+            temperature: of the softmax that replaces the maximum over positions; None takes the maximum.
         """
         self._temperature, self._there, self._of = temperature, there.flatten(0, 1), {}
         logits = self._module.classify(vectors.flatten(0, 1), self._there)
@@ -727,12 +758,12 @@ class _Watched:
 
 
 def _by_batch(values: Tensor, batches: int) -> Tensor:
-    """(P, B x S, D) of values (P x B, S, D) or (P x B, D)."""
+    """Reshape values (P x B, S, D) or (P x B, D) to (P, B x S, D)."""
     return values.reshape(batches, -1, values.shape[-1])
 
 
 def nearest_words(vectors: Values, seen: NDArray[np.bool_], table: Table) -> list[str]:
-    """For each vector of (B, S, D) that is seen, the word with the greatest cosine in the table."""
+    """Return the word with the largest cosine in the table for each vector of (B, S, D) that is a token."""
     table = table.without_padding()
     rows = functional.normalize(torch.from_numpy(table.rows), dim=1)
     asked = functional.normalize(torch.from_numpy(vectors[seen]), dim=1)

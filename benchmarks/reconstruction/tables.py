@@ -1,4 +1,4 @@
-"""What the report shows of reconstruction: a row a case, with how much it rests on, and words found by batch size."""
+"""Makes the report's table of reconstruction, with a row for each case, and its drawing by batch size."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,7 +12,7 @@ __all__ = ["draw_found", "found_rows"]
 
 Line = dict[str, Any]
 
-# (method, attack, attacker) with the name that the drawing gives them.
+# (method, attack, attacker) and its name in the drawing.
 _SHOWN = {
     ("fedavg", "rows", "true"): "fedavg: rows of the embedding",
     ("fedvocab", "span", "true"): "fedvocab: knows the present table",
@@ -33,13 +33,15 @@ _FIGURES = {
 }
 
 
-# An attack that finds less than this with the true table does not work there, whatever the table.
+# An attack that finds less than this with the true table does not work in that case with any table.
 _WORKS = 0.1
 
 
 def found_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row a case, in the order of the attacks. sentences: in each seed; tokens and digit tokens: of all seeds. The
-    note says where an undefended attack fails with the true table too, so that its row shows nothing of the method.
+    """Make a row for each case, in the order of the attacks.
+
+    `sentences` counts each seed; `tokens` and `digit tokens` count all seeds. The note says if an undefended attack
+    fails with the true table too, so that its row shows nothing about the method.
     """
     by_case: dict[str, dict[str, Line]] = {}
     for line in lines:
@@ -50,7 +52,7 @@ def found_rows(lines: Sequence[Line]) -> list[list[str]]:
         together: Line = {}
         for line in found.values():
             together |= line
-        # Lines from before they said it; their recipe has not changed since.
+        # Older lines lack the number. Their recipe has not changed since.
         sentences = together.get("sentences", _sentences().get(_named(case), ""))
         counts = (sentences, len(together.get("values", [0])), together.get("tokens", ""), together.get("digits", ""))
         figures = (f"{found[name]['value']:.4g}" if name in found else "" for name in _FIGURES)
@@ -77,8 +79,9 @@ def _sentences() -> dict[str, int]:
 
 
 def draw_found(lines: Sequence[Line], path: Path) -> None:
-    """F1 of the words found against the batch, a panel for each model, without any defence. Of public tables those that
-    a member has trained on for the fewest rounds but none.
+    """Draw the F1 of tokens found by batch size, without defences, in one panel for each model.
+
+    It shows the public table after the fewest rounds above zero.
     """
     plain = [line for line in lines if line["figure"] == "token_f1" and line["case"]["defence"] == "none"]
     models = sorted({line["case"]["model"] for line in plain})

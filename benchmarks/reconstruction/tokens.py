@@ -1,35 +1,34 @@
 """Reconstructs a batch's tokens from one member's gradient.
 
-128 AG News test sentences with at least three digit tokens each are one member's, with 94 more: 222, a hundredth of the
-training set here. The member takes part in some rounds, each by its method's own phases over its own data (nobody else
-moves the encoder: a simplification), and then takes the step whose gradient the attacker sees: a single step of plain
-SGD on one batch, dropout off, labels and lengths known. `attack` says who the attacker is and
-what each attack does.
+The attacked member has 128 AG News test sentences with at least three digit tokens each, and 94 others: 222, a
+hundredth of the training set here. It takes part in some rounds, each by its method's own phases over its own data (as
+a simplification, no other member moves the encoder). Then it makes the step whose gradient the attacker sees: a single
+step of plain SGD on one batch, without dropout, with labels and lengths known. `attack` describes the attacker and the
+attacks.
 
-**Models.** `bilstm-50`: the federated benchmarks' own, 50-wide GloVe and 150 states each way. `bilstm-300`: the paper's
-sizes, 300 and 300; no 300-wide GloVe is here, so its public table is random. Both over a public word list: GloVe's
-subset and every word that the AG News training set has five times. `bert-2x128`: a BERT of two layers, 128 wide, with
-random weights and BERT's word pieces (the paper's are DistilBERT and BERT-base, trained).
+**Models.** `bilstm-50` is that of the federated benchmarks: GloVe 50 wide and 150 states each way. `bilstm-300` has the
+paper's sizes, 300 and 300; no GloVe of that width is available, so its public table is random. Both use a public word
+list: GloVe's subset and every word that occurs at least five times in the AG News training set. `bert-2x128` is a BERT
+of two layers, 128 wide, with random weights and BERT's word pieces (the paper uses trained DistilBERT and BERT-base).
 
-**Attackers.** true: the member's table of that moment. public: the table that members start from. unrelated: the
-paper's; the words are known, their vectors are not. Under `own-vocabulary` the member starts from GloVe, its choice and
-a table that everybody has, and the public table is GloVe. Under `own-vocabulary-random`, which is what the product does
-unless told otherwise, its vectors start from a seed of its own; the public table is what the job's seed would give, and
-the attacker is told the member's words and their places, which it would not know.
+**Attackers.** true: has the member's present table. public: has the table that members start from. unrelated: the
+paper's attacker, which knows the words but not their vectors. With `own-vocabulary` the member chose to start from
+GloVe, a table that everybody has, and the public table is GloVe. With `own-vocabulary-random`, the product's default,
+its vectors start from its own seed. The public table is then what the job's seed would give, and the attacker is told
+the member's words and their places, which it would not know.
 
-**Secure aggregation.** Ten members train in the same rounds, each on 222 rows of its own and with a table of its own;
-what they share is averaged after each round. Then each takes its step on one batch, and the attacker sees the sum.
+**Secure aggregation.** Ten members train in the same rounds, each on its own 222 rows and with its own table. Their
+shared parameters are averaged after each round. Then each makes its step on one batch, and the attacker sees the sum.
 
-**Figures.** Over all batches of a cell and seed; `value` is the mean over seeds where there are several. A token
-counts as often as it stands in the batch. `rows` and `span` say a word once: repeated words (here a dollar sign is "#
-36 ;") hold their recall and digit leakage near 0.7 where they find everything. Under secure aggregation they are
-counted against the one member's tokens: recall with little precision means that the words of all ten are read, and
-whose they are is not.
+**Figures.** They cover all batches of a cell and seed; `value` is the mean over the seeds. A token counts as often as
+it occurs in the batch. `rows` and `span` name a word once, so repeated words (here a dollar sign is "# 36 ;") cap their
+recall and digit leakage near 0.7 even if they find everything. Under secure aggregation they count against one member's
+tokens. Recall with little precision then means that the words of all ten are found, but not whose they are.
 
-`dlg` is given few sentences, the shortest, one start and a fixed number of steps: it says what the paper's attack finds
-within that, not what it could find. A zero of it says something about a method where the same search finds the words
-with the true table, and nothing elsewhere. Its steps, rates and whitening were chosen by what it finds with the true
-table, on six (BiLSTM) and three (BERT) of the sentences.
+`dlg` has few sentences, the shortest, one start and a fixed number of steps. It shows what the paper's attack finds
+within these limits, not what it could find. A zero says something about a method only if the same search finds the
+words with the true table. Its steps, rates and whitening were chosen by what it finds with the true table, on six
+(BiLSTM) and three (BERT) of the sentences.
 """
 
 import copy
@@ -88,27 +87,27 @@ LABELS = ("World", "Sports", "Business", "Sci/Tech")
 GLOVE = SHARED / "glove" / "glove.6B.50d.subset.txt.gz"
 PIECES = SHARED / "bert_vocab" / "bert-base-uncased-vocab.txt.gz"
 AG_NEWS = SHARED / "ag_news"
-# A word of the public list stands this often in the training set.
+# A word is in the public list if it occurs this often in the training set.
 MIN_COUNT = 5
 MAX_TOKENS = 128
 
-# The paper's learning rates (appendix A.1), a local epoch a round. Its AdamW is Adam here: the decay that is left out
-# moves a table by less than a hundredth of what Adam does.
+# The paper's learning rates (appendix A.1), with one local epoch a round. Adam replaces its AdamW: the missing decay
+# would move a table less than a hundredth as far as Adam does.
 RECIPES = {
     "bilstm": Training(epochs=1, batch=32, optimiser="adam", learning_rate=5e-3),
     "bert": Training(epochs=1, batch=32, optimiser="adam", learning_rate=5e-5),
 }
-# Of 50 rounds with a tenth of the members each, a member takes part in some five.
+# With a tenth of the members in each of 50 rounds, a member takes part in about five.
 ROUNDS = 5
 CLIP = 1.0
 COHORT = 10
 UNRELATED, NOISE = 1_000, 2_000
-# A seed that only the member knows, and what sets the others' seeds apart from its own.
+# A seed that only the member knows, and the offset of the other members' seeds.
 SECRET, OTHERS = 3_000_000, 100_000
-# Entries of an own vocabulary at most: all words of 222 texts are fewer.
+# Largest own vocabulary. 222 texts have fewer words.
 OWN_ENTRIES = 20_000
 
-# How DLG searches: whitening, steps, and Adam's rate as a share of the table's deviation.
+# Options of DLG's search: whitening, steps, and Adam's rate as a share of the table's standard deviation.
 SEARCHES: Mapping[str, tuple[float | None, int, float]] = {"bilstm": (None, 600, 1 / 3), "bert": (3e-4, 800, 0.15)}
 
 Attack = Literal["rows", "span", "states", "positions", "dlg"]
@@ -117,18 +116,18 @@ ATTACKERS: tuple[Attacker, ...] = ("true", "public", "unrelated")
 Defence = Literal[
     "none", "frozen", "own-vocabulary", "own-vocabulary-random", "noise-0.001", "noise-1", "secure-aggregation"
 ]
-# What comes after the gradient is taken.
+# Defences that act after the gradient is taken.
 LATER: tuple[Defence, ...] = ("noise-0.001", "noise-1", "secure-aggregation")
 
-# What was measured otherwise before: which version of it a line has. Lines without one are of the first.
+# Versions of attacks and defences that changed. A line without a version has version 1.
 VERSIONS: Mapping[str, int] = {"dlg": 2, "positions": 2, "secure-aggregation": 2}
 
-# Table 2: digit tokens recovered, in shares. Of which model each of ours stands beside.
+# The paper's table 2: shares of digit tokens recovered, by the family of our model.
 PAPER = {
     "bilstm": {"fedavg": 0.876, "fedrecon": 0.021, "fedvocab": 0.012},
     "bert": {"fedavg": 0.882, "fedrecon": 0.024, "fedvocab": 0.013},
 }
-# The tables that the paper's attacker has for each method.
+# The table of the paper's attacker for each method.
 PAPER_ATTACKER = {"fedavg": "true", "fedrecon": "unrelated", "fedvocab": "unrelated"}
 
 METHODS: Mapping[str, Method] = {"fedavg": FedAvg(), "fedrecon": FedRecon(), "fedvocab": FedVocab()}
@@ -136,7 +135,12 @@ METHODS: Mapping[str, Method] = {"fedavg": FedAvg(), "fedrecon": FedRecon(), "fe
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the results. sentences: how many of the 128 are attacked; shortest: the shortest of them."""
+    """One row of the results.
+
+    Args:
+        sentences: number of the 128 sentences that are attacked.
+        shortest: attack the shortest ones.
+    """
 
     method: str
     model: str
@@ -150,7 +154,7 @@ class Cell:
 
     @property
     def case(self) -> dict[str, Any]:
-        """The keys that name it in the results."""
+        """The keys of the case in the results."""
         return {
             "method": self.method,
             "model": self.model,
@@ -163,12 +167,12 @@ class Cell:
 
     @property
     def version(self) -> int:
-        """Of the attack or the defence, whichever is newer."""
+        """Version of the attack or the defence, whichever is newer."""
         return max(VERSIONS.get(self.attack, 1), VERSIONS.get(self.defence, 1))
 
     @property
     def attacked(self) -> int:
-        """Sentences that are attacked, in each seed: whole batches, and one at least."""
+        """Number of sentences attacked in each seed: whole batches, at least one."""
         return self.batch * max(1, self.sentences // self.batch)
 
     @property
@@ -178,7 +182,7 @@ class Cell:
 
     @property
     def paper(self) -> float | None:
-        """The paper's figure for digit tokens, where the attack and the attacker are the paper's."""
+        """The paper's figure for digit tokens, if the attack and the attacker are the paper's."""
         asked = self.attack == "dlg" and self.defence == "none" and self.batch == 1
         return PAPER[self.family][self.method] if asked and self.attacker == PAPER_ATTACKER[self.method] else None
 
@@ -188,10 +192,10 @@ class Cell:
 
 @cache
 def news(split: str) -> tuple[tuple[str, int], ...]:
-    """Texts and labels of AG News, in the file's order."""
+    """Read the texts and labels of AG News, in the file's order."""
     path = AG_NEWS / f"{split}.jsonl.gz"
     if not path.exists():
-        raise NoData(f"{path} is not here; put AG News there (shared/data/README.md)")
+        raise NoData(f"{path} is missing; put AG News there (shared/data/README.md)")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return tuple((row["text"], LABELS.index(row["label"])) for row in rows)
@@ -199,9 +203,9 @@ def news(split: str) -> tuple[tuple[str, int], ...]:
 
 @cache
 def glove() -> Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Words and their 50 numbers."""
+    """Read GloVe's words and their vectors, (50,) each."""
     if not GLOVE.exists():
-        raise NoData(f"{GLOVE} is not here; put the GloVe subset there (shared/data/README.md)")
+        raise NoData(f"{GLOVE} is missing; put the GloVe subset there (shared/data/README.md)")
     with gzip.open(GLOVE, "rt", encoding="utf-8") as file:
         lines = [line.rstrip("\n").split(" ") for line in file]
     return {word: np.array(numbers, dtype=np.float32) for word, *numbers in lines}
@@ -209,24 +213,24 @@ def glove() -> Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]:
 
 @cache
 def public_words() -> tuple[str, ...]:
-    """The public word list: GloVe's, then the training set's frequent ones."""
+    """Return the public word list: GloVe's words, then the training set's frequent ones."""
     counts = Counter(word for text, _ in news("train") for word in re.findall(r"\w+|[^\w\s]", text.lower()))
     return (*glove(), *(word for word, count in counts.most_common() if count >= MIN_COUNT and word not in glove()))
 
 
 @cache
 def encoder(model: str) -> TextEncoder:
-    """The public tokenizer of a model."""
+    """Return the public tokenizer of a model."""
     if model.startswith("bert"):
         if not PIECES.exists():
-            raise NoData(f"{PIECES} is not here; put BERT's word pieces there (shared/data/README.md)")
+            raise NoData(f"{PIECES} is missing; put BERT's word pieces there (shared/data/README.md)")
         return TextEncoder(wordpiece_tokenizer(read_vocabulary(PIECES)), MAX_TOKENS, 3, frame=True)
     return TextEncoder(word_tokenizer(public_words()), MAX_TOKENS, 1)
 
 
 @cache
 def own_encoder(texts: tuple[str, ...], defence: Defence) -> TextEncoder:
-    """A tokenizer of the member's own words."""
+    """Return a tokenizer of the member's own words."""
     if defence == "own-vocabulary-random":
         return TextEncoder(own_tokenizer(texts, "words", OWN_ENTRIES), MAX_TOKENS, 1)
     words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
@@ -234,7 +238,7 @@ def own_encoder(texts: tuple[str, ...], defence: Defence) -> TextEncoder:
 
 
 def model_table(model: str) -> Model:
-    """The job's model."""
+    """Return the job's model."""
     match model:
         case "bilstm-50":
             return BiLSTMModel(embedding=50, hidden=150)
@@ -251,12 +255,15 @@ def model_table(model: str) -> Model:
             }
             return TransformerModel(config=config)
         case _:
-            raise ValueError(f"no model {model!r} in this benchmark")
+            raise ValueError(f"this benchmark has no model {model!r}")
 
 
 @cache
 def member_texts(model: str) -> tuple[tuple[str, int], ...]:
-    """The member's 222: first the 128 that are attacked, which hold three digit tokens each as this model cuts them."""
+    """Return the member's 222 texts.
+
+    The first 128 are attacked, and have at least three digit tokens each in this model's tokenizer.
+    """
     cut = encoder(model)
     words = cut.words()
     chosen: list[tuple[str, int]] = []
@@ -274,14 +281,14 @@ def member_texts(model: str) -> tuple[tuple[str, int], ...]:
 
 @cache
 def others_texts(model: str) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """222 texts of each of the other members of a cohort: the next rows that the member does not have."""
+    """Return 222 texts for each other member of a cohort: the next rows that the member does not have."""
     taken = set(member_texts(model))
     left = (row for row in news("test") if row not in taken)
     return tuple(tuple(islice(left, OWN)) for _ in range(COHORT - 1))
 
 
 def batch_of(texts: Sequence[tuple[str, int]], cut: TextEncoder) -> Batch:
-    """Texts as the member trains on them."""
+    """Return texts as the member trains on them."""
     words = tuple(word or "" for word in cut.words())
     return Batch(cut.encode([text for text, _ in texts]), np.array([label for _, label in texts]), words, cut.pad_id)
 
@@ -291,7 +298,7 @@ def batch_of(texts: Sequence[tuple[str, int]], cut: TextEncoder) -> Batch:
 
 @dataclass(frozen=True)
 class Member:
-    """A member at the step that is seen. table: its own; public: what an outsider knows of where it started."""
+    """A member at the attacked step. table: its own. public: what an outsider knows of its start."""
 
     module: TextClassifier
     cut: TextEncoder
@@ -302,22 +309,24 @@ class Member:
 
 @lru_cache(maxsize=6)
 def member(model: str, method: str, defence: Defence, rounds: int, seed: int) -> Member:
-    """The member after its rounds and the phases that come before the step. Noise and sums come later than this."""
+    """Return the member after its rounds and the phases before the step. Noise and sums come later."""
     (alone,) = trained(model, method, defence, rounds, seed, (member_texts(model),))
     return alone
 
 
 @lru_cache(maxsize=1)
 def cohort(model: str, method: str, rounds: int, seed: int) -> tuple[Member, ...]:
-    """Ten members after the rounds in which they trained together; the first is the one that is attacked."""
+    """Return ten members after their common rounds; the first is attacked."""
     return trained(model, method, "none", rounds, seed, (member_texts(model), *others_texts(model)))
 
 
 def trained(
     model: str, method: str, defence: Defence, rounds: int, seed: int, rows: Sequence[Sequence[tuple[str, int]]]
 ) -> tuple[Member, ...]:
-    """Members with these rows, after rounds together: what they share is averaged after each, and the rest is each
-    one's own. Who is alone has what it trained.
+    """Train members with these rows in common rounds.
+
+    Shared parameters are averaged after each round; the others stay each member's own. A single member keeps what it
+    trained.
     """
     described = model_table(model)
     own = defence.startswith("own-vocabulary")
@@ -360,7 +369,7 @@ def trained(
 
 
 def average_shared(modules: Sequence[TextClassifier], division: Division) -> None:
-    """Shared values become the mean over members, who have equally many examples."""
+    """Replace the shared values by their mean over the members, which have equally many examples."""
     shared = [division.shared(module) for module in modules]
     mean = {name: np.stack([each[name] for each in shared]).mean(axis=0) for name in shared[0]}
     for module in modules:
@@ -368,7 +377,7 @@ def average_shared(modules: Sequence[TextClassifier], division: Division) -> Non
 
 
 def _put_rows(module: TextClassifier, table: Table, division: Division) -> None:
-    """Private rows of fedrecon start from public numbers in every round."""
+    """Reset fedrecon's private rows to their public start, as in every round."""
     with torch.no_grad():
         module.embedding.weight[torch.from_numpy(division.rows)] = torch.from_numpy(table.rows[division.rows])
 
@@ -378,7 +387,7 @@ def _table(words: tuple[str, ...], module: TextClassifier) -> Table:
 
 
 def attackers_table(cell: Cell, who: Member, seed: int) -> Table:
-    """What the attacker looks words up in. Of fedrecon, rows that are shared are known as they are."""
+    """Return the table in which the attacker looks up words. It knows the shared rows of fedrecon."""
     if cell.attacker == "true":
         return who.table
     table = who.public if cell.attacker == "public" else who.public.unrelated(UNRELATED + seed)
@@ -391,7 +400,7 @@ def attackers_table(cell: Cell, who: Member, seed: int) -> Table:
 
 
 def observed(cell: Cell, who: Member, batches: Sequence[Batch], at: int, seed: int) -> tuple[Gradient, tuple[int, ...]]:
-    """What the attacker sees of batch `at`, and the lengths that it is told."""
+    """Return the gradient of batch `at` that the attacker sees, and the lengths that it is told."""
     gradient = shared_gradient(who.module, batches[at], who.division)
     match cell.defence:
         case "noise-0.001" | "noise-1":
@@ -411,8 +420,9 @@ def observed(cell: Cell, who: Member, batches: Sequence[Batch], at: int, seed: i
 
 @lru_cache(maxsize=1)
 def matched(cell: Cell, seed: int) -> list[Values]:
-    """What the paper's attack finds in each batch before it looks words up. It is the same whatever the table, so that
-    cells which differ in the attacker alone are asked for by one of them.
+    """Return the vectors that the paper's attack finds in each batch.
+
+    They do not depend on the table, so cells that differ only in the attacker share them.
     """
     who, batches = attacked(cell, seed)
     std = float(who.table.rows.std())
@@ -426,7 +436,7 @@ def matched(cell: Cell, seed: int) -> list[Values]:
 def said(
     cell: Cell, who: Member, batches: Sequence[Batch], at: int, seen: tuple[Gradient, tuple[int, ...]], table: Table
 ) -> list[str]:
-    """The attacker's answer for batch `at`."""
+    """Return the attacker's answer for batch `at`."""
     gradient, lengths = seen
     match cell.attack:
         case "rows":
@@ -439,11 +449,11 @@ def said(
         case "positions":
             return tokens_by_positions(who.module, gradient, table, lengths)
         case "dlg":
-            raise ValueError("vectors of all batches are fitted at once; ask `matched`")
+            raise ValueError("vectors of all batches are fitted at once; use `matched`")
 
 
 def attacked(cell: Cell, seed: int) -> tuple[Member, list[Batch]]:
-    """The member and its batches that are attacked."""
+    """Return the attacked member and its attacked batches."""
     if cell.defence == "secure-aggregation":
         who = cohort(cell.model, cell.method, cell.rounds, seed)[0]
     else:
@@ -459,7 +469,7 @@ def attacked(cell: Cell, seed: int) -> tuple[Member, list[Batch]]:
 
 
 def measured(cell: Cell, seed: int) -> Tally:
-    """Counts over the cell's batches."""
+    """Attack a cell's batches and count the tokens."""
     who, batches = attacked(cell, seed)
     table, total = attackers_table(cell, who, seed), Tally()
     found = matched(replace(cell, attacker="true"), seed) if cell.attack == "dlg" else []
@@ -473,12 +483,15 @@ def measured(cell: Cell, seed: int) -> Tally:
 
 
 def _training_defence(defence: Defence) -> Defence:
-    """What of a defence is there while the member trains."""
+    """Return the part of a defence that acts while the member trains."""
     return "none" if defence in LATER else defence
 
 
 def figures(cell: Cell, tallies: Sequence[Tally]) -> list[Figure]:
-    """The cell's lines, from one count a seed. sentences: of one seed; tokens and digits: of all together."""
+    """Return the cell's figures from one tally for each seed.
+
+    Their field `sentences` counts one seed; `tokens` and `digits` count all seeds.
+    """
     beside: dict[str, Any] = {
         "sentences": cell.attacked,
         "tokens": sum(each.reference for each in tallies),
@@ -497,14 +510,14 @@ def figures(cell: Cell, tallies: Sequence[Tally]) -> list[Figure]:
 
 
 def measured_before(lines: Sequence[Mapping[str, Any]], cell: Cell) -> bool:
-    """Whether lines of its case are there, and all of them of this version of its attack and its defence."""
+    """Tell whether the case has lines, all of the present version of its attack and defence."""
     return bool(lines) and all(line.get("version", 1) == cell.version for line in lines)
 
 
 def cells() -> Iterator[Cell]:
-    """All cells, those that cost little first."""
+    """Yield all cells, cheap ones first."""
     sizes = (1, 2, 4, 8, 16, 32, 64)
-    # What everyone can see where the embedding is shared.
+    # A shared embedding reveals its rows to everyone.
     for model in ("bilstm-50", "bilstm-300", "bert-2x128"):
         base = Cell("fedavg", model, "true", "rows", 1, rounds=0, sentences=SENTENCES // 2)
         for size in sizes:
@@ -517,7 +530,7 @@ def cells() -> Iterator[Cell]:
                 yield replace(base, attacker=attacker, batch=size)
         for attacker in ATTACKERS:
             yield replace(base, method="fedrecon", attacker=attacker)
-        # How far the table has moved.
+        # By how far the table has moved.
         for rounds in (0, 1):
             yield replace(base, attacker="public", rounds=rounds)
         for defence in ("frozen", *LATER[:2]):
@@ -539,7 +552,7 @@ def cells() -> Iterator[Cell]:
         for size in tried:
             for attacker in ATTACKERS:
                 yield Cell("fedvocab", model, attacker, "states", size, sentences=8 if model == "bilstm-300" else 2)
-    # The paper's attack, within what a core does in minutes. Before any round the public table is the present one.
+    # The paper's attack, limited to minutes on one core. Before the first round the public table is the present one.
     fitted = [
         Cell("fedavg", model, "true", "dlg", 1, rounds=0, sentences=8, shortest=True)
         for model in ("bilstm-50", "bert-2x128", "bilstm-300")
@@ -554,7 +567,7 @@ def cells() -> Iterator[Cell]:
     for base in fitted[:2]:
         for attacker in ("true", "unrelated"):
             yield replace(base, method="fedvocab", attacker=attacker, batch=8)
-    # From batches of four on there are more tokens than the model is wide.
+    # From batches of four on there are more tokens than model dimensions.
     for size in sizes:
         for attacker in ATTACKERS if size <= 4 else ATTACKERS[:2]:
             yield Cell("fedvocab", "bert-2x128", attacker, "positions", size, sentences=8 if size < 4 else 4)
@@ -563,13 +576,13 @@ def cells() -> Iterator[Cell]:
 
 
 def seeds_of(cell: Cell) -> tuple[int, ...]:
-    """Of what takes minutes a seed, one."""
+    """Return the seeds of a cell: only one if a seed takes minutes."""
     slow = cell.attack == "dlg" or (cell.attack == "positions" and cell.batch > 4)
     return SEEDS[:1] if slow or cell.defence == "secure-aggregation" else SEEDS
 
 
 def quick_cells() -> Iterator[Cell]:
-    """A few, within a minute."""
+    """Yield a few cells that take less than a minute."""
     base = Cell("fedvocab", "bilstm-50", "true", "span", 1, rounds=0, sentences=16)
     yield replace(base, method="fedavg", attack="rows")
     for attacker in ATTACKERS:

@@ -1,1 +1,1 @@
-"""What secure aggregation costs."""
+"""Benchmarks of the cost of secure aggregation."""

@@ -1,6 +1,6 @@
-"""What an attempt costs a member and the server, by members and length of the vector, and the server's memory.
+"""Measures an attempt's cost for a member and the server, by members and vector length, and the server's memory.
 
-Times are those of `cohort`: in memory, certificates verified before. Memory is `spooling`'s.
+Times come from `cohort`: in memory, with certificates verified before. Memory comes from `spooling`.
 """
 
 from benchmarks.library.record import Figure
@@ -12,24 +12,24 @@ from secure_agg import Graph, Layout, RoundContext
 
 __all__ = ["MEMBER_CPU_TARGET", "PEAK_TARGET", "SERVER_TARGETS", "case_of", "cost", "memory"]
 
-# At most: processor seconds of a member at n = 1000 with k = 120 and d = 100,000.
+# Goal for a member: at most this many processor seconds at n = 1000, k = 120 and d = 100,000.
 MEMBER_CPU_TARGET = 0.2
-# At most, in seconds, by members and members lost, at d = 100,000.
+# Goals for the server: at most this many seconds at d = 100,000, by members and members lost.
 SERVER_TARGETS = {(1000, 50): 6.0, (500, 150): 10.0}
-# At most: the server's peak above idle, in vectors.
+# Goal for the server's peak above idle: at most this many vectors.
 PEAK_TARGET = 4.0
 _TARGET_VALUES = 100_000
-# Where they are many, so many members are timed.
+# Above _ALL members, only _TIMED of them are timed.
 _TIMED, _ALL = 5, 20
 
 
 def context_of(members: int, layout: Layout, graph: Graph) -> RoundContext:
-    """The default thresholds of either graph."""
+    """Return a context with the default thresholds of the graph."""
     return complete_context(members, layout) if graph is Graph.COMPLETE else sparse_context(members, layout)
 
 
 def case_of(members: int, values: int, dropped: int, graph: Graph) -> dict[str, int | str]:
-    """A cell's keys; `neighbours` where the graph is sparse."""
+    """Return a cell's keys, with `neighbours` if the graph is sparse."""
     case: dict[str, int | str] = {"members": members, "values": values, "dropped": dropped, "graph": graph.value}
     if graph is Graph.SPARSE:
         sparse = context_of(members, layout_for(members, 1), graph).sparse
@@ -39,7 +39,7 @@ def case_of(members: int, values: int, dropped: int, graph: Graph) -> dict[str, 
 
 
 def cost(crowd: Crowd, values: int, dropped: int, graph: Graph) -> list[Figure]:
-    """`client_cpu_seconds` and `server_seconds` of one attempt."""
+    """Measure `client_cpu_seconds` and `server_seconds` of one attempt."""
     members = len(crowd.parties)
     layout = layout_for(members, values)
     context = context_of(members, layout, graph)
@@ -53,7 +53,7 @@ def cost(crowd: Crowd, values: int, dropped: int, graph: Graph) -> list[Figure]:
 def figures(
     context: RoundContext, dropped: int, outcome: Outcome, server: Server, certificate_seconds: float
 ) -> list[Figure]:
-    """The figures of an attempt, with the targets where it is one that has them."""
+    """Return the figures of an attempt, with targets for the cells that have any."""
     n, sparse, at_length = context.cohort, context.sparse is not None, context.values == _TARGET_VALUES
     of_member: dict[str, object] = {
         "seconds": round(outcome.member_wall, 5),
@@ -73,7 +73,7 @@ def figures(
 
 
 def memory(crowd: Crowd, values: int, dropped: int) -> list[Figure]:
-    """`server_peak_vectors`: a vector is `values` numbers of four bytes. The ring has 32 bits."""
+    """Measure `server_peak_vectors`. A vector is `values` numbers of four bytes. The ring has 32 bits."""
     members = len(crowd.parties)
     layout = layout_for(members, values, bits=32)
     context = complete_context(members, layout)

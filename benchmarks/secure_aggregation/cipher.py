@@ -1,8 +1,8 @@
-"""How near masking comes to what the processor can do: AES-256-CTR and one addition, and nothing else.
+"""Compares masking with the processor's limit: AES-256-CTR and one addition, and nothing else.
 
 The raw loop writes a key stream into a buffer and adds it to another, over and over, in blocks that stay in a core's
-cache: the best of several sizes. Against it stands `secure_agg.masking.apply_streams`, which adds 50 key streams, made
-from their keys, to one vector: a member's work in a cohort of 50. All of it in turns, and medians.
+cache; the best of several block sizes counts. It is compared with `secure_agg.masking.apply_streams`, which adds 50 key
+streams, made from their keys, to one vector: a member's work in a cohort of 50. The runs take turns, and medians count.
 """
 
 import os
@@ -28,10 +28,14 @@ _BLOCKS = (64 * 1024, 128 * 1024, 256 * 1024, 512 * 1024)
 
 
 def raw_seconds(total_bytes: int, block: int) -> float:
-    """Wall seconds of the raw loop over `total_bytes` in blocks of so many bytes; of a whole number of them, scaled."""
+    """Return the wall seconds of the raw loop for `total_bytes`, scaled from a whole number of blocks.
+
+    Args:
+        block: bytes in a block.
+    """
     encryptor = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
     zeros = memoryview(bytes(block))
-    # The cipher asks for room for a block less one byte behind the result.
+    # The cipher needs room for a cipher block less one byte after the result.
     out = bytearray(block + 15)
     stream = np.frombuffer(out, dtype=RING_DTYPE, count=block // 4)
     total = np.zeros(block // 4, dtype=RING_DTYPE)
@@ -46,7 +50,7 @@ def raw_seconds(total_bytes: int, block: int) -> float:
 
 
 def masking_seconds(values: int, threads: int) -> float:
-    """Wall seconds to put all streams over a vector of `values` numbers."""
+    """Return the wall seconds to add all streams to a vector of `values` numbers."""
     vector = np.zeros(values, dtype=RING_DTYPE)
     streams = [MaskStream(os.urandom(32), add=bool(index % 2)) for index in range(STREAMS)]
     watch = Stopwatch()
@@ -56,7 +60,7 @@ def masking_seconds(values: int, threads: int) -> float:
 
 
 def share_of_limit(values: int) -> list[Figure]:
-    """`share_of_cipher_limit`: one thread's masking over the raw loop."""
+    """Measure `share_of_cipher_limit`: the speed of masking in one thread over that of the raw loop."""
     total_bytes = 4 * values * STREAMS
     runs = {str(block): partial(raw_seconds, total_bytes, block) for block in _BLOCKS}
     middle = _medians({"ours": partial(masking_seconds, values, 1), **runs})
@@ -73,7 +77,7 @@ def share_of_limit(values: int) -> list[Figure]:
 
 
 def thread_speedup(values: int) -> list[Figure]:
-    """`thread_speedup`: two threads' masking over one's."""
+    """Measure `thread_speedup`: the speed of masking in two threads over that in one."""
     total_bytes = 4 * values * STREAMS
     middle = _medians({"one": partial(masking_seconds, values, 1), "two": partial(masking_seconds, values, 2)})
     one, two = middle["one"], middle["two"]
@@ -90,5 +94,5 @@ def _medians(runs: Mapping[str, Callable[[], float]]) -> dict[str, float]:
 
 
 def _rate(total_bytes: int, seconds: float) -> float:
-    """In gigabytes a second."""
+    """Return gigabytes a second."""
     return round(total_bytes / seconds / 1e9, 3)

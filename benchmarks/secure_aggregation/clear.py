@@ -1,9 +1,9 @@
-"""The other side of a comparison: a coordinator that adds vectors up in the clear. It protects nobody.
+"""The other side of a comparison: a coordinator that adds vectors in the clear. It protects nobody.
 
-It is the real coordinator (services, TLS, sessions, spooled uploads, hashing, database, store) with one part changed:
-the driver of a job runs no protocol. A round asks everyone for an update, opens uploads once all are ready, adds what
-arrives, steps the version, and writes the same records at the same points. So a round's time here and there differ by
-what secure aggregation costs, and by nothing else.
+It is the real coordinator (services, TLS, sessions, spooled uploads, hashing, database, store) with one part replaced:
+the job's driver runs no protocol. In a round it asks everyone for an update, opens uploads once all are ready, adds the
+vectors, steps the version, and writes the same records at the same points. So the times of a round on the two sides
+differ only by the cost of secure aggregation.
 
     python -m benchmarks.secure_aggregation.clear --dir FEDERATION
 """
@@ -31,11 +31,11 @@ __all__ = ["ClearDriver", "main"]
 
 
 class ClearDriver(JobDriver):
-    """One job of exactly `rounds.min_members` members, all of whom must stay."""
+    """Drives one job with exactly `rounds.min_members` members, all of which must stay."""
 
     def __init__(self, state: JobState, ports: Ports) -> None:
         if (groups := state.parameters.job.aggregation.groups) is not None:
-            raise ValueError(f"job {state.name} asks for {groups} groups, and the clear sum is one; leave groups out")
+            raise ValueError(f"job {state.name} asks for {groups} groups, but the clear sum has one; leave groups out")
         super().__init__(state, ports)
         self._here: set[str] = set()
         self._ready: set[str] = set()
@@ -63,7 +63,7 @@ class ClearDriver(JobDriver):
                 if len(self._added) == self._members:
                     await self._publish()
             case ev.Disconnected() if self._state.round_open:
-                raise RuntimeError(f"{event.member} left, and the clear sum has no way to go on without it")
+                raise RuntimeError(f"{event.member} left, and the clear sum cannot go on without it")
 
     async def _open_round(self) -> None:
         self._ready, self._added = set(), set()
@@ -129,11 +129,11 @@ def _open(state: JobState, cohort: int, total: NDArray[np.uint32], base: bytes) 
 def main() -> None:
     """Command line: serves until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.secure_aggregation.clear", description=__doc__)
-    parser.add_argument("--dir", type=Path, required=True, help="the folder that `coordinator init` made")
+    parser.add_argument("--dir", type=Path, required=True, help="folder made by `coordinator init`")
     options = parser.parse_args()
     from toolkit.tls import tls_13_only
 
-    # Before anything imports gRPC, as in `coordinator serve`.
+    # Set before gRPC is imported, as in `coordinator serve`.
     tls_13_only()
     from coordinator import runtime
     from coordinator.config import load_config
@@ -141,7 +141,7 @@ def main() -> None:
     from toolkit.logs import configure
 
     configure(load_config(options.dir).log_format)
-    # The one part that differs.
+    # Replaces the only part that differs.
     setattr(runtime, "JobDriver", ClearDriver)  # noqa: B010
     asyncio.run(serve(options.dir))
 

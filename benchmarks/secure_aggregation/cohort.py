@@ -1,22 +1,21 @@
-"""One attempt with every member and the server in one process, and what each of them spent on it.
+"""Plays one attempt with all members and the server in one process, and times each of them.
 
-What runs is the product: `secure_agg`'s states, the product's certificates and signatures, its packing. A member
-encodes its vector, masks and packs it; the server checks, hashes and adds what arrives, and ends with the decoded mean.
-The lost members deal their shares and answer no more, so that their masks have to be taken off with rebuilt keys.
+It runs the product: the states of `secure_agg`, and the product's certificates, signatures and packing. A member
+encodes its vector, masks and packs it. The server checks, hashes and adds what arrives, and ends with the decoded mean.
+The lost members deal their shares and then stop answering, so the server must remove their masks with rebuilt keys.
 
-What is timed, wall and processor time:
+Wall and processor time are measured:
 
-- server: everything from the opening of the attempt to the decoded mean. In memory: neither network nor disk.
-- member: its five answers. Making the vector is not its work; encoding it is. Of the members that stay only some are
-  timed where they are many; the others do the same work, except that a signature that one of them has checked already
-  is not worked out again for the next.
+- server: everything from the opening of the attempt to the decoded mean, in memory, without network or disk.
+- member: its five answers. Making the vector does not count; encoding it does. In a large cohort only some of the
+  survivors are timed. The others do the same work, but share the verification of signatures: each is verified once for
+  all of them.
 
 Certificates are verified before, as each party does once and remembers (`certificate_seconds`). Neither side pays for
-a garbage collection over what the other parties hold.
+garbage collection of the other parties' objects.
 
-Guarantees: the sum is right, or `CohortFailed`; every signature that the protocol asks a party to make or check was
-made or checked, each on its own, in the phase where it belongs, or `ChecksMissing`. `crowd` says how many
-that is.
+Guarantees: the sum is right, or `CohortFailed` is raised. Each signature that the protocol asks a party to make or
+check was made or checked in its phase, each separately, or `ChecksMissing` is raised. `crowd` says how many are due.
 """
 
 import gc
@@ -47,15 +46,15 @@ _DECODED_AT_ONCE = 64 * 1024
 
 
 class ChecksMissing(RuntimeError):
-    """A party made or checked other signatures than the protocol asks for: its time is no time of this protocol."""
+    """A party made or checked other signatures than the protocol asks for, so its time is not that of the protocol."""
 
 
 class CohortFailed(RuntimeError):
-    """The attempt did not open the sum of those who stayed."""
+    """The attempt did not open the sum of the survivors."""
 
 
 class _Checks:
-    """A `verify` that keeps what it accepted, to be counted when no clock runs."""
+    """A `verify` that keeps the signatures it accepted, to count them while no clock runs."""
 
     def __init__(self, verify: VerifyIdentity) -> None:
         self._verify = verify
@@ -67,18 +66,18 @@ class _Checks:
         return name
 
     def settle(self, who: str, phase: Phase, due: int) -> None:
-        """Compares with what was due, and begins again. Raises: ChecksMissing."""
+        """Compare the count with what was due, and reset it. Raises: ChecksMissing."""
         checked, distinct = len(self._accepted), len(set(self._accepted))
         self._accepted.clear()
         if not checked == distinct == due:
             raise ChecksMissing(
-                f"{who} checked {checked} signatures, {distinct} of them distinct, in the phase {phase}; "
-                f"{due} were due. Nothing that it took the time for can be compared."
+                f"{who} checked {checked} signatures, {distinct} of them distinct, in phase {phase}; "
+                f"{due} were due, so its time cannot be compared"
             )
 
 
 class _Known:
-    """A `verify` that works out each signature once for all who ask it."""
+    """A `verify` that verifies each signature once for all callers."""
 
     def __init__(self, verify: VerifyIdentity) -> None:
         self._verify = verify
@@ -92,7 +91,7 @@ class _Known:
 
 
 class _Signer:
-    """A member's identity, counting what it signs."""
+    """A member's identity that counts its signatures."""
 
     def __init__(self, party: Party) -> None:
         self._party = party
@@ -100,29 +99,29 @@ class _Signer:
         self.signed = 0
 
     def sign(self, message: bytes) -> bytes:
-        """Signs and counts."""
+        """Sign and count."""
         self.signed += 1
         return self._party.sign(message)
 
 
 class Desk(Protocol):
-    """A server, here or in a process of its own."""
+    """A server, in this process or another."""
 
     def take(self, member: str, message: Any) -> None:
-        """An answer of any phase but masking."""
+        """Take an answer in any phase except masking."""
 
     def take_vector(self, member: str, message: secure_agg.MaskedInput, packed: memoryview) -> None:
-        """An answer in the masking phase, with the packed vector."""
+        """Take an answer in the masking phase, with the packed vector."""
 
     def close(self) -> Mapping[str, Any]:
-        """Ends the phase; what each member is sent."""
+        """End the phase, and return the messages to the members."""
 
     def open(self) -> NDArray[np.float64]:
-        """The mean of those who stayed."""
+        """Return the mean of the survivors."""
 
 
 class Server:
-    """The coordinator's part, as its driver does it, in memory."""
+    """The coordinator's part as its driver does it, but in memory."""
 
     def __init__(
         self,
@@ -143,18 +142,18 @@ class Server:
             self._total = self._empty(context, members)
 
     def take(self, member: str, message: Any) -> None:
-        """Checks an answer. Raises: CohortFailed."""
+        """Check an answer. Raises: CohortFailed."""
         with self.watch.running():
             self._keep(self._state.receive(member, message))
 
     def take_vector(self, member: str, message: secure_agg.MaskedInput, packed: memoryview) -> None:
-        """Hashes a vector, checks its signed digest, adds it to the sum. Raises: CohortFailed."""
+        """Hash a vector, check its signed digest, and add it to the sum. Raises: CohortFailed."""
         with self.watch.running():
             self._keep(self._state.receive(member, message, hashlib.sha256(packed).digest()))
             secure_agg.add_packed(self._total, packed, 0, self._layout.bits)
 
     def close(self) -> Mapping[str, Any]:
-        """Ends the phase. Raises: CohortFailed, ChecksMissing."""
+        """End the phase. Raises: CohortFailed, ChecksMissing."""
         phase = self._state.phase
         with self.watch.running():
             closed = self._state.close()
@@ -166,7 +165,7 @@ class Server:
         return found
 
     def open(self) -> NDArray[np.float64]:
-        """Takes the masks off and decodes."""
+        """Remove the masks and decode the mean."""
         with self.watch.running():
             return np.concatenate(list(self._opened()))
 
@@ -174,7 +173,7 @@ class Server:
         return np.zeros(context.values, dtype=secure_agg.RING_DTYPE)
 
     def _opened(self) -> Iterator[NDArray[np.float64]]:
-        """The mean, block by block, as the coordinator decodes a sum: without a second vector."""
+        """Yield the mean block by block, without a second vector, as the coordinator decodes a sum."""
         self._state.unmask(self._total, threads=self._threads)
         (segment,), bits = self._layout.segments, self._layout.bits
         for start in range(0, segment.length, _DECODED_AT_ONCE):
@@ -190,7 +189,7 @@ class Server:
 
 
 class _Member:
-    """One member's part, as its agent does it."""
+    """One member's part as its agent does it."""
 
     def __init__(
         self,
@@ -210,7 +209,7 @@ class _Member:
         self._state: Any = None
 
     def answer(self, phase: Phase, message: Any) -> Any:
-        """Its message in any phase but masking. Raises: Refusal, ChecksMissing."""
+        """Return its message in any phase except masking. Raises: Refusal, ChecksMissing."""
         with self.watch.running():
             match phase:
                 case Phase.ADVERTISE:
@@ -227,7 +226,7 @@ class _Member:
         return sent
 
     def mask(self, message: Any, vector: NDArray[np.float64]) -> tuple[secure_agg.MaskedInput, memoryview]:
-        """Its masked, packed vector, in memory of its own. Raises: Refusal, ChecksMissing."""
+        """Return its masked, packed vector, in its own memory. Raises: Refusal, ChecksMissing."""
         (segment,) = self._layout.segments
         with self.watch.running():
             ready = self._state.on_dealings(message)
@@ -239,19 +238,23 @@ class _Member:
 
     def _settle(self, phase: Phase) -> None:
         self._checks.settle(self._signer.member, phase, self._due[phase])
-        # All but the last answer carry one signature each.
+        # Every answer except the last has one signature.
         signed, due = self._signer.signed, 0 if phase is Phase.UNMASK else 1
         self._signer.signed = 0
         if signed != due:
-            raise ChecksMissing(f"{self._signer.member} made {signed} signatures in the phase {phase}, {due} were due")
+            raise ChecksMissing(f"{self._signer.member} made {signed} signatures in phase {phase}; {due} were due")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attempt took. Member times are means over the timed ones, in seconds.
+    """The cost of an attempt.
 
-    upload_bytes_per_value: the packed vector with the signed digest beside it. max_abs_error: of the mean, against
-    float64. checked: how many signatures a member and the server checked, altogether.
+    Args:
+        member_wall, member_cpu: means over the timed members, in seconds.
+        timed: number of timed members.
+        upload_bytes_per_value: of the packed vector and its signed digest.
+        max_abs_error: of the mean, against float64.
+        checked: signatures that a member and the server checked, in total.
     """
 
     member_wall: float
@@ -272,13 +275,16 @@ def play(
     timed: int | None = None,
     threads: int | None = None,
 ) -> Outcome:
-    """One attempt over the whole crowd without the members of the numbers `lost`, who vanish before they mask.
+    """Play one attempt with the whole crowd.
 
-    timed: how many of those who stay are timed; all of them where it is None. threads: of each member, for its masks.
+    Args:
+        lost: numbers of the members that vanish before they mask.
+        timed: number of survivors that are timed; None times all.
+        threads: of each member, for its masks.
 
     Raises:
-        CohortFailed: a message was not accepted, or the mean is not that of those who stayed.
-        ChecksMissing: somebody checked or signed less, or more, than the protocol asks for.
+        CohortFailed: a message was not accepted, or the mean is not that of the survivors.
+        ChecksMissing: a party made or checked fewer or more signatures than the protocol asks for.
     """
     stayed = [number for number in range(context.cohort) if number not in lost]
     clocked = _spread_over(stayed, len(stayed) if timed is None else timed)
@@ -319,14 +325,14 @@ def play(
 
 
 def _spread_over(stayed: Sequence[int], timed: int) -> list[int]:
-    """That many of them, from the first on at equal distances."""
+    """Return `timed` of them at equal distances, beginning with the first."""
     return [stayed[index * len(stayed) // timed] for index in range(timed)]
 
 
 def _error(mean: NDArray[np.float64], plain: NDArray[np.float64], layout: Layout) -> float:
     error = float(np.abs(mean - plain).max())
-    # Each input is off by less than a step of the grid, and so is their mean.
+    # Quantisation moves each input by less than one step, and so the mean.
     step = 1 / layout.segments[0].scale
     if mean.shape != plain.shape or not error <= step:
-        raise CohortFailed(f"the mean is off by {error:g}; rounding to a grid of {step:g} does not explain it")
+        raise CohortFailed(f"the mean is off by {error:g}, more than quantisation steps of {step:g} explain")
     return error

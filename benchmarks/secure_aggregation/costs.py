@@ -1,9 +1,9 @@
 """Measures what secure aggregation costs, in four parts.
 
-rounds: a round over the services against the same round in the clear (`rounds`).
+rounds: a round over the services beside the same round in the clear (`rounds`).
 peer:   the same cohort under Flower's SecAgg+ (`flower`).
 limit:  the distance to the cipher's own speed (`cipher`), large cohorts, and the server's memory.
-cost:   a member's and the server's time against members and length of the vector (`attempt`).
+cost:   time of a member and of the server, by members and length of the vector (`attempt`).
 """
 
 import argparse
@@ -23,15 +23,15 @@ from secure_agg import Graph
 
 BENCH = "secure_agg"
 
-# rounds: the first round is left out of each.
+# rounds: the first round does not count.
 ROUND_MEMBERS, ROUND_VALUES, ROUNDS = (10, 50), 1_000_000, 6
-# peer: members, and how many of them are lost.
+# peer: (members, members lost).
 PEER_CELLS, PEER_VALUES = ((10, 2), (50, 10), (100, 10)), 100_000
 # limit
 CIPHER_VALUES = (1_000_000, 10_000_000)
 LARGE_COHORTS = ((1000, 50, Graph.SPARSE), (500, 150, Graph.COMPLETE))
 MEMORY_CELL = (100, 10_000_000, 10)
-# cost: a tenth is lost.
+# cost: a tenth of the members is lost.
 COST_MEMBERS = (
     *((members, Graph.COMPLETE) for members in (10, 50, 100, 200)),
     *((members, Graph.SPARSE) for members in (300, 500, 1000)),
@@ -40,7 +40,7 @@ COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_0
 
 
 class Cells:
-    """One part's results, and the members that its cells share."""
+    """The results of one part, and the members that its cells share."""
 
     def __init__(self, results: Results, quick: bool) -> None:
         self.quick = quick
@@ -48,20 +48,20 @@ class Cells:
         self._crowd: Crowd | None = None
 
     def measure(self, case: Case, figure: str, run: Callable[[], Sequence[Figure]]) -> None:
-        """Runs a cell unless this code has its `figure` already."""
+        """Run a cell unless its `figure` is measured already."""
         if not any(line["figure"] == figure for line in self._results.done(case)):
             self._results.open([])
             self._results.add(case, run())
 
     def crowd(self, members: int) -> Crowd:
-        """That many members; made when they are first needed."""
+        """Return this many members, made when they are first needed."""
         if self._crowd is None or len(self._crowd.parties) < members:
             self._crowd = Crowd.make(members)
         return self._crowd.first(members)
 
 
 def rounds(cells: Cells) -> None:
-    """A round over the services against the same in the clear."""
+    """Measure a round over the services beside the same round in the clear."""
     values, count = (100_000, 3) if cells.quick else (ROUND_VALUES, ROUNDS)
     for members in (4,) if cells.quick else ROUND_MEMBERS:
         case = {"members": members, "values": values, "dropped": 0, "graph": "complete"}
@@ -69,7 +69,7 @@ def rounds(cells: Cells) -> None:
 
 
 def peer(cells: Cells) -> None:
-    """Beside Flower. A quick run makes no environment for it, which takes more than a minute."""
+    """Measure beside Flower. A quick run does not install it, which takes more than a minute."""
     python = beside_flower.flower_python(make=not cells.quick)
     values = 10_000 if cells.quick else PEER_VALUES
     for members, dropped in ((6, 1),) if cells.quick else PEER_CELLS:
@@ -79,7 +79,7 @@ def peer(cells: Cells) -> None:
 
 
 def limit(cells: Cells) -> None:
-    """The cipher, the large cohorts, the memory."""
+    """Measure the distance to the cipher, large cohorts, and memory."""
     for values in (1_000_000,) if cells.quick else CIPHER_VALUES:
         case = {"members": cipher.STREAMS, "values": values, "dropped": 0, "graph": "complete"}
         cells.measure({**case, "threads": 1}, "share_of_cipher_limit", partial(cipher.share_of_limit, values))
@@ -95,7 +95,7 @@ def limit(cells: Cells) -> None:
 
 
 def cost(cells: Cells) -> None:
-    """Against members, and against the length of the vector."""
+    """Measure the cost by members, and by length of the vector."""
     for members, graph in ((10, Graph.COMPLETE),) if cells.quick else COST_MEMBERS:
         _cost(cells, members, COST_VALUES, members // 10, graph)
     members = 20 if cells.quick else COST_LENGTHS_MEMBERS
@@ -123,10 +123,10 @@ PARTS: Mapping[str, Callable[[Cells], None]] = {"rounds": rounds, "peer": peer, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line. 1: Flower could not be installed, and the other parts are done."""
+    """Command line. Returns 1 if Flower could not be installed; the other parts are still measured."""
     options = parser("secure_aggregation.costs")
     options.add_argument(
-        "--part", nargs="*", choices=PARTS, default=list(PARTS), help="which parts to measure (default: all)"
+        "--part", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
     )
     chosen: argparse.Namespace = options.parse_args(arguments)
     status = 0

@@ -1,4 +1,4 @@
-"""What a cohort is made of: members with certificates, a layout, a context, and the checks due in an attempt."""
+"""The parts of a cohort: members with certificates, a layout, a context, and the checks due in an attempt."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,15 +21,17 @@ __all__ = [
     "sparse_context",
 ]
 
-# Flower's default grid, 2^22 steps over [-8, 8], is 2^18 steps a unit. Ours is twice as fine where 32 bits allow it.
+# Flower's default grid, 2^22 steps over [-8, 8], has 2^18 steps a unit. Ours is twice as fine if 32 bits allow it.
 _FLOWERS_SCALE = 2.0**18
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Members with certificates, the authority's certificate, and the two functions over them.
+    """Members with certificates, the authority's certificate, and the two functions that check them.
 
-    certificate_seconds: processor time to verify one member's certificate the first time, which nobody is charged for.
+    Args:
+        certificate_seconds: processor time to verify one member's certificate for the first time; it is charged to no
+            party.
     """
 
     root: x509.Certificate
@@ -40,7 +42,7 @@ class Crowd:
 
     @classmethod
     def make(cls, members: int) -> "Crowd":
-        """That many, with every certificate verified once."""
+        """Make this many members, and verify every certificate once."""
         root, parties = make_parties(members)
         verify, key_of = verifiers(root)
         watch = Stopwatch()
@@ -50,13 +52,18 @@ class Crowd:
         return cls(root, parties, verify, key_of, watch.cpu / members)
 
     def first(self, members: int) -> "Crowd":
-        """The first `members` of them."""
+        """Return a crowd of the first `members`."""
         return replace(self, parties=self.parties[:members])
 
 
 def layout_for(members: int, values: int, *, bits: int | None = None) -> Layout:
-    """One segment in the narrowest ring that holds the sum (or that of `bits`), twice as fine as Flower's grid, or just
-    as fine where 32 bits hold no more.
+    """Return a layout of one segment, on a grid twice as fine as Flower's, or equally fine if 32 bits hold no more.
+
+    Args:
+        bits: of the ring; None takes the narrowest that holds the sum.
+
+    Raises:
+        ValueError: 32 bits do not hold the sum on Flower's grid.
     """
     for scale in (2 * _FLOWERS_SCALE, _FLOWERS_SCALE):
         segment = Segment("update", values, scale, BOUND)
@@ -69,7 +76,10 @@ def layout_for(members: int, values: int, *, bits: int | None = None) -> Layout:
 
 
 def complete_context(members: int, layout: Layout, threshold: int | None = None) -> RoundContext:
-    """On the complete graph. With a `threshold` t as many members count as corrupt as 2t > n + n_C and h >= 2 allow."""
+    """Return a context on the complete graph.
+
+    With a `threshold` t, the number of assumed corrupt members n_C is the largest that 2t > n + n_C and h >= 2 allow.
+    """
     if threshold is None:
         threshold, corrupt = secure_agg.default_thresholds(members)
     else:
@@ -78,7 +88,7 @@ def complete_context(members: int, layout: Layout, threshold: int | None = None)
 
 
 def sparse_context(members: int, layout: Layout) -> RoundContext:
-    """On the least sparse graph for a tenth corrupt, a tenth lost and 80 bits."""
+    """Return a context on the smallest sparse graph for a tenth corrupt, a tenth lost and 80 bits."""
     graph, threshold, corrupt = secure_agg.sparse_thresholds(members, 0.1, 0.1)
     return _context(members, layout, threshold, corrupt, graph)
 
@@ -103,8 +113,10 @@ def _context(
 
 
 def due_of_member(context: RoundContext, lost: int) -> dict[Phase, int]:
-    """How many signatures a member checks in answering each phase, when all advertise and deal and then `lost` vanish:
-    the whole roster, every dealing it receives, the confirmations of those who stayed (sparse: as many as are needed).
+    """Return how many signatures a member checks for each phase if all advertise and deal and then `lost` vanish.
+
+    It checks the whole roster, every dealing it receives, and the survivors' confirmations (on a sparse graph, as many
+    as are needed).
     """
     n, sparse = context.cohort, context.sparse
     return {
@@ -117,8 +129,9 @@ def due_of_member(context: RoundContext, lost: int) -> dict[Phase, int]:
 
 
 def due_of_server(context: RoundContext, lost: int) -> dict[Phase, int]:
-    """How many signatures the server checks in each phase: one of everybody who answers, but for the last phase, where
-    commitments are checked instead.
+    """Return how many signatures the server checks in each phase.
+
+    It checks one of each member that answers, except in the last phase, where it checks commitments instead.
     """
     n = context.cohort
     return {

@@ -1,4 +1,4 @@
-"""Drawings of what secure aggregation costs."""
+"""Draws the cost of secure aggregation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ __all__ = ["draw_secure_cost"]
 
 
 def draw_secure_cost(lines: Sequence[Line], path: Path) -> None:
-    """A member's processor time and the server's time against members, and against the length of the vector."""
+    """Draw a member's processor time and the server's time by members, and by length of the vector."""
     plt = pyplot()
     found = [line for line in newest(lines) if line["figure"] in ("client_cpu_seconds", "server_seconds")]
     panels = (
@@ -38,7 +38,7 @@ def draw_secure_cost(lines: Sequence[Line], path: Path) -> None:
 
 
 def _longest_sweep(lines: Sequence[Line], along: str, fixed: str) -> list[Line]:
-    """The lines with a tenth lost that share the one value of `fixed` with the most different values of `along`."""
+    """Return the lines, with a tenth lost, of that value of `fixed` which has the most values of `along`."""
     by_fixed: dict[int, list[Line]] = {}
     for line in lines:
         if line["case"]["dropped"] == line["case"]["members"] // 10:

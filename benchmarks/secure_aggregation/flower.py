@@ -1,12 +1,12 @@
-"""The same cohort under this project's protocol and under Flower's SecAgg+, one after the other on this machine.
+"""Runs the same cohort under this project's protocol and under Flower's SecAgg+, one after the other on this machine.
 
-Same members, vectors, threshold t = ceil(2n/3) on the complete graph, and same members lost between dealing and
-masking. With that t as many members count as corrupt here as 2t > n + n_C allows. What is timed on each side stands in
-`cohort` and `flower_peer`: in memory on both, so neither pays for a network. Flower signs nothing
-and checks no list of survivors; here all of it is included, and counted. Ratios are of wall time, and each side uses as
-many threads as it does by itself; processor time stands beside them.
+Both sides have the same members, vectors and threshold t = ceil(2n/3) on the complete graph, and lose the same members
+between dealing and masking. With that t, the assumed corrupt members n_C here are the most that 2t > n + n_C allows.
+`cohort` and `flower_peer` say what is timed on each side. Both work in memory, so neither pays for a network. Flower
+signs nothing and does not check the list of survivors; here both are included and counted. Ratios are of wall time, and
+each side uses its usual number of threads. Processor time is given beside them.
 
-Flower has a Python of its own in build/flower-venv, made when it is first needed.
+Flower has its own Python in build/flower-venv, made when it is first needed.
 """
 
 import json
@@ -33,56 +33,60 @@ FLOWER = "flwr==1.41.0"
 PEER_VENV = ROOT / "build" / "flower-venv"
 
 SERVER_TARGET, CLIENT_TARGET, UPLOAD_TARGET = 300.0, 30.0, 4.0
-# Where the targets for time hold.
+# The targets for time are for this cohort.
 TARGET_MEMBERS = 100
 REPEATS = 3
 _INSTALL_SECONDS, _RUN_SECONDS = 900.0, 1800.0
 
 
 class PeerMissing(SystemExit):
-    """Flower is not here and cannot be fetched; the text says what to do."""
+    """Flower is missing and cannot be installed; the text says what to do."""
 
 
 def flower_python(folder: Path = PEER_VENV, *, make: bool = True) -> Path:
-    """The Python that has Flower; with `make` its virtual environment is made where there is none.
+    """Return the Python that has Flower.
+
+    Args:
+        folder: of its virtual environment.
+        make: make the environment if it is missing.
 
     Raises:
-        PeerMissing: it is not there, and may or can not be made.
+        PeerMissing: the environment is missing, and must not or cannot be made.
     """
     python, stamp = folder / "bin" / "python", folder / ".installed"
-    # Written last: an environment whose making was cut off is made again.
+    # The stamp is written last, so an incomplete environment is made again.
     if stamp.exists() and stamp.read_text() == FLOWER:
         return python
     if not make:
-        raise PeerMissing(f"{folder} does not hold {FLOWER}; run the benchmark without --quick to make it")
+        raise PeerMissing(f"{folder} does not have {FLOWER}; run the benchmark without --quick to install it")
     install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", FLOWER]
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=_INSTALL_SECONDS)
         subprocess.run(install, check=True, timeout=_INSTALL_SECONDS, stdout=sys.stderr)
     except (OSError, subprocess.SubprocessError) as error:
         raise PeerMissing(
-            f"{FLOWER} cannot be installed into {folder} ({error}), so nothing was measured beside it; see that pip "
-            f"reaches a package index and run `python -m benchmarks.secure_aggregation.costs --part peer` again"
+            f"{FLOWER} cannot be installed into {folder} ({error}), so nothing was measured beside it; check that pip "
+            f"reaches a package index, then run `python -m benchmarks.secure_aggregation.costs --part peer` again"
         ) from error
     stamp.write_text(FLOWER)
     return python
 
 
 def lost_of(members: int, dropped: int) -> list[int]:
-    """Which members vanish: at equal distances, so that they are of all ranks."""
+    """Return the members that vanish, at equal distances over the whole cohort."""
     return [index * members // dropped for index in range(dropped)]
 
 
 def threshold_of(members: int) -> int:
-    """Two thirds, rounded up."""
+    """Return two thirds of the members, rounded up."""
     return math.ceil(2 * members / 3)
 
 
 def theirs(members: int, values: int, dropped: int, python: Path) -> dict[str, Any]:
-    """Flower's side, in a process of its own: what `flower_peer` prints.
+    """Run Flower's side in its own process, and return what `flower_peer` prints.
 
     Raises:
-        RuntimeError: it failed; the text holds the end of what it said.
+        RuntimeError: it failed; the text has the end of its errors.
     """
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         path = Path(scratch) / "vectors.npy"
@@ -105,7 +109,7 @@ def theirs(members: int, values: int, dropped: int, python: Path) -> dict[str, A
 
 
 def ours(crowd: Crowd, values: int, dropped: int) -> tuple[Outcome, Server]:
-    """This side, once: what the members took, and the server with its stopwatch."""
+    """Run this side once, and return the members' cost and the server with its stopwatch."""
     members = len(crowd.parties)
     layout = layout_for(members, values)
     context = complete_context(members, layout, threshold_of(members))
@@ -116,7 +120,7 @@ def ours(crowd: Crowd, values: int, dropped: int) -> tuple[Outcome, Server]:
 
 
 def compare(crowd: Crowd, values: int, dropped: int, python: Path) -> list[Figure]:
-    """Both sides: the medians of three here, of one there (of three where it is quick)."""
+    """Run both sides: three times here, and once there (three times if the cohort is small)."""
     members = len(crowd.parties)
     mine, peer = [], []
     for turn in range(REPEATS):
@@ -129,7 +133,7 @@ def compare(crowd: Crowd, values: int, dropped: int, python: Path) -> list[Figur
 def figures(
     members: int, mine: Sequence[tuple[Outcome, Server]], peer: Sequence[dict[str, Any]], certificate_seconds: float
 ) -> list[Figure]:
-    """The figures of a cell from the runs of both sides."""
+    """Return the figures of a cell from the runs of both sides."""
 
     def middle(name: str) -> float:
         return float(statistics.median(run[name] for run in peer))

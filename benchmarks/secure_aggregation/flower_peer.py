@@ -1,23 +1,23 @@
-"""One round of Flower's SecAgg+ in one process: the other side of a comparison. It runs in a Python of its own.
+"""Runs one round of Flower's SecAgg+ in one process: the other side of a comparison. It has its own Python.
 
-What runs is Flower's own code: `SecAggPlusWorkflow` on the server's side and `secaggplus_mod` on every client's, joined
-by a grid that hands messages over in memory. Everybody is everybody's neighbour, as many shares as clients. The lost
-clients deal their shares and answer no more, so that their masks have to be taken off with rebuilt keys.
+It runs Flower's own code: `SecAggPlusWorkflow` for the server and `secaggplus_mod` for every client, joined by a grid
+that passes messages in memory. All clients are neighbours of each other, with as many shares as clients. The lost
+clients deal their shares and then stop answering, so the server must remove their masks with rebuilt keys.
 
-What is timed, wall and processor time:
+Wall and processor time are measured:
 
 - server: the whole workflow, from choosing the clients to the opened mean, less the time that messages are with the
-  clients. The model that is handed out is empty and the strategy passes the mean on as it comes, so that neither
-  sending a model nor averaging again counts.
-- client: the modifier's four stages, less the call of the app that would train. Quantising counts. The mean is over the
-  clients that stay to the end.
+  clients. The model sent out is empty and the strategy returns the mean as it is, so neither sending a model nor
+  averaging again counts.
+- client: the modifier's four stages, less the call of the app that would train. Quantisation counts. The figure is the
+  mean over the clients that stay to the end.
 
-Copying a message, which stands for the network, counts for nobody; so does what garbage collection would spend on what
-the other parties hold.
+Copying a message, which replaces the network, counts for nobody. Nor does garbage collection of the other parties'
+objects.
 
     PYTHON -m benchmarks.secure_aggregation.flower_peer --vectors FILE.npy --threshold T --lost INDEX ...
 
-FILE holds one float64 vector a row, within [-8, 8]. Prints one JSON object. Nothing of Tacit is imported here.
+FILE has one float64 vector a row, within [-8, 8]. Prints one JSON object. Imports nothing of Tacit's product.
 """
 
 import argparse
@@ -50,14 +50,14 @@ from numpy.typing import NDArray
 
 from benchmarks.library.stopwatch import Stopwatch
 
-# Flower weights a client by its examples over the greatest weight; the whole weight keeps its grid the finest.
+# Flower weights a client by its examples over the largest weight. Full weight keeps its grid finest.
 _WEIGHT = 1000
 _CONFIGS, _STAGE, _MASKED = "secaggplus_configs", "stage", "masked_params"
 _COLLECT = "collect_masked_vectors"
 
 
 class Client:
-    """A node with the modifier in front of an app whose training is done already."""
+    """A node with the modifier before an app that has finished training."""
 
     def __init__(self, node: int, vector: NDArray[np.float64]) -> None:
         self.watch = Stopwatch()
@@ -66,7 +66,7 @@ class Client:
         self._context = Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
 
     def answer(self, message: Any) -> Any:
-        """The reply to one message of the server."""
+        """Return the reply to one message of the server."""
         with self.watch.running():
             reply = secaggplus_mod(message, self._context, self._train)
         masked = reply.content.config_records[_CONFIGS].get(_MASKED)
@@ -82,41 +82,41 @@ class Client:
 
 
 class Proxy:
-    """What the workflow keeps of a client."""
+    """The workflow's handle of a client."""
 
     def __init__(self, node: int) -> None:
         self.node_id = node
 
 
 class Clients:
-    """The workflow's client manager, as far as it asks it anything."""
+    """The part of a client manager that the workflow uses."""
 
     def __init__(self, nodes: list[int]) -> None:
         self.proxies = [Proxy(node) for node in nodes]
 
     def num_available(self) -> int:
-        """How many there are."""
+        """Return the number of clients."""
         return len(self.proxies)
 
 
 class PassOn:
-    """A strategy that asks everybody, and keeps the mean that the workflow opened."""
+    """A strategy that asks all clients and keeps the opened mean."""
 
     def __init__(self) -> None:
         self.mean: NDArray[np.float64] | None = None
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Clients) -> list[tuple[Proxy, Any]]:
-        """Everybody, with the same instructions."""
+        """Give all clients the same instructions."""
         return [(proxy, FitIns(parameters, {})) for proxy in client_manager.proxies]
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> tuple[None, dict[str, Any]]:
-        """Every result carries the same mean."""
+        """Keep the mean, which is the same in every result."""
         (self.mean,) = parameters_to_ndarrays(results[0][1].parameters)
         return None, {}
 
 
 class MemoryGrid:
-    """Hands each message to its client and the replies back; lost clients answer with an error."""
+    """Passes each message to its client and returns the replies. Lost clients answer with an error."""
 
     def __init__(self, clients: dict[int, Client], lost: set[int], server: Stopwatch) -> None:
         self._clients = clients
@@ -124,9 +124,9 @@ class MemoryGrid:
         self._server = server
 
     def send_and_receive(self, messages: list[Any], *, timeout: float | None = None) -> list[Any]:
-        """The replies, in the order of the messages."""
+        """Return the replies in the order of the messages."""
         with self._server.paused():
-            # What one party holds must not cost another a collection.
+            # One party's objects must not cost another party a collection.
             gc.freeze()
             return [self._deliver(message) for message in messages]
 
@@ -134,16 +134,16 @@ class MemoryGrid:
         node = message.metadata.dst_node_id
         if node in self._lost and message.content.config_records[_CONFIGS][_STAGE] == _COLLECT:
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "lost"), reply_to=message)
-        # The modifier changes what it is given, and the workflow gives one record to all.
+        # The modifier changes its input, and the workflow gives the same record to all clients.
         message.content = copy.deepcopy(message.content)
         return self._clients[node].answer(message)
 
 
 def run(vectors: NDArray[np.float64], threshold: int, lost: set[int]) -> dict[str, Any]:
-    """A round over the rows of `vectors` without those of the indices `lost`. Raises RuntimeError if it fails."""
+    """Run a round over the rows of `vectors`, losing the indices `lost`. Raises RuntimeError if it fails."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
     members, values = vectors.shape
-    # Node numbers begin with 1: 0 is the server.
+    # Node numbers begin with 1; 0 is the server.
     clients = {index + 1: Client(index + 1, vector) for index, vector in enumerate(vectors)}
     server, strategy = Stopwatch(), PassOn()
     grid = MemoryGrid(clients, {index + 1 for index in lost}, server)
@@ -160,7 +160,7 @@ def run(vectors: NDArray[np.float64], threshold: int, lost: set[int]) -> dict[st
     with server.running():
         workflow(grid, context)
     if strategy.mean is None:
-        raise RuntimeError("Flower's workflow stopped before the sum was opened; its log says where")
+        raise RuntimeError("Flower's workflow stopped before it opened the sum; its log says where")
     stayed = [index for index in range(members) if index not in lost]
     watches = [clients[index + 1].watch for index in stayed]
     return {

@@ -1,9 +1,9 @@
 """Measures the coordinator's peak memory in a round.
 
-Idle is the coordinator with every member connected, after the same members have done a small job: what code and
-connections take once for all is there, and no vector is. The peak is the highest resident size from there to the end of
-the job's last round, as the kernel kept it (or, where it keeps none, as sampled). It must not grow with the number of
-members: masked vectors wait on the disk, and one sum is held.
+Idle is the coordinator with all members connected, after the same members have finished a small job: it includes the
+memory of code and connections, but no vector. The peak is the highest resident size from then to the end of the job's
+last round, as recorded by the kernel (or sampled, if the kernel records none). It must not grow with the number of
+members: masked vectors wait on the disk, and only one sum is in memory.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Peak:
         self.idle = self._now()
         self._highest = self.idle
         try:
-            # Forgets the peak so far (proc(5)); what importing took must not hide what a round takes.
+            # Resets the kernel's peak (proc(5)), because a higher one from importing would hide that of a round.
             (self._folder / "clear_refs").write_text("5")
             self.method = "kernel"
         except OSError:
@@ -56,7 +56,7 @@ class Peak:
             self._highest = max(self._highest, self._now())
 
     def highest(self) -> int:
-        """In bytes; ends the sampling."""
+        """Return the peak in bytes, and end the sampling."""
         self._stop.set()
         if self.method == "sampled":
             return self._highest
@@ -66,17 +66,17 @@ class Peak:
 
 
 async def run_job(running: Federation, name: str, members: int, rounds: int, values: int) -> pb.JobDetail:
-    """A job from its creation to its end."""
+    """Run a job from its creation to its end."""
     specification = job_file(running.folder, name, members=members, rounds=rounds, values=values)
     await asyncio.to_thread(running.create_job, name, specification)
     return await running.finished(name, CELL_SECONDS)
 
 
 async def measure(members: int, values: int, rounds: int) -> list[Figure]:
-    """One federation, a few rounds."""
+    """Measure a few rounds of one federation."""
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         async with federation(Path(scratch), POLICY, member_names(members)) as running:
-            # Enrolment leaves its own traces in memory: a coordinator that has just started is idle.
+            # Restarted, because enrolment leaves traces in memory.
             running.end()
             process = await running.serve()
             start_members(running, member_names(members), min(PROCESSES, members))

@@ -1,10 +1,10 @@
-"""What secure aggregation adds to a round: wall time over the services, against the same round in the clear.
+"""Measures what secure aggregation adds to a round: wall time over the services, beside the same round in the clear.
 
-Both sides are a coordinator and members in processes of their own, over mutual TLS; a round is from the moment the
-coordinator opens it to the record of its new version, with fetching and uploading and without training. In the clear
-(`clear`, `benchmarks.library.members --clear`) there are no keys, masks, confirmations and unmasking, and all else
-is the same code. Connections are made before. All members share this machine's cores, so what they do side by side in a
-real federation they do here in turns: the ratio here is an upper one.
+On both sides the coordinator and the members are processes, over mutual TLS. A round lasts from the moment the
+coordinator opens it to the record of its new version, with downloads and uploads and without training. The side in the
+clear (`clear`, `benchmarks.library.members --clear`) has no keys, masks, confirmations or unmasking; the rest is the
+same code. Connections are open before. All members share this machine's cores, so they do in turns what they do in
+parallel in a real federation. The ratio is therefore an upper bound.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SIDE_SECONDS = 1200.0
 
 
 async def side(running: Federation, members: int, values: int, rounds: int, *, clear: bool) -> list[float]:
-    """Seconds of each round on one side; starts and ends that side's processes."""
+    """Return the seconds of each round on one side, and start and end that side's processes."""
     kind = "clear" if clear else "secure"
     serve = [sys.executable, "-m", "benchmarks.secure_aggregation.clear"] if clear else [BIN / "coordinator", "serve"]
     running.end()
@@ -40,7 +40,7 @@ async def side(running: Federation, members: int, values: int, rounds: int, *, c
 
 
 async def compare(members: int, values: int, rounds: int) -> list[Figure]:
-    """Both sides, one after the other, with the same members."""
+    """Measure both sides, one after the other, with the same members."""
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         async with federation(Path(scratch), POLICY, member_names(members)) as running:
             clear = await side(running, members, values, rounds, clear=True)

@@ -1,8 +1,8 @@
-"""The server of a cohort in a process of its own, with the coordinator's own spools, and the memory that it takes.
+"""Runs the server of a cohort in its own process, with the coordinator's own spools, and measures its memory.
 
-A vector comes to it as a file, one at a time; it goes in pieces into the coordinator's `UploadDesk`, which spools it,
-hashes it and adds it. What is measured is the highest resident size of the process above idle: all modules imported,
-every certificate verified, no attempt opened. The mean leaves it block by block.
+It receives one vector at a time, as a file, and passes it in pieces to the coordinator's `UploadDesk`, which spools,
+hashes and adds it. The figure is the highest resident size of the process above idle. Idle means all modules imported,
+every certificate verified, and no attempt open. The mean is written block by block.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from tacit.verification import verifiers
 
 __all__ = ["SeparateServer"]
 
-# As large as a member sends them.
+# Size of the pieces that a member sends.
 _CHUNK = 384 * 1024
 _ANSWER_SECONDS = 600.0
 
 
 class SeparateServer:
-    """A `cohort.Desk` in another process, from entering to leaving."""
+    """A `cohort.Desk` in another process, which runs inside the `with` block."""
 
     def __init__(self, crowd: Crowd, context: RoundContext, layout: Layout, lost: int) -> None:
         self._peak: Peak | None = None
@@ -52,16 +52,16 @@ class SeparateServer:
 
     def __enter__(self) -> Self:
         self._process.start()
-        # Only the other process holds its end now, so that its death is seen here.
+        # Now only the other process has its end, so this one notices its death.
         self._there.close()
-        # Idle once it has answered.
+        # It is idle once it has answered.
         self._answer()
         self._peak = Peak(self.process_id)
         self._ask("begin")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, of: TracebackType | None) -> None:
-        # It may have ended early, which the one who asked has been told.
+        # If it ended early, the caller knows already.
         with contextlib.suppress(OSError):
             self._here.send(None)
         self._process.join(_ANSWER_SECONDS)
@@ -70,14 +70,14 @@ class SeparateServer:
 
     @property
     def process_id(self) -> int:
-        """Of the process, once it has started."""
+        """Id of the process, once it has started."""
         if self._process.pid is None:
             raise RuntimeError("the server's process has not been started")
         return self._process.pid
 
     @property
     def peak(self) -> Peak:
-        """Of the process, from idle on."""
+        """Peak of the process from idle on."""
         if self._peak is None:
             raise RuntimeError("the server's process has not been started")
         return self._peak
@@ -110,7 +110,7 @@ class SeparateServer:
     def _answer(self) -> Any:
         with _told_when_it_ended():
             if not self._here.poll(_ANSWER_SECONDS):
-                raise CohortFailed(f"the server's process has said nothing for {_ANSWER_SECONDS:g} s")
+                raise CohortFailed(f"the server's process has not answered for {_ANSWER_SECONDS:g} s")
             answer = self._here.recv()
         if isinstance(answer, CohortFailed | ChecksMissing):
             raise answer
@@ -126,7 +126,7 @@ def _told_when_it_ended() -> Iterator[None]:
 
 
 class _SpoolingServer(Server):
-    """The server over an `UploadDesk`."""
+    """A server that spools through an `UploadDesk`."""
 
     def __init__(self, runner: asyncio.Runner, folder: Path, *arguments: Any) -> None:
         self._runner = runner
@@ -134,12 +134,12 @@ class _SpoolingServer(Server):
         super().__init__(*arguments)
 
     def take_file(self, member: str, message: secure_agg.MaskedInput, path: Path) -> None:
-        """Takes a vector in pieces. Raises: CohortFailed."""
+        """Take a vector in pieces. Raises: CohortFailed."""
         with self.watch.running():
             self._runner.run(self._take(member, message, path))
 
     def close(self) -> Mapping[str, Any]:
-        """Ends the phase; after masking the desk takes no more."""
+        """End the phase. After masking, the desk takes no more."""
         masked = self._state.phase is Phase.MASK
         inbox = super().close()
         if masked:
@@ -148,14 +148,14 @@ class _SpoolingServer(Server):
         return inbox
 
     def open_into(self, path: Path) -> Path:
-        """Writes the mean, float64."""
+        """Write the mean as float64."""
         with self.watch.running(), path.open("wb") as file:
             for block in self._opened():
                 file.write(block.data)
         return path
 
     def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
-        """The desk has a whole vector. Raises: CohortFailed."""
+        """Accept a vector that the desk has received completely. Raises: CohortFailed."""
         self._keep(self._state.receive(member, message, digest))
         self._accepting = asyncio.ensure_future(self._desk.accept(attempt, member))
 
@@ -167,7 +167,7 @@ class _SpoolingServer(Server):
     async def _take(self, member: str, message: secure_agg.MaskedInput, path: Path) -> None:
         receipt = await self._desk.take(self._attempt, member, 0, message, _pieces(path), self)
         if not receipt.complete:
-            raise CohortFailed(f"the vector of {member} was not taken: {receipt}")
+            raise CohortFailed(f"the vector of {member} was not accepted: {receipt}")
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:
@@ -185,7 +185,7 @@ def _serve(
     layout: Layout,
     lost: int,
 ) -> None:
-    """The process: verifies certificates, says so, and then does what it is asked until it is asked for nothing."""
+    """Run the process: verify certificates, report it, and answer requests until one is None."""
     heap.frugal()
     verify, key_of = verifiers(x509.load_der_x509_certificate(root))
     for certificate in certificates.values():

@@ -1,1 +1,1 @@
-"""Synthetic text against private training (DP-RVAE)."""
+"""Benchmarks of synthetic text beside private training (DP-RVAE)."""

@@ -1,10 +1,10 @@
 """Attacks released classifiers with keyword inference.
 
-Raw text, DP-SGD and made-up text gave one each; all have the same layers over the same table of words. The attacker's
-own texts are the members' training part (it knows all of them, which is as much as it can); it is asked about
-validation and test rows, on which no weight of these models was trained. Beside them stand the classifier before any
-training, which is nobody's secret, and chance. No figure here is about training texts, and so differential privacy
-promises none of them: a text is attacked as an input.
+Raw text, DP-SGD and synthetic text give one classifier each, with the same layers over the same word table. The
+attacker's own texts are the members' whole training part, the most that it can know. It is asked about validation and
+test rows, on which no weight of these models was trained. The classifier before any training, which is public, and
+chance are given beside them. The attacked text is an input, not a training text, so differential privacy promises none
+of these figures.
 """
 
 import math
@@ -29,7 +29,7 @@ ATTACKERS: tuple[Attacker, ...] = ("linear", "deep")
 
 
 def attacked_texts(task: Task) -> tuple[list[str], list[str]]:
-    """The attacker's texts, and those that it is asked about: validation and test rows, none of them twice."""
+    """Return the attacker's texts, and those that it is asked about: validation and test rows without duplicates."""
     auxiliary = list(dict.fromkeys(each.text for each in task.train))
     known = set(auxiliary)
     held_back = dict.fromkeys(each.text for each in (*task.validation, *task.test) if each.text not in known)
@@ -37,8 +37,11 @@ def attacked_texts(task: Task) -> tuple[list[str], list[str]]:
 
 
 def attack_figures(judge: Judge, task: Task, keywords: Sequence[str], seed: int) -> list[Figure]:
-    """What both attackers get right of the judge's classifier as it stands: the mean over the keywords, each of them
-    beside it, and the same with the keyword taken out of the texts.
+    """Attack the judge's present classifier with both attackers.
+
+    Returns:
+        The mean accuracy over the keywords, with each keyword's accuracy, and the mean with the keyword removed from
+        the texts, in further fields.
     """
     from learning.text.encoder import TextEncoder
 
@@ -62,7 +65,7 @@ def attack_figures(judge: Judge, task: Task, keywords: Sequence[str], seed: int)
 
 
 def attack_all(results: Results, plan: Plan, seeds: Sequence[int], until: float) -> None:
-    """Every model that this code has not attacked, of each seed; classifiers that are not kept are trained anew."""
+    """Attack every model that is not attacked yet, for each seed. Classifiers that are not stored are trained again."""
     task = read_task(DATASET)
     keywords = choose_keywords(attacked_texts(task)[0])
     cells = {
@@ -93,7 +96,7 @@ def attack_all(results: Results, plan: Plan, seeds: Sequence[int], until: float)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options = parser("synthesis.attack")
     options.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS), choices=SEEDS)
     options.add_argument("--minutes", type=float, default=math.inf, help="start no cell after this many minutes")

@@ -1,4 +1,4 @@
-"""The cells of the comparison of synthetic text with private training, and how they are trained."""
+"""The cells of the comparison of synthetic text with private training, and their recipes."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +12,10 @@ __all__ = ["BY_ROUND", "CELLS", "DATASETS", "EPSILONS", "KEPT", "METHODS", "SEED
 SEEDS = (0, 1, 2)
 DATASETS = ("sst2", "trec")
 EPSILONS: dict[str, tuple[float | None, ...]] = {"sst2": (5.0, None, 1.0), "trec": (5.0, None)}
-# Where texts are made up and judged after every round, too.
+# The cell for which texts are also generated and judged after every round.
 BY_ROUND = ("sst2", 5.0)
 
-# Of a line of the first seed, in the line of their mean.
+# Fields of the first seed's line that the mean keeps.
 KEPT = ("recipe", "promise", "samples", "ngrams", "planted")
 
 Method = Literal["majority", "raw", "dp-sgd", "synthetic", "published"]
@@ -24,14 +24,14 @@ METHODS: tuple[Method, ...] = ("majority", "raw", "dp-sgd", "synthetic", "publis
 
 @dataclass(frozen=True)
 class Cell:
-    """One training of a method on a data set. epsilon: None is without noise, or without any guarantee."""
+    """One training of a method on a data set. epsilon: None means without noise, or without any guarantee."""
 
     dataset: str
     method: Method
     epsilon: float | None = None
 
     def case(self, source: str | None = None) -> dict[str, Any]:
-        """The keys that name it in the results. source: of made-up texts, `members` or `operator`."""
+        """Return the keys of the case in the results. source: of synthetic texts, `members` or `operator`."""
         return {
             "part": "quality",
             "dataset": self.dataset,
@@ -42,7 +42,7 @@ class Cell:
 
     @property
     def cases(self) -> list[dict[str, Any]]:
-        """All cases that one training has figures for."""
+        """All cases with figures from one training."""
         match self.method:
             case "synthetic":
                 return [self.case("members"), self.case("operator")]
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """How cells are trained. cache: where public words, start and released classifiers are kept."""
+    """The recipes of the cells. cache: folder of public words, starting weights and released classifiers."""
 
     rvae: RvaeRecipe = field(default_factory=RvaeRecipe)
     classifier: ClassifierRecipe = field(default_factory=ClassifierRecipe)
@@ -63,7 +63,7 @@ class Plan:
 
 
 def cells_of(dataset: str) -> list[Cell]:
-    """A data set's cells, those that the comparison needs first."""
+    """Return a data set's cells, beginning with those of the comparison."""
     cells = [Cell(dataset, "majority"), Cell(dataset, "raw")]
     for epsilon in EPSILONS[dataset]:
         cells += [Cell(dataset, "dp-sgd", epsilon), Cell(dataset, "synthetic", epsilon)]
@@ -74,7 +74,7 @@ CELLS = [cell for dataset in DATASETS for cell in cells_of(dataset)]
 
 
 def quick_plan(cache: Path) -> Plan:
-    """Small sizes, for `--quick` and for tests."""
+    """Return a plan of small sizes, for `--quick` and for tests."""
     model = RvaeRecipe().model.model_copy(update={"embedding": 16, "hidden": 16, "latent": 4, "words": 300})
     rvae = RvaeRecipe(
         model=model, members=3, rounds=2, steps=2, lot=32, plain_epochs=1, start_texts=100, texts=40, std=8.0

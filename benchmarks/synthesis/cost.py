@@ -1,10 +1,10 @@
 """Measures what a member spends on synthetic text: processor seconds and bytes.
 
-Seconds are processor time of one thread, of DP-SGD's own steps on one member's part of SST-2, and of making a corpus. A
-few steps are timed, the first left out, and all of them reckoned from their median (`measured_steps`). Of the encoder
-two lots are timed that are smaller than the job's, and a step at the job's lot is reckoned on the line through them,
-since noise and optimiser do not grow with the lot (`measured_lots`). Bytes are the packed vector as it travels masked,
-the version as it comes (float32), and the made-up file; what TLS and messages add is not in them.
+Seconds are processor time of one thread: of DP-SGD steps on one member's part of SST-2, and of generating a corpus. A
+few steps are timed without the first, and the total is computed from their median (`measured_steps`). For the encoder,
+two lots smaller than the job's are timed, and a step at the job's lot is extrapolated on the line through them, because
+noise and optimiser do not grow with the lot (`measured_lots`). Bytes are the packed masked vector, the version received
+(float32), and the corpus file, without TLS and messages.
 """
 
 import statistics
@@ -44,7 +44,7 @@ __all__ = ["Timed", "cost_figures", "main", "measure_all", "step_seconds", "time
 
 BENCH = "synthesis"
 EPSILON = 5.0
-# Of steps that are timed: the first pays for what is made once.
+# Number of timed steps. The first does not count, because it includes one-time work.
 STEPS = 4
 ENCODER_LOTS = (8, 24)
 ENCODER_STEPS = 3
@@ -52,7 +52,7 @@ ENCODER_STEPS = 3
 
 @dataclass(frozen=True)
 class Timed:
-    """Processor seconds of one DP-SGD step at the job's lot. steps, lots: what was really timed."""
+    """Processor seconds of one DP-SGD step at the job's lot. steps, lots: those that were timed."""
 
     seconds: float
     steps: int
@@ -60,10 +60,10 @@ class Timed:
 
 
 def timed_at(bundle: "JobBundle", examples: Sequence[Example], steps: int, lots: Sequence[int]) -> Timed:
-    """One lot: the job's own. Two: a step of the job's on the line through both.
+    """Time a step at one lot, the job's, or extrapolate it from two lots.
 
     Raises:
-        TypeError: a job without DP-SGD.
+        TypeError: the job has no DP-SGD.
     """
     seconds = [step_seconds(bundle, examples, steps, lot) for lot in lots]
     if len(lots) == 1:
@@ -73,10 +73,10 @@ def timed_at(bundle: "JobBundle", examples: Sequence[Example], steps: int, lots:
 
 
 def step_seconds(bundle: "JobBundle", examples: Sequence[Example], steps: int, lot: int) -> float:
-    """The median of so many steps of the bundle's job on these rows, as a member takes them, but for the lot.
+    """Return the median seconds of a member's steps in the bundle's job on these rows, at another lot.
 
     Raises:
-        TypeError: a job without DP-SGD.
+        TypeError: the job has no DP-SGD.
     """
     from learning.models.assembly import assembled
     from learning.training.local import Progress
@@ -93,20 +93,20 @@ def step_seconds(bundle: "JobBundle", examples: Sequence[Example], steps: int, l
 
     mechanism = _mechanism_of(bundle).model_copy(update={"lot": lot, "steps": steps})
     train_private(module, read.ids, read.labels, job.training, mechanism, random=SystemRandom(), seed=0, progress=tick)
-    # From the second on; of a single one, itself.
+    # The first step does not count, unless it is the only one.
     return statistics.median(after - before for before, after in pairwise(at[1:] if steps > 1 else at))
 
 
 def _mechanism_of(bundle: "JobBundle") -> DpSgd:
     if not isinstance(bundle.document.mechanism, DpSgd):
-        raise TypeError("only a job with DP-SGD has its steps timed here")
+        raise TypeError("only a job with DP-SGD can be timed here")
     return bundle.document.mechanism
 
 
 def cost_figures(
     bundle: "JobBundle", timed: Timed, *, corpus_seconds: float = 0.0, corpus_bytes: int = 0
 ) -> list[Figure]:
-    """A member's whole part in the job: all rounds, then a corpus where it makes one."""
+    """Return a member's total cost in the job: all rounds, and a corpus if it generates one."""
     job, mechanism = bundle.document, _mechanism_of(bundle)
     layout = layout_of(job, job.rounds.target_members)
     sent = packed_size(layout.values, layout.bits)
@@ -129,7 +129,7 @@ def cost_figures(
 
 
 def measure_all(results: Results, plan: Plan, *, quick: bool) -> None:
-    """The three ways that this code has not timed, on SST-2."""
+    """Time the three trainings on SST-2 that are not timed yet."""
     task = read_task("sst2")
     ways = {"rvae": _rvae, "bilstm": _bilstm} if quick else {"rvae": _rvae, "bilstm": _bilstm, "minilm": _minilm}
     for name, way in ways.items():
@@ -144,7 +144,7 @@ def _rvae(task: Task, plan: Plan, folder: Path) -> list[Figure]:
     part = dealt(task, plan.rvae.members, 0)[0]
     bundle = rvae_bundle(task, plan.rvae, EPSILON, len(part), 0, folder, plan.cache)
     timed = timed_at(bundle, part, STEPS, [min(plan.rvae.lot, len(part))])
-    # The texts come from the start's weights: that they mean less takes no less time.
+    # The texts come from the starting weights. Worse texts take the same time.
     start = bundle.manifest.decode(bundle.weights)
     began = time.process_time()
     (path,) = corpora_of_members(Trained(bundle, (), (start,), (), (part,)), folder / "made")
@@ -160,7 +160,7 @@ def _bilstm(task: Task, plan: Plan, folder: Path) -> list[Figure]:
 
 
 def _minilm(task: Task, plan: Plan, folder: Path) -> list[Figure]:
-    """The pretrained encoder of six layers, all of it trained, in as many rounds and steps as the BiLSTM."""
+    """Time the pretrained encoder of six layers, fully trained, in as many rounds and steps as the BiLSTM."""
     from export.bundle import make_job_bundle, read_job_bundle
 
     part, base = dealt(task, plan.rvae.members, 0)[0], minilm()
@@ -189,11 +189,11 @@ def _mechanism(plan: Plan, examples: int) -> DpSgd:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     chosen = parser("synthesis.cost").parse_args(words)
     import torch
 
-    # Seconds are of one core.
+    # Seconds are those of one core.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         plan = quick_plan(Path(scratch)) if chosen.quick else Plan()

@@ -1,8 +1,8 @@
-"""What synthetic texts are worth, and how near they come to real ones.
+"""Judges synthetic texts by a classifier trained on them, and measures their distance from real texts.
 
-One classifier for everybody: a small BiLSTM over GloVe, whose table is frozen. It is trained on a union of made-up
-texts in one place, on the real texts in one place (what there is to be had), or federatedly with DP-SGD
-(`library.simulation`). Which epoch or round counts is chosen on validation rows, in all of them alike.
+All methods use the same classifier, a small BiLSTM over a frozen GloVe table. It is trained centrally on all synthetic
+texts, centrally on the real texts (the ceiling), or federatedly with DP-SGD (`library.simulation`). Validation rows
+choose the epoch or round that counts, in all of them alike.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,12 @@ _WIDTH = 50
 
 @dataclass(frozen=True)
 class ClassifierRecipe:
-    """epochs, rate: in one place. rounds, steps, lot, clip, private_rate: federatedly under DP-SGD. plain_rounds:
-    without noise, an epoch each, at `rate`.
+    """The classifier's options.
+
+    Args:
+        epochs, rate: of central training.
+        rounds, steps, lot, clip, optimiser, private_rate: of federated training under DP-SGD.
+        plain_rounds: of federated training without noise, with one epoch each at `rate`.
     """
 
     hidden: int = 16
@@ -67,7 +71,7 @@ class ClassifierRecipe:
     plain_rounds: int = 20
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in results: what was tried."""
+        """Return the searched options as they are written in results."""
         return {
             "rounds": self.rounds,
             "steps": self.steps,
@@ -80,8 +84,14 @@ class ClassifierRecipe:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier at its best epoch or round by validation rows. values: (d,). curve: (epoch or round, validation,
-    test). events: what a member's ledger was charged for it.
+    """A classifier at its best epoch or round by validation rows.
+
+    Args:
+        values: (d,).
+        best: the epoch or round.
+        validation, test: accuracies.
+        curve: (epoch or round, validation, test) of all.
+        events: charges of a member's ledger.
     """
 
     values: Vector
@@ -101,7 +111,7 @@ def classifier_bundle(
     members: int,
     mechanism: Mechanism | None = None,
 ) -> "JobBundle":
-    """The classifier as a job of so many members; in `folder`."""
+    """Make the classifier's job for these members in `folder`."""
     from export.bundle import make_job_bundle, read_job_bundle
 
     training = Training(batch=recipe.batch, learning_rate=recipe.rate)
@@ -132,7 +142,7 @@ def classifier_bundle(
 
 
 class Judge:
-    """A classifier's job, and the task's validation and test rows as it reads them."""
+    """A classifier's job, with the task's validation and test rows as the job reads them."""
 
     def __init__(self, bundle: "JobBundle", task: Task) -> None:
         from learning.models import build_blank
@@ -145,23 +155,23 @@ class Judge:
         self.module = build_blank(bundle.document.model, empty.vocabulary_size, len(task.labels), empty.pad_id)
 
     def corpus(self, examples: Sequence[Example]) -> EncodedExamples:
-        """These rows, as the job reads them."""
+        """Return these rows as the job reads them."""
         return EncodedExamples(examples, self.bundle.document, self.bundle.public_tokenizer)
 
     def load(self, values: Vector) -> None:
-        """Puts values, (d,), into the module."""
+        """Load values, (d,), into the module."""
         from learning.models import load_shared
 
         load_shared(self.module, self.bundle.manifest.unflatten(values))
 
     def values(self) -> Vector:
-        """The module's, (d,)."""
+        """Return the module's values, (d,)."""
         from learning.models import shared_parameters
 
         return self.bundle.manifest.flatten(shared_parameters(self.module))
 
     def scores(self) -> tuple[float, float]:
-        """Accuracy of the module as it stands, on validation and on test rows."""
+        """Return the accuracy of the present module on validation rows and on test rows."""
         from learning.training.local import evaluate
 
         validation, test = (
@@ -171,7 +181,7 @@ class Judge:
         return validation, test
 
     def agreement(self, values: Vector, examples: Sequence[Example]) -> float:
-        """Share of these rows to which the classifier gives the label that stands beside them; nan without rows."""
+        """Return the share of these rows whose own label the classifier answers; nan without rows."""
         from learning.training.local import evaluate
 
         if not examples:
@@ -182,10 +192,10 @@ class Judge:
 
 
 def fit_centrally(judge: Judge, examples: Sequence[Example], recipe: ClassifierRecipe, seed: int) -> Fitted:
-    """Plain training of the bundle's classifier on these rows, in one place.
+    """Train the bundle's classifier on these rows, centrally and without noise.
 
     Raises:
-        ValueError: no rows.
+        ValueError: there are no rows.
     """
     from learning.training.local import train
 
@@ -209,7 +219,10 @@ def fit_federatedly(
     folder: Path,
     random: RandomSource | None = None,
 ) -> tuple[Fitted, Judge]:
-    """The same classifier by members with these rows. epsilon: of each of them, at DELTA; None: without noise.
+    """Train the same classifier by members with these rows.
+
+    Args:
+        epsilon: of each member, at DELTA; None adds no noise.
 
     Raises:
         NotAffordable: no noise is enough for this epsilon.
@@ -236,25 +249,30 @@ def fit_federatedly(
 def _best(
     curve: Sequence[tuple[int, float, float]], values: Sequence[Vector], events: tuple[PrivacyEvent, ...]
 ) -> Fitted:
-    """The first of the best by validation: the test is looked at for what was chosen, and chooses nothing."""
+    """Return the first of the best by validation. The test is read only for the chosen one, and chooses nothing."""
     at = max(range(len(curve)), key=lambda place: curve[place][1])
     number, validation, test = curve[at]
     return Fitted(values[at], number, validation, test, tuple(curve), events)
 
 
 def majority_accuracy(task: Task) -> float:
-    """Of naming the training rows' commonest label everywhere, on test rows."""
+    """Return the test accuracy of always answering the training rows' most common label."""
     label = task.labels[int(task.counts(task.train).argmax())]
     return sum(each.label == label for each in task.test) / len(task.test)
 
 
-# ---- how near made-up texts come to real ones -----------------------------------------------------------------------
+# ---- distance from real texts ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Distance:
-    """overlap: share of runs of one to four words that stand in the training texts. longest: words of the longest such
-    run. planted: made-up texts with a planted one in them. verbatim: share of made-up texts that are a training text.
+    """The distance of synthetic texts from the training texts.
+
+    Args:
+        overlap: shares of runs of one to four words that occur in the training texts.
+        longest: number of words of the longest such run.
+        planted: number of synthetic texts that contain a planted one.
+        verbatim: share of synthetic texts that are a training text.
     """
 
     overlap: tuple[float, ...]
@@ -264,7 +282,7 @@ class Distance:
 
 
 def distance_of(made: Sequence[str], training: Sequence[str], planted: Sequence[str]) -> Distance:
-    """Signs of what made-up texts owe to these training texts (`learning.synthesis.quality`)."""
+    """Measure how near synthetic texts are to these training texts (`learning.synthesis.quality`)."""
     from learning.synthesis.quality import words_of
 
     known = {words_of(text) for text in training}
@@ -279,7 +297,7 @@ def distance_of(made: Sequence[str], training: Sequence[str], planted: Sequence[
 def with_planted(
     parts: Sequence[Sequence[Example]], planted: Sequence[str], labels: Sequence[str]
 ) -> list[list[Example]]:
-    """Each member's rows, and one planted text more, under a label of its place."""
+    """Return each member's rows and one planted text more, with a label by the member's place."""
     return [
         [*part, Example(text, labels[place % len(labels)])]
         for place, (part, text) in enumerate(zip(parts, planted, strict=True))
@@ -287,5 +305,5 @@ def with_planted(
 
 
 def shortened(task: Task, rows: int) -> Task:
-    """The same task with the first rows alone."""
+    """Return the task with only the first rows of each part."""
     return replace(task, train=task.train[:rows], validation=task.validation[:rows], test=task.test[:rows])

@@ -1,22 +1,22 @@
-"""Keyword inference: is this word in the text, said from the text's embedding in a released model alone.
+"""Keyword inference: tells whether a word is in a text, only from the text's embedding in a released model.
 
-**Who attacks.** Somebody who sees what a released classifier makes of texts that are not its own (the features under
-its head, one vector for each text), such as whoever runs the model for others, and who knows which words it looks for
-(Pan et al. 2020, "Privacy risks of general-purpose language models"; DP-RVAE, section 5.3). It has texts of its own of
-the same kind, embeds them with the same model, and learns for each word to tell embeddings of texts with it from those
-without. It is then asked about texts that neither it nor the model has met.
+**The attacker.** It sees a released classifier's features (one vector for each text, under the head) for texts of
+others, for example because it runs the model for them, and knows which words to look for (Pan et al. 2020, "Privacy
+risks of general-purpose language models"; DP-RVAE, section 5.3). It embeds its own texts of the same kind with the same
+model, and learns for each word to distinguish embeddings of texts with it from those without. Then it is asked about
+texts that neither it nor the model has seen.
 
-**What is measured.** Half of a word's texts hold it and half do not, matched by length, so that 0.5 is chance and
-length tells nothing. An attacker need not find the word itself: whatever goes with it, such as the label, counts too.
-The word is left in the text, since it is there that the attacker would find it; `hidden_words` takes it out of the same
-texts, and another word out of those that lack it: what is right then comes from the company that the word keeps.
+**The measure.** Half of a word's texts contain it and half do not, matched by length, so chance is 0.5 and length
+reveals nothing. The attacker need not find the word itself: anything that goes with it, such as the label, counts too.
+The word stays in the text, where the attacker would find it. `hidden_words` removes it from the same texts, and another
+word from the texts that lack it. Correct answers then come from the context of the word.
 
-**What differential privacy says of it: nothing.** DP-SGD and synthetic text protect the texts that a model was trained
-on. The text that the attack asks about is an input, and a perfectly private encoder may still hold its every word:
-random weights do, and so does any good pretrained encoder. A lower figure beside DP says that this model's features are
-poorer, be it by noise or by little training. Whoever must hide inputs keeps embeddings where the texts are.
+**Differential privacy says nothing about it.** DP-SGD and synthetic text protect the texts that a model was trained on.
+The attacked text is an input, and a perfectly private encoder may still keep its every word: random weights do, and so
+does any good pretrained encoder. A lower figure with DP means that this model's features are poorer, by noise or by
+little training. To hide inputs, keep embeddings where the texts are.
 
-Leaves to others: which models there are, and their training.
+`attack` has the models and their training.
 """
 
 import math
@@ -51,23 +51,23 @@ __all__ = [
     "words_of",
 ]
 
-# Texts to one vector each, (N, D).
+# Maps texts to one vector each, (N, D).
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 # linear: logistic regression. deep: two hidden layers.
 Attacker = Literal["linear", "deep"]
 
 KEYWORDS = 10
 CHANCE = 0.5
-# Under so many texts of each kind a score says nothing, and an attacker learns nothing.
+# With fewer texts of each kind a score says nothing, and an attacker learns nothing.
 MIN_TEXTS = 5
 _HIDDEN = 64
 _STEPS = 300
 _RATE = 0.01
-# Of the squared weights: there are more features than texts, mostly.
+# Weight of the penalty on squared weights, because there are mostly more features than texts.
 _DECAY = 0.01
 
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
-# English words of four letters and more that no text is about.
+# English function words of four letters and more.
 _FUNCTION = frozenset(
     " ".join(
         (
@@ -86,9 +86,12 @@ _FUNCTION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KeywordScore:
-    """Share of held-back texts, half of them with the keyword, of which the attacker says rightly whether they have it.
+    """An attacker's score for one keyword.
 
-    tests: how many texts. trained: texts that the attacker learnt from.
+    Args:
+        accuracy: share of correct answers on held-back texts, half of which have the keyword.
+        tests: number of held-back texts.
+        trained: number of texts that the attacker learnt from.
     """
 
     keyword: str
@@ -99,7 +102,7 @@ class KeywordScore:
 
     @property
     def standard_error(self) -> float:
-        """Binomial, of the accuracy."""
+        """Binomial standard error of the accuracy."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.tests)
 
 
@@ -111,34 +114,35 @@ class Inference:
 
     @property
     def accuracy(self) -> float:
-        """The mean over the keywords; `CHANCE` for an attacker that sees nothing."""
+        """Mean over the keywords; `CHANCE` for an attacker that sees nothing."""
         return float(np.mean([score.accuracy for score in self.scores]))
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, were all its texts different ones; some stand in several keywords' sets."""
+        """Standard error of the mean if all its texts differed; some are in several keywords' sets."""
         return math.sqrt(sum(score.standard_error**2 for score in self.scores)) / len(self.scores)
 
     @property
     def chance_error(self) -> float:
-        """Standard deviation of the mean for an attacker that guesses: what `CHANCE` is to be read with."""
+        """Standard deviation of the mean for an attacker that guesses, and so of `CHANCE`."""
         return math.sqrt(sum(0.25 / score.tests for score in self.scores)) / len(self.scores)
 
 
 def words_of(text: str) -> list[str]:
-    """A text's words in lower case, in their order: letters, with an apostrophe inside."""
+    """Return a text's words in order, in lower case: letters, with an apostrophe inside."""
     return _WORD.findall(text.lower())
 
 
 def choose_keywords(
     texts: Sequence[str], count: int = KEYWORDS, *, min_share: float = 0.005, max_share: float = 0.05
 ) -> tuple[str, ...]:
-    """Ten words to look for, by a fixed rule over the attacker's own texts: of the words with four letters or more that
-    are no function words and stand in between `min_share` and `max_share` of the texts, those in most texts, ties in
-    order of spelling.
+    """Choose `count` keywords by a fixed rule over the attacker's own texts.
+
+    Candidates have four letters or more, are not function words, and occur in a share of the texts between `min_share`
+    and `max_share`. Those in most texts are chosen, ties in alphabetical order.
 
     Raises:
-        ValueError: fewer such words.
+        ValueError: there are fewer candidates.
     """
     counts = Counter(word for text in texts for word in set(words_of(text)))
     found = sorted(
@@ -148,15 +152,17 @@ def choose_keywords(
     )
     if len(found) < count:
         raise ValueError(
-            f"{len(found)} words stand in {min_share:.1%} to {max_share:.1%} of {len(texts):,} texts, and {count} "
-            "are wanted; give more texts, or wider bounds"
+            f"{len(found)} words occur in {min_share:.1%} to {max_share:.1%} of {len(texts):,} texts, but {count} "
+            "are needed; give more texts, or wider bounds"
         )
     return tuple(word for _, word in found[:count])
 
 
 def balanced(texts: Sequence[str], keyword: str, seed: int) -> tuple[list[str], NDArray[np.int64]]:
-    """Texts and whether they hold the keyword, (N,): all that do, and for each one that does not and is nearest to it
-    in length, no text twice. Which of equally long ones is drawn from the seed.
+    """Return texts and whether they have the keyword, (N,).
+
+    Each text with the keyword is paired with one without it that is nearest in length. No text comes twice. The seed
+    draws among equally long ones.
 
     Raises:
         ValueError: fewer than `MIN_TEXTS` texts with the keyword, or without it.
@@ -166,8 +172,8 @@ def balanced(texts: Sequence[str], keyword: str, seed: int) -> tuple[list[str], 
     others = [at for at, each in enumerate(words) if keyword not in each]
     if min(len(held), len(others)) < MIN_TEXTS:
         raise ValueError(
-            f"{len(held)} of {len(texts):,} texts hold {keyword!r}, and {MIN_TEXTS} of each kind are needed; choose "
-            "keywords that more texts hold"
+            f"{len(held)} of {len(texts):,} texts have {keyword!r}, but {MIN_TEXTS} of each kind are needed; choose "
+            "more frequent keywords"
         )
     random = np.random.Generator(np.random.Philox(seed))
     random.shuffle(others)
@@ -182,17 +188,18 @@ def balanced(texts: Sequence[str], keyword: str, seed: int) -> tuple[list[str], 
 
 
 def without(text: str, word: str) -> str:
-    """The text without this word, wherever it stands."""
+    """Return the text with all occurrences of a word removed."""
     return re.sub(rf"(?<![\w']){re.escape(word)}(?![\w']|'\w)", "", text, flags=re.IGNORECASE)
 
 
 def embedder(module: TextClassifier, encoder: TextEncoder, batch: int = 128) -> Embed:
-    """What stands under a classifier's head for each text: a BiLSTM's pooled states, a transformer's mean over the
-    tokens. Without dropout.
+    """Return a function that embeds texts as the features under the classifier's head, without dropout.
+
+    These are a BiLSTM's pooled states, or a transformer's mean over the tokens.
     """
     head = module.output
     if not isinstance(head, nn.Module):
-        raise TypeError(f"{type(module).__name__} has no head of its own")
+        raise TypeError(f"{type(module).__name__} has no head")
 
     @torch.no_grad()
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -222,17 +229,18 @@ def infer_keywords(
     seed: int = 0,
     hidden_words: bool = False,
 ) -> Inference:
-    """Learns from the auxiliary texts' embeddings and is asked about the held-back ones', each keyword by itself.
+    """Train an attacker for each keyword on the auxiliary texts' embeddings, and test it on the held-back ones'.
 
-    auxiliary: the attacker's texts. held_back: texts that neither the attacker nor the model was trained on.
-    hidden_words: whether the keyword is taken out of the texts, so that its company alone can tell.
+    Args:
+        auxiliary: the attacker's texts.
+        held_back: texts on which neither the attacker nor the model was trained.
+        hidden_words: remove the keyword from the texts, so that only its context can reveal it.
 
     Raises:
-        ValueError: too few texts for a keyword (`balanced`), a text that stands on both sides, or embeddings that are
-            not finite.
+        ValueError: a keyword has too few texts (`balanced`), a text is on both sides, or embeddings are not finite.
     """
     if common := len(set(auxiliary) & set(held_back)):
-        raise ValueError(f"{common} held-back texts are the attacker's own; take them out of one of the two")
+        raise ValueError(f"{common} held-back texts are also the attacker's; remove them from one of the two")
     scores = []
     for place, keyword in enumerate(keywords):
         sides = []
@@ -249,8 +257,9 @@ def infer_keywords(
 
 
 def _without_one(texts: Sequence[str], keyword: str, seed: int) -> list[str]:
-    """Each text without the keyword, or else without a word that could have been one, drawn from the seed: a gap by
-    itself tells nothing.
+    """Remove the keyword from each text, or else another possible keyword, drawn from the seed.
+
+    So a gap by itself reveals nothing.
     """
     random = np.random.Generator(np.random.Philox(seed))
     found = []
@@ -269,14 +278,14 @@ def _could_be_one(word: str) -> bool:
 
 def _finite(rows: NDArray[np.float32]) -> Tensor:
     if not np.isfinite(rows).all():
-        raise ValueError("an embedding holds values that are not finite numbers")
+        raise ValueError("an embedding has values that are not finite")
     return torch.from_numpy(rows).float()
 
 
 def _attack(known: Tensor, present: Tensor, asked: Tensor, attacker: Attacker, seed: int) -> Tensor:
-    """(N,): 1 where an attacker that was trained on (known, present) says that the keyword is there."""
+    """Train an attacker on (known, present), and return 1 where it answers that the keyword is there, (N,)."""
     mean = known.mean(dim=0)
-    # One scale for all features: those that hardly move, such as rare words, are not blown up.
+    # One scale for all features, so that almost constant ones, such as those of rare words, are not amplified.
     std = float((known - mean).square().mean().sqrt())
     scale = 1 / std if std > 1e-6 * (1 + float(mean.abs().max())) else 0.0
     known, asked = (known - mean) * scale, (asked - mean) * scale

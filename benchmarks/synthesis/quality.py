@@ -1,24 +1,25 @@
 """Measures classifiers trained on synthetic text beside private training.
 
-As in DP-RVAE's section 5.4: ten members with equal parts, all of them in every round, delta 1e-5, and the comparison
-with the same classifier trained federatedly under DP-SGD. Not as there: SST-2's 6,920 training sentences and TREC's
-questions (its tweets and reviews are not here); a BiLSTM over GloVe as the classifier, and not DistilBERT; an epsilon
-that is each member's ledger's, for everything that its texts paid for.
+As in section 5.4 of DP-RVAE, ten members with equal parts take part in every round, delta is 1e-5, and the comparison
+is with the same classifier trained federatedly under DP-SGD. Different are the data (SST-2's 6,920 training sentences
+and TREC's questions; the paper's tweets and reviews are not available), the classifier (a BiLSTM over GloVe instead of
+DistilBERT), and the epsilon, which is that of each member's ledger for every use of its texts.
 
 Methods, by `epsilon` (none: without noise):
 
-    majority    the commonest label everywhere
-    raw         the classifier on all members' texts in one place: what there is to be had
+    majority    the most common label for every text
+    raw         the classifier trained centrally on all members' texts: the ceiling
     dp-sgd      the classifier trained federatedly on the members' own texts
-    synthetic   an autoencoder trained federatedly (variant sound), then texts from its prior, then the classifier in
-                one place. `members`: a thousand of each member, from the model that it sent last, labels by its noised
-                histogram. `operator`: as many in all from the last global model, every label equally often
+    synthetic   an autoencoder trained federatedly (variant sound), then texts from its prior, then the classifier
+                trained centrally. `members`: a thousand texts of each member, from the model that it sent last, with
+                labels by its noisy histogram. `operator`: as many in all from the last global model, with equally many
+                of each label
     published   the paper's own variant, texts rewritten one by one. No differential privacy guarantee
 
-The same budget buys both: of `synthetic` the histogram and all steps, of `dp-sgd` all steps. Ten texts of random words
-are planted, one in each member's part, where an autoencoder trains. Validation rows (SST-2's dev set, 500 of TREC's
-training questions) choose recipes and the epoch or round that counts; they are no member's, and choosing is not
-accounted for.
+Both methods have the same budget: `synthetic` spends it on the histogram and all steps, `dp-sgd` on all steps. If an
+autoencoder trains, each member's part has one of ten planted texts of random words. Validation rows (SST-2's dev set,
+500 of TREC's training questions) choose recipes and the epoch or round that counts. No member has them, and choosing is
+not accounted for.
 """
 
 import argparse
@@ -83,7 +84,7 @@ Measured = tuple[Case, list[Figure]]
 def measure(
     cell: Cell, task: Task, plan: Plan, seed: int, folder: Path, keep: Path | None = None
 ) -> Iterator[Measured]:
-    """Trains a cell and yields the figures of each of its cases. keep: a file for the classifier that it releases."""
+    """Train a cell, and yield the figures of each of its cases. keep: file for the classifier that it releases."""
     began = time.process_time()
     if cell.method == "majority":
         yield cell.case(), [Figure("test_accuracy", round(majority_accuracy(task), 5))]
@@ -110,7 +111,7 @@ def _measure_synthetic(
     began = time.process_time()
     recipe, published = plan.rvae, cell.method == "published"
     if published:
-        # The paper's decoder hears of a label through its input alone.
+        # The paper's decoder gets the label only through its input.
         paper = {"variant": "published", "label_weight": 0.0}
         recipe = replace(recipe, model=recipe.model.model_copy(update=paper))
     lists = public_words_file(recipe.model.words - 2, plan.cache).read_text(encoding="utf-8").split("\n")
@@ -119,7 +120,7 @@ def _measure_synthetic(
     bundle = rvae_bundle(task, recipe, cell.epsilon, min(map(len, parts)), seed, folder / "rvae", plan.cache)
     trained = train_rvae(bundle, parts)
     trained_as = recipe.as_json(noised=cell.epsilon is not None)
-    # Two classifiers, whatever the texts: one that reads them, one that knows the real ones.
+    # Two classifiers: one is trained on the synthetic texts, one on the real ones.
     judge = _judge(task, plan, seed, folder / "classifier")
     real = fit_centrally(judge, task.train, plan.classifier, seed)
     if published:
@@ -165,7 +166,7 @@ def _accuracy(fitted: Fitted, **more: Any) -> Figure:
 
 
 def _by_round(fitted: Fitted) -> Figure:
-    """After the last round; all others stand in the curve."""
+    """Return the accuracy after the last round, with all rounds in the curve."""
     curve = [[number, round(test, 4)] for number, _, test in fitted.curve]
     return Figure("accuracy_by_round", curve[-1][1], more={"curve": curve})
 
@@ -182,7 +183,7 @@ def _made_by_round(trained: Trained, judge: Judge, plan: Plan, seed: int, folder
 def _of_texts(
     made: Sequence[Example], trained: Trained, planted: Sequence[str], judge: Judge, real: Fitted
 ) -> list[Figure]:
-    """How near made-up texts come to the real ones, and whether their labels say anything."""
+    """Measure how near synthetic texts are to the real ones, and how reliable their labels are."""
     texts = [example.text for example in made]
     training = [example.text for part in trained.parts for example in part]
     found = distance_of(texts, training, planted)
@@ -202,7 +203,7 @@ def _of_texts(
 
 
 def _of_epsilon(cell: Cell, events: Sequence[Any], trained: Trained | Judge) -> list[Figure]:
-    """What a report says of a member's ledger. The gate's epsilon is the case's."""
+    """Return the epsilon in the report of a member's ledger. The gate's epsilon is the case's."""
     if cell.epsilon is None:
         return []
     multiplier = getattr(trained.bundle.document.mechanism, "noise_multiplier", None)
@@ -229,13 +230,13 @@ def _keep(path: Path | None, fitted: Fitted) -> None:
 
 
 def released_path(cell: Cell, seed: int, code: str, cache: Path = CACHE) -> Path:
-    """Where the classifier that a cell releases is kept."""
+    """Return the path of the classifier that a cell releases."""
     epsilon = "none" if cell.epsilon is None else f"{cell.epsilon:g}"
     return cache / f"synthesis-released-{code}-{cell.dataset}-{cell.method}-{epsilon}-{seed}.npy"
 
 
 def released(results: Results, cell: Cell, task: Task, plan: Plan, seed: int) -> Vector:
-    """The classifier that a cell releases, (d,): kept from when this code measured it, or trained now."""
+    """Return the classifier that a cell releases, (d,), from the file of this code's measurement or trained now."""
     path = released_path(cell, seed, results.code, plan.cache)
     if not path.exists():
         _measured(results, cell, task, plan, seed, path)
@@ -251,9 +252,13 @@ def _measured(results: Results, cell: Cell, task: Task, plan: Plan, seed: int, k
 
 
 def run(results: Results, cells: Sequence[Cell], plan: Plan, seeds: Sequence[int], until: float) -> bool:
-    """The cells that this code has not measured, all of a seed before the next. False: time ran out before the end.
+    """Measure the cells that are not measured yet, all of a seed before the next seed.
 
-    until: on time.monotonic()'s clock.
+    Args:
+        until: latest start of a cell, on the clock of time.monotonic().
+
+    Returns:
+        False if time ran out before the end.
     """
     for seed in seeds:
         for cell in cells:
@@ -269,17 +274,17 @@ def run(results: Results, cells: Sequence[Cell], plan: Plan, seeds: Sequence[int
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options: argparse.ArgumentParser = parser("synthesis.quality")
     options.add_argument("--dataset", nargs="*", default=list(DATASETS), choices=DATASETS)
     options.add_argument("--method", nargs="*", default=list(METHODS), choices=METHODS)
-    options.add_argument("--epsilon", type=float, nargs="*", help="these epsilons only; inf is without noise")
+    options.add_argument("--epsilon", type=float, nargs="*", help="only these epsilons; inf means without noise")
     options.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS), choices=SEEDS)
     options.add_argument("--minutes", type=float, default=math.inf, help="start no cell after this many minutes")
     chosen = options.parse_args(words)
     import torch
 
-    # Seconds are of one core, whatever the machine has.
+    # Seconds are those of one core.
     torch.set_num_threads(1)
     until = time.monotonic() + 60 * chosen.minutes
     results = open_results(BENCH, quick=chosen.quick)
@@ -297,7 +302,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _quick(results: Results) -> None:
-    """Three members with 60 questions each, small models, a round or two: every kind of cell once."""
+    """Measure every kind of cell once, with three members of 60 questions each, small models, and few rounds."""
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         plan = quick_plan(Path(scratch))
         task = shortened(read_task("trec"), 180)

@@ -1,10 +1,9 @@
 """Tries recipes for synthetic text on validation rows.
 
-Of the autoencoder: the validation accuracy of a classifier that was trained on texts which the operator made up from
-the last global model, with more and less guidance by the label; under FedAvg and FedAdam on the server (FedOpt, Reddi
-et al. 2021), and with more and less weight for the label. Of the classifier under DP-SGD: its accuracy. The best of
-each is what `RvaeRecipe` and `ClassifierRecipe` are to have; differences below two points are within the error of 872
-rows.
+For the autoencoder it measures the validation accuracy of a classifier trained on texts that the operator generated
+from the last global model. It varies the guidance by the label, the server optimiser (FedAvg and FedAdam: FedOpt, Reddi
+et al. 2021) and the weight of the label. For the classifier under DP-SGD it measures its accuracy. `RvaeRecipe` and
+`ClassifierRecipe` should have the best of each. Differences below two points are within the error of 872 rows.
 """
 
 import math
@@ -44,7 +43,7 @@ def _weighing(label_weight: float, recipe: RvaeRecipe | None = None) -> RvaeReci
     return replace(chosen, model=chosen.model.model_copy(update={"label_weight": label_weight}))
 
 
-# The same steps in all, so the same noise: local Adam and an average; or plain sums, which a server's Adam scales.
+# The same number of steps, so the same noise: local Adam with an average, or plain sums that the server's Adam scales.
 _ADAM = FedAdamServer(learning_rate=0.01, beta_2=0.9, tau=1e-4)
 _SERVER_ADAM = RvaeRecipe(rounds=20, steps=1, optimiser="sgd", learning_rate=1.0, server=_ADAM)
 RVAES = (
@@ -63,7 +62,7 @@ CLASSIFIERS = (
 
 
 def search(results: Results, until: float) -> None:
-    """What was not tried yet, the autoencoder's recipes first. until: on time.monotonic()'s clock."""
+    """Try what is not tried yet, the autoencoder's recipes first. until: on the clock of time.monotonic()."""
     task = read_task(DATASET)
     for recipe, epsilon in RVAES:
         _try(results, "rvae", epsilon, recipe.as_json(), until, partial(rvae_figure, task, recipe, epsilon))
@@ -85,8 +84,9 @@ def _try(
 def rvae_figure(
     task: Task, recipe: RvaeRecipe, epsilon: float, folder: Path, texts: int = TEXTS, **where: Any
 ) -> Figure:
-    """Validation accuracy after training on the operator's texts, at the recipe's guidance. Beside it: at others, and
-    the perplexity of validation sentences by round, the start's first.
+    """Measure the validation accuracy after training on the operator's texts, at the recipe's guidance.
+
+    Further fields give it at other guidances, and the perplexity of validation sentences by round, from the start on.
     """
     parts = dealt(task, recipe.members, 0)
     bundle = rvae_bundle(task, recipe, epsilon, min(map(len, parts)), 0, folder / "rvae", **where)
@@ -97,7 +97,7 @@ def rvae_figure(
         for number, values in enumerate((start, *trained.versions))
     ]
     classifier = ClassifierRecipe()
-    # A judge scores test rows, too: here there are none.
+    # A judge also scores test rows; here validation rows replace them.
     task = replace(task, test=task.validation)
     judge = Judge(classifier_bundle(task, classifier, 0, folder / "classifier", members=recipe.members), task)
     found = {}
@@ -110,14 +110,14 @@ def rvae_figure(
 
 
 def classifier_figure(task: Task, recipe: ClassifierRecipe, folder: Path) -> Figure:
-    """Validation accuracy of the best round, all rounds beside it."""
+    """Measure the validation accuracy of the best round; further fields give all rounds."""
     fitted, _ = fit_federatedly(task, dealt(task, 10, 0), recipe, EPSILON, 0, folder)
     curve = [[number, round(validation, 4)] for number, validation, _ in fitted.curve]
     return Figure("validation_accuracy", round(fitted.validation, 5), more={"curve": curve})
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Command line; `words` without the program's name."""
+    """Command line. words: arguments without the program's name."""
     options = parser("synthesis.search")
     options.add_argument("--minutes", type=float, default=math.inf, help="start no trial after this many minutes")
     chosen = options.parse_args(words)

@@ -1,12 +1,11 @@
-"""What the cells of `quality` have in common: data, public words and start, members, corpora.
+"""The common set-up of the cells of `quality`: data, public words and start, members, corpora.
 
-Guarantees: members' texts come from a data set's training part alone, choices from its validation part, figures from
-its test; the job's words and starting weights come from WikiText and GloVe and from none of these; a noised training is
-one whose steps and histogram a member's empty ledger lets pass together.
+Guarantees: members' texts come only from a data set's training part, choices from its validation part, and figures from
+its test. The job's words and starting weights come from WikiText and GloVe, and from none of these. In a training with
+noise, a member's empty ledger admits all steps and the histogram together.
 
-A training is rounds of `library.simulation`: the product's bundle, local steps, mechanism, ring and server
-optimiser. A member generates texts from the model that it sent last, noise included, caught where the product hands it
-on.
+A training is rounds of `library.simulation`: the product's bundle, local steps, mechanism, ring and server optimiser. A
+member generates texts from the model that it sent last, including its noise, recorded where the product passes it on.
 """
 
 import hashlib
@@ -80,7 +79,7 @@ Counts = NDArray[np.int64]
 CACHE = ROOT / "benchmarks" / ".cache"
 GLOVE = SHARED / "glove" / "glove.6B.50d.subset.txt.gz"
 WIKITEXT = SHARED / "wikitext103_small" / "train.txt.gz"
-# The table's words up to here are the most frequent ones of its source; those behind are a run of rarer ones.
+# The table's words up to here are the most frequent ones of its source. The later ones are rarer.
 _COMMON_WORDS = 2445
 _SENTENCES = 12_000
 
@@ -88,7 +87,7 @@ MEMBERS = 10
 DELTA = 1e-5
 VALIDATION = 500
 _SPLIT_SEED = 20260
-# Candidates that a planted text is ranked among, itself not counted.
+# Number of texts that a planted text is ranked among, without itself.
 CANDIDATES = 200
 _CANARY_WORDS = 6
 
@@ -98,7 +97,7 @@ _CANARY_WORDS = 6
 
 @dataclass(frozen=True)
 class Task:
-    """A data set: what is dealt to members, what choices are made by, what figures are of."""
+    """A data set: training rows for members, validation rows for choices, and test rows for figures."""
 
     name: str
     labels: tuple[str, ...]
@@ -107,23 +106,26 @@ class Task:
     test: Sequence[Example]
 
     def counts(self, examples: Sequence[Example]) -> Counts:
-        """How many of these have each label, (L,)."""
+        """Count the examples of each label, (L,)."""
         return np.bincount(label_ids(examples, self.labels), minlength=len(self.labels)).astype(np.int64)
 
 
 def check_data(name: str) -> None:
-    """Raises NoData where a file is missing."""
+    """Raise NoData if a file is missing."""
     files = ["train_sentences", "dev", "test"] if name == "sst2" else ["train", "test"]
     for path in (*(SHARED / name / f"{each}.jsonl.gz" for each in files), GLOVE, WIKITEXT):
         if not path.exists():
             raise NoData(
-                f"{path} is not here: this benchmark needs SST-2, TREC, WikiText and GloVe under {SHARED} "
-                "(docs/benchmarks.md says which files); put them there and run it again"
+                f"{path} is missing: this benchmark needs SST-2, TREC, WikiText and GloVe under {SHARED} "
+                "(docs/benchmarks.md lists the files); put them there and run it again"
             )
 
 
 def read_task(name: str) -> Task:
-    """`sst2`: its 6,920 training sentences, dev, test. `trec`: 500 training questions are for validation.
+    """Read a data set.
+
+    `sst2` has 6,920 training sentences, and its dev set is for validation. In `trec`, 500 training questions are for
+    validation.
 
     Raises:
         NoData: a file is missing.
@@ -145,17 +147,18 @@ def _sst2(part: str) -> list[Example]:
 
 
 def dealt(task: Task, members: int, seed: int) -> list[list[Example]]:
-    """The training rows in equal parts, at random."""
+    """Deal the training rows in equal parts, at random."""
     parts = by_ratios(len(task.train), [1.0] * members, seed).members
     return [[task.train[at] for at in rows] for rows in parts]
 
 
-# ---- what is public -------------------------------------------------------------------------------------------------
+# ---- public text ----------------------------------------------------------------------------------------------------
 
 
 def public_words_file(count: int, folder: Path = CACHE) -> Path:
-    """A list of so many words, one a line: the commonest of GloVe's table, then WikiText's by how often they stand
-    there. Made once in `folder`.
+    """Return a file of `count` words, one a line, made once in `folder`.
+
+    The most common words of GloVe's table come first, then WikiText's by frequency.
     """
     path = folder / f"synthesis-words-{count}.txt"
     if not path.exists():
@@ -168,11 +171,11 @@ def public_words_file(count: int, folder: Path = CACHE) -> Path:
 
 
 def public_text(folder: Path = CACHE) -> Path:
-    """Sentences of WikiText, one a line: 4 to 24 words, none of them masked there. Made once in `folder`."""
+    """Return a file of WikiText's sentences, one a line, of 4 to 24 words without `<unk>`. Made once in `folder`."""
     path = folder / f"synthesis-sentences-{_SENTENCES}.txt"
     if not path.exists():
         found = [sentence for sentence in _sentences() if 4 <= len(cut(sentence)) <= 24]
-        # From all articles, not the first ones alone.
+        # Takes sentences from all articles, not only the first ones.
         stride = max(1, len(found) // _SENTENCES)
         _write(path, found[::stride][:_SENTENCES])
     return path
@@ -180,7 +183,7 @@ def public_text(folder: Path = CACHE) -> Path:
 
 def _sentences() -> Iterator[str]:
     for line in read_text(WIKITEXT).splitlines():
-        # Headings; and what its makers joined with signs of their own.
+        # Skips headings, and undoes WikiText's own joining signs.
         if line.strip() and not line.startswith(" ="):
             text = line.lower().replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".").strip()
             yield from (f"{part} ." for part in text.removesuffix(" .").split(" . ") if part and "<unk>" not in part)
@@ -198,7 +201,7 @@ def _write(path: Path, lines: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class RvaeRecipe:
-    """One way to train the autoencoder. steps: of DP-SGD in a round. plain_epochs, plain_rate: without noise."""
+    """One way to train the autoencoder. steps: of DP-SGD in a round. plain_epochs, plain_rate: for no noise."""
 
     model: RvaeModel = field(
         default_factory=lambda: RvaeModel(embedding=64, hidden=96, latent=16, words=3000, max_tokens=24)
@@ -214,17 +217,17 @@ class RvaeRecipe:
     plain_epochs: int = 2
     plain_rate: float = 0.002
     start_texts: int = _SENTENCES
-    # Of the published variant: its rate, batch and epochs are the job's, its noise the paper's.
+    # For the published variant. Its rate, batch and epochs become the job's; its noise is the paper's.
     published: PublishedSetting = field(default_factory=PublishedSetting)
-    # Of each member.
+    # Number of texts of each member.
     texts: int = 1000
-    # Of the noise on each label's count.
+    # Standard deviation of the noise on each label's count.
     std: float = 24.0
-    # How much more than the model says a text is to be of its label.
+    # Strength of the guidance towards a text's label, beyond the model itself.
     guidance: float = 1.0
 
     def as_json(self, *, noised: bool = True) -> dict[str, Any]:
-        """As it stands in results."""
+        """Return the recipe as it is written in results."""
         found: dict[str, Any] = {"rounds": self.rounds, "server": self.server.optimiser}
         if self.server.learning_rate != 1:
             found["server_rate"] = self.server.learning_rate
@@ -238,7 +241,7 @@ class RvaeRecipe:
 
 
 def multiplier_for(epsilon: float, lot: int, steps: int, examples: int, before: Sequence[PrivacyEvent] = ()) -> float:
-    """The smallest noise multiplier with which a ledger of (epsilon, DELTA) lets `steps` steps pass after `before`.
+    """Return the smallest noise multiplier with which a ledger of (epsilon, DELTA) admits `steps` after `before`.
 
     Raises:
         NotAffordable: there is none.
@@ -250,17 +253,17 @@ def multiplier_for(epsilon: float, lot: int, steps: int, examples: int, before: 
 
 
 def spent_of(events: Sequence[PrivacyEvent], epsilon: float) -> float:
-    """What a report says of all these events together, at DELTA.
+    """Return the epsilon that a report gives for all these events together, at DELTA.
 
     Raises:
-        ValueError: a ledger of `epsilon` would not have let them pass.
+        ValueError: a ledger of `epsilon` does not admit them.
     """
     limit = Limit(epsilon, DELTA)
     gate, spent = RenyiFilter(limit), np.zeros_like(RenyiFilter(limit).caps)
     for event in events:
         each = cost(event, limit)
         if not gate.admits(spent, each):
-            raise ValueError(f"a ledger of epsilon {epsilon:g} at delta {DELTA:g} does not let these events pass")
+            raise ValueError(f"a ledger of epsilon {epsilon:g} at delta {DELTA:g} does not admit these events")
         spent = spent + each
     return spend(events, limit).epsilon
 
@@ -273,7 +276,7 @@ def _job(task: Task, recipe: RvaeRecipe, seed: int, cache: Path, **changed: Any)
         "model": recipe.model,
         "vocabulary": VocabularyFile(kind="words", file=str(words)),
         "rounds": Rounds(count=recipe.rounds, min_members=recipe.members, target_members=recipe.members),
-        # Near what members have: a grid for weights up to 100,000 would be coarse for changes of so few examples.
+        # Near the members' numbers of rows. Quantisation for weights up to 100,000 would be coarse for so few examples.
         "aggregation": Aggregation(max_weight=1000),
         "server": recipe.server,
         "corpus": CorpusOrder(texts=recipe.texts, histogram_std=recipe.std, guidance=recipe.guidance),
@@ -285,9 +288,12 @@ def _job(task: Task, recipe: RvaeRecipe, seed: int, cache: Path, **changed: Any)
 def rvae_bundle(
     task: Task, recipe: RvaeRecipe, epsilon: float | None, examples: int, seed: int, folder: Path, cache: Path = CACHE
 ) -> "JobBundle":
-    """The job's bundle in `folder`. Its weights are trained on public text once for each model, and kept in `cache`.
+    """Make the job's bundle in `folder`. Its weights are trained on public text, once for each model, and cached.
 
-    epsilon: of each member, histogram included; None: without noise. examples: of the smallest member.
+    Args:
+        epsilon: of each member, including the histogram; None adds no noise.
+        examples: number of examples of the smallest member.
+        cache: folder of the starting weights.
     """
     from export.bundle import make_job_bundle, read_job_bundle
 
@@ -311,7 +317,7 @@ def rvae_bundle(
 
 
 def _start(task: Task, recipe: RvaeRecipe, folder: Path, cache: Path) -> bytes:
-    """Weights of a bundle whose job names the public text; all seeds and epsilons start from the same."""
+    """Return the weights of a bundle whose job names the public text. All seeds and epsilons share them."""
     from export.bundle import make_job_bundle, read_job_bundle
 
     model = recipe.model.model_copy(update={"variant": "sound"})
@@ -328,12 +334,12 @@ def _start(task: Task, recipe: RvaeRecipe, folder: Path, cache: Path) -> bytes:
     return path.read_bytes()
 
 
-# ---- what members run -----------------------------------------------------------------------------------------------
+# ---- members --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Kept:
-    """A member's protection as it is, which remembers the last change that it handed on: noised, before the ring."""
+    """A member's protection that records the last update it returned, with noise and before encoding."""
 
     inner: Protection
     into: "dict[int, Vector]"
@@ -354,7 +360,7 @@ class Kept:
         return self.inner.train(task, random)
 
     def protect(self, change: Vector, random: RandomSource) -> Vector:
-        """As the inner one's; the result is kept."""
+        """As the inner one's; the result is recorded."""
         self.into[self.place] = self.inner.protect(change, random)
         return self.into[self.place]
 
@@ -365,8 +371,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Trained:
-    """A federation's end. versions: the global values after each round, (d,). own: each member's model as it sent it in
-    the last round. events: what one member's ledger was charged; empty where nothing promises anything.
+    """The result of a federation.
+
+    Args:
+        versions: global values after each round, (d,) each.
+        own: each member's model as it sent it in the last round, (d,) each.
+        events: charges of one member's ledger; empty without a guarantee.
+        parts: the members' examples.
     """
 
     bundle: "JobBundle"
@@ -377,11 +388,11 @@ class Trained:
 
     @property
     def words(self) -> "PublicWords":
-        """The job's."""
+        """The job's words."""
         return words_of(self.bundle.document, self.bundle.public_tokenizer)
 
     def module(self, values: Vector) -> "Rvae":
-        """The autoencoder with these values, (d,)."""
+        """Return the autoencoder with these values, (d,)."""
         from learning.models import build_blank, load_shared
         from learning.synthesis.model import Rvae
 
@@ -389,14 +400,15 @@ class Trained:
         module = build_blank(job.model, len(words.entries), len(job.labels), 0)
         load_shared(module, self.bundle.manifest.unflatten(values))
         if not isinstance(module, Rvae):
-            raise TypeError("the job's model is no autoencoder")
+            raise TypeError("the job's model is not an autoencoder")
         return module
 
 
 def train_rvae(bundle: "JobBundle", parts: Sequence[Sequence[Example]], random: RandomSource | None = None) -> Trained:
-    """All rounds of the job by members with these examples.
+    """Train all rounds of the job with members of these examples.
 
-    random: of draws and noise; the system's own if not given.
+    Args:
+        random: source of draws and noise; the operating system's if it is not given.
     """
     job = bundle.document
     changes: dict[int, Vector] = {}
@@ -414,7 +426,7 @@ def _software(into: dict[int, Vector], place: int) -> Callable[[Protection], Pro
 
 
 def _events(job: JobDocument, parts: Sequence[Sequence[Example]]) -> tuple[PrivacyEvent, ...]:
-    """Of the member with the fewest examples, whose rate is the highest: its histogram, then all its steps."""
+    """Return the charges of the member with the fewest examples, and so the highest rate: histogram, then steps."""
     from learning.mechanisms.protection import protection_of
 
     event = protection_of(job, min(map(len, parts))).event
@@ -428,8 +440,9 @@ def _events(job: JobDocument, parts: Sequence[Sequence[Example]]) -> tuple[Priva
 
 
 def corpora_of_members(trained: Trained, folder: Path, random: RandomSource | None = None) -> list[Path]:
-    """A file of each member, made up by its own last model, labels by its noised histogram (without a mechanism: by its
-    own counts).
+    """Generate a file for each member from its own last model.
+
+    Labels follow its noisy histogram, or without a mechanism its true counts.
     """
     from learning.synthesis.sampling import sample
 
@@ -454,7 +467,11 @@ def corpus_of_operator(
     random: RandomSource | None = None,
     guidance: float | None = None,
 ) -> Path:
-    """One file, made up by a global model, (d,): every label equally often. guidance: the job's if None."""
+    """Generate one file from a global model, (d,), with equally many texts for each label.
+
+    Args:
+        guidance: None takes the job's.
+    """
     from learning.synthesis.sampling import sample
 
     source = SystemRandom() if random is None else random
@@ -470,8 +487,9 @@ def corpus_of_operator(
 def rewritten(
     trained: Trained, folder: Path, setting: PublishedSetting | None = None, random: RandomSource | None = None
 ) -> list[Path]:
-    """The published variant's files: each member's texts one by one, led by themselves. No differential privacy
-    guarantee.
+    """Make the published variant's files: each member's texts, rewritten one by one.
+
+    It gives no differential privacy guarantee.
     """
     from learning.synthesis.published import rewrite
 
@@ -505,8 +523,10 @@ def _written(path: Path, texts: Sequence[Any], job: JobDocument) -> Path:
 
 
 def canaries(count: int, words: Sequence[str]) -> list[str]:
-    """Different texts of words drawn from this list, the same every time; no two words of one stand together anywhere
-    by more than chance. The first ones are planted, the others are what they are ranked among.
+    """Return different texts of words drawn from this list, the same every time.
+
+    The words of a text occur together elsewhere only by chance. The first texts are planted; the others are the
+    candidates that they are ranked among.
     """
     random = np.random.Generator(np.random.Philox(_SPLIT_SEED))
     usable = [word for word in words if word.isalpha() and len(word) > 3]
@@ -515,7 +535,7 @@ def canaries(count: int, words: Sequence[str]) -> list[str]:
 
 
 def perplexity(trained: Trained, values: Vector, examples: Sequence[Example]) -> float:
-    """Of these real texts, with z from the prior, as sampling meets it. No member's: to choose and to compare by."""
+    """Return the perplexity of real texts, with z from the prior as in sampling. Use rows that no member has."""
     from learning.synthesis.training import measure
 
     labels = trained.bundle.document.labels
@@ -524,8 +544,10 @@ def perplexity(trained: Trained, values: Vector, examples: Sequence[Example]) ->
 
 
 def exposures(trained: Trained, planted: Sequence[str], others: Sequence[str]) -> list[float]:
-    """Of each member's planted text in its own last model, in bits, by the loss with every word of the decoder's input
-    replaced; log2 of one more than the others at most, some 1.4 by chance.
+    """Return the exposure of each member's planted text in its own last model, in bits.
+
+    It uses the loss with every word of the decoder's input replaced. The maximum is log2 of one more than the number of
+    other texts; chance gives about 1.4.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What `quality` found, as tables and drawings for `benchmarks.report`."""
+"""Makes the tables and drawings of synthetic text for `benchmarks.report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ _DATASETS = ("sst2", "trec")
 _METHODS = ("majority", "raw", "dp-sgd", "synthetic", "published")
 _MODELS = ("untrained", "raw", "dp-sgd", "synthetic")
 _TRAINED = ("rvae", "bilstm", "minilm")
-# What a column or a bar is called, by method and source.
+# The name of a column or a bar, by method and source.
 _NAMES = {
     ("dp-sgd", None): "dp-sgd",
     ("synthetic", "members"): "synthetic, members",
@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def comparison_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each data set and epsilon: each method's test accuracy in per cent, floor and ceiling beside."""
+    """Make a row for each data set and epsilon: each method's test accuracy in per cent, with floor and ceiling."""
     cells = {_key(found["test_accuracy"]["case"]): found for found in _by_cell(lines, "test_accuracy")}
     rows = [["dataset", "epsilon", "majority", "raw", *_NAMES.values()]]
     budgets = {(key[0], key[3]) for key in cells if key[1] in ("dp-sgd", "synthetic", "published")}
@@ -48,7 +48,7 @@ def comparison_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def round_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each curve: test accuracy in per cent after each round, of the first seed that has one."""
+    """Make a row for each curve: test accuracy in per cent after each round, of the first seed that has one."""
     rows = [["dataset", "method", "epsilon", "rounds", "last round", "after each"]]
     for found in _by_cell([line for line in lines if "curve" in line], "accuracy_by_round"):
         line, case = found["accuracy_by_round"], found["accuracy_by_round"]["case"]
@@ -59,7 +59,7 @@ def round_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def text_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each corpus: how near it comes to the texts that it was learnt from, and what its labels mean."""
+    """Make a row for each corpus: how near it is to the training texts, and how reliable its labels are."""
     rows = [["dataset", "texts of", "epsilon", "reported", "rows", "label agreement", "1-grams", "2", "3", "4"]]
     rows[0] += ["longest run", "whole texts", "planted", "exposure", "perplexity"]
     for found in _by_cell(lines, "label_agreement"):
@@ -68,7 +68,7 @@ def text_rows(lines: Sequence[Line]) -> list[list[str]]:
         row += [_number(found, "epsilon_reported", 2), _number(found, "rows", 0), _per_cent(found["label_agreement"])]
         grams = found.get("four_gram_overlap", {}).get("ngrams", [])
         row += [f"{share:.2f}" for share in grams] or [""] * 4
-        # The largest of all seeds: a mean would hide one.
+        # The largest of all seeds, because a mean would hide a copy.
         copied = [line["whole_texts"] for line in lines if line["case"] == case and "whole_texts" in line]
         whole = max(copied, default=None)
         row += [_number(found, "longest_verbatim", 0), "" if whole is None else f"{100 * whole:.2f} %"]
@@ -78,7 +78,7 @@ def text_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def sample_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """The first made-up texts of each label, as they came."""
+    """Make rows of the first synthetic texts of each label."""
     rows = [["dataset", "texts of", "epsilon", "label", "text"]]
     for found in _by_cell(lines, "rows"):
         line, case = found["rows"], found["rows"]["case"]
@@ -88,8 +88,8 @@ def sample_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def attack_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each released model and attacker."""
-    rows = [["model", "epsilon", "attacker", "accuracy", "keyword taken out", "chance", "by keyword"]]
+    """Make a row for each released model and attacker."""
+    rows = [["model", "epsilon", "attacker", "accuracy", "without the keyword", "chance", "by keyword"]]
     names = ("attack_accuracy_linear", "attack_accuracy_deep")
     cells: dict[str, Found] = {}
     for name in names:
@@ -109,7 +109,7 @@ def attack_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def cost_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """A row for each thing that is trained: a member's whole part in it."""
+    """Make a row for each training, with a member's total cost."""
     rows = [["trained", "values", "rounds", "steps", "lot", "CPU seconds", "of them the corpus", "seconds a step"]]
     rows[0] += ["sent", "received", "timed at lots"]
     found = _by_cell(lines, "cpu_seconds")
@@ -123,7 +123,7 @@ def cost_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def search_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """What was tried, by model and epsilon, the best last."""
+    """Make rows of the trials, by model and epsilon, the best last."""
     rows = [["trained", "epsilon", "validation accuracy", "by guidance", "perplexity", "recipe"]]
     tried = [line for line in lines if line["figure"] == "validation_accuracy"]
     for line in sorted(tried, key=lambda line: (line["case"]["model"], line["case"]["epsilon"], line["value"])):
@@ -137,7 +137,7 @@ def search_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_comparison(lines: Sequence[Line], path: Path) -> None:
-    """A panel a data set: test accuracy of each method by epsilon, floor and ceiling as lines."""
+    """Draw a panel for each data set: test accuracy of each method by epsilon, with floor and ceiling as lines."""
     plt = pyplot()
     found = [each["test_accuracy"] for each in _by_cell(lines, "test_accuracy")]
     datasets = [name for name in _DATASETS if any(line["case"]["dataset"] == name for line in found)]
@@ -149,7 +149,7 @@ def draw_comparison(lines: Sequence[Line], path: Path) -> None:
         )
         for place, ((method, source), name) in enumerate(_NAMES.items()):
             drawn = [line for line in here if (line["case"]["method"], line["case"]["source"]) == (method, source)]
-            # Published stands beside what has no noise: it promises nothing either.
+            # `published` is drawn beside the methods without noise, because it promises nothing either.
             at = [budgets.index(line["case"]["epsilon"]) for line in drawn if line["case"]["epsilon"] in budgets]
             heights = [100 * line["value"] for line in drawn if line["case"]["epsilon"] in budgets]
             axis.bar([each + 0.2 * place - 0.3 for each in at], heights, 0.2, label=name)
@@ -165,8 +165,9 @@ def draw_comparison(lines: Sequence[Line], path: Path) -> None:
 
 
 def draw_rounds_at_budget(lines: Sequence[Line], path: Path) -> None:
-    """Test accuracy after each round at one budget: of the classifier itself, and of one trained on texts that the
-    autoencoder of that round made up. One seed.
+    """Draw the test accuracy after each round at one budget, of one seed.
+
+    It shows the classifier itself, and one trained on texts that the round's autoencoder generated.
     """
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
@@ -184,8 +185,9 @@ def draw_rounds_at_budget(lines: Sequence[Line], path: Path) -> None:
 
 
 def _by_cell(lines: Sequence[Line], figure: str) -> list[Found]:
-    """The figures of each case that has this one, by name: means over seeds, or of the first seed. In the order of data
-    sets, methods and epsilons.
+    """Return the figures, by name, of each case that has this one: means over seeds, or else the first seed.
+
+    The cases are in the order of data sets, epsilons and methods.
     """
     cells: dict[str, Found] = {}
     for line in lines:
@@ -232,5 +234,5 @@ def _megabytes(found: Found, name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text as a cell of a table holds it: nothing in it is Markdown."""
+    """Escape a text for a cell of a Markdown table."""
     return "".join(f"\\{each}" if each in "|\\`*_<>[]$" else each for each in text)

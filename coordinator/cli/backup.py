@@ -11,6 +11,7 @@ import typer
 
 from coordinator.cli.common import Json, Yes, confirm
 from coordinator.cli.machine import as_owner
+from coordinator.cli.user import os_user
 from toolkit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
         # Check before copying gigabytes.
         check_empty(database)
         blobs = restore_blobs(found, open_blobs(config.store_url))
-        done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=_user())
+        done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=os_user())
         mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
     finally:
         database.close()
@@ -340,7 +341,7 @@ def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> 
             f"the database is at revision {revision}, this software at {newest}; back it up with the software that "
             "serves it, or start this coordinator on it once"
         )
-    by = _user()
+    by = os_user()
     try:
         database = open_database(config.database_url)
         try:
@@ -349,13 +350,3 @@ def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> 
             database.close()
     except DatabaseUnusable as error:
         sys.stderr.write(f"the journal has no entry of this backup: {error.sentence}\n")
-
-
-def _user() -> str:
-    """Returns the operating system's user who runs this command."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"

@@ -277,7 +277,7 @@ class Corpora:
         if await asyncio.to_thread(self._store.remove, digest):
             log.info("corpus_deleted", corpus=digest.hex())
 
-    # ---- giving ---------------------------------------------------------------------------------------------------
+    # ---- sending -------------------------------------------------------------------------------------------------
 
     async def take(
         self, offer: Offer, certificate: Certificate, offset: int, chunks: AsyncIterator[bytes]

@@ -1,4 +1,4 @@
-# The coordinator: no torch, no compiler, no root. From the repository's root:
+# The coordinator, without torch, compiler or root. Build it in the repository's root:
 #   docker build -f deploy/docker/coordinator.Dockerfile -t tacit-coordinator .
 ARG PYTHON=3.11.14-slim-bookworm
 
@@ -17,7 +17,7 @@ RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c con
 RUN /opt/tacit/bin/python -m compileall -q /opt/tacit/lib
 
 FROM python:${PYTHON}
-# Numbers that no package of the base takes; a volume's owner is this one.
+# No package of the base image uses these ids. Volumes are owned by them.
 RUN groupadd --system --gid 10001 tacit && useradd --system --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin tacit
 RUN install -d -o 10001 -g 10001 -m 0700 /var/lib/tacit /var/backups/tacit
 COPY --from=build /opt/tacit /opt/tacit
@@ -31,7 +31,7 @@ WORKDIR /var/lib/tacit
 VOLUME ["/var/lib/tacit", "/var/backups/tacit"]
 EXPOSE 7440 7441 7442
 STOPSIGNAL SIGTERM
-# gRPC's own health service, over TLS, without a name that must resolve.
+# Asks gRPC's health service over TLS; no host name needs to resolve.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 CMD ["coordinator", "health"]
 ENTRYPOINT ["coordinator"]
 CMD ["serve"]

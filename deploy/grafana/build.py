@@ -1,7 +1,7 @@
-"""Makes the dashboards' JSON from `panels.py`, with Grafana's own library (grafana-foundation-sdk, of Grafana 11).
+"""Makes the dashboards' JSON from `panels.py` with Grafana's own library (grafana-foundation-sdk for Grafana 11).
 
 python deploy/grafana/build.py            writes deploy/grafana/dashboards/*.json
-python deploy/grafana/build.py --check    fails if they are not what this would write
+python deploy/grafana/build.py --check    fails if those files are stale
 """
 
 import json
@@ -29,7 +29,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-# Run as a file, this folder is what Python sees; imported by a test, the project's root.
+# Run as a file, Python has this folder on its path and not the project's root.
 sys.path.insert(0, str(ROOT))
 
 from deploy.grafana.panels import BOARDS, Board, Panel, Query, Variable  # noqa: E402
@@ -52,7 +52,7 @@ def _stat(panel: Panel) -> stat.Panel:
     built = stat.Panel().title(panel.title).description(panel.description).datasource(_SOURCE)
     built = built.unit(panel.unit).span(panel.width).height(_STAT_HEIGHT)
     if panel.unit == "none":
-        # An increase is extrapolated; half a round is nothing to show.
+        # Prometheus extrapolates increases, so a count may not be whole.
         built = built.decimals(0)
     if panel.negative is not None:
         # No query gives a value between -1 and 0.
@@ -81,7 +81,7 @@ def _timeseries(panel: Panel) -> timeseries.Panel:
 
 
 def _variable(variable: Variable) -> dashboard.QueryVariable:
-    # The dictionary is what Grafana's own editor writes for a query of label values.
+    # Grafana's own editor writes this dictionary for a query of label values.
     query: dict[str, object] = {
         "query": f"label_values({variable.metric}, {variable.name})",
         "refId": "PrometheusVariableQueryEditor-VariableQuery",
@@ -109,7 +109,7 @@ def _board(board: Board) -> dashboard.Dashboard:
 
 
 def rendered() -> dict[Path, str]:
-    """Each file and what it holds."""
+    """Return the text of each dashboard file."""
     return {
         FOLDER / f"{board.uid}.json": json.dumps(_board(board).build(), cls=JSONEncoder, indent=2, sort_keys=True)
         + "\n"
@@ -118,14 +118,12 @@ def rendered() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or checks; returns the exit status."""
+    """Write or check the dashboards and return the exit status."""
     stale = 0
     for path, text in rendered().items():
         if arguments == ["--check"]:
             if not path.exists() or path.read_text(encoding="utf-8") != text:
-                sys.stderr.write(
-                    f"{path.relative_to(ROOT)} is not what the code makes: python deploy/grafana/build.py\n"
-                )
+                sys.stderr.write(f"{path.relative_to(ROOT)} is stale; run python deploy/grafana/build.py\n")
                 stale = 1
         else:
             path.parent.mkdir(exist_ok=True)

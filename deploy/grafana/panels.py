@@ -1,11 +1,11 @@
-"""The dashboards as data: which panels there are, what each asks Prometheus, in which unit.
+"""The dashboards as data: their panels, and the queries and unit of each.
 
-`build.py` makes Grafana's JSON of it, `benchmarks.operations.dashboard` draws the same panels from the same queries,
-and tests run every query against a real Prometheus. Variables: `$instance`, `$job` (regular expressions),
-`$__rate_interval`, `$__range`.
+`build.py` makes Grafana's JSON from them, `benchmarks.operations.dashboard` draws the same panels from the same
+queries, and tests run every query on a real Prometheus. Queries use the variables `$instance` and `$job` (regular
+expressions), `$__rate_interval` and `$__range`.
 
-An increase is never asked of a counter whose labels begin with their first event (see the rules); where it must be
-split by reason, the count since the coordinator's start is shown.
+No query takes the increase of a counter that is split by reason: such a series begins with its first event (see
+deploy/prometheus/tacit.rules.yml). A panel that splits by reason shows the count since the coordinator's start.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Kind = Literal["lines", "bars", "stat"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel and the name of each of its series."""
+    """One query of a panel, and the legend of its series."""
 
     expr: str
     legend: str
@@ -26,8 +26,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`unit` is Grafana's word; `width` in the 24 columns of a dashboard; `least` and `most` fix the axis. A
-    stat shows `negative` in place of a value below zero.
+    """One panel.
+
+    Args:
+        unit: as Grafana names it.
+        width: in columns; a dashboard has 24.
+        least, most: ends of the axis.
+        negative: text that a stat shows instead of a value below zero.
     """
 
     title: str
@@ -43,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading."""
+    """The panels under one heading."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -51,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a dashboard: the values of a label."""
+    """A choice at the top of a dashboard, of the values of one label."""
 
     name: str
     label: str
@@ -70,12 +75,16 @@ class Board:
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """All of them, in order."""
+        """All panels, in order."""
         return tuple(panel for row in self.rows for panel in row.panels)
 
 
 def substituted(expr: str, *, interval: str, span: str) -> str:
-    """The query as Grafana would send it with everything chosen; `interval` and `span` like `30s`."""
+    """Return the query that Grafana sends when every instance and job is chosen.
+
+    Args:
+        interval, span: durations as Prometheus writes them, such as `30s`.
+    """
     for name, value in (("$__rate_interval", interval), ("$__range", span), ("$instance", ".*"), ("$job", ".*")):
         expr = expr.replace(name, value)
     return expr
@@ -88,7 +97,7 @@ _JOB = 'instance=~"$instance", job=~"$job"'
 
 
 def _c(name: str, more: str = "", *, job: bool = True) -> str:
-    """A metric of the coordinator, of the chosen coordinator (and job)."""
+    """Return a selector for a coordinator metric, limited to the chosen coordinator (and job)."""
     return f"{_C}{name}{{{_JOB if job else _HERE}{more}}}"
 
 
@@ -105,7 +114,7 @@ _OVERVIEW = Row(
     (
         Panel(
             "Running jobs",
-            "Jobs that make rounds.",
+            "Jobs that are running.",
             "none",
             (Query(f"sum({_c('job_running')})", "running"),),
             "stat",
@@ -121,7 +130,7 @@ _OVERVIEW = Row(
         ),
         Panel(
             "Published rounds",
-            "Within the time shown.",
+            "Rounds published in the time range shown.",
             "none",
             (Query(f"sum(increase({_c('rounds_total', _PUBLISHED)}[$__range]))", "published"),),
             "stat",
@@ -129,7 +138,7 @@ _OVERVIEW = Row(
         ),
         Panel(
             "Since the last version",
-            "Of the job that waits longest, among those that run.",
+            "Time since the newest version, of the running job that has waited longest.",
             "s",
             (
                 Query(
@@ -143,7 +152,7 @@ _OVERVIEW = Row(
         ),
         Panel(
             "Lost in the last hour",
-            "Share of the members of all cohorts that dropped out.",
+            "Share of the members in the last hour's cohorts that dropped out.",
             "percentunit",
             (Query("max(job:tacit_dropouts:ratio1h{" + _JOB + "}) or vector(0)", "dropped out"),),
             "stat",
@@ -151,7 +160,7 @@ _OVERVIEW = Row(
         ),
         Panel(
             "Alerts firing",
-            "What Prometheus' rules say now.",
+            "Alerts that Prometheus reports as firing now.",
             "none",
             (Query('count(ALERTS{alertname=~"Tacit.*", alertstate="firing"}) or vector(0)', "firing"),),
             "stat",
@@ -171,7 +180,7 @@ _ROUNDS = Row(
         ),
         Panel(
             "Rounds that ended",
-            "Published or abandoned, within each step of the graph.",
+            "Rounds published or abandoned in each step of the graph.",
             "none",
             (
                 Query(f"sum({_increase(_c('rounds_total', _PUBLISHED))})", "published"),
@@ -181,13 +190,13 @@ _ROUNDS = Row(
         ),
         Panel(
             "Attempts by outcome and reason",
-            "Since the coordinator's start. Reasons: docs/reasons.md.",
+            "Attempts since the coordinator's start. docs/reasons.md explains the reasons.",
             "none",
             (Query(f"sum by (outcome, reason) ({_c('attempts_total')})", "{{outcome}} {{reason}}"),),
         ),
         Panel(
             "Age of the open round",
-            "And the longest that its deadlines allow.",
+            "Age of each job's open round, and the longest that its deadlines allow.",
             "s",
             (
                 Query("max by (job) (job:tacit_round_age:seconds{" + _JOB + "})", "{{job}}"),
@@ -196,7 +205,7 @@ _ROUNDS = Row(
         ),
         Panel(
             "Cohorts",
-            "Members of an attempt at its start, and those that are ready or that a round needs.",
+            "Mean size of a cohort, members that are ready, and members that a round needs.",
             "none",
             (
                 Query(
@@ -209,7 +218,7 @@ _ROUNDS = Row(
         ),
         Panel(
             "Quality",
-            "Accuracy over the last sum (absent under noise), and of the newest measured version.",
+            "Accuracy over the last sum's examples (absent under noise), and accuracy of the newest evaluated version.",
             "percentunit",
             (
                 Query(f"max by (job) ({_c('training_accuracy')})", "{{job}}, training"),
@@ -232,7 +241,7 @@ _DROPOUT = Row(
         ),
         Panel(
             "Dropout rate",
-            "Share of the members of all cohorts, over an hour; the line is the alert's.",
+            "Share of the members in the last hour's cohorts that dropped out. The line is the alert's threshold.",
             "percentunit",
             (
                 Query("max by (job) (job:tacit_dropouts:ratio1h{" + _JOB + "})", "{{job}}"),
@@ -242,7 +251,8 @@ _DROPOUT = Row(
         ),
         Panel(
             "Declines, refusals, extended windows",
-            "Who would not train, who went no further, and windows that closed with too few ready; since the start.",
+            "Assignments that members declined, attempts that they refused to continue, windows extended because too "
+            "few were ready, and members left out after missed deadlines. Since the coordinator's start.",
             "none",
             (
                 Query(f"sum by (reason) ({_c('declines_total')})", "declined: {{reason}}"),
@@ -254,8 +264,8 @@ _DROPOUT = Row(
         ),
         Panel(
             "Groups by outcome",
-            "Of jobs that split their cohorts, since the coordinator's start: combined into a version, left out as "
-            "outliers, lost to dropout, or with a sum that cannot be. None of these jobs: all zero.",
+            "Groups of split cohorts since the coordinator's start: combined into a version, left out as outliers, "
+            "lost to dropout, or with an invalid sum. All zero if no job splits its cohorts.",
             "none",
             tuple(
                 Query("sum(" + _c("groups_total", f', outcome="{outcome}"') + ") or vector(0)", outcome)
@@ -271,7 +281,7 @@ _PRIVACY = Row(
     (
         Panel(
             "Epsilon by job",
-            "Largest and median of what members reported; what gates lies on their machines.",
+            "Largest and median epsilon that members reported. The ledgers that limit it are on the members' machines.",
             "none",
             (
                 Query(f"max by (job) ({_c('privacy_epsilon_largest')})", "{{job}}, largest"),
@@ -279,8 +289,8 @@ _PRIVACY = Row(
             ),
         ),
         Panel(
-            "Epsilon a round",
-            "How much the largest grows with each version.",
+            "Epsilon per round",
+            "Largest reported epsilon divided by the number of the newest version.",
             "none",
             (
                 Query(
@@ -291,7 +301,8 @@ _PRIVACY = Row(
         ),
         Panel(
             "Members at their limit",
-            "Beside those that have reported. Below what a round needs, the job stands still.",
+            "Members at their own privacy limit, and members that have reported. If fewer members have budget left "
+            "than a round needs, rounds are abandoned.",
             "none",
             (
                 Query(f"max by (job) ({_c('members_budget_spent')})", "{{job}}, at the limit"),
@@ -302,15 +313,15 @@ _PRIVACY = Row(
 )
 
 _CORPORA = Row(
-    "Made-up text",
+    "Synthetic text",
     (
         Panel(
             "Members' files of synthetic text",
-            "Of jobs that order them, since the coordinator's start; without such jobs all zero. Who gave one: "
-            "coordinator job corpora JOB.",
+            "Corpora received, declined or refused since the coordinator's start. All zero if no job orders corpora. "
+            "`coordinator job corpora JOB` lists the members.",
             "none",
             tuple(
-                # A federation that makes no text up has none, and a line that lies on zero says so.
+                # Without corpora the metric has no series; a line at zero says so.
                 Query("sum(" + _c("corpora_total", f', outcome="{outcome}"') + ") or vector(0)", outcome)
                 for outcome in ("received", "declined", "refused")
             ),
@@ -324,7 +335,7 @@ _MEMBERS = Row(
     (
         Panel(
             "Members",
-            "By status, and with an open session.",
+            "Members by status, and members with an open session.",
             "none",
             (
                 Query(f"sum({_c('members_connected', job=False)})", "connected"),
@@ -333,13 +344,13 @@ _MEMBERS = Row(
         ),
         Panel(
             "Sessions that ended, by reason",
-            "Since the coordinator's start.",
+            "Sessions that ended since the coordinator's start.",
             "none",
             (Query(f"sum by (reason) ({_c('sessions_total', job=False)})", "{{reason}}"),),
         ),
         Panel(
             "Enrolments and renewals",
-            "By outcome, since the coordinator's start.",
+            "Requests to enrol and for a new certificate, by outcome, since the coordinator's start.",
             "none",
             (
                 Query(f"sum by (outcome) ({_c('enrolments_total', job=False)})", "enrolment: {{outcome}}"),
@@ -348,27 +359,27 @@ _MEMBERS = Row(
         ),
         Panel(
             "Connections to the enrolment port",
-            "How many stand, and those a second that were passed on or refused, by outcome.",
+            "Open connections, and connections per second that were forwarded or refused, by outcome.",
             "none",
             (
                 Query(f"sum({_c('enrolment_connections_open', job=False)})", "open"),
                 Query(
                     f"sum by (outcome) ({_rate(_c('enrolment_connections_total', job=False))})",
-                    "{{outcome}} a second",
+                    "{{outcome}} per second",
                 ),
             ),
             width=12,
         ),
         Panel(
             "Members that send too much",
-            "Calls refused and sessions ended, since the coordinator's start; the log's member_limited says whose.",
+            "Calls refused and sessions ended since the coordinator's start. The log's member_limited names them.",
             "none",
             (Query(f"sum by (kind) ({_c('members_limited_total', job=False)})", "{{kind}}"),),
             width=12,
         ),
         Panel(
-            "Days left of certificates",
-            "Of the coordinator's own, and of the member whose certificate ends first.",
+            "Certificate days left",
+            "Days left of the coordinator's own certificates, and of the member's certificate that ends first.",
             "d",
             (
                 Query("min by (kind) (tacit:certificate_left:days{" + _HERE + "})", "{{kind}}"),
@@ -377,8 +388,8 @@ _MEMBERS = Row(
             width=12,
         ),
         Panel(
-            "Members with an ended certificate",
-            "Enrolled, and cut off.",
+            "Members with an expired certificate",
+            "Enrolled members whose certificate has ended. They cannot connect.",
             "none",
             (Query(f"sum({_c('members_certificates_expired', job=False)})", "ended"),),
             width=12,
@@ -391,7 +402,7 @@ _COST = Row(
     (
         Panel(
             "Seconds by phase",
-            "Mean from a phase's first message out to its end.",
+            "Mean time from the first message sent in a phase to its end.",
             "s",
             (
                 Query(
@@ -403,21 +414,21 @@ _COST = Row(
         ),
         Panel(
             "CPU by phase",
-            "Share of one core that judging messages, adding vectors and opening sums takes.",
+            "Share of one core spent on checking messages, adding vectors and opening sums.",
             "percentunit",
             (Query(f"sum by (phase) ({_rate(_c('aggregation_cpu_seconds_total'))})", "{{phase}}"),),
             "bars",
         ),
         Panel(
             "Session bytes by phase",
-            "Both ways: keys, rosters, shares, confirmations; all but the masked vectors.",
+            "Both directions: keys, rosters, shares, confirmations. Masked vectors travel separately.",
             "Bps",
             (Query(f"sum by (phase) ({_rate(_c('session_bytes_total', job=False))})", "{{phase}}"),),
             "bars",
         ),
         Panel(
-            "Bytes a published round",
-            "Masked vectors in, and all else, for each version.",
+            "Bytes per published round",
+            "Bytes of each channel divided by the number of published rounds.",
             "bytes",
             (
                 Query(
@@ -429,7 +440,7 @@ _COST = Row(
         ),
         Panel(
             "Memory",
-            "Resident now and at its peak, and masked vectors on the disk.",
+            "Resident memory now and at its peak, and masked vectors on the disk.",
             "bytes",
             (
                 Query('sum(process_resident_memory_bytes{job="tacit-coordinator", ' + _HERE + "})", "resident"),
@@ -439,7 +450,7 @@ _COST = Row(
         ),
         Panel(
             "CPU of the coordinator",
-            "Cores in use, all of the process.",
+            "Cores that the whole process uses.",
             "none",
             (
                 Query(
@@ -455,7 +466,7 @@ _TRAFFIC = Row(
     (
         Panel(
             "Bytes by channel",
-            "Masked vectors, blobs (versions, bundles), sessions.",
+            "Masked vectors, blobs (versions, bundles) and sessions.",
             "Bps",
             (
                 Query(
@@ -465,8 +476,8 @@ _TRAFFIC = Row(
             width=12,
         ),
         Panel(
-            "Messages of sessions",
-            "Each way.",
+            "Session messages",
+            "Messages per second, in each direction.",
             "cps",
             (Query(f"sum by (direction) ({_rate(_c('session_messages_total', job=False))})", "{{direction}}"),),
             width=12,
@@ -479,7 +490,7 @@ _HEALTH = Row(
     (
         Panel(
             "Database",
-            "Median and 99th percentile of a transaction.",
+            "Duration of a transaction: median and 99th percentile.",
             "s",
             (
                 Query(
@@ -491,7 +502,7 @@ _HEALTH = Row(
         ),
         Panel(
             "Event loop",
-            "How late it comes back: what every answer waits.",
+            "How late the event loop wakes a task: median and 99th percentile. Every answer is delayed as long.",
             "s",
             (
                 Query(
@@ -503,7 +514,7 @@ _HEALTH = Row(
         ),
         Panel(
             "Failures",
-            "Of the database, of the store, and of jobs, since the coordinator's start.",
+            "Failures of the database, the store and jobs since the coordinator's start.",
             "none",
             (
                 Query(f"sum({_c('database_failures_total', job=False)})", "database"),
@@ -513,13 +524,13 @@ _HEALTH = Row(
         ),
         Panel(
             "Disk",
-            "Room left where the coordinator's folder is.",
+            "Free space on the disk of the coordinator's folder.",
             "bytes",
             (Query(f"min({_c('disk_free_bytes', job=False)})", "free"),),
         ),
         Panel(
             "Open files",
-            "Of the limit.",
+            "Share of the limit on open files that is in use.",
             "percentunit",
             (
                 Query(
@@ -535,9 +546,9 @@ _HEALTH = Row(
         ),
         Panel(
             "Since the newest backup",
-            "`none` where the journal has no backup.",
+            "Age of the newest backup. `none`: the journal has no backup.",
             "s",
-            # The metric is 0 without a backup; the query then gives -1, and no data where the coordinator is down.
+            # Without a backup the metric is 0 and the query gives -1. If the coordinator is down, there is no data.
             (
                 Query(
                     f"(time() - max({_c('backup_timestamp_seconds', job=False)} > 0)) "
@@ -570,7 +581,7 @@ def _e(name: str) -> str:
 MEMBER = Board(
     uid="tacit-member",
     title="Tacit: member",
-    description="What one institution sees of its own member: its budget, its session, its certificate, its attempts.",
+    description="One institution's view of its own member: budget, session, certificate and attempts.",
     variables=(Variable("instance", "Member", "tacit_edge_connected"),),
     rows=(
         Row(
@@ -578,7 +589,7 @@ MEMBER = Board(
             (
                 Panel(
                     "Budget left",
-                    "Share of the privacy budget, by the gate.",
+                    "Share of the privacy budget that is left, by the gate.",
                     "percentunit",
                     (Query(_e("privacy_share_left"), "{{instance}}"),),
                     "stat",
@@ -586,7 +597,7 @@ MEMBER = Board(
                 ),
                 Panel(
                     "Epsilon",
-                    "Charged and reserved, and what the ledger may reach.",
+                    "Epsilon charged and reserved in the ledger, and its limit.",
                     "none",
                     (
                         Query(_e("privacy_epsilon_spent"), "{{instance}}, spent"),
@@ -601,19 +612,19 @@ MEMBER = Board(
             (
                 Panel(
                     "Attempts by outcome",
-                    "Since the member's start.",
+                    "Attempts with this member since its start.",
                     "none",
                     (Query(f"sum by (instance, outcome) ({_e('attempts_total')})", "{{outcome}}"),),
                 ),
                 Panel(
-                    "Asked and answered",
-                    "Rounds that the coordinator asked for, and updates that were offered.",
+                    "Assignments and updates",
+                    "Rounds that the coordinator asked this member to train for, and updates that it offered.",
                     "none",
                     (Query(_e("assignments_total"), "asked"), Query(_e("updates_total"), "offered")),
                 ),
                 Panel(
                     "Since the last published attempt",
-                    "With this member in it.",
+                    "Time since an attempt with this member was last published.",
                     "s",
                     (Query(f"time() - ({_e('published_timestamp_seconds')} > 0)", "{{instance}}"),),
                 ),
@@ -631,26 +642,26 @@ MEMBER = Board(
                 ),
                 Panel(
                     "Sent",
-                    "Masked vectors handed to the network.",
+                    "Bytes of masked vectors passed to the network.",
                     "Bps",
                     (Query(_rate(_e("masked_bytes_total")), "{{instance}}"),),
                 ),
                 Panel(
                     "Sessions that broke",
-                    "And tries that failed, since the start.",
+                    "Sessions that broke and failed tries to connect, since the member's start.",
                     "none",
                     (Query(_e("disconnections_total"), "{{instance}}"),),
                 ),
                 Panel(
-                    "Days left of the certificate",
-                    "A running member renews it by itself.",
+                    "Certificate days left",
+                    "A running member renews its certificate by itself.",
                     "d",
                     (Query(f"({_e('certificate_expires_timestamp_seconds')} - time()) / 86400", "{{instance}}"),),
                     width=12,
                 ),
                 Panel(
                     "Age of these figures",
-                    "Of a member that died, a file of --metrics-file stays behind and grows old.",
+                    "Time since the member wrote these figures. A killed member leaves its --metrics-file behind.",
                     "s",
                     (Query(f"time() - {_e('written_timestamp_seconds')}", "{{instance}}"),),
                     width=12,

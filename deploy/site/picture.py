@@ -1,7 +1,7 @@
 """Draws docs/round.svg, the picture of one round, from a real attempt of secure aggregation.
 
 python deploy/site/picture.py            writes docs/round.svg
-python deploy/site/picture.py --check    fails if the file is not what this would write
+python deploy/site/picture.py --check    fails if the file is stale
 
 Three members sum small example vectors with `secure_agg`. The picture shows what that attempt held: the updates, the
 masked vectors that leave the members, and the sum that the coordinator opens. Keys and randomness come from fixed
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
-# Run as a file, this folder is what Python sees; imported by a test, the project's root.
+# Run as a file, Python has this folder on its path and not the project's root.
 sys.path.insert(0, str(ROOT))
 
 from coordinator.config import CoordinatorConfig  # noqa: E402
@@ -209,7 +209,7 @@ def _colour(value: float) -> str:
 
 
 def _signed(vector: NDArray[np.uint32]) -> Vector:
-    """The numbers below 2^BITS as signed ones."""
+    """Read numbers below 2^BITS as signed ones."""
     whole = vector.astype(np.int64)
     return np.where(whole < 2 ** (BITS - 1), whole, whole - 2**BITS)
 

@@ -170,8 +170,6 @@ async def _network(
             verify_server(shown.chain, roots, address=where, federation=identity.federation, now=now())
     except HandshakeFailed as error:
         return give_up("tls", error.sentence)
-    except RenewalFailed as error:
-        return give_up("tls", error.sentence)
     except CertificateInvalid as error:
         return give_up("tls", f"the server at {where} is not this federation's coordinator: {error}")
     if identity is None:

@@ -2,8 +2,8 @@
 
 Pure. The monthly filter has its own epsilon at the same delta, over what was charged in the month and everything that
 is reserved. A lowered limit is a filter with lower caps at every order. It admits nothing that the former one refused,
-so the earlier promise still holds; and if what was spent before lies within the lowered limit, the lowered limit holds
-over all events too.
+so the earlier promise still holds. The lowered limit holds over all events too, if what was spent before lies within it
+and nobody chose it by looking at what the releases showed.
 """
 
 from collections import Counter

@@ -122,7 +122,7 @@ class Receipt(Document):
 
     kind: Literal["tacit-receipt"] = "tacit-receipt"
     at_ms: _Number
-    # Fingerprint of the authority's certificate under which the cohort's certificates were checked.
+    # Fingerprint of the first authority's certificate, which names the federation.
     federation: Digest
     member: Short
     job: _Name

@@ -98,7 +98,9 @@ class PolicyDocument(Document):
     epsilon: float = Field(
         default=8.0, gt=0, le=1000, description="Lifetime privacy budget of the data set, over all jobs."
     )
-    delta: float = Field(default=1e-6, gt=0, lt=0.01, description="The delta of every epsilon in this file.")
+    delta: float = Field(
+        default=1e-6, gt=0, lt=0.01, description="The delta of epsilon, epsilon_a_month and epsilon_a_job."
+    )
     adjacency: Adjacency = Field(
         default="add-remove",
         description="Which data sets count as neighbours for the budget: one unit added or removed (add-remove), or "
@@ -136,7 +138,11 @@ class PolicyDocument(Document):
         "own.",
     )
     own_lot: int | None = Field(
-        default=None, ge=1, description="This member's own lot in place of the job's.", examples=[64]
+        default=None,
+        ge=1,
+        description="This member's own lot in place of the job's. Jobs with laplace-update or distributed-gaussian are "
+        "then refused.",
+        examples=[64],
     )
     own_noise_multiplier: float | None = Field(
         default=None,

@@ -1,1 +1,1 @@
-"""`make demo`: a federation of five on this machine, with one member killed and one late."""
+"""`make demo` runs a federation of five members on this machine, one of them killed and one late."""

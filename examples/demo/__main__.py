@@ -1,9 +1,8 @@
-"""The demonstration's command line and its verdict.
+"""Runs the demonstration: a federation of five members on this machine, one of them killed and one late.
 
     python -m examples.demo [--data DIR] [--keep DIR]
 
-DIR holds train.jsonl and test.jsonl (or .gz). It ends with a line `demo ok: ...`, or says what was not so and exits
-with 1.
+It ends with a line `demo ok: ...`, or says what failed and exits with 1.
 """
 
 import argparse
@@ -20,7 +19,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with train.jsonl and test.jsonl, plain or .gz")
-    parser.add_argument("--keep", type=Path, help="work in this new folder, and leave it there")
+    parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tacit-demo-") as scratch:
         folder = options.keep or Path(scratch)

@@ -1,4 +1,4 @@
-"""Which data the demonstration uses, and how it is dealt to five members in unequal parts."""
+"""Chooses the demonstration's data and deals it to five members in unequal parts."""
 
 import json
 import random
@@ -20,7 +20,7 @@ MEMBERS = {"aster": 5, "birch": 4, "cedar": 3, "dogwood": 2, "elm": 1}
 
 @dataclass(frozen=True)
 class DemoData:
-    """What the demonstration trains and tests on."""
+    """The data of one demonstration, and its training options."""
 
     name: str
     train: list[Example]
@@ -29,12 +29,12 @@ class DemoData:
     labels: tuple[str, ...]
     vocabulary_kind: str
     vocabulary_file: Path
-    # Below this the demonstration has failed.
+    # The demonstration fails below this accuracy.
     min_accuracy: float
     epochs: int
 
     def deal(self, folder: Path) -> dict[str, Path]:
-        """Writes each member's file and returns them by member."""
+        """Write each member's file, and return the paths by member."""
         rows = list(self.train)
         random.Random(0).shuffle(rows)
         files, at, total = {}, 0, sum(MEMBERS.values())
@@ -51,14 +51,14 @@ def _file(folder: Path, stem: str) -> Path:
     for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz"):
         if (folder / name).exists():
             return folder / name
-    raise DataInvalid(f"{folder} holds no {stem}.jsonl and no {stem}.jsonl.gz")
+    raise DataInvalid(f"{folder} has neither {stem}.jsonl nor {stem}.jsonl.gz")
 
 
 def choose_data(folder: Path | None) -> DemoData:
-    """`folder` if given, else TREC where it is there, else the examples of this project.
+    """Read `folder` if it is given, else TREC if it is installed, else examples/desk.
 
     Raises:
-        DataInvalid: the folder does not hold what is needed.
+        DataInvalid: a file is missing or invalid.
     """
     if folder is None:
         folder = TREC if TREC.exists() else EXAMPLES

@@ -1,4 +1,4 @@
-"""One member of the demonstration: what `edge_client run` does, with a `Recorder` watching."""
+"""Runs one member of the demonstration: `edge_client run` with a `Recorder`."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--member", required=True)
     options = parser.parse_args()
-    # Before anything imports gRPC.
+    # gRPC reads this when it is first imported.
     tls_13_only()
 
     from edge_client.agent.runner import RunOptions, run_member

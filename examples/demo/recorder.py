@@ -1,8 +1,8 @@
-"""Somebody watching a member of the demonstration.
+"""Records what a member of the demonstration sends, and can halt its upload.
 
-It writes down each vector before it is masked, which only a demonstration may do: its end is to prove that what the
-coordinator opened is the sum of exactly these. Where it is told to, it stands still half-way through an upload and says
-so, so that the demonstration can kill the process at that very moment.
+It writes each vector to a file before the vector is masked, so that the demonstration can prove that the coordinator
+opened exactly the sum of these vectors. Only a demonstration may do that. If told to, it halts half-way through an
+upload and reports it, so that the demonstration can kill the process at that moment.
 """
 
 import threading
@@ -18,7 +18,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder(LogWatcher):
-    """Writes FOLDER/ATTEMPT/MEMBER.npy; stands still in an upload once FOLDER/halt-MEMBER exists."""
+    """Writes FOLDER/ATTEMPT/MEMBER.npy, and halts in an upload once FOLDER/halt-MEMBER exists."""
 
     def __init__(self, folder: Path, member: str) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class Recorder(LogWatcher):
         self._member = member
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
-        """The vector is about to be masked."""
+        """Write the vector, which is about to be masked."""
         folder = self._folder / f"{attempt.round}.{attempt.attempt}"
         folder.mkdir(exist_ok=True)
         np.save(folder / f"{self._member}.npy", vector)
 
     def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
-        """Bytes handed to the network."""
+        """Halt for ever when half of the bytes are sent, if told to."""
         super().uploading(attempt, sent, total)
         if sent >= total // 2 and (self._folder / f"halt-{self._member}").exists():
             print(f"halted {attempt} {sent} {total}", flush=True)

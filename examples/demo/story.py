@@ -1,8 +1,8 @@
-"""What happens in the demonstration, told as it happens.
+"""Runs the demonstration and reports what happens.
 
-A coordinator and five members, each a process of its own, over mutual TLS on localhost. The fifth comes late; in the
-first round after one with all five, the third is killed (SIGKILL) while its masked vector is half-way. Every sum that
-the coordinator opened is computed again from what the members of U3 put in, down to the digest of the next version.
+A coordinator and five members run as processes over mutual TLS on localhost. The fifth member joins late. In the first
+round after one with all five, the third is killed (SIGKILL) when half of its masked vector is sent. The demonstration
+computes every opened sum again from the inputs of the survivors, and compares the digest of the next version.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ BIN = Path(sys.executable).parent
 
 
 class DemoFailed(Exception):
-    """Something in the demonstration is not so; the text says what."""
+    """The demonstration failed; the text says why."""
 
 
 class Story:
-    """One run in one folder."""
+    """One run of the demonstration, in one folder."""
 
     def __init__(self, folder: Path, data: DemoData) -> None:
         self._folder = folder
@@ -60,31 +60,31 @@ class Story:
         self._told: set[tuple[Any, ...]] = set()
         self._late_started = False
         self._halted: asyncio.Future[str] | None = None
-        # Threads that only wait for processes: the event loop's own are few, and there to work.
+        # These threads only wait for processes. The event loop has few of its own, and needs them for work.
         self._waiters = ThreadPoolExecutor(max_workers=16)
         self._kill_task: asyncio.Task[None] | None = None
         self._guards: list[asyncio.Task[None]] = []
 
     def say(self, text: str) -> None:
-        """A line on the screen, with the seconds since the start."""
+        """Print a line with the seconds since the start."""
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
 
     async def tell(self) -> str:
-        """The whole story; returns the last line.
+        """Run the demonstration and return its last line.
 
         Raises:
-            DemoFailed: anything is not as it should be.
+            DemoFailed: a process ended early, a check failed, or the time is over.
         """
         try:
             async with asyncio.timeout(PATIENCE):
                 return await self._tell_guarded()
         except TimeoutError:
-            raise DemoFailed(f"it was not done after {PATIENCE:.0f} s") from None
+            raise DemoFailed(f"it did not finish within {PATIENCE:.0f} s") from None
         finally:
             self._end_processes()
 
     async def _tell_guarded(self) -> str:
-        """The story, ended at once by any process that ends before its time."""
+        """Run the demonstration, and fail at once if a process ends early."""
         story = asyncio.create_task(self._tell())
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         either: set[asyncio.Future[Any]] = {story, self._ended}
@@ -110,7 +110,7 @@ class Story:
         self._found_federation()
         files = data.deal(self._folder)
         sizes = ", ".join(f"{name} {sum(1 for _ in path.open())}" for name, path in files.items())
-        self.say(f"five members, unequal parts: {sizes}")
+        self.say(f"five members with unequal parts: {sizes}")
         self._make_job()
         self._files = files
         for name in MEMBERS:
@@ -174,7 +174,7 @@ class Story:
             home = self._folder / f"home-{name}"
             self._run(self._tool("edge_client"), "enrol", token, "--home", str(home))
             (home / "policy.toml").write_text('schema = 1\nmechanisms = ["none"]\n')
-        self.say(f"enrolled {', '.join(MEMBERS)}; every key was made on its member's side")
+        self.say(f"enrolled {', '.join(MEMBERS)}; each member made its own key")
 
     def _wait_for_port(self, port: int) -> None:
         while True:
@@ -220,7 +220,7 @@ class Story:
     # ---- the rounds -----------------------------------------------------------------------------------------------
 
     async def _follow(self, stub: Any) -> pb.JobDetail:
-        """Tells what happens until the job is over."""
+        """Report what happens until the job has ended."""
         async for _ in stub.Watch(pb.StatusRequest()):
             detail: pb.JobDetail = await stub.GetJob(pb.GetJobRequest(name=JOB))
             for each in detail.rounds:
@@ -252,19 +252,19 @@ class Story:
                 self._once(
                     ("dropout", attempt.number, lost.member),
                     f"  dropped: {lost.member} in phase {lost.phase} "
-                    f"({_reason(lost.reason)}); its masks are taken out of the sum",
+                    f"({_reason(lost.reason)}); the survivors' shares remove its masks",
                 )
             if attempt.outcome == "published":
                 self._once(
                     ("published", attempt.number),
-                    f"  published: the sum of {len(attempt.survivors)}, "
+                    f"  published: the sum of {len(attempt.survivors)} updates, "
                     f"training accuracy {attempt.training.accuracy:.3f}",
                 )
             elif attempt.outcome == "abandoned":
                 self._once(("abandoned", attempt.number), f"  abandoned: {_reason(attempt.reason)}")
 
     def _act(self, detail: pb.JobDetail) -> None:
-        """The late member comes after the first version, the victim is marked after a round of all five."""
+        """Start the late member after the first version, and mark the victim after a round of all five."""
         if detail.job.version_number >= 1 and not self._late_started:
             self._late_started = True
             self.say(f"{LATE} joins late")
@@ -284,7 +284,7 @@ class Story:
     async def _kill(self, halted: "asyncio.Future[str]") -> None:
         line = (await halted).split()
         if len(line) != 4:
-            return  # It ended before; the verdict will say that nobody was dropped.
+            return  # The victim ended before it halted; `_verify` reports that nobody was dropped.
         process = self._processes[f"member-{VICTIM}"]
         process.send_signal(signal.SIGKILL)
         await self._wait_aside(process.wait)
@@ -294,7 +294,7 @@ class Story:
     # ---- the proof ------------------------------------------------------------------------------------------------
 
     async def _check_sums(self, stub: Any, detail: pb.JobDetail) -> None:
-        """The sum of what U3's members put in, decoded and stepped, must be the version that was published."""
+        """Check that each published version follows from the sum of the survivors' inputs."""
         for each in detail.rounds:
             for attempt in each.attempts:
                 if attempt.outcome == "published" and attempt.number not in self._checked:
@@ -315,7 +315,9 @@ class Story:
             next_version, self._job, len(attempt.cohort), len(attempt.survivors), total, np.frombuffer(base, "<f4")
         )
         if hashlib.sha256(step.values.tobytes()).digest() != attempt.new_version:
-            raise DemoFailed(f"round {each.number}: the published version is not that of the sum of U3's inputs")
+            raise DemoFailed(
+                f"round {each.number}: the published version does not follow from the sum of the survivors' inputs"
+            )
         for path in folder.iterdir():
             path.unlink()
 
@@ -324,25 +326,25 @@ class Story:
             raise DemoFailed(f"the job is not finished: {_reason(detail.job.reason)}")
         published = [attempt for each in detail.rounds for attempt in each.attempts if attempt.outcome == "published"]
         if len(published) != ROUNDS or len(self._checked) != ROUNDS:
-            raise DemoFailed(f"{len(published)} rounds were published, {len(self._checked)} sums checked, of {ROUNDS}")
+            raise DemoFailed(f"of {ROUNDS} rounds, {len(published)} were published and {len(self._checked)} checked")
         lost = [drop for each in detail.rounds for attempt in each.attempts for drop in attempt.dropouts]
         if [(drop.member, drop.phase) for drop in lost] != [(VICTIM, "mask")]:
-            raise DemoFailed(f"expected {VICTIM} to be dropped in phase mask, and found {lost}")
+            raise DemoFailed(f"expected that only {VICTIM} was dropped, in phase mask, but found {lost}")
         took_part = {member for attempt in published for member in attempt.cohort}
         if took_part != set(MEMBERS):
             raise DemoFailed(f"only {sorted(took_part)} took part")
         if LATE in published[0].cohort:
             raise DemoFailed(f"{LATE} was not late")
         self._dropped = lost
-        self.say(f"checked: each of {ROUNDS} versions is exactly that of the sum of its members' inputs")
+        self.say(f"checked: each of the {ROUNDS} versions follows exactly from the sum of its members' inputs")
 
     async def _finish(self, detail: pb.JobDetail) -> str:
-        """Export, parity, a prediction; then the verdict."""
+        """Export the model, compare it with torch, predict one text, and return the verdict."""
         out = self._folder / "model"
         samples = ["--samples", str(self._data.test_file)]
         exported = json.loads(self._operator("export", JOB, "--out", str(out), *samples, "--json"))
         difference = float(exported["max_difference"])
-        self.say(f"exported to ONNX; onnxruntime and torch differ by {difference:.1e} at most")
+        self.say(f"exported to ONNX; onnxruntime and torch differ by at most {difference:.1e}")
         example = self._data.test[0]
         answer = json.loads(
             self._run(self._tool("edge_client"), "predict", "--bundle", str(out), example.text, "--json")
@@ -350,7 +352,7 @@ class Story:
         self.say(f"prediction: {example.text!r} is {answer['label']} ({answer['probability']:.2f})")
         accuracy = detail.job.evaluation.accuracy
         if detail.job.evaluation.version_number != ROUNDS:
-            raise DemoFailed("the last version was not measured")
+            raise DemoFailed("the last version was not evaluated")
         if accuracy < self._data.min_accuracy:
             raise DemoFailed(f"accuracy {accuracy:.3f} is below {self._data.min_accuracy}")
         if difference > 1e-4:
@@ -379,7 +381,7 @@ def _reason(number: int) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; held until all are known, so that they differ."""
+    """Return free ports. All are held until the last is found, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -76,9 +76,9 @@ def event_of_job(
             # The private embedding remembers every lot, so sampling amplifies nothing. The sentence may leave the
             # machine: it does not give the number of examples.
             raise LotTooSmall(
-                f"lot: a job that trains a private embedding needs all examples in every round; its lot is "
-                f"{mechanism.lot}, and this member has more. Ask for a job with a larger lot, or set own_lot in "
-                "policy.toml to the number of examples"
+                "lot: under this mechanism, a job that trains a private embedding needs all examples in every round; "
+                f"its lot is {mechanism.lot}, and this member has more. Ask for a job with a larger lot, or set "
+                "own_lot in policy.toml to the number of examples"
             )
     return event_of_round(mechanism, examples, values=values, members=members, central=central)
 
@@ -114,7 +114,8 @@ def event_of_round(
         case DistributedGaussian():
             if values is None:
                 raise ValueError(
-                    "distributed-gaussian rounds by the number of parameters, which is not given; add --values"
+                    "the grid of distributed-gaussian depends on the number of parameters, which is not given; "
+                    "add --values"
                 )
             grid = Grid(
                 clip=mechanism.clip,

@@ -62,7 +62,7 @@ def cost(event: PrivacyEvent, limit: Limit) -> Vector:
     """
     if event.unit != limit.unit:
         raise EventUnaccountable(
-            f"the event ({event.kind}) protects one {event.unit}, and this ledger counts for one {limit.unit}; "
+            f"the event ({event.kind}) protects one {event.unit}, but the unit of this ledger is one {limit.unit}; "
             "keep two ledgers"
         )
     return renyi(event, limit.adjacency)

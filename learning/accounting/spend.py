@@ -195,7 +195,7 @@ def _is_plain(event: PrivacyEvent) -> bool:
 
 
 def _precision(event: PrivacyEvent) -> float:
-    """steps / multiplier^2 of a plain Gaussian, else 0. Releases at one distance equal one of the summed precision."""
+    """steps / multiplier^2 of a plain Gaussian, else 0. Several releases equal one with the sum of their precisions."""
     match event:
         case SampledGaussian() | FixedLotGaussian() if _is_plain(event):
             return event.steps / event.multiplier**2

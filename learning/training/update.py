@@ -158,7 +158,7 @@ def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> No
 def _kept(
     after: Mapping[str, NDArray[np.float32]], before: Mapping[str, NDArray[np.float32]]
 ) -> Mapping[str, NDArray[np.float32]]:
-    """The private parameters after training, or those before it if a value is not finite or beyond any training's.
+    """The private parameters after training, or those before it if a value is not finite or larger than training makes.
 
     Under a mechanism, a diverged training is sent like any other. What it spoilt, perhaps because of a version made for
     that purpose, would spoil every later round.

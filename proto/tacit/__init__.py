@@ -1,8 +1,8 @@
-"""The contract: what coordinator and member must agree on to the byte.
+"""The contract: everything on which coordinator and member must agree to the byte.
 
-`tacit.v1` is generated from the .proto files beside it. The modules here are what is not protobuf: named tensors
-(`manifest`), job documents (`job`), identities in certificates (`identity`), join tokens (`token`), reasons
-(`reason`) and the way protocol messages travel (`wire`).
+`tacit.v1` is generated from the .proto files beside it. The modules here hold the rest: named tensors (`manifest`), job
+documents (`job`), identities in certificates (`identity`), join tokens (`token`), reasons (`reason`), and the
+translation of secure aggregation's messages to and from protobuf (`wire`).
 """
 
 __all__ = ["__version__"]

@@ -1,4 +1,4 @@
-"""Which attempt a message belongs to: (job, round, attempt). Round and attempt only grow within a job."""
+"""The identifier of an attempt: (job, round, attempt). Rounds and attempts only grow within a job."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["AttemptId"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptId:
-    """One attempt of one job."""
+    """One attempt of a round of a job, written `job/round.attempt`."""
 
     job: str
     round: int

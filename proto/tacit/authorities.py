@@ -1,16 +1,17 @@
 """The authorities that a federation has had, each signed by the one before it, and which of them are trusted now.
 
-A federation is named by the SHA-256 of its first root, and keeps that name when the authority is replaced: jobs,
-ledgers, receipts and join tokens name it. What proves that a later root speaks for it is this document:
+A federation is named by the SHA-256 of its first root and keeps that name when the authority is replaced: jobs,
+ledgers, receipts and join tokens name it. This document proves that a later root speaks for the federation:
 
-- root N + 1 is signed by the key of root N (`succession`), so whoever knows one root can follow to the newest;
-- the whole document is signed by the newest root's key: which roots are trusted still, and its number;
-- a document follows another (`follows`) if it goes on from the same roots, takes nothing back, and has a higher number.
-  So a member that has seen the next root takes no other one in its place, and a root that was retired stays retired.
+- The key of root N signs root N + 1 (`_succession`), so anyone who knows one root can follow the chain to the newest.
+- The newest root's key signs the whole document, including its number and which roots are still trusted.
+- A document follows another (`follows`) if it continues the same roots, reinstates none that was retired, and has a
+  higher number. So a member that has seen the next root accepts no other in its place, and a retired root stays
+  retired.
 
-It needs no protection on its way: whoever withholds it or sends an older one gains what a cut line gains. What it
-cannot do: a thief of the present key can sign a next root of its own, for members that have not seen the true one.
-Everything here is pure; what is stored where is the caller's.
+The document needs no protection in transit: withholding it, or sending an older one, achieves no more than cutting the
+connection. One attack remains: a thief of the current key can sign a next root of its own and present it to members
+that have not seen the true one. This module is pure; callers decide what is stored where.
 """
 
 import base64
@@ -28,15 +29,15 @@ from tacit.identity import CertificateInvalid, KeyUnfit, Trust, federation_of, f
 __all__ = ["MAX_AUTHORITIES_BYTES", "MAX_ROOTS", "Authorities", "AuthoritiesInvalid"]
 
 MAX_ROOTS = 16
-# Sixteen certificates and signatures of the longest keys, in base64, and some.
+# Room for sixteen certificates and signatures of the longest keys, in base64.
 MAX_AUTHORITIES_BYTES = 128 * 1024
-# Nothing else that an authority signs begins so: a certificate's content begins with 0x30.
+# Nothing else that an authority signs begins like this: a certificate's content begins with 0x30.
 _SUCCESSION = b"tacit/authority/succession/1\x00"
 _DOCUMENT = b"tacit/authority/document/1\x00"
 
 
 class AuthoritiesInvalid(ValueError):
-    """A document that proves nothing, or that does not follow the one that is known; the text says why."""
+    """A document proves nothing, or contradicts the one that is known; the text says why."""
 
 
 def _bytes(value: object) -> bytes:
@@ -54,26 +55,26 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-# A certificate or a signature, with the longest keys that are certified.
+# A certificate or a signature. The limit fits the longest keys that are certified.
 _Bytes = Annotated[bytes, PlainValidator(_bytes), Field(max_length=4096), PlainSerializer(_base64, return_type=str)]
 
 
 class Authorities(Document):
-    """One state of a federation's authorities. Made by `first` and its `succeeded_by` and `without`; read by `read`."""
+    """One state of a federation's authorities. `first`, `succeeded_by` and `without` make one; `read` reads one."""
 
     max_bytes: ClassVar[int] = MAX_AUTHORITIES_BYTES
 
     kind: Literal["tacit-authorities"] = "tacit-authorities"
     federation: Digest
-    # DER, the first one first.
+    # Certificates, DER, oldest first.
     roots: Annotated[tuple[_Bytes, ...], AtMost(MAX_ROOTS)] = Field(min_length=1)
-    # Of each root but the first: by the one before it.
+    # For each root except the first, the signature by the one before it.
     successions: Annotated[tuple[_Bytes, ...], AtMost(MAX_ROOTS - 1)] = ()
-    # The first of `roots` that is trusted still.
+    # Index in `roots` of the oldest one that is still trusted.
     oldest: Annotated[int, Field(ge=0)] = 0
     # Grows with every change.
     number: Annotated[int, Field(ge=0)] = 0
-    # By the newest root, over everything else.
+    # Signature by the newest root over everything else.
     signature: _Bytes = b""
 
     @model_validator(mode="after")
@@ -81,50 +82,55 @@ class Authorities(Document):
         if len(self.successions) != len(self.roots) - 1:
             raise ValueError("every root but the first is signed by the one before it")
         if self.oldest >= len(self.roots):
-            raise ValueError("one root is trusted at least")
+            raise ValueError("at least one root is trusted")
         return self
 
     # ---- what it says --------------------------------------------------------------------------------------------
 
     @property
     def certificates(self) -> tuple[x509.Certificate, ...]:
-        """All roots, the newest first: also those that are retired."""
+        """All roots, including retired ones, newest first."""
         return tuple(x509.load_der_x509_certificate(root) for root in reversed(self.roots))
 
     @property
     def trust(self) -> Trust:
-        """Whose certificates count now."""
+        """The roots whose certificates count now."""
         return Trust(self.federation, self.certificates[: len(self.roots) - self.oldest])
 
     @property
     def history(self) -> Trust:
-        """Whose certificates ever counted: for what was signed then."""
+        """The roots whose certificates ever counted, to check what was signed at that time."""
         return Trust(self.federation, self.certificates)
 
     @property
     def newest(self) -> bytes:
-        """SHA-256 of the root that issues now, 32 bytes."""
+        """SHA-256 of the root that issues certificates now, 32 bytes."""
         return federation_of(self.certificates[0])
 
     # ---- how it changes ------------------------------------------------------------------------------------------
 
     @classmethod
     def first(cls, root: x509.Certificate) -> Self:
-        """Of a federation that has had one authority. Nobody signed it, and it needs no signature."""
+        """The list of a federation that has had one authority. It needs no signature and has none."""
         return cls(federation=federation_of(root), roots=(_der(root),))
 
     def succeeded_by(self, root: x509.Certificate, *, old: rsa.RSAPrivateKey, new: rsa.RSAPrivateKey) -> Self:
-        """With one root more. old, new: the keys of the newest root so far and of the next one.
+        """Adds a root.
+
+        Args:
+            root: the next root.
+            old: key of the newest root so far.
+            new: key of the next root.
 
         Raises:
-            ValueError: there are `MAX_ROOTS` already, or one of them had this key.
+            ValueError: there are already `MAX_ROOTS`, or one of them had this key.
         """
         if len(self.roots) >= MAX_ROOTS:
             raise ValueError(f"a federation has at most {MAX_ROOTS} authorities")
         if root.public_key() in [each.public_key() for each in self.certificates]:
             raise ValueError(
-                "an authority of this federation has had its key, and one that was retired would be trusted again; "
-                "make a key that is new"
+                "an authority of this federation has had its key already, so a retired one could be trusted again; "
+                "make a new key"
             )
         signature = sign(old, self._succession(len(self.roots), _der(root)))
         changed = {
@@ -135,7 +141,12 @@ class Authorities(Document):
         return self._signed(changed, new)
 
     def without(self, oldest: int, *, key: rsa.RSAPrivateKey) -> Self:
-        """With the roots before `oldest` retired. key: of the newest root."""
+        """Retires the roots before `oldest`.
+
+        Args:
+            oldest: index of the oldest root that stays trusted.
+            key: key of the newest root.
+        """
         return self._signed({"oldest": oldest, "number": self.number + 1}, key)
 
     def _signed(self, changed: dict[str, object], key: rsa.RSAPrivateKey) -> Self:
@@ -143,17 +154,22 @@ class Authorities(Document):
         return unsigned.model_copy(update={"signature": sign(key, _DOCUMENT + unsigned.canonical())})
 
     def _succession(self, generation: int, root: bytes) -> bytes:
-        # Every field has a fixed length but the last.
+        # Every field except the last has a fixed length.
         return _SUCCESSION + self.federation + generation.to_bytes(4, "big") + root
 
     # ---- whether it holds ----------------------------------------------------------------------------------------
 
     @classmethod
     def read(cls, data: bytes, *, federation: bytes, what: str = "the list of authorities") -> Self:
-        """A document that proves itself to whoever knows the federation's name.
+        """Reads a document and verifies it. Knowing the federation's name is enough to verify it.
+
+        Args:
+            data: canonical JSON.
+            federation: SHA-256 of its first root, 32 bytes.
+            what: how an error names the document.
 
         Raises:
-            AuthoritiesInvalid: too long, no such document, of another federation, or a signature does not match.
+            AuthoritiesInvalid: too long, not such a document, of another federation, or a signature does not match.
         """
         try:
             found = cls.from_json(data, what=what)
@@ -166,13 +182,13 @@ class Authorities(Document):
         try:
             certificates = [x509.load_der_x509_certificate(root) for root in self.roots]
         except ValueError as error:
-            raise AuthoritiesInvalid(f"{what} holds a root that is no certificate") from error
+            raise AuthoritiesInvalid(f"{what} holds a root that is not a certificate") from error
         if self.federation != federation or federation_of(certificates[0]) != federation:
             raise AuthoritiesInvalid(f"{what} belongs to another federation")
         keys = [_key_of(certificate, what) for certificate in certificates]
-        # A retired key under another certificate would be trusted again.
+        # Otherwise a retired key could become trusted again under another certificate.
         if len({key.public_numbers() for key in keys}) != len(keys):
-            raise AuthoritiesInvalid(f"{what} names one root's key twice")
+            raise AuthoritiesInvalid(f"{what} holds two roots with the same key")
         for generation, signature in enumerate(self.successions, start=1):
             try:
                 verify_signature(keys[generation - 1], self._succession(generation, self.roots[generation]), signature)
@@ -191,17 +207,17 @@ class Authorities(Document):
             raise AuthoritiesInvalid(f"{what} is not signed by the newest authority in it") from error
 
     def follows(self, known: "Authorities") -> bool:
-        """Whether this is newer than what is known; the same again is not.
+        """Whether this document is newer than the known one. An equal one is not.
 
         Raises:
-            AuthoritiesInvalid: it contradicts what is known: another next root, a retired one that is back.
+            AuthoritiesInvalid: it contradicts the known one: it has another next root, or reinstates a retired one.
         """
         if self.roots[: len(known.roots)] != known.roots:
             if known.roots[: len(self.roots)] == self.roots:
-                return False  # Older: somebody was asleep.
+                return False  # An older document.
             raise AuthoritiesInvalid(
-                "the federation is said to have another authority than the one that this machine knows: somebody has, "
-                "or had, the key of an earlier one; tell the operator and the other members by other means"
+                "the list of authorities contradicts the one that this machine knows: somebody has, or had, the key of "
+                "an earlier authority; tell the operator and the other members over another channel"
             )
         if self.number <= known.number:
             if self.number == known.number and self != known:
@@ -210,7 +226,7 @@ class Authorities(Document):
                 )
             return False
         if self.oldest < known.oldest:
-            raise AuthoritiesInvalid("an authority that was retired is said to be trusted again; tell the operator")
+            raise AuthoritiesInvalid("the list of authorities trusts a retired authority again; tell the operator")
         return True
 
 

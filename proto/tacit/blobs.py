@@ -1,9 +1,8 @@
-"""Blobs over the wire, at the client: resumable, verified, in chunks of 256 KiB.
+"""Transfers of blobs, at the client: resumable, verified, in chunks of 256 KiB.
 
-`fetch_blob` and `put_blob` go on where a broken connection left off, wait a little longer after each failure,
-and give up once nothing has moved for `patience` seconds. What `fetch_blob` hands over has the digest that
-was asked for; bytes that do not are thrown away, so a coordinator can at worst waste a member's time, within
-`limit` bytes.
+`fetch_blob` and `put_blob` resume where a broken connection left off, wait a little longer after each failure, and give
+up when nothing has moved for `patience` seconds. What `fetch_blob` returns has the requested digest; other bytes are
+discarded, so a coordinator can at worst waste a member's time, within `limit` bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tacit.v1 import federation_pb2, operator_pb2
 __all__ = ["CHUNK", "MAX_BLOB", "BlobDamaged", "BlobNotThere", "BlobStub", "fetch_blob", "put_blob"]
 
 CHUNK = 256 * 1024
-# What a blob may have at most unless the caller knows better: 2^31 values of four bytes, and a little.
+# Default maximum size of a blob in bytes: 2^31 values of four bytes each, and a little more.
 MAX_BLOB = 2**33 + 2**20
 
 Progress = Callable[[int, int], None]
@@ -34,11 +33,11 @@ FetchMethod = Callable[[federation_pb2.FetchBlobRequest], AsyncIterable[federati
 
 
 class BlobNotThere(LookupError):
-    """The other side has no blob of that digest."""
+    """The other side has no blob with that digest."""
 
 
 class BlobDamaged(ValueError):
-    """What arrived is not what the digest names, or breaks the rules of the transfer."""
+    """The bytes that arrived do not match the digest, or the other side broke the rules of the transfer."""
 
 
 class BlobStub(Protocol):
@@ -64,16 +63,23 @@ async def fetch_blob(
     patience: float = 60.0,
     progress: Progress | None = None,
 ) -> int:
-    """Fetches a blob into a file or a bytearray and returns its size.
+    """Fetches a blob into a file or a bytearray and returns its size in bytes.
 
-    `method` is a stub's `FetchBlob`. A file appears under its name only when it is whole and verified; until
-    then `NAME.partial` keeps what has arrived, also for a later call. A file that is there and right is not
-    fetched again. A bytearray goes on from what it holds. `progress` is told (arrived, total).
+    A file gets its name only when it is complete and verified. Until then `NAME.partial` holds what has arrived, and a
+    later call resumes it. A file that is already there and correct is not fetched again.
+
+    Args:
+        method: a stub's `FetchBlob`.
+        digest: SHA-256 of the blob.
+        into: the file, or a bytearray, which is resumed from what it holds.
+        limit: maximum size in bytes.
+        patience: seconds without progress before it gives up.
+        progress: called with (arrived, total) in bytes.
 
     Raises:
         BlobNotThere: the other side does not have it.
-        BlobDamaged: what arrived was wrong; it has been thrown away.
-        grpc.aio.AioRpcError: refused, or unreachable for `patience` seconds.
+        BlobDamaged: what arrived was wrong; it has been discarded.
+        grpc.aio.AioRpcError: the other side refused, or was unreachable for `patience` seconds.
     """
     sink = _Memory(into) if isinstance(into, bytearray) else _File(into, digest)
     if await asyncio.to_thread(sink.is_complete):
@@ -85,11 +91,11 @@ async def fetch_blob(
             if await asyncio.to_thread(sink.digest) == digest:
                 await asyncio.to_thread(sink.complete)
                 return sink.size
-            raise BlobDamaged(f"what arrived for {digest.hex()} has another digest; it was thrown away")
+            raise BlobDamaged(f"what arrived for {digest.hex()} has another digest; it was discarded")
         except BlobDamaged:
             sink.clear()
-            # What an earlier call left may have been damaged since; what this call fetched has no such
-            # excuse.
+            # The partial file of an earlier call may have been damaged since, so try once more from the start. What
+            # this call fetched itself has no such excuse.
             if not resumed:
                 raise
             resumed = False
@@ -98,11 +104,17 @@ async def fetch_blob(
 async def put_blob(
     stub: BlobStub, source: bytes | Path, *, patience: float = 60.0, progress: Progress | None = None
 ) -> bytes:
-    """Uploads bytes or a file, unless it is there already, and returns its digest.
+    """Uploads bytes or a file, unless the other side has it already, and returns its digest.
+
+    Args:
+        stub: the operator's stub.
+        source: the bytes, or the file.
+        patience: seconds without progress before it gives up.
+        progress: called with (arrived, total) in bytes.
 
     Raises:
-        BlobDamaged: the other side says it is not what its digest names, twice (the file changes while it is
-            sent). grpc.aio.AioRpcError: refused, or unreachable for `patience` seconds.
+        BlobDamaged: the other side rejected the content repeatedly; the file changes while it is sent.
+        grpc.aio.AioRpcError: the other side refused, or was unreachable for `patience` seconds.
         OSError: the file cannot be read.
     """
     digest, total = await asyncio.to_thread(_measure, source)
@@ -124,7 +136,7 @@ async def put_blob(
                 return digest
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                # Either the offset (another upload of the same blob was under way) or the content.
+                # The offset is wrong because another upload of the same blob is under way, or the content is.
                 rejected += 1
                 if rejected > 2:
                     raise BlobDamaged(details_of(error)) from error
@@ -153,14 +165,14 @@ class _Memory:
         return hashlib.sha256(self._data).digest()
 
     def complete(self) -> None:
-        """It lies where it belongs."""
+        """Does nothing: the bytes are where they belong."""
 
     def clear(self) -> None:
         self._data.clear()
 
 
 class _File:
-    """A file that fills up beside its name."""
+    """A file that fills up under a temporary name."""
 
     def __init__(self, path: Path, digest: bytes) -> None:
         self._path = path
@@ -230,12 +242,12 @@ async def _fetch(
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise BlobNotThere(details_of(error) or f"the other side has no blob {digest.hex()}") from error
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT and sink.size:
-                # More is here than the blob has: what an earlier call left belongs to something else.
+                # We hold more bytes than the blob has, so what an earlier call left belongs to something else.
                 raise BlobDamaged(details_of(error) or "the offset lies outside the blob") from error
             if not _transient(error):
                 raise
             ended = error
-        # A stream that sends nothing at an offset above 0 has nothing more: the digest will tell.
+        # A stream that sends nothing from an offset above 0 has no more; the digest decides.
         if sink.size == total or (total is None and sink.size and isinstance(ended, BlobDamaged)):
             return
         await retry.wait(ended)
@@ -243,9 +255,9 @@ async def _fetch(
 
 def _check(chunk: federation_pb2.BlobChunk, offset: int, total: int, limit: int) -> None:
     if total > limit:
-        raise BlobDamaged(f"a blob of {total} bytes is announced where at most {limit} can be right")
+        raise BlobDamaged(f"the other side announced {total} bytes, but the blob has at most {limit}")
     if chunk.offset != offset or chunk.total != total or offset + len(chunk.data) > total:
-        raise BlobDamaged(f"a chunk at {chunk.offset} of {chunk.total} bytes where {offset} of {total} was due")
+        raise BlobDamaged(f"a chunk at {chunk.offset} of {chunk.total} bytes arrived where {offset} of {total} was due")
 
 
 async def _parts(
@@ -267,7 +279,7 @@ async def _parts(
 
 
 class _Retry:
-    """Longer pauses while nothing moves, and an end."""
+    """Waits longer after each failure without progress, and gives up in the end."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -290,7 +302,7 @@ class _Retry:
 def _transient(error: grpc.aio.AioRpcError) -> bool:
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
         return True
-    # Now and then gRPC says these of a connection that broke under it; Tacit's own refusals carry a reason.
+    # gRPC sometimes reports these for a broken connection. Tacit's own refusals carry a reason.
     lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
     return error.code() in lost and reason_of(error)[0] is None
 

@@ -1,19 +1,20 @@
-"""Bundles: a folder of files and `bundle.json`, which names each with its size and SHA-256.
+"""Bundles: a folder of files and `bundle.json`, which lists each with its size and SHA-256.
 
-Guarantees: a bundle appears whole or not at all, and what is read from one is what was written, checked to
-the byte (the bytes handed out are the bytes that were hashed). A kind says what is inside:
+Guarantees: a bundle appears whole or not at all. What is read from it is what was written, checked to the byte: the
+bytes returned are the bytes that were hashed. A bundle's kind says what it holds:
 
-    job     what a job starts from: job.json, manifest.json, weights.bin; tokenizer.json but where members build their
-            own; private.json and private.bin where members keep parameters that start from public numbers;
-            backbone.safetensors where the model is a prompted one
-    model   what runs: model.onnx, tokenizer.json, labels.json, and in bundle.json where it came from
-    backbone    the frozen part of many models: backbone.onnx and tokenizer.json. It lies in a folder of its digest's
-            name (`backbone_folder`) beside those that stand on it
-    prompt  what runs on such a backbone: prompt.safetensors, labels.json, and in bundle.json where it came from and
-            which backbone it is
-    hf      what transformers or peft loads: tokenizer.json, README.md, and the files that each of these looks for
+    job         the start of a job: job.json, manifest.json, weights.bin; tokenizer.json unless members build their own;
+                private.json and private.bin if members keep parameters that start from public numbers;
+                backbone.safetensors if the model is prompted
+    model       a model to run: model.onnx, tokenizer.json, labels.json; bundle.json also says where it came from
+    backbone    the frozen part of many models: backbone.onnx and tokenizer.json, in a folder named by its digest
+                (`backbone_folder`) beside the prompts that need it
+    prompt      a model to run on such a backbone: prompt.safetensors, labels.json; bundle.json also says where it came
+                from and which backbone it needs
+    hf          a model for transformers or peft: config.json, tokenizer.json, tokenizer_config.json, README.md, and
+                the weights under the names that each library looks for
 
-Leaves to others: who made it. Digests find damage; a signature would find an author.
+This module does not authenticate the author. Digests detect damage; only a signature would prove who made a bundle.
 """
 
 import contextlib
@@ -57,9 +58,9 @@ __all__ = [
 ]
 
 INDEX = "bundle.json"
-# The frozen values of a prompted job: up to 2 GiB, so that not everybody reads it into memory.
+# The frozen values of a prompted job: up to 2 GiB, so not every reader loads it into memory.
 BACKBONE_FILE = "backbone.safetensors"
-# What every job bundle holds.
+# The files of every job bundle.
 JOB_FILES = ("job.json", "manifest.json", "weights.bin")
 MODEL_FILES = ("model.onnx", "tokenizer.json", "labels.json")
 PROMPT_FILES = ("prompt.safetensors", "labels.json")
@@ -81,14 +82,14 @@ _MAKES: dict[BundleKind, str] = {
     "prompt": "`export --split` makes one",
     "hf": "`coordinator export --format hf` makes one",
 }
-# A killed run's folder is removed after a day: nothing is written for so long.
+# A killed run's folder is removed after a day; no run takes that long.
 _STALE_SECONDS = 24 * 3600.0
-# A file's own name: no folder, nothing hidden.
+# A plain file name: no folder, not hidden.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
 class BundleInvalid(ValueError):
-    """A bundle that cannot be read or written; the text says which file and what to do."""
+    """A bundle cannot be read or written; the text says which file and what to do."""
 
 
 class BundledFile(Part):
@@ -99,14 +100,20 @@ class BundledFile(Part):
 
 
 class ModelFacts(Part):
-    """Where an exported model came from, and what it takes.
+    """Where an exported model came from, and which inputs it accepts.
 
-    job: the job's name. version: SHA-256 of the weights it was made from. max_tokens, min_tokens: lengths its texts are
-    cut and padded to. frame: whether [CLS] and [SEP] stand around a text. template: what a prompted model's texts are
-    put into; None where a text stands alone. backbone: of a prompt, the digest of its backbone's bundle.json (in its
-    canonical form), and through it of the files there; None of a model that is whole. private: whether a member's own
-    parameters are in it, so that it must stay on that member's machine. parity: largest difference between its logits
-    and the training stack's, over so many texts.
+    Args:
+        job: the job's name.
+        version: SHA-256 of the weights from which it was made.
+        max_tokens: length to which longer texts are cut.
+        min_tokens: length to which shorter texts are padded.
+        frame: whether texts are put between [CLS] and [SEP].
+        template: the template that a prompted model's texts fill; None if a text is read alone.
+        backbone: for a prompt, the digest of its backbone's bundle.json in canonical form, and so of the files there;
+            None for a whole model.
+        private: whether it contains a member's private parameters and so must stay on that member's machine.
+        parity: the largest difference between its logits and the training stack's.
+        texts: the number of texts over which `parity` was measured.
     """
 
     job: Short
@@ -129,17 +136,17 @@ class ModelFacts(Part):
 
     @property
     def read_as(self) -> Template | None:
-        """The template, cut at its slots."""
+        """The template, split at its slots."""
         return None if self.template is None else _parsed(self.template)
 
 
 def _parsed(template: str) -> Template:
-    # Under a head nothing fills in a word.
+    # A template under a head has no mask.
     return parse_template(template, mask="{mask}" in template)
 
 
 class Labels(Document):
-    """labels.json: what the model's outputs mean, in their order."""
+    """labels.json: the labels of the model's outputs, in order."""
 
     max_bytes: ClassVar[int] = 1024 * 1024
 
@@ -151,25 +158,25 @@ class BundleIndex(Document):
 
     kind: BundleKind
     files: Annotated[dict[FileName, BundledFile], AtMost(64)] = Field(min_length=1)
-    # Of what gives labels: a model, or a prompt.
+    # Present for a model or a prompt.
     model: ModelFacts | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if missing := [name for name in _NEEDED[self.kind] if name not in self.files]:
-            raise ValueError(f"a {self.kind} bundle without {', '.join(missing)}")
+            raise ValueError(f"a {self.kind} bundle must list {', '.join(missing)}")
         if INDEX in self.files:
-            raise ValueError(f"{INDEX} cannot name itself")
+            raise ValueError(f"{INDEX} must not list itself")
         if (self.kind in ("model", "prompt")) != (self.model is not None):
-            raise ValueError("`model` belongs to a model bundle or a prompt, and each of these has it")
+            raise ValueError("model and prompt bundles must have `model`, and no others")
         if self.model is not None and (self.kind == "prompt") != (self.model.backbone is not None):
-            raise ValueError("`model.backbone` belongs to a prompt, and every prompt has it")
+            raise ValueError("prompt bundles must have `model.backbone`, and no others")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle as read: every file's bytes agree with its digest. files: but those that were only to be checked."""
+    """A bundle as read: every file matches its digest. `files` leaves out those that were only checked."""
 
     folder: Path
     index: BundleIndex
@@ -177,12 +184,12 @@ class Bundle:
 
     @property
     def kind(self) -> BundleKind:
-        """What is inside."""
+        """What it holds."""
         return self.index.kind
 
 
 def backbone_folder(folder: Path, digest: bytes) -> Path:
-    """Where the backbone of that digest lies, for a prompt in `folder`: beside it."""
+    """The folder of the backbone with that digest: beside `folder`, which is the prompt's."""
     return folder.resolve().parent / f"backbone-{digest.hex()[:32]}"
 
 
@@ -191,15 +198,22 @@ def write_bundle(
 ) -> BundleIndex:
     """Writes a bundle beside its place and renames it there.
 
-    An empty folder is used, an older bundle replaced; a folder that holds anything else is left as it is. So is one
-    that other bundles stand on: a backbone gives way to a backbone alone, and nothing else to a backbone. Of several
-    that write to one place at once each succeeds, and what is there in the end is one of them, whole.
+    It uses an empty folder, replaces an older bundle, and leaves a folder that holds anything else unchanged. It also
+    protects a backbone, on which other bundles may depend: only a backbone replaces a backbone, and a backbone replaces
+    nothing else. If several runs write to one place at once, each succeeds, and one of their bundles remains, whole.
 
-    What holds a member's private parameters (`model.private`) only its owner can open, whatever the umask and whoever
-    could open the older one: folder 0700, files 0600, from the moment they are made.
+    A bundle with a member's private parameters (`model.private`) is closed to everybody but its owner from the moment
+    it is made (folder 0700, files 0600), whatever the umask and the older bundle's mode.
+
+    Args:
+        folder: where the bundle will be.
+        kind: what it holds.
+        files: content by name.
+        model: facts about the model, for a model or a prompt.
 
     Raises:
-        BundleInvalid: a file missing for its kind, a name that is no plain file name, a folder in the way.
+        BundleInvalid: the kind needs a file that is missing, a name is not a plain file name, or a folder is in the
+            way.
     """
     index = _index_of(folder, kind, files, model)
     _put(folder, index, files)
@@ -207,11 +221,19 @@ def write_bundle(
 
 
 def write_backbone(prompt: Path, files: Mapping[str, bytes]) -> tuple[Path, BundleIndex, bool]:
-    """The backbone's bundle for a prompt in the folder `prompt`: where it lies, what it holds, and whether it had to be
-    written. One that is there and whole is left as it is, whoever wrote it and when: others read it.
+    """Writes the backbone's bundle for a prompt, unless it exists.
+
+    An intact one is left unchanged, whoever wrote it and when, because others read it.
+
+    Args:
+        prompt: the prompt's folder; the backbone's is beside it.
+        files: content by name.
+
+    Returns:
+        The backbone's folder, its index, and whether it was written.
 
     Raises:
-        BundleInvalid: as in `write_bundle`; the prompt's own folder would be in its place.
+        BundleInvalid: see `write_bundle`; also if the prompt's own folder is where the backbone belongs.
     """
     index = _index_of(prompt, "backbone", files, None)
     folder = backbone_folder(prompt, index.digest())
@@ -221,21 +243,20 @@ def write_backbone(prompt: Path, files: Mapping[str, bytes]) -> tuple[Path, Bund
 
 
 def check_place(folder: Path, kind: BundleKind) -> None:
-    """Whether a bundle of that kind may be written there. `write_bundle` looks by itself; this is for who has much to
-    do before that.
+    """Checks that a bundle of that kind may be written there. `write_bundle` checks it too; call this before long work.
 
     Raises:
-        BundleInvalid: the folder holds something else, or is none.
+        BundleInvalid: the folder holds something else, or is not a folder.
     """
     try:
         while True:
             before = _identity(folder)
             refusal = None if before is None else _refusal(folder, kind)
-            # Looked at while another run put its own there, it was neither the one nor the other.
+            # If another run replaced the folder in between, the check saw a mixture of both; check again.
             if _identity(folder) == before:
                 break
     except OSError as error:
-        raise BundleInvalid(f"{folder} cannot be looked into ({error.strerror}); name another folder") from error
+        raise BundleInvalid(f"{folder} cannot be read ({error.strerror}); name another folder") from error
     if refusal is not None:
         raise BundleInvalid(refusal)
 
@@ -250,11 +271,11 @@ def _index_of(folder: Path, kind: BundleKind, files: Mapping[str, bytes], model:
             model=model,
         )
     except ValidationError as error:
-        raise BundleInvalid(f"{folder} would not be a bundle: {sentence_of(error)}") from error
+        raise BundleInvalid(f"{folder} would not be a valid bundle: {sentence_of(error)}") from error
 
 
 def _put(folder: Path, index: BundleIndex, files: Mapping[str, bytes]) -> bool:
-    """Whether it was written: a backbone that is there already is not."""
+    """Writes the bundle and returns True, or returns False if the same backbone exists already."""
     check_place(folder, index.kind)
     if _stands(folder, index):
         return False
@@ -262,12 +283,12 @@ def _put(folder: Path, index: BundleIndex, files: Mapping[str, bytes]) -> bool:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(place)
-        # A name that nobody else has, so that no two runs write into one folder, or remove each other's.
+        # A unique name, so that two runs never write into one folder or remove each other's.
         scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(place), dir=place.parent))
         try:
-            # A umask takes rights away and gives none; but one such as 0277 would take the owner's.
+            # A umask such as 0277 would take the owner's rights away.
             scratch.chmod(0o700)
-            # Inside, for the umask is to give it its rights: the one around it is closed to others.
+            # A folder inside gets its mode from the umask; the scratch folder around it is closed to others.
             made = scratch / "made"
             made.mkdir(mode=0o700 if private else 0o777)
             if private:
@@ -283,12 +304,12 @@ def _put(folder: Path, index: BundleIndex, files: Mapping[str, bytes]) -> bool:
 
 
 def _take_place(made: Path, place: Path, index: BundleIndex, scratch: Path) -> bool:
-    """Renames it to its place, and what is there out of the way; False where an equal backbone came first."""
+    """Renames the bundle to its place, moving an older one aside. Returns False if an equal backbone came first."""
     aside: list[Path] = []
     try:
         while True:
             try:
-                # Over nothing, or over an empty folder.
+                # Succeeds if nothing or an empty folder is there.
                 made.rename(place)
                 return True
             except OSError as error:
@@ -298,19 +319,19 @@ def _take_place(made: Path, place: Path, index: BundleIndex, scratch: Path) -> b
             if _stands(place, index):
                 return False
             older = scratch / f"older-{len(aside)}"
-            with contextlib.suppress(FileNotFoundError):  # Another run took it away just now.
+            with contextlib.suppress(FileNotFoundError):  # Another run has just moved it.
                 place.rename(older)
                 aside.append(older)
     except BaseException:
         if aside:
-            # It goes back, unless another one is there by now.
+            # Put the older one back, unless another one is there by now.
             with contextlib.suppress(OSError):
                 aside[-1].rename(place)
         raise
 
 
 def _stands(folder: Path, index: BundleIndex) -> bool:
-    """Whether that backbone lies there, whole."""
+    """Whether that backbone is there, intact."""
     if index.kind != "backbone":
         return False
     try:
@@ -324,18 +345,18 @@ def _scratch_prefix(place: Path) -> str:
 
 
 def _remove_stale(place: Path) -> None:
-    """What runs that were killed left beside the place. Young ones may be at work."""
+    """Removes what killed runs left beside the place, but not recent folders, whose runs may still be at work."""
     with contextlib.suppress(OSError):
         for entry in list(place.parent.iterdir()):
             if not entry.name.startswith(_scratch_prefix(place)):
                 continue
-            with contextlib.suppress(FileNotFoundError):  # Another run was done with it just now.
+            with contextlib.suppress(FileNotFoundError):  # Another run has just finished with it.
                 if time.time() - entry.lstat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(entry, ignore_errors=True)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Which folder, file or link has that name now."""
+    """Identifies the folder, file or link that has that name now."""
     try:
         found = folder.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -344,12 +365,12 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _refusal(folder: Path, kind: BundleKind) -> str | None:
-    """Why what is there stays there."""
+    """Says why what is there must stay; None if it may be replaced."""
     if folder.is_symlink() or not folder.is_dir():
         return f"{folder} is not a folder; name a new one for the bundle"
     try:
         present = {entry.name for entry in folder.iterdir()}
-    except FileNotFoundError:  # It is another one by now, or none.
+    except FileNotFoundError:  # It was moved or replaced in between.
         return None
     if not present:
         return None
@@ -359,11 +380,11 @@ def _refusal(folder: Path, kind: BundleKind) -> str | None:
         index = None
     known = set() if index is None else {INDEX, *index.files}
     if foreign := sorted(present - known):
-        return f"{folder} holds other files ({', '.join(foreign[:3])}) and would be replaced whole; name a new folder"
+        return f"{folder} holds other files ({', '.join(foreign[:3])}), which would be lost; name a new folder"
     if index is not None and index.kind == "backbone" and kind != "backbone":
-        return f"{folder} is a backbone, which every prompt beside it may stand on, and stays; name a new folder"
+        return f"{folder} is a backbone, which prompts beside it may need; name a new folder"
     if index is not None and index.kind != "backbone" and kind == "backbone":
-        return f"{folder} is a {index.kind} bundle where the backbone belongs; move it elsewhere"
+        return f"{folder} is a {index.kind} bundle in the backbone's place; move it elsewhere"
     return None
 
 
@@ -390,19 +411,21 @@ def _index(folder: Path) -> BundleIndex:
 
 
 def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) -> Bundle:
-    """Every file that bundle.json names, checked. Other files in the folder are not looked at.
+    """Reads and checks every file that bundle.json lists. Other files in the folder are ignored.
 
-    kinds: what it has to be one of, if that matters. unread: files that are checked where they lie, for being large,
-    and are none of `Bundle.files`; who uses one later checks it then.
+    Args:
+        folder: the bundle.
+        kinds: accepted kinds; any if empty.
+        unread: large files that are checked in place and left out of `Bundle.files`; later users check them again.
 
     Raises:
-        BundleInvalid: no bundle, another kind, a file that is missing or differs (named).
+        BundleInvalid: not a bundle, of another kind, or a file is missing or differs; the text names it.
     """
     index = _index(folder)
     if kinds and index.kind not in kinds:
         hint = _MAKES[kinds[0]]
         if index.kind == "backbone" and "prompt" in kinds:
-            hint = "name the folder of a prompt, which lies beside its backbone"
+            hint = "name the folder of a prompt, which is beside its backbone"
         raise BundleInvalid(f"{folder} is a {index.kind} bundle where a {kinds[0]} bundle is needed; {hint}")
     files: dict[str, bytes] = {}
     for name, expected in index.files.items():
@@ -421,8 +444,8 @@ def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) 
             raise BundleInvalid(f"{path} cannot be read: {error.strerror}") from error
         if size != expected.size or digest != expected.sha256:
             raise BundleInvalid(
-                f"{path} differs from what {INDEX} says ({size} bytes of {expected.size}, or "
-                "other ones); copy or make the bundle again"
+                f"{path} differs from what {INDEX} lists ({size} bytes, {expected.size} expected, or other content); "
+                "copy or make the bundle again"
             )
         if data is not None:
             files[name] = data

@@ -1,6 +1,6 @@
-"""The round context of an attempt: graph, threshold and n_C that a cohort gets, and what they promise of honest inputs.
+"""The round context of an attempt: a cohort's graph, threshold and n_C, and the honest inputs that they guarantee.
 
-Member and coordinator work the numbers out from the job document and the cohort's size.
+Member and coordinator compute the numbers from the job document and the cohort's size.
 """
 
 import hashlib
@@ -32,15 +32,15 @@ __all__ = [
     "thresholds_of",
 ]
 
-# In any sum: one could not be told from another.
+# Honest members in any sum: a single one would not be hidden among others.
 _MIN_HONEST = 2
 
 
 def thresholds_of(job: Numbers, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
-    """(graph, t, n_C) of an attempt of this job over a cohort of `members`.
+    """Returns (graph, t, n_C) for an attempt of this job over a cohort of `members`.
 
     Raises:
-        ContextInvalid: there are none for so many.
+        ContextInvalid: there are none for this many.
     """
     return _thresholds(job.aggregation, members)
 
@@ -55,7 +55,7 @@ def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph
 
 
 def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
-    """n_C of a cohort in groups: the job's, else a fifth, and of a large cohort a share, as for a sparse graph."""
+    """n_C of a cohort in groups: the job's number. By default a fifth, or for a large cohort `max_corrupt_share`."""
     if numbers.assumed_corrupt is not None:
         return numbers.assumed_corrupt
     if members > COMPLETE_GRAPH_LIMIT:
@@ -64,11 +64,17 @@ def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
 
 
 def min_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
-    """(h, n) of the cohort in groups with the least h, of those between that have a split; `found` at the ends.
+    """Returns (h, n) of the grouped cohort with the smallest h, among sizes from `least` to `most` that have a split.
 
-    By halves. From the fewest members and the largest n_C of a half follows a bound on all its sizes: s - c does not
-    fall as s grows (one more member in a group brings at most one more corrupt one), and c does not grow with the
-    members that groups are drawn from. Halves that cannot go below what was found are not looked into.
+    It searches by bisection. The fewest members and the largest n_C of a half give a bound on all its sizes: s - c does
+    not fall as s grows (one more member in a group brings at most one more corrupt one), and c does not grow with the
+    number of members from which groups are drawn. Halves that cannot fall below the result so far are skipped.
+
+    Args:
+        numbers: the job's numbers.
+        least: the smallest size.
+        most: the largest size.
+        found: the smallest (h, n) at the two ends.
     """
     halves = [(least + 1, most - 1)]
     while halves:
@@ -76,7 +82,7 @@ def min_honest_between(numbers: Aggregation, least: int, most: int, found: tuple
         if low > high:
             continue
         worst = max(_corrupt_of_groups(numbers, size) for size in (high, min(high, COMPLETE_GRAPH_LIMIT)))
-        # Two is the least that there is; numbers that make no split bound nothing.
+        # h is never below two. If these numbers have no split, they give no bound.
         if (_honest_in_group(numbers, low, worst) or _MIN_HONEST) >= found[0]:
             continue
         middle = (low + high) // 2
@@ -88,11 +94,11 @@ def min_honest_between(numbers: Aggregation, least: int, most: int, found: tuple
 
 
 def _honest_in_group(numbers: Aggregation, members: int, corrupt: int) -> int | None:
-    """h of a cohort in groups of which so many are corrupt; None where it has no split."""
+    """h of a grouped cohort of which `corrupt` members are corrupt; None if it has no split."""
     if numbers.groups is None:
         return None
     try:
-        # How many may be missing from the roster is chosen so that h stays: it need not be worked out.
+        # The number that may be missing from the roster is chosen so that h stays the same; 0 saves computing it.
         split = grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed, absent=0)
     except ContextInvalid:
         return None
@@ -100,19 +106,19 @@ def _honest_in_group(numbers: Aggregation, members: int, corrupt: int) -> int | 
 
 
 def promise_of(job: Numbers, members: int) -> RoundContext:
-    """A context with the numbers that a cohort of `members` gets, and of no attempt: for what those numbers promise.
+    """A context with the numbers of a cohort of `members`, but of no attempt, to see what those numbers guarantee.
 
     Raises:
-        ContextInvalid: there are none for so many.
+        ContextInvalid: there are no thresholds for this many.
     """
     return promised(job.aggregation, members)
 
 
 def promised(numbers: Aggregation, members: int) -> RoundContext:
-    """`promise_of` by a job's numbers alone, for who checks a job that is none yet.
+    """Does what `promise_of` does with a job's numbers alone, to check a job before it exists.
 
     Raises:
-        ContextInvalid: there are none for so many.
+        ContextInvalid: there are no thresholds for this many.
     """
     return _context_of_nothing(members, *_thresholds(numbers, members))
 
@@ -137,10 +143,11 @@ def _context_of_nothing(
 
 
 def largest_cohort(job: Sized, members: int) -> int:
-    """The most of so many members that make a cohort whose sum holds the honest inputs that the noise counts on; 0
-    where no cohort of this job does. All of them but for `distributed-gaussian` on sparse graphs, where h falls and
-    rises by one from size to size, and for groups, of which not every size has thresholds: a few members then wait for
-    the next attempt.
+    """The size of the largest cohort, at most `members`, whose sum holds the honest inputs that the noise needs. It is
+    0 if there is none.
+
+    That is usually all members. On sparse graphs under `distributed-gaussian`, h falls and rises by one from size to
+    size, and with groups not every size has thresholds. A few members then wait for the next attempt.
     """
     counted = job.mechanism.honest if isinstance(job.mechanism, DistributedGaussian) else 0
     if not counted and job.aggregation.groups is None:
@@ -156,12 +163,18 @@ def largest_cohort(job: Sized, members: int) -> int:
 
 
 def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model: bytes, members: int) -> RoundContext:
-    """The context of an attempt of this job: what the coordinator opens, and what a member expects.
+    """The context of an attempt: the one that the coordinator opens and the one that a member expects.
 
-    federation: 32 bytes, the fingerprint of its root; model: 32 bytes, the starting version's digest; members: n.
+    Args:
+        job: the job.
+        federation: the fingerprint of its first root, 32 bytes.
+        round: number of the round.
+        attempt: number of the attempt.
+        model: digest of the starting version, 32 bytes.
+        members: size n of the cohort.
 
     Raises:
-        ContextInvalid: there are no thresholds for so many members.
+        ContextInvalid: there are no thresholds for this many members.
         LayoutInvalid: their sum could wrap.
     """
     layout = layout_of(job, members)
@@ -183,5 +196,5 @@ def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model
 
 
 def application_digest(job: Sized, layout: Layout) -> bytes:
-    """Digest of all that an update depends on besides the starting version: 32 bytes for the round's context."""
+    """Digest of everything that an update depends on besides the starting version: 32 bytes for the round's context."""
     return hashlib.sha256(b"tacit/application/v1" + job.digest() + layout.digest()).digest()

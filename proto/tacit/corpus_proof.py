@@ -1,9 +1,10 @@
-"""What proves whose a file of made-up text is: its statement's signature, and the signer's certificate up to an
-authority of the federation. In a folder of such files, what of that lies beside them.
+"""Proof of whose a file of synthetic text is: the signature on its statement, and the signer's certificate under an
+authority of the federation. Also the names of the proof's files in a folder of such texts.
 
-Who signed counts at the time when the file came, so nothing here looks at a clock: a certificate that is over by now,
-and one of an authority that was retired or has ended since, prove what they proved then. So whoever has the key of any
-authority that the federation ever had can make a member's statement, and nobody else can but the member.
+The signer's status at the time of the upload counts, so nothing here looks at a clock: certificates that have expired
+since, and those of authorities that were retired or have expired since, still prove what they proved then. So anyone
+with the key of any authority that the federation ever had can forge a member's statement; apart from the member, nobody
+else can make one.
 """
 
 from typing import Final
@@ -26,21 +27,21 @@ __all__ = [
     "verify_statement",
 ]
 
-# Once in a folder: `Authorities`, canonical.
+# One file per folder: `Authorities` in canonical form.
 AUTHORITIES: Final = "authorities.json"
-# Behind the name of each member that gave a file.
+# Appended to the name of each member that released a file.
 STATEMENT: Final = ".statement.json"
 SIGNATURE: Final = ".statement.sig"
 # PEM.
 CERTIFICATE: Final = ".certificate.pem"
 
-# Under which the operator's own file, made from a published version, lies beside members' files. An operator signs for
-# this name and for no other, whatever its certificate calls it.
+# The name of the operator's own file, generated from a published version, beside members' files. An operator signs only
+# for this name, whatever name its certificate holds.
 OPERATOR: Final = "operator"
 
 
 def files_beside(statement: CorpusStatement, signature: bytes, certificate: bytes) -> dict[str, bytes]:
-    """What lies beside a file to prove whose it is, by name. certificate: DER."""
+    """The files that prove whose a corpus is, by name. `certificate` is DER."""
     pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
     return {
         statement.member + STATEMENT: statement.canonical(),
@@ -50,10 +51,10 @@ def files_beside(statement: CorpusStatement, signature: bytes, certificate: byte
 
 
 def verify_member(certificate: bytes, authorities: Authorities, member: str) -> Certificate:
-    """That an authority of the federation issued this certificate (DER) to this member.
+    """Verifies that an authority of the federation issued this certificate (DER) to this member.
 
     Raises:
-        CertificateInvalid: no such certificate.
+        CertificateInvalid: it did not.
     """
     return _of_member(authorities.history.issued(certificate, (Role.MEMBER,)), member)
 
@@ -61,14 +62,22 @@ def verify_member(certificate: bytes, authorities: Authorities, member: str) -> 
 def verify_statement(
     statement: CorpusStatement, signature: bytes, certificate: bytes, authorities: Authorities
 ) -> None:
-    """That who the statement names signed it: its member, or an operator of the federation for its own file. What the
-    statement says is the caller's to compare with the file. certificate: DER.
+    """Verifies that a statement's signer is whom it names: the member or, for the operator's own file, an operator.
+
+    The caller compares the statement with the file.
+
+    Args:
+        statement: the statement.
+        signature: the signature on it.
+        certificate: the signer's certificate, DER.
+        authorities: all authorities that the federation has had.
 
     Raises:
-        CertificateInvalid: it is of another federation, another one's certificate, or not signed with its key.
+        CertificateInvalid: the statement is of another federation, the certificate belongs to somebody else, or the
+            signature was not made with its key.
     """
     if statement.federation != authorities.federation:
-        raise CertificateInvalid("the statement is of another federation than the list of authorities")
+        raise CertificateInvalid("the statement and the list of authorities belong to different federations")
     roles = (Role.MEMBER, Role.OPERATOR) if statement.member == OPERATOR else (Role.MEMBER,)
     signer = authorities.history.issued(certificate, roles)
     if signer.identity.role is Role.MEMBER:
@@ -78,5 +87,5 @@ def verify_statement(
 
 def _of_member(certificate: Certificate, member: str) -> Certificate:
     if certificate.identity.name != member:
-        raise CertificateInvalid(f"the certificate is another one's, {certificate.identity.name}'s")
+        raise CertificateInvalid(f"the certificate belongs to somebody else: {certificate.identity.name}")
     return certificate

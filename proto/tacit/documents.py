@@ -1,11 +1,11 @@
-"""Documents: everything kept or exchanged as text carries `schema = 1`, and unknown keys are errors.
+"""Documents: the base of everything stored or exchanged as text. Each has `schema = 1`; unknown keys are errors.
 
-A document is a frozen pydantic model. Its canonical form is JSON with sorted keys and no white space; its digest
-is SHA-256 of that, so that both sides name the same thing by the same 32 bytes.
+A document is a frozen pydantic model. Its canonical form is JSON with sorted keys and no white space. Its digest is the
+SHA-256 of that, so both sides name the same thing by the same 32 bytes.
 
-Every document is bounded: its bytes (`Document.max_bytes`, checked before it is parsed), every text (`max_length`, or
-a pattern of bounded length), every list and table (`AtMost`). Validation stops at a list's first mistake, and a
-sentence names `MAX_MISTAKES` at most. So `max_bytes` bounds what reading a document costs, good or bad.
+Every document is bounded: its bytes (`Document.max_bytes`, checked before parsing), every text (`max_length`, or a
+pattern of bounded length), every list and table (`AtMost`). Validation stops at a list's first mistake, and an error
+names at most `MAX_MISTAKES`. So `max_bytes` bounds the cost of reading any document, valid or not.
 """
 
 import hashlib
@@ -48,14 +48,14 @@ __all__ = [
     "table_of",
 ]
 
-# Mistakes that one sentence names.
+# Mistakes that one error names.
 MAX_MISTAKES = 8
-# Keys that a table may have beside those that are known: each is a mistake of its own, up to this many.
+# Up to this many unknown keys in a table are each reported; with more, only their number is.
 _SPARE_KEYS = 8
 # Characters of one mistake.
 _MAX_MISTAKE = 500
 
-# As pydantic lists the words that a field takes: 'one', 'other' or 'third'.
+# Matches the words in pydantic's list of what a field accepts: 'one', 'other' or 'third'.
 _WORD = re.compile(r"'([^']+)'")
 
 # A name or a word.
@@ -66,7 +66,7 @@ Location = Annotated[str, StringConstraints(max_length=4096)]
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """`Annotated[tuple[X, ...], AtMost(n)]`, or a dict: at most n entries, counted before any of them is looked at.
+    """Bounds a list or table: `Annotated[tuple[X, ...], AtMost(n)]`, or a dict. Entries are counted before any is read.
 
     Validation of a tuple stops at its first mistake.
     """
@@ -100,12 +100,12 @@ def _digest(value: object) -> bytes:
 def _label(value: str) -> str:
     if not is_clean(value):
         raise ValueError(
-            "a label holds a control or formatting character, which no log or terminal should get; take it out"
+            "a label holds a control or formatting character, which is unsafe in logs and terminals; remove it"
         )
     return value
 
 
-# What people choose freely, and read in lists: any script, nothing that a terminal acts on.
+# A name that people choose freely and read in lists: any script, but no character that a terminal acts on.
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_label)]
 
 # 32 bytes in memory, 64 hexadecimal digits in a document.
@@ -115,9 +115,9 @@ Digest = Annotated[
 
 
 def sentence_of(error: ValidationError) -> str:
-    """What a person should read of a failed validation: the first `MAX_MISTAKES`, each named by its key.
+    """Describes a failed validation for people: the first `MAX_MISTAKES` mistakes, each with its key.
 
-    What is wrong with a document as a whole begins with the keys that it is about, as whoever raised it wrote it.
+    A mistake in a document as a whole has no key here; its own text begins with the keys that it is about.
     """
     mistakes, lines = _mistakes(error), []
     for item in mistakes[:MAX_MISTAKES]:
@@ -132,13 +132,13 @@ def sentence_of(error: ValidationError) -> str:
 def _mistakes(error: ValidationError) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = [{**item} for item in error.errors(include_url=False)]
     holding = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
-    # Of a list only what is right in it was counted: what is wrong has a line of its own.
+    # pydantic counts only valid entries of a list, so an invalid one also makes it too short. Report only the former.
     return [item for item in items if item["type"] != "too_short" or item["loc"] not in holding]
 
 
 def _said(item: Mapping[str, Any]) -> str:
-    """One mistake, without its key. Of values only the type is told, since some are nobody's business; of a word where
-    one of a few belongs the beginning, as for a kind of table.
+    """Describes one mistake, without its key. It shows the type of a wrong value and not the value, which may be
+    confidential. Where one of a few words is expected, it shows the beginning of the wrong one.
     """
     match item["type"]:
         case "extra_forbidden":
@@ -159,7 +159,7 @@ def _said(item: Mapping[str, Any]) -> str:
                 return f"must be {'' if len(words) == 1 else 'one of '}{', '.join(words)}, not {_type_of(value)}"
             if len(words) == 1:
                 return f"must be {words[0]}, is {shown(value)}"
-            return f"{shown(value)} is none of {', '.join(words)}"
+            return f"{shown(value)} is not one of {', '.join(words)}"
         case _:
             sentence: str = item["msg"]
             return sentence.removeprefix("Value error, ")
@@ -184,24 +184,27 @@ def _type_of(value: object) -> str:
 class Part(BaseModel):
     """A table inside a document."""
 
-    # Infinity and NaN are no JSON.
+    # JSON has no infinity and no NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, table: Any) -> Any:
         if isinstance(table, dict) and len(table) > len(cls.model_fields) + _SPARE_KEYS:
-            raise ValueError(f"has {len(table)} keys, where {len(cls.model_fields)} are known; check their spelling")
+            raise ValueError(f"has {len(table)} keys, but only {len(cls.model_fields)} are known; check their spelling")
         return table
 
 
 def read_table(kind: type[Part], value: dict[str, Any], unknown: Callable[[str], str]) -> Part:
-    """The table, for validators that choose its kind themselves: keys in errors are then as the file has them.
+    """Reads a table for a validator that chooses its kind itself. Errors name keys as in the file, without the kind.
 
-    unknown: what to say of a key that this kind does not have.
+    Args:
+        kind: what the table must be.
+        value: the table.
+        unknown: returns the error for a key that this kind does not have.
 
     Raises:
-        ValidationError: with loc inside the table.
+        ValidationError: its locations are relative to the table.
     """
     try:
         return kind.model_validate(value)
@@ -216,10 +219,14 @@ def read_table(kind: type[Part], value: dict[str, Any], unknown: Callable[[str],
 def table_of(
     union: Any, key: str, *, default: str | None = None, in_a_word: bool = False, unsaid: Collection[str] = ()
 ) -> BeforeValidator:
-    """Reads a table that is one of several kinds, which the text under `key` in it tells apart.
+    """Makes a validator for a table that is one of several kinds, distinguished by the text under `key`.
 
-    union: of `Part`s that have `key` with that text for a default. default: the kind of a table without `key`.
-    in_a_word: whether a text alone is a table with nothing but `key`. unsaid: kinds that no error offers.
+    Args:
+        union: a union of `Part`s, each with a default for `key` that names its kind.
+        key: the key that names the kind.
+        default: the kind of a table without `key`.
+        in_a_word: whether a text stands for a table that has only `key`.
+        unsaid: kinds that errors do not offer.
     """
     kinds: dict[str, type[Part]] = {kind.model_fields[key].default: kind for kind in get_args(get_args(union)[0])}
     offered = ", ".join(name for name in kinds if name not in unsaid)
@@ -229,18 +236,18 @@ def table_of(
             return value
         if in_a_word and isinstance(value, str):
             if value not in kinds:
-                raise ValueError(f"{shown(value)} is none of {offered}")
+                raise ValueError(f"{shown(value)} is not one of {offered}")
             value = {key: value}
         if not isinstance(value, dict):
             hint = f'"{value}"' if isinstance(value, str) and value in kinds else f"one of {offered}"
-            raise ValueError(f"must be a table of keys, not {_type_of(value)}; give it {key} = {hint}")
+            raise ValueError(f"must be a table of keys, not {_type_of(value)}; write a table with {key} = {hint}")
         table = value if default is None else {key: default, **value}
         if key not in table:
-            raise _mistake(key, f"missing; say which it is, of {offered}", None)
+            raise _mistake(key, f"missing; write one of {offered}", None)
         name = table[key]
         kind = kinds.get(name) if isinstance(name, str) else None
         if kind is None:
-            raise _mistake(key, f"{shown(name)} is none of {offered}", name)
+            raise _mistake(key, f"{shown(name)} is not one of {offered}", name)
 
         def unknown(surplus: str) -> str:
             others = [other for other, has in kinds.items() if surplus in has.model_fields]
@@ -264,7 +271,7 @@ def _line(loc: tuple[int | str, ...], sentence: str, value: object) -> Any:
 class Document(Part):
     """A whole document."""
 
-    # Bytes of the longest one that is read.
+    # Maximum length in bytes.
     max_bytes: ClassVar[int] = 64 * 1024
 
     schema_version: Literal[1] = 1
@@ -279,7 +286,7 @@ class Document(Part):
     )
 
     def canonical(self) -> bytes:
-        """The bytes that are stored, sent and hashed."""
+        """Encodes the document as it is stored, sent and hashed."""
         content = self.model_dump(mode="json", by_alias=True)
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -289,30 +296,35 @@ class Document(Part):
 
     @classmethod
     def from_json(cls, data: bytes, *, what: str = "document") -> Self:
-        """Reads the canonical form (or any JSON of the same content).
+        """Reads the canonical form, or any JSON with the same content.
+
+        Args:
+            data: the JSON.
+            what: how an error names the document.
 
         Raises:
-            DocumentInvalid: too long, too deep, not JSON, a key unknown or missing, a value out of range.
+            DocumentInvalid: too long, nested too deeply, not JSON, a key unknown or missing, or a value out of range.
         """
         return cls._from_content(json_values(data, cls.max_bytes, what), what)
 
     @classmethod
     def from_file(cls, path: Path, *, what: str | None = None) -> Self:
-        """`from_json` of a file's content, of which no more than `max_bytes` are read.
+        """Reads a file like `from_json`. A file longer than `max_bytes` is never held in memory.
 
         Raises:
-            DocumentInvalid: as in `from_json`. OSError.
+            DocumentInvalid: see `from_json`.
+            OSError: the file cannot be read.
         """
         what = what or str(path)
         return cls.from_json(read_bytes(path, cls.max_bytes, what), what=what)
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
-        """Reads a file that a person wrote.
+        """Reads a TOML file that a person wrote.
 
         Raises:
-            DocumentInvalid: no such file, too long, too deep, not TOML, no `schema = 1`, a key unknown or missing, a
-                value out of range.
+            DocumentInvalid: no such file, too long, nested too deeply, not TOML, no `schema = 1`, a key unknown or
+                missing, or a value out of range.
         """
         try:
             data = read_bytes(path, cls.max_bytes, str(path))

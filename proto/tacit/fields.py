@@ -1,9 +1,9 @@
-"""What each text field of tacit.v1 holds, and how a message is held to it.
+"""What each text field of tacit.v1 may hold, and the checks that enforce it.
 
-Free text (details, software versions) is cleaned. Identifiers (names, token ids, federations) are never altered: one
-that does not match its pattern refuses the whole message.
+Free text (details, software versions) is cleaned. Identifiers (names, token ids, federations) are never altered: if one
+does not match its pattern, the whole message is refused.
 
-Messages are walked by their descriptors, so that a field that `FIELDS` leaves out is cleaned as a detail is.
+The checks walk a message by its descriptor, so a text field missing from `FIELDS` is cleaned like a detail.
 """
 
 import re
@@ -21,14 +21,17 @@ __all__ = ["DETAIL", "FIELDS", "TextInvalid", "TextKind", "admit", "neutralise"]
 
 
 class TextInvalid(ValueError):
-    """An identifier that is none, or a list that is too long. The sentence is clean and bounded."""
+    """A message holds a malformed identifier or a list that is too long. The text is clean and bounded in length."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """What a text field holds. Without a pattern it is free text.
+    """What a text field may hold: an identifier, or free text if there is no pattern.
 
-    most: characters. pattern: what the whole of an identifier matches. what: its rule as a sentence's end.
+    Args:
+        most: maximum length in characters.
+        pattern: what the whole identifier must match.
+        what: the rule in words, which completes an error message.
     """
 
     most: int
@@ -36,7 +39,7 @@ class TextKind:
     what: str = ""
 
     def allows(self, text: str) -> bool:
-        """Whether a text can stand as it is. An empty one can: it says nothing, and the reader decides."""
+        """Whether a text may stay unchanged. An empty one may: the reader decides what a missing value means."""
         if not text:
             return True
         if self.pattern is None:
@@ -63,9 +66,9 @@ _FEDERATION = _identifier(64, r"[0-9a-f]{64}", "a federation is named by 64 hexa
 _ADDRESS = _identifier(300, r"[!-~]+", "an address is host:port in ASCII, at most 300 characters")
 _TOKEN = _identifier(4096, r"[!-~]+", "a join token is plain ASCII, at most 4096 characters")
 _WORD = _identifier(64, r"[a-z0-9_.-]+", "it is one word of a-z, 0-9, dash, dot and underscore")
-# Names a member, a job, an operator or an authority.
+# The name of a member, a job, an operator or an authority.
 _SUBJECT = _identifier(300, r"[!-~]+", "a subject is a name in ASCII, at most 300 characters")
-# Canonical JSON is ASCII. One entry may name a cohort of 10,000.
+# Canonical JSON of the journal is ASCII. One entry may name a cohort of 10,000.
 _JSON = _identifier(4 * 1024 * 1024, r"[ -~]+", "it is canonical JSON in ASCII, at most 4 MiB")
 
 _NO_BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r"), "\N{REPLACEMENT CHARACTER}")
@@ -143,30 +146,30 @@ FIELDS: dict[str, TextKind] = {
 
 
 def admit(message: Message, *, max_items: int | None = None) -> None:
-    """Cleans a message's free text in place, and refuses the message for an identifier that is none.
+    """Cleans a message's free text in place, and refuses the message if an identifier in it is malformed.
 
     Args:
-        message: of tacit.v1; others hold no field that `FIELDS` knows, and all their text is free.
-        max_items: entries of any list, counted before one is looked at.
+        message: a message of tacit.v1. In any other message all text counts as free text.
+        max_items: maximum number of entries in any list, checked before any entry is read.
 
     Raises:
-        TextInvalid: an identifier or a list that cannot be right; the sentence names the field.
+        TextInvalid: an identifier is malformed or a list is too long; the text names the field.
     """
     _walk(message, max_items, strict=True)
 
 
 def neutralise(message: Message) -> None:
-    """Cleans all text of a message in place, identifiers too: one that is none stays none.
+    """Cleans all text of a message in place, including identifiers; cleaning never makes a malformed one valid.
 
-    For readers that check identifiers themselves and must first have something they can safely show. U+FFFD and the
-    ellipsis match no pattern, so that no cleaned identifier passes for a good one.
+    For readers that check identifiers themselves and first need text that is safe to show. U+FFFD and the ellipsis
+    match no pattern, so an identifier that was changed is still refused.
     """
     _walk(message, None, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A field that is text, or holds some further down. kind: of text. entry: key and value of a map."""
+    """A field that is text or contains some. `kind` is that of a text field; `entry` is a map's key and value."""
 
     name: str
     full_name: str
@@ -189,7 +192,7 @@ def _walk(message: Message, max_items: int | None, *, strict: bool) -> None:
                 _walk(getattr(message, step.name), max_items, strict=strict)
         else:
             text = getattr(message, step.name)
-            # To assign is to choose the field of a oneof, so only what changes is assigned.
+            # Assigning a field of a oneof selects it, so a text is assigned only if it changed.
             if (made := _admitted(text, step.kind, step, strict)) != text:
                 setattr(message, step.name, made)
 
@@ -220,7 +223,7 @@ def _admitted(text: str, kind: TextKind, step: _Step, strict: bool) -> str:
     if strict and kind.pattern is not None:
         raise TextInvalid(f"{clean(text, 40)!r} cannot stand in {step.full_name}: {kind.what}")
     if kind.pattern is not None:
-        # A space could stand in some of them.
+        # `clean` turns line breaks into spaces, which some identifiers may contain.
         text = text.translate(_NO_BREAKS)
     return clean(text, kind.most)
 

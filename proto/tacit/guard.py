@@ -1,9 +1,9 @@
-"""What a client is given of a coordinator's answers: only cleaned text, whatever was sent.
+"""Cleans all text in a coordinator's answers before the client sees it, whatever was sent.
 
-A client checks identifiers where it uses them, and may show whatever it got. Left to `tacit.wire`: the messages of a
-session, which it admits as it decodes them.
+A client may show anything it receives, and checks identifiers where it uses them. `tacit.wire` handles the messages of
+a session, which it admits while decoding.
 
-Every command of an operator imports this: nothing here may cost time.
+Every operator command imports this module, so it must load fast.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ M = TypeVar("M", bound=Message)
 
 
 def is_guarded(method: str) -> bool:
-    """Whether the text of a method's messages (by its full path) is looked at in gRPC, and not by `tacit.wire`."""
+    """Whether the text in a method's messages is checked in gRPC and not by `tacit.wire`. `method` is its full path."""
     return method.startswith(_OURS) and method != _SESSION
 
 
 def guarded(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """A channel whose answers hold only cleaned text. The same object otherwise: whoever closes one closes both."""
+    """Wraps a channel so that its answers hold only cleaned text. Closing one of the two closes both."""
     return cast("grpc.aio.Channel", _Guarded(channel))
 
 
 class _Guarded:
-    """Stubs ask a channel for four kinds of calls, and hand it how answers are parsed."""
+    """Intercepts the four kinds of calls for which stubs ask a channel, and wraps the parser that they pass."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -49,7 +49,7 @@ class _Guarded:
         def over_cleaned(
             method: str, request_serializer: Any = None, response_deserializer: Any = None, **rest: Any
         ) -> Any:
-            # Without a parser the caller takes bytes.
+            # Without a parser, the caller gets bytes.
             parse = response_deserializer
             if parse is not None and is_guarded(method):
                 parse = _cleaned(parse)

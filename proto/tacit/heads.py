@@ -1,8 +1,8 @@
-"""The head of a hash chain, as somebody keeps it away from the chain: the newest entry's hash and number.
+"""The head of a hash chain: the newest entry's hash and number, kept apart from the chain.
 
-What a chain alone proves: the entries that are there follow one another, unbroken, from the first one on. It does not
-prove that these are all, or the first ones that there were. Somebody who can write the store can cut off the tail, or
-replace the whole chain by another with good hashes. Only a head that was kept where they cannot write tells.
+A chain alone proves that its entries follow one another, unbroken, from its first one. It does not prove that no entry
+is missing at the end, or that this is the original chain. Somebody who can write to the store can cut off the tail, or
+replace the whole chain with another whose hashes match. Only a head kept where they cannot write reveals that.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ __all__ = ["KeptHead"]
 
 @dataclass(frozen=True, slots=True)
 class KeptHead:
-    """A head that was kept. `number`: of its entry, where it is known."""
+    """A head that somebody kept. `number` is that of its entry, if known."""
 
     hash: bytes
     number: int | None = None
 
     @classmethod
     def read(cls, text: str) -> "KeptHead":
-        """From HASH or HASH:NUMBER, as the commands print it.
+        """Reads HASH or HASH:NUMBER, as the commands print it.
 
         Raises:
-            ValueError: the text is something else.
+            ValueError: the text has another form.
         """
         digest, colon, number = text.strip().partition(":")
         try:
@@ -30,7 +30,9 @@ class KeptHead:
         except ValueError:
             head = cls(b"")
         if len(head.hash) != 32 or (head.number is not None and head.number < 1):
-            raise ValueError(f"{text!r} is no head; give the HASH:NUMBER that `verify` printed, or the 64 digits alone")
+            raise ValueError(
+                f"{text!r} is not a head; give the HASH:NUMBER that `verify` printed, or the 64 digits alone"
+            )
         return head
 
     def __str__(self) -> str:

@@ -1,17 +1,17 @@
-"""Who somebody is: a URI in a certificate, `tacit://FEDERATION/member|operator|server/NAME`.
+"""Identities: a URI in a certificate, `tacit://FEDERATION/member|operator|server/NAME`.
 
-FEDERATION is the SHA-256 fingerprint of the federation's first root certificate, 64 hexadecimal digits; it stays when
-the authority is replaced (`tacit.authorities`). Everything that reads identities out of certificates goes through
-here, with one set of checks: signed by a given root, valid at the given time, of this federation.
+FEDERATION is the SHA-256 fingerprint of the federation's first root certificate, 64 hexadecimal digits. It stays the
+same when the authority is replaced (`tacit.authorities`). All code that reads identities from certificates uses this
+module, so one set of checks applies: signed by a given root, valid at the given time, of this federation.
 
-A chain is checked once for each certificate: what never changes about it (its issuer, what it says, its key) is
-remembered by its bytes, of the certificates used last. What may change is looked at every time: whether it is valid
-now, and in which federation and role it is wanted. So a signature costs its own check and no more, and a certificate
-that was remembered too long is refused like any other.
+The facts of a certificate that never change (issuer, content, key) are checked once and cached by its bytes, for the
+certificates used most recently. The rest is checked every time: whether it is valid now, and whether it has the
+federation and role that the caller needs. So verifying a signature usually costs only that signature, and a cached
+certificate that has expired is refused like any other.
 
-A key is judged before it verifies anything. A verification costs one modular exponentiation, so its time grows with the
-length of the public exponent and with the modulus: an exponent as long as a 3072-bit modulus costs about a hundred
-times what 65537 does. `fit_key` therefore takes one exponent and bounds the modulus on both sides.
+A key is checked before it verifies anything. A verification costs one modular exponentiation, so its time grows with
+the length of the public exponent and with the modulus: an exponent as long as a 3072-bit modulus costs about a hundred
+times as much as 65537. `fit_key` therefore accepts one exponent and bounds the modulus on both sides.
 """
 
 import re
@@ -54,7 +54,7 @@ MIN_RSA_BITS = 3072
 MAX_RSA_BITS = 8192
 RSA_EXPONENT = 65537
 SUITABLE_KEY = f"RSA of {MIN_RSA_BITS} to {MAX_RSA_BITS} bits with the public exponent {RSA_EXPONENT}"
-# Certificates remembered, a few kilobytes each: those of the largest cohorts of three jobs at once.
+# Certificates in the cache, a few kilobytes each: enough for the largest cohorts of three concurrent jobs.
 _REMEMBERED = 32_768
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _URI = re.compile(rf"tacit://([0-9a-f]{{64}})/(member|operator|server)/({_NAME.pattern})")
@@ -62,19 +62,19 @@ _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DI
 
 
 class CertificateInvalid(ValueError):
-    """A certificate, or a signature under it, that this federation does not accept."""
+    """This federation does not accept a certificate, or a signature made with its key."""
 
 
 class KeyUnfit(ValueError):
-    """A public key that no federation takes. The text is the end of a sentence that begins with the key."""
+    """No federation accepts this public key. The text completes a sentence whose subject is the key."""
 
 
 class CertificateOutOfDate(CertificateInvalid):
-    """A certificate that is good, and not at the time that this clock shows: one of the two is wrong, or it is over."""
+    """A certificate is genuine but not valid at this clock's time: it has expired, or the clock is wrong."""
 
 
 class Role(StrEnum):
-    """What a certificate allows its holder to be."""
+    """The role that a certificate gives its holder."""
 
     MEMBER = "member"
     OPERATOR = "operator"
@@ -82,7 +82,9 @@ class Role(StrEnum):
 
 
 def name_is_valid(name: str) -> bool:
-    """Names of members and operators: 1 to 63 of a-z, 0-9, dot, dash, underscore, no punctuation first."""
+    """Whether a member or operator may have this name: 1 to 63 of a-z, 0-9, dot, dash and underscore, with a letter or
+    digit first.
+    """
     return _NAME.fullmatch(name) is not None
 
 
@@ -96,12 +98,16 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """As it stands in a certificate."""
+        """The identity as certificates hold it."""
         return f"tacit://{self.federation.hex()}/{self.role}/{self.name}"
 
     @classmethod
     def parse(cls, uri: str) -> "Identity":
-        """Raises: CertificateInvalid."""
+        """Parses a URI.
+
+        Raises:
+            CertificateInvalid: the URI is not an identity.
+        """
         match = _URI.fullmatch(uri)
         if match is None:
             raise CertificateInvalid(f"{uri!r} is not a Tacit identity")
@@ -109,10 +115,10 @@ class Identity:
 
     @classmethod
     def of(cls, certificate: x509.Certificate) -> "Identity":
-        """The one Tacit identity a certificate holds.
+        """The one Tacit identity in a certificate.
 
         Raises:
-            CertificateInvalid: none, or more than one.
+            CertificateInvalid: there is none, or more than one.
         """
         try:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -126,10 +132,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate that was verified: whose it is and the key it vouches for.
+    """A verified certificate: whose it is and the key it vouches for.
 
-    begins, expires: timezone-aware. public: the key as SubjectPublicKeyInfo, DER, one encoding for one key. issuer:
-    SHA-256 of the root that signed it, 32 bytes.
+    Args:
+        identity: the holder.
+        key: the holder's public key.
+        begins: start of validity, timezone-aware.
+        expires: end of validity, timezone-aware.
+        der: the certificate.
+        public: the key as SubjectPublicKeyInfo, DER; each key has exactly one encoding.
+        issuer: SHA-256 of the root that signed it, 32 bytes.
     """
 
     identity: Identity
@@ -143,9 +155,11 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signature on a certificate counts in one federation.
+    """The roots whose signatures on certificates count in one federation.
 
-    federation: the SHA-256 of its first root. roots: those that are trusted now, the newest first.
+    Args:
+        federation: SHA-256 of its first root, 32 bytes.
+        roots: the roots that count, newest first.
     """
 
     federation: bytes
@@ -153,24 +167,33 @@ class Trust:
 
     @classmethod
     def in_root(cls, root: x509.Certificate) -> "Trust":
-        """In a federation that has had one authority only."""
+        """The trust in a federation that has had only one authority."""
         return cls(federation_of(root), (root,))
 
     @property
     def pem(self) -> bytes:
-        """The roots one after the other, PEM, as TLS takes them."""
+        """The roots, concatenated PEM, as TLS expects them."""
         return b"".join(root.public_bytes(serialization.Encoding.PEM) for root in self.roots)
 
     def verify(self, der: bytes, *, role: "Role", now: datetime) -> Certificate:
-        """See `verify_certificate`. Raises: CertificateInvalid."""
+        """Calls `verify_certificate` with these roots.
+
+        Raises:
+            CertificateInvalid: see `verify_certificate`.
+        """
         return verify_certificate(der, self.roots, federation=self.federation, role=role, now=now)
 
     def issued(self, der: bytes, roles: Collection["Role"]) -> Certificate:
-        """As `verify`, but for the time: a certificate that one of these roots issued to a party of one of these roles,
-        whether or not it, or that root, is over by now. For what was signed in its day and is read later.
+        """Verifies like `verify`, but ignores the time: the certificate and the root that issued it may have expired.
+
+        For signatures that were made while the certificate was valid and are read later.
+
+        Args:
+            der: the certificate.
+            roles: its holder must have one of these roles.
 
         Raises:
-            CertificateInvalid: as of `verify_certificate`.
+            CertificateInvalid: see `verify_certificate`.
         """
         found = _issued(der, self.roots)
         _check_party(found.identity, self.federation, roles)
@@ -178,22 +201,22 @@ class Trust:
 
 
 def federation_of(root: x509.Certificate) -> bytes:
-    """The name of the federation whose first root this is: SHA-256 of the certificate, 32 bytes."""
+    """Names the federation whose first root this is: SHA-256 of the certificate, 32 bytes."""
     return root.fingerprint(hashes.SHA256())
 
 
 def fit_key(key: object) -> rsa.RSAPublicKey:
-    """The key, if it is `SUITABLE_KEY`. It does no arithmetic with the key, so an unfit one costs nothing.
+    """Returns the key if it is as `SUITABLE_KEY` says. Does no arithmetic with it, so an unfit key costs nothing.
 
     Raises:
-        KeyUnfit: another kind of key, another length, or another exponent.
+        KeyUnfit: the key is of another kind, or has another length or exponent.
     """
     if not isinstance(key, rsa.RSAPublicKey):
         raise KeyUnfit("is not RSA")
     if key.key_size < MIN_RSA_BITS:
         raise KeyUnfit(f"has {key.key_size} bits; {MIN_RSA_BITS} are needed")
     if key.key_size > MAX_RSA_BITS:
-        raise KeyUnfit(f"has {key.key_size} bits; at most {MAX_RSA_BITS} are taken")
+        raise KeyUnfit(f"has {key.key_size} bits; at most {MAX_RSA_BITS} are accepted")
     exponent = key.public_numbers().e
     if exponent != RSA_EXPONENT:
         # The number itself may have a thousand digits.
@@ -202,7 +225,7 @@ def fit_key(key: object) -> rsa.RSAPublicKey:
 
 
 def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Whether this authority signed a certificate; nothing else of it is looked at."""
+    """Whether this authority signed the certificate. Checks nothing else."""
     try:
         _signed_by(certificate, issuer)
     except CertificateInvalid:
@@ -212,7 +235,7 @@ def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
     try:
-        # First, so that no unfit key is computed with.
+        # First, so that nothing is computed with an unfit key.
         fit_key(issuer.public_key())
         certificate.verify_directly_issued_by(issuer)
     except KeyUnfit as error:
@@ -231,19 +254,23 @@ def verify_certificate(
 ) -> Certificate:
     """Checks one end-entity certificate against the federation's authority.
 
-    `root` is the certificate that signed it, or those of which one did; `federation` names the federation (where it has
-    had one authority only it is that root's fingerprint). `now` is timezone-aware.
+    Args:
+        der: the certificate.
+        root: the root that must have signed it, or several, of which one must have.
+        federation: name of the federation, 32 bytes. If it has had only one authority, this is the root's fingerprint.
+        role: the role that the holder must have.
+        now: timezone-aware.
 
     Raises:
-        CertificateOutOfDate: outside its validity.
-        CertificateInvalid: not DER, another issuer, another federation or role, an unfit key (`fit_key`), or
-            itself an authority.
+        CertificateOutOfDate: `now` is outside its validity.
+        CertificateInvalid: it is not DER, has another issuer, federation or role, has an unfit key (`fit_key`), or is
+            itself an authority's.
     """
     found = _issued(der, root if isinstance(root, tuple) else (root,))
     if now < found.begins:
         raise CertificateOutOfDate(
             f"the certificate is valid from {found.begins:%Y-%m-%d %H:%M} UTC; "
-            f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
+            f"this clock says {now:%Y-%m-%d %H:%M}; check the clock"
         )
     if now > found.expires:
         raise CertificateOutOfDate(f"the certificate expired on {found.expires:%Y-%m-%d %H:%M} UTC")
@@ -260,15 +287,16 @@ def _check_party(identity: Identity, federation: bytes, roles: Collection[Role])
 
 @lru_cache(maxsize=_REMEMBERED)
 def _issued(der: bytes, roots: tuple[x509.Certificate, ...]) -> Certificate:
-    """What is true of a certificate at any time. Only what is found good is remembered: an exception never is.
+    """Checks what never changes about a certificate. The cache keeps only successes, never an exception.
 
-    Raises: CertificateInvalid.
+    Raises:
+        CertificateInvalid: see `verify_certificate`.
     """
     try:
         certificate = x509.load_der_x509_certificate(der)
     except ValueError as error:
         raise CertificateInvalid(f"not a certificate: {error}") from error
-    # Nothing else of it is looked at before its issuer is known.
+    # The issuer is checked before anything else in the certificate is parsed.
     root = _issuer_of(certificate, roots)
     try:
         constraints = _basic_constraints(certificate)
@@ -276,7 +304,7 @@ def _issued(der: bytes, roots: tuple[x509.Certificate, ...]) -> Certificate:
         raise CertificateInvalid(f"the certificate's extensions cannot be read: {error}") from error
     if constraints is not None and constraints.ca:
         raise CertificateInvalid("the certificate belongs to an authority, not to a party")
-    # An authority that has ended vouches for nobody: its key may be anywhere by then.
+    # An expired authority vouches for nobody: its key may no longer be guarded.
     if certificate.not_valid_after_utc > root.not_valid_after_utc:
         raise CertificateInvalid("the certificate is valid for longer than the authority that issued it")
     identity = Identity.of(certificate)
@@ -315,12 +343,16 @@ def _basic_constraints(certificate: x509.Certificate) -> x509.BasicConstraints |
 
 
 def sign(key: rsa.RSAPrivateKey, message: bytes) -> bytes:
-    """RSA-PSS, SHA-256, salt of 32 bytes."""
+    """Signs a message with RSA-PSS, SHA-256 and a salt of 32 bytes."""
     return key.sign(message, _PSS, hashes.SHA256())
 
 
 def verify_signature(key: rsa.RSAPublicKey, message: bytes, signature: bytes) -> None:
-    """Raises: CertificateInvalid."""
+    """Verifies a signature made by `sign`.
+
+    Raises:
+        CertificateInvalid: the signature does not match.
+    """
     try:
         key.verify(signature, message, _PSS, hashes.SHA256())
     except InvalidSignature as error:
@@ -328,12 +360,14 @@ def verify_signature(key: rsa.RSAPublicKey, message: bytes, signature: bytes) ->
 
 
 def new_key() -> rsa.RSAPrivateKey:
-    """A fresh RSA key of 3072 bits. It takes a good part of a second."""
+    """Generates an RSA key of 3072 bits. It takes a good part of a second."""
     return rsa.generate_private_key(public_exponent=RSA_EXPONENT, key_size=MIN_RSA_BITS)
 
 
 def key_pem(key: rsa.RSAPrivateKey, passphrase: bytes | None = None) -> bytes:
-    """PKCS#8, PEM; without a passphrase not encrypted: the file's mode (0600) is what protects it then."""
+    """Encodes a private key as PKCS#8, PEM. Without a passphrase it is not encrypted: only the file's mode (0600)
+    protects it.
+    """
     encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if passphrase is not None:
         encryption = serialization.BestAvailableEncryption(passphrase)
@@ -341,5 +375,5 @@ def key_pem(key: rsa.RSAPrivateKey, passphrase: bytes | None = None) -> bytes:
 
 
 def public_bytes(certificate: x509.Certificate) -> bytes:
-    """PEM."""
+    """Encodes a certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)

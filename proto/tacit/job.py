@@ -1,7 +1,7 @@
-"""Jobs: what the operator writes (`JobSpec`, TOML) and what everyone trains under (`JobDocument`, canonical JSON).
+"""Jobs: what the operator writes (`JobSpec`, TOML) and what all members train under (`JobDocument`, canonical JSON).
 
-`coordinator job bundle` turns the first into the second: files become digests, a seed becomes weights. A member
-trains under a job document and nothing else; its digest is part of every round's context.
+`coordinator job bundle` turns the first into the second: files become digests, the seed becomes weights. A member
+trains only under a job document, whose digest is part of every attempt's context.
 """
 
 from pathlib import Path
@@ -49,16 +49,16 @@ __all__ = [
 class JobSpec(JobBody):
     """A job as the operator writes it: `coordinator job bundle job.toml`."""
 
-    # Members get the weights that come of it, and not the text.
+    # Members get the resulting weights, not the text.
     start: PublicStart | None = None
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
-        """As `Document.from_toml`.
+        """Reads a file like `Document.from_toml`.
 
         Raises:
-            DocumentInvalid: also for a key that was written in vain. Only here: a document says every key of its
-                method, whoever wrote none of them, and has to be read as it is.
+            DocumentInvalid: also for a key that has no effect. Only a file is checked for that: a document states every
+                key of its method, including those that nobody wrote.
         """
         spec = super().from_toml(path)
         if (wrong := spec._in_vain()) is not None:
@@ -66,12 +66,12 @@ class JobSpec(JobBody):
         return spec
 
     def _in_vain(self) -> str | None:
-        """A key that was written and does nothing."""
+        """Says which key in the file has no effect, and why."""
         match self.method:
             case FedVocab(adaptive=True, embedding="frozen") if "adaptive" in self.method.model_fields_set:
                 return (
-                    'method.adaptive: there is nothing to adapt where embedding = "frozen" keeps the embedding as it '
-                    'is; leave this key out, or say embedding = "trained"'
+                    'method.adaptive: has no effect, because embedding = "frozen" keeps the embedding as it is; leave '
+                    'this key out, or set embedding = "trained"'
                 )
             case _:
                 return None
@@ -80,7 +80,7 @@ class JobSpec(JobBody):
     def _checks(self) -> Self:
         check_body(self)
         if self.start is not None and not isinstance(self.model, RvaeModel):
-            raise ValueError("start: only a model of architecture rvae learns from text without labels; leave it out")
+            raise ValueError("start: only an rvae learns from text without labels; leave this table out")
         if isinstance(self.model, PromptedModel):
             if self.model.base is None:
                 raise ValueError(
@@ -90,34 +90,34 @@ class JobSpec(JobBody):
             missing = "missing; it has no default"
             raise ValueError(f"vocabulary: {NO_VOCABULARY if 'vocabulary' in self.model_fields_set else missing}")
         self._check_base()
-        # How many values the model has shows when the bundle is made; what one of them has no room for, none has.
+        # The model's size is known only when the bundle is made. If there is no room for one value, there is none for
+        # more.
         check_layout(self, values=1)
         return self
 
     def _check_base(self) -> None:
-        """A base's encoder reaches members in version 0, or as their private start where they keep it; with
-        vocabularies of their own, embeddings of different sizes, there is no such start.
+        """A base's encoder reaches members in version 0 or, if they keep it private, as their private start. Members
+        with their own vocabularies have embeddings of different sizes, so they have no such start.
         """
         based = isinstance(self.model, TransformerModel) and self.model.base is not None
         if based and self.own_vocabulary and "encoder" in private_parts(self.method):
             raise ValueError(
-                f"model.base: {self.method.name} keeps the encoder with each member, and beside vocabularies of their "
-                "own what members keep starts at random: the base's weights would reach nobody; share the encoder "
-                '(method fedvocab, or lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt as '
-                "vocabulary.file"
+                f"model.base: its weights would reach nobody: {self.method.name} keeps the encoder private, and with "
+                "members' own vocabularies private parameters start at random; share the encoder (method fedvocab, or "
+                'lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt as vocabulary.file'
             )
 
 
 class JobDocument(JobBody):
-    """A job as it is run: digests in place of files."""
+    """A job as it is run: with digests instead of files."""
 
     manifest: Digest
     weights: Digest
     values: int = Field(ge=1)
     vocabulary: OwnVocabulary | None = None
-    # None where members build their own.
+    # None if members build their own vocabularies.
     tokenizer: Digest | None = None
-    # Where parameters are private and the vocabulary is not.
+    # Present if some parameters are private and the vocabulary is public.
     private: PrivateStart | None = None
 
     @model_validator(mode="after")
@@ -129,13 +129,16 @@ class JobDocument(JobBody):
             raise ValueError("model.backbone: missing; make the bundle with `coordinator job bundle`")
         keeps = keeps_anything(self.method)
         if (self.private is not None) != (keeps and self.tokenizer is not None):
-            raise ValueError(f"private: what {self.method.name} keeps and what this job has to start it from differ")
+            raise ValueError(
+                f"private: a job has it exactly if its method ({self.method.name}) keeps parameters private and its "
+                "vocabulary is public; make the bundle with `coordinator job bundle`"
+            )
         check_layout(self, self.values)
         return self
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What the document names by digest, by its file's name in the bundle."""
+        """The digests that the document names, by the file's name in the bundle."""
         named = {"manifest.json": self.manifest, "weights.bin": self.weights}
         if self.tokenizer is not None:
             named["tokenizer.json"] = self.tokenizer
@@ -152,5 +155,5 @@ class JobDocument(JobBody):
 
     @property
     def complete(self) -> bool:
-        """Whether what is published is a whole model, which runs without a member's private parameters."""
+        """Whether the published model is whole, i.e. runs without a member's private parameters."""
         return not keeps_anything(self.method)

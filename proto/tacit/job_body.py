@@ -1,4 +1,4 @@
-"""What an operator's table and a job document have in common: the keys, before they are checked together."""
+"""The keys that a job file and a job document share, before they are checked against each other."""
 
 from typing import Annotated, ClassVar
 
@@ -17,7 +17,7 @@ __all__ = ["JobBody"]
 
 
 class JobBody(Document):
-    """The keys. `job_checks.check_body` says whether they go together."""
+    """The shared keys. `job_checks.check_body` checks that they fit together."""
 
     max_bytes: ClassVar[int] = 1024 * 1024
 
@@ -25,30 +25,30 @@ class JobBody(Document):
     labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = Field(min_length=2)
     # A table without `architecture` describes a TextCNN.
     model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
-    # `local` is a method of simulations; `job_checks` refuses it.
+    # `local` is for simulations only; `job_checks` refuses it.
     method: Annotated[Method, table_of(Method, "name", in_a_word=True, unsaid=("local",))] = FedAvg()
     training: Training = Training()
     mechanism: Annotated[Mechanism, table_of(Mechanism, "name", in_a_word=True)] = NoMechanism()
     rounds: Rounds = Rounds()
     aggregation: Aggregation = Aggregation()
-    # What the coordinator does with the mean change.
+    # How the coordinator applies the mean update.
     server: Annotated[ServerOptimiser, table_of(ServerOptimiser, "optimiser", default="fedavg", in_a_word=True)] = (
         FedAvgServer()
     )
-    # The operator always names one; in the document it stands only where members build their own, and a tokenizer
-    # otherwise.
+    # A job file always has one, except for a prompted model. A job document has one only if members build their own;
+    # otherwise it has a tokenizer.
     vocabulary: Vocabulary | None = None
-    # Everything random in the starting weights and in local training comes from this and public numbers.
+    # All randomness in the starting weights and in local training derives from this and public numbers.
     seed: int = Field(default=0, ge=0, lt=2**63)
-    # Of a model that makes text up, and only there.
+    # Only for a model that generates text.
     corpus: CorpusOrder | None = None
 
     @property
     def own_vocabulary(self) -> bool:
-        """Whether every member builds its vocabulary itself."""
+        """Whether every member builds its own vocabulary."""
         return isinstance(self.vocabulary, OwnVocabulary)
 
     @property
     def protected(self) -> Protected | None:
-        """How private parameters and noise go together; None where there is no noise, or nothing private."""
+        """How noise and private parameters combine soundly; None without noise or without private parameters."""
         return protected_by(self.method, self.mechanism, own_vocabulary=self.own_vocabulary)

@@ -1,4 +1,4 @@
-"""Whether the keys of a job go together. Each refusal names the keys to change."""
+"""Checks that the keys of a job fit together. Each refusal names the keys to change."""
 
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
 from tacit.context import min_honest_between, promised
@@ -24,13 +24,13 @@ __all__ = ["check_body", "min_honest"]
 
 
 def check_body(job: JobBody) -> None:
-    """That the keys go together.
+    """Checks that the keys fit together.
 
     Raises:
-        ValueError: they do not; the sentence names them and says what to do.
+        ValueError: they do not; the text names them and says what to do.
     """
     if len(set(job.labels)) != len(job.labels):
-        raise ValueError("labels: a label stands twice")
+        raise ValueError("labels: a label is listed twice; name each label once")
     _check_method(job)
     _check_corpus(job)
     _check_rates(job)
@@ -40,16 +40,16 @@ def check_body(job: JobBody) -> None:
     match job.mechanism:
         case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if job.model.freeze_embedding:
             raise ValueError(
-                f"model.freeze_embedding: {job.mechanism.name} adds noise to every coordinate of the change, also "
-                "of what is frozen; take dp-sgd or none, or leave freeze_embedding out"
+                f"model.freeze_embedding: {job.mechanism.name} adds noise to every coordinate of the update, including "
+                "frozen ones; use dp-sgd or none, or leave freeze_embedding out"
             )
         case DpSgd() if job.training.epochs != 1:
-            raise ValueError("training.epochs: dp-sgd counts its work in mechanism.steps; leave epochs out")
+            raise ValueError("training.epochs: dp-sgd counts steps instead (mechanism.steps); leave epochs out")
         case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if job.aggregation.clip is not None:
-            raise ValueError(f"aggregation.clip: {job.mechanism.name} clips by its own number; leave it out")
+            raise ValueError(f"aggregation.clip: {job.mechanism.name} has a clip of its own; leave this key out")
         case DistributedGaussian(honest=counted) if counted > honest:
             raise ValueError(
-                f"mechanism.honest: a cohort of {weakest} guarantees {honest} honest inputs, the noise counts on "
+                f"mechanism.honest: a cohort of {weakest} guarantees {honest} honest inputs, but the noise needs "
                 f"{counted}; lower it, or {_more_honest(job, weakest)}"
             )
 
@@ -57,22 +57,22 @@ def check_body(job: JobBody) -> None:
 def _check_method(job: JobBody) -> None:
     if isinstance(job.method, Local):
         raise ValueError(
-            "method: local shares nothing, so that there is nothing to federate; take another, or compare with it "
+            "method: local shares nothing, so there is nothing to federate; use another method, or compare with local "
             "in a simulation"
         )
     if isinstance(job.model, PromptedModel):
         if job.vocabulary is not None:
-            raise ValueError("vocabulary: a prompted model reads texts with its base's own; leave this table out")
+            raise ValueError("vocabulary: a prompted model uses its base's tokenizer; leave this table out")
         check_prompted_method(job.method)
-        # Raises where labels and words are not each other's.
+        # Raises unless the verbaliser has words for exactly the job's labels.
         job.model.label_words(job.labels)
     private = private_parts(job.method)
     if job.model.freeze_embedding and keeps_anything(job.method):
         raise ValueError(f"model.freeze_embedding: {_instead_of_freezing(job)}")
     if job.own_vocabulary and "embedding" not in private:
         raise ValueError(
-            f"vocabulary: {job.method.name} shares the embedding, so that all members need one vocabulary; name "
-            "its file, or take method fedvocab"
+            f"vocabulary: {job.method.name} shares the embedding, so all members need the same vocabulary; name its "
+            "file, or use method fedvocab"
         )
     if (
         job.model.frame
@@ -80,49 +80,49 @@ def _check_method(job: JobBody) -> None:
         and (job.vocabulary.kind == "words")
     ):
         raise ValueError(
-            "vocabulary.kind: a transformer's texts stand between [CLS] and [SEP], which a list of words does not "
-            'have; take "wordpiece"'
+            "vocabulary.kind: a transformer puts texts between [CLS] and [SEP], which a list of words does not have; "
+            'use "wordpiece"'
         )
-    # Raises where noise and private parameters do not go together.
+    # Raises if noise and private parameters do not fit together.
     _ = job.protected
 
 
 def _check_corpus(job: JobBody) -> None:
-    """Whoever makes text up does so from a list of words that was public before; whoever does not orders none."""
+    """A job that generates text needs a public word list. Other jobs must not order synthetic text."""
     if not isinstance(job.model, RvaeModel):
         if job.corpus is not None:
-            raise ValueError("corpus: only a model of architecture rvae makes text up; leave this table out")
+            raise ValueError("corpus: only an rvae generates text; leave this table out")
         return
     if job.own_vocabulary or (isinstance(job.vocabulary, VocabularyFile) and job.vocabulary.kind != "words"):
         raise ValueError(
-            'vocabulary: an rvae writes words of a public list; name its file, with kind = "words" (a member\'s '
-            "own words would be written into what it gives away)"
+            'vocabulary: an rvae writes words of a public list; name its file, with kind = "words" (a member\'s own '
+            "words would appear in the text that it releases)"
         )
     if not isinstance(job.method, FedAvg | FedProx):
-        raise ValueError(f"method: {job.method.name} is for classifiers; an rvae takes fedavg or fedprox")
+        raise ValueError(f"method: {job.method.name} is for classifiers; an rvae needs fedavg or fedprox")
     if job.model.variant == "published" and not isinstance(job.mechanism, NoMechanism):
         raise ValueError(
-            f"model.variant: published has noise of its own and no guarantee; {job.mechanism.name} beside it "
-            "would look like one; take sound, or no mechanism"
+            f"model.variant: published has its own noise and no guarantee, and {job.mechanism.name} beside it would "
+            "suggest one; use sound, or mechanism none"
         )
     if job.corpus is None:
         return
     if job.corpus.guidance and len(job.labels) > MAX_GUIDED_LABELS:
         raise ValueError(
-            f"corpus.guidance: it needs a decoder for each label, and {len(job.labels)} labels are more than "
+            f"corpus.guidance: needs a decoder for each label, and {len(job.labels)} labels are more than "
             f"{MAX_GUIDED_LABELS}; set guidance = 0"
         )
     if job.corpus.source == "operator":
         return
     if isinstance(job.mechanism, DistributedGaussian):
         raise ValueError(
-            "corpus.source: under distributed-gaussian a member's own model has a share of the noise only, which "
-            'protects nothing by itself; take source = "operator", or dp-sgd'
+            "corpus.source: under distributed-gaussian a member's own model has only a share of the noise, which "
+            'protects nothing by itself; set source = "operator", or use dp-sgd'
         )
 
 
 def _check_rates(job: JobBody) -> None:
-    """A rate of the embedding's own stands where an embedding is trained, and by that rate."""
+    """A separate rate for the embedding needs an embedding that is trained, and trained at that rate."""
     if job.training.embedding_learning_rate is None:
         return
     why = None
@@ -135,33 +135,33 @@ def _check_rates(job: JobBody) -> None:
         if isinstance(job.method, FedVocab) and job.method.embedding == "frozen":
             why = 'method.embedding = "frozen" keeps the embedding as it is'
     elif isinstance(job.model, RvaeModel) and job.model.variant == "published":
-        why = "model.variant: published steps as the paper has it, with one rate"
+        why = "model.variant = published uses one rate, like the paper"
     if why is not None:
         raise ValueError(f"training.embedding_learning_rate: {why}; leave this key out")
 
 
 def _check_precision(job: JobBody) -> None:
-    """Less than float32 is for what is frozen, and for nothing that a sensitivity is counted through."""
+    """Lower precision is only for a frozen network, and not where a sensitivity bound depends on the computation."""
     if job.training.precision == "float32":
         return
     why = None
     if not isinstance(job.model, PromptedModel):
-        why = f"{job.training.precision} is for the frozen network of a prompted model, and this one is trained"
+        why = f"{job.training.precision} is only for the frozen network of a prompted model, and this model is trained"
     elif isinstance(job.mechanism, DpSgd):
-        why = "dp-sgd tells examples apart in float32"
+        why = "dp-sgd computes each example's gradient in float32"
     if why is not None:
         raise ValueError(f"training.precision: {why}; leave this key out")
 
 
 def _check_adjustment(job: JobBody) -> None:
-    """For classifiers with a head of their own, and for steps that need not be one example's."""
+    """Logit adjustment is for classifiers with a trained head, and for steps that may depend on all examples."""
     if not job.training.logit_adjustment:
         return
     why = None
     if isinstance(job.model, PromptedModel | RvaeModel):
-        why = "it is for textcnn, bilstm and transformer, whose heads have a place for the mixture of labels"
+        why = "only the heads of textcnn, bilstm and transformer can add the label prior"
     elif isinstance(job.mechanism, DpSgd):
-        why = "dp-sgd clips what each example does to a step, and the mixture of labels is all examples'"
+        why = "dp-sgd clips each example's part of a step, but the label prior depends on all examples"
     if why is not None:
         raise ValueError(f"training.logit_adjustment: {why}; leave this key out")
 
@@ -169,20 +169,20 @@ def _check_adjustment(job: JobBody) -> None:
 def _instead_of_freezing(job: JobBody) -> str:
     match job.method:
         case FedVocab():
-            return 'fedvocab has a key of its own for that; leave this one out and say method.embedding = "frozen"'
+            return 'fedvocab has a key of its own for that; leave this one out and set method.embedding = "frozen"'
         case FedRecon():
-            return "fedrecon makes rows of the embedding anew in each round; leave this key out"
+            return "fedrecon reconstructs rows of the embedding in each round; leave this key out"
         case _:
-            return f"{job.method.name} trains the whole model; leave this key out, or take fedavg or fedprox"
+            return f"{job.method.name} trains the whole model; leave this key out, or use fedavg or fedprox"
 
 
 def min_honest(job: JobBody) -> tuple[int, int]:
-    """(h, n): the fewest honest inputs that any cohort of this job guarantees, and of which size it is.
+    """Returns (h, n): the fewest honest inputs that any cohort of this job guarantees, and that cohort's size.
 
-    Looked at where it is least: the smallest cohort, the first that is too large for the complete graph, and (as h
-    of a sparse graph falls and rises by one between) the largest. With groups h rises with the group and falls with
-    n_C, which by default grows with the cohort by steps of its own: sizes between count too, where they have a
-    split at all, and are looked at where anything hangs on h.
+    It checks the sizes at which h can be smallest: the smallest cohort, the first that is too large for the complete
+    graph, and the largest (on a sparse graph, h falls and rises by one between sizes). With groups, h rises with the
+    group's size and falls with n_C, which by default grows with the cohort in steps of its own. So sizes in between
+    matter too, if they have a valid split. They are searched only if the mechanism depends on h.
 
     Raises:
         ValueError: a cohort of the job has no threshold.
@@ -205,7 +205,7 @@ def _honest_of(job: JobBody, cohort: int) -> int:
 
 
 def _keys_of_thresholds(job: JobBody, cohort: int) -> str:
-    """The keys that the thresholds of a cohort of this size follow from."""
+    """The keys that determine the thresholds of a cohort of this size."""
     size = "rounds.min_members" if cohort == job.rounds.min_members else "rounds.target_members"
     if job.aggregation.groups is not None:
         return f"aggregation.groups, aggregation.assumed_corrupt or {size}"
@@ -216,11 +216,11 @@ def _keys_of_thresholds(job: JobBody, cohort: int) -> str:
 
 
 def _more_honest(job: JobBody, weakest: int) -> str:
-    """What gives the weakest cohort more honest inputs: on a sparse graph a larger one gives few more, and one that
-    may lose more members has more neighbours.
+    """Says which change gives the weakest cohort more honest inputs. On a sparse graph a larger cohort gives few more,
+    but one that may lose more members has more neighbours.
     """
     if job.aggregation.groups is not None:
-        return "ask for fewer aggregation.groups, or raise rounds.min_members"
+        return "lower aggregation.groups, or raise rounds.min_members"
     if weakest <= COMPLETE_GRAPH_LIMIT:
         return "raise rounds.min_members"
     more = "raise aggregation.max_lost_share"

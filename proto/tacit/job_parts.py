@@ -35,7 +35,7 @@ __all__ = [
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
-# Groups of one cohort at most: the coordinator holds a sum of each.
+# Maximum number of groups in a cohort: the coordinator holds one sum for each.
 MAX_GROUPS = 1000
 Combine = Literal["mean", "median", "trimmed-mean", "reject-outliers"]
 
@@ -45,18 +45,18 @@ class VocabularyFile(Part):
 
     kind: Literal["wordpiece", "words"]
     file: Location
-    # A table in GloVe's text form (word, then numbers) to start the embedding from; its width must be the model's.
+    # A table in GloVe's text format (word, then numbers) from which the embedding starts; of the model's width.
     pretrained: Location | None = None
 
 
 class PublicStart(Part):
-    """Public text that the starting weights of a model are trained on when the job is bundled: on the operator's
-    machine, before any member is asked, so that it costs nobody anything.
+    """Public text on which `coordinator job bundle` trains a model's starting weights. That happens on the operator's
+    machine, before any member takes part, so it costs no member any privacy.
     """
 
-    # One text a line, plain or .gz; it must be public: what is learnt of it goes to every member.
+    # One text a line, plain or .gz. It must be public: what is learnt from it goes to every member.
     file: Location
-    # So many of its first lines that are not empty.
+    # Number of lines used from the start of the file, not counting empty ones.
     texts: int = Field(default=6000, ge=1, le=1_000_000)
     epochs: int = Field(default=2, ge=1, le=100)
     batch: int = Field(default=32, ge=1, le=4096)
@@ -71,20 +71,21 @@ class Training(Part):
 
     epochs: int = Field(default=1, ge=1, le=1000)
     batch: int = Field(default=64, ge=1, le=65536)
-    # Adafactor is the FedPrompt paper's for T5.
+    # Adafactor is what the FedPrompt paper uses for T5.
     optimiser: Literal["adam", "sgd", "adafactor"] = "adam"
     learning_rate: float = Field(default=0.001, gt=0, le=10)
-    # Of the embedding alone; not given: learning_rate. A word's vector is moved by the few texts that hold the word,
-    # and Adam moves it by the whole rate for each of them.
+    # For the embedding alone; None means learning_rate. Only the few texts that contain a word move its vector, and
+    # Adam moves it by the full rate for each of them.
     embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)
-    # What a prompted model's frozen network computes in while its few values are trained, in float32 as ever.
+    # Precision of a prompted model's frozen network. The trained values are always float32.
     precision: Precision = "float32"
-    # A member's own mixture of labels stands beside the logits while it trains, so that the model need not learn it.
+    # While a member trains, the logarithm of its own label prior is added to the logits, so that the model need not
+    # learn it.
     logit_adjustment: bool = False
 
 
 class Deadlines(Part):
-    """Seconds. Each phase has one deadline."""
+    """The deadline of each phase, in seconds."""
 
     training: Seconds = 600
     advertise: Seconds = 60
@@ -92,67 +93,68 @@ class Deadlines(Part):
     mask: Seconds = 300
     confirm: Seconds = 60
     unmask: Seconds = 60
-    # How long a member of a cohort may be gone before it counts as a dropout of the present phase.
+    # Seconds that a cohort member may be disconnected before it counts as a dropout of the current phase.
     reconnect: Seconds = 20
 
 
 class Rounds(Part):
-    """How many rounds, and who makes one."""
+    """How many rounds a job has, and when one proceeds, is retried or is abandoned."""
 
     count: int = Field(default=20, ge=1, le=1_000_000)
     min_members: int = Field(default=3, ge=2, le=MAX_MEMBERS)
-    # A round opens its aggregation as soon as this many are ready.
+    # A round starts its aggregation as soon as this many members are ready.
     target_members: int = Field(default=200, ge=2, le=MAX_MEMBERS)
-    # Aggregations tried in one round before it is abandoned.
+    # Attempts in one round before it is abandoned.
     max_attempts: int = Field(default=3, ge=1, le=100)
-    # Abandoned rounds in a row before the job pauses itself.
+    # Rounds abandoned in a row before the job pauses.
     max_failed_rounds: int = Field(default=5, ge=1, le=1000)
-    # Deadlines that a member misses in a row before it is left out for a while, if enough others are there.
+    # Deadlines that a member may miss in a row before it is left out for a while, if there are enough others.
     max_missed_deadlines: int = Field(default=2, ge=1, le=1000)
     deadlines: Deadlines = Deadlines()
 
     @model_validator(mode="after")
     def _order(self) -> Self:
         if self.target_members < self.min_members:
-            raise ValueError("target_members must not be less than min_members")
+            raise ValueError("target_members must be min_members or more")
         return self
 
 
 class Aggregation(Part):
-    """Numbers in the ring."""
+    """How updates are encoded, weighted, grouped and combined, and the protocol's assumptions."""
 
-    # Width of the ring, and of every value on the wire; none = the least that holds a cohort's sum at a step far finer
-    # than the noise, or than what training leaves (`layout_of`).
+    # Width of the ring and of every value on the wire. None: the smallest that holds a cohort's sum with a step much
+    # finer than the noise, or than the precision of training (`layout_of`).
     bits: int | None = Field(default=None, ge=8, le=32)
-    # Members the coordinator may run itself (n_C); none = the protocol's default for the cohort's size.
+    # Number of members that the coordinator may control (n_C). None: the protocol's default for the cohort's size.
     assumed_corrupt: int | None = Field(default=None, ge=0)
-    # Of cohorts above 200, which have a sparse graph: the share that the coordinator may run itself where no number of
-    # members is given (gamma), and the share that may be lost (delta).
+    # For cohorts above 200, which use a sparse graph: the share of members that the coordinator may control if
+    # `assumed_corrupt` is not given (gamma), and the share that may drop out (delta).
     max_corrupt_share: float = Field(default=0.1, ge=0, lt=1)
     max_lost_share: float = Field(default=0.1, ge=0, lt=1)
-    # Every coordinate of an update lies within +- this; what lies beyond is clipped.
+    # Every coordinate of an update is clipped to +- this.
     coordinate_bound: float = Field(default=1.0, ge=1e-12, le=1e6)
-    # L2 norm an update is clipped to before that; none = as it is.
+    # L2 norm to which an update is clipped before that. None: not clipped.
     clip: float | None = Field(default=None, gt=0)
-    # A member's weight is its number of examples, at most this; all weigh the same where none is sent (`sends_weight`).
+    # A member's weight is its number of examples, at most this. If weights are not sent (`sends_weight`), all members
+    # weigh the same.
     max_weight: int = Field(default=100_000, ge=1, le=4_000_000)
-    # Bound on one example's loss in the metrics; what lies beyond counts as this.
+    # One example's loss is clipped to this in the metrics.
     loss_bound: float = Field(default=20.0, gt=0, le=1000)
-    # The cohort is split at random into so many groups, each a secure sum of its own; none = one sum.
+    # Number of groups into which the cohort is split at random, each with a secure sum of its own. None: one sum.
     groups: int | None = Field(default=None, ge=2, le=MAX_GROUPS)
-    # Groups that must be opened for the round to count; none = more than half, and as many as `combine` needs.
+    # Groups that must be opened for the round to count. None: more than half, and as many as `combine` needs.
     min_groups: int | None = Field(default=None, ge=1, le=MAX_GROUPS)
-    # How the groups' means become one (`coordinator.robust`).
+    # How the groups' means are combined (`coordinator.robust`).
     combine: Combine = "mean"
-    # Groups that trimmed-mean leaves out at each end of each coordinate; none = 1. Other combinations take no number.
+    # Groups that trimmed-mean leaves out at each end of each coordinate. None: 1. Only for trimmed-mean.
     trim: int | None = Field(default=None, ge=1, le=MAX_GROUPS // 2)
-    # Deviation of Gaussian noise that the coordinator adds to every coordinate of the combined change; 0 = none. It is
-    # no member's privacy mechanism: nothing of it is counted in a ledger, since it asks to trust the coordinator.
+    # Standard deviation of Gaussian noise that the coordinator adds to every coordinate of the combined update; 0 means
+    # none. It is not a privacy mechanism, and no ledger counts it, because it requires trust in the coordinator.
     noise_after: float = Field(default=0.0, ge=0, le=1e6)
 
     @property
     def groups_needed(self) -> int:
-        """Groups that must be opened; 1 where there is one sum."""
+        """Groups that must be opened; 1 if there is one sum."""
         if self.groups is None:
             return 1
         return self.min_groups or max(self.groups // 2 + 1, self._needed_to_combine)
@@ -164,7 +166,7 @@ class Aggregation(Part):
 
     @property
     def _needed_to_combine(self) -> int:
-        """Groups of which `combine` can still outvote one (trimmed-mean: `trimmed`)."""
+        """The fewest groups with which `combine` can outvote one of them (trimmed-mean: `trimmed` of them)."""
         match self.combine:
             case "mean":
                 return 1
@@ -179,17 +181,17 @@ class Aggregation(Part):
             for key in ("min_groups", "combine", "trim"):
                 if getattr(self, key) != Aggregation.model_fields[key].default:
                     raise ValueError(
-                        f"{key}: there is one sum, so nothing to combine; say groups = 3, or leave {key} out"
+                        f"{key}: has no effect, because there is only one sum; set groups = 3, or leave {key} out"
                     )
             return self
         if self.combine != "trimmed-mean" and self.trim is not None:
-            raise ValueError(f'trim: {self.combine} trims nothing; leave it out, or say combine = "trimmed-mean"')
+            raise ValueError(f'trim: {self.combine} trims nothing; leave trim out, or set combine = "trimmed-mean"')
         needed = self._needed_to_combine
         if self.groups < needed:
-            raise ValueError(f"groups: {self.combine} needs {needed} or more to outvote one, got {self.groups}")
+            raise ValueError(f"groups: {self.combine} needs at least {needed} to outvote one, got {self.groups}")
         if self.min_groups is not None and not needed <= self.min_groups <= self.groups:
             raise ValueError(
-                f"min_groups: {self.combine} of {self.groups} groups needs {needed} to {self.groups} of them, got "
+                f"min_groups: {self.combine} over {self.groups} groups needs {needed} to {self.groups} of them, got "
                 f"{self.min_groups}"
             )
         return self
@@ -199,17 +201,17 @@ class Aggregation(Part):
         for name, share in (("max_corrupt_share", self.max_corrupt_share), ("max_lost_share", self.max_lost_share)):
             if round(share, 6) != share:
                 raise ValueError(f"{name} has at most six decimals, got {share!r}")
-        # U3 must be able to bring more confirmations than two lists of survivors could share.
+        # U3 must be able to yield more confirmations than two lists of survivors could share.
         if 2 * self.max_lost_share + self.max_corrupt_share >= 1:
             raise ValueError(
-                f"max_lost_share ({self.max_lost_share:g}) twice and max_corrupt_share ({self.max_corrupt_share:g}) "
-                "together must stay below 1, so that survivors are a majority of the honest members; lower one of them"
+                f"2 max_lost_share ({self.max_lost_share:g}) + max_corrupt_share ({self.max_corrupt_share:g}) must be "
+                "below 1, so that survivors are a majority of the honest members; lower one of them"
             )
         return self
 
 
 class PrivateStart(Part):
-    """What members' private parameters start from where the vocabulary is public: like version 0, of the rest."""
+    """The start of members' private parameters if the vocabulary is public, as version 0 is that of shared ones."""
 
     manifest: Digest
     weights: Digest
@@ -217,12 +219,12 @@ class PrivateStart(Part):
 
 
 NO_VOCABULARY = (
-    "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
+    "must be a table of keys: [vocabulary] with kind and file, or without file if every member builds its own"
 )
 
 
 def _vocabulary(value: object) -> object:
-    """The table's kind: with `file` everybody's, without it each one's own."""
+    """Chooses the table's kind: with `file` one vocabulary for all members, without it each member's own."""
     if isinstance(value, Part):
         return value
     if not isinstance(value, dict):
@@ -234,19 +236,19 @@ def _vocabulary(value: object) -> object:
 
 def _unknown_beside_file(key: str) -> str:
     if key in OwnVocabulary.model_fields:
-        return "only a vocabulary of everybody's own has this key, a table without `file`; leave out one of the two"
+        return "only members' own vocabularies have this key, and they have no `file`; leave out one of the two"
     return "a vocabulary from a file has no such key; check its spelling"
 
 
 def _unknown_of_own(key: str) -> str:
     if key in VocabularyFile.model_fields:
         return (
-            "only a vocabulary from a file has this key, and a table without `file` is everybody's own; name the file, "
-            "or leave this key out"
+            "only a vocabulary from a file has this key; without `file`, each member builds its own; name the file, or "
+            "leave this key out"
         )
     return (
-        "a table without `file` is a vocabulary of everybody's own, which has no such key; check its spelling, or name "
-        "the file"
+        "without `file`, each member builds its own vocabulary, which has no such key; check its spelling, or name the "
+        "file"
     )
 
 
@@ -254,7 +256,7 @@ Vocabulary = Annotated[VocabularyFile | OwnVocabulary, BeforeValidator(_vocabula
 
 
 class Numbers(Protocol):
-    """The parts of a job that its cohorts' thresholds and its sums follow from."""
+    """The parts of a job that determine its cohorts' thresholds and the encoding of its sums."""
 
     @property
     def name(self) -> str:
@@ -268,21 +270,21 @@ class Numbers(Protocol):
 
     @property
     def rounds(self) -> Rounds:
-        """How many members a cohort has."""
+        """How many members a cohort may have."""
         ...
 
     @property
     def aggregation(self) -> Aggregation:
-        """Numbers in the ring."""
+        """Encoding, groups and the protocol's assumptions."""
         ...
 
 
 class Sized(Numbers, Protocol):
-    """A job whose vectors have a size: a `tacit.job.JobDocument`."""
+    """A job with a known vector size: a `tacit.job.JobDocument`."""
 
     @property
     def values(self) -> int:
-        """Values of an update."""
+        """Number of values in an update."""
         ...
 
     def digest(self) -> bytes:

@@ -1,8 +1,8 @@
-"""How large a cohort may be, and what its messages may weigh: one set of bounds for both sides.
+"""Bounds on cohorts and on the size of their messages, the same for both sides.
 
-What a gRPC port or channel takes follows from the largest cohort, so that every job that is accepted can be run; and it
-is no more than that, since it is also what one message of the other side may cost in memory. Everything larger
-(versions, masked vectors) travels in chunks.
+The message limits of gRPC ports and channels follow from the largest cohort: large enough to run every job that is
+accepted, and no larger, because the limit is also what one message can cost the receiver in memory. Larger things
+(versions, masked vectors) travel in chunks.
 """
 
 __all__ = [
@@ -21,45 +21,46 @@ __all__ = [
     "MAX_TOKENS",
 ]
 
-# Members of a cohort. What a round costs the coordinator's line grows with the square: everybody is sent the roster.
+# Members in a cohort. The coordinator's traffic in a round grows with the square of it: every member gets the roster.
 MAX_MEMBERS = 10_000
 
-# What a job document and its manifest may list. Labels: data sets of texts with one label each have hundreds at most.
-# Tensors: RoBERTa-large has about 400. Tokens: those whose rows `fedrecon` makes anew.
+# Entries in the lists of a job document and its manifest. Labels: single-label text data sets have hundreds at most.
+# Tensors: RoBERTa-large has about 400. Tokens: those whose embedding rows `fedrecon` reconstructs.
 MAX_LABELS = 10_000
 MAX_TENSORS = 10_000
 MAX_TOKENS = 10_000
 
-# A roster of more members than this names certificates by digest: members fetch once what they do not know yet.
+# A roster of more members than this names certificates by digest; members fetch those they do not have yet, once.
 DIGEST_ROSTER_ABOVE = 200
 
-# A member's certificate is about 1.1 KB (RSA-3072, one URI), one with the longest key that is certified 2.4 KB.
+# A member's certificate has about 1.1 KB (RSA-3072, one URI), or 2.4 KB with the longest key that is certified.
 MAX_CERTIFICATE_BYTES = 4096
-# Digests of one request, and certificates of one part of its answer: no more than a chunk of a blob.
+# Digests in one request, and certificates in one part of its answer: no more bytes than a chunk of a blob.
 CERTIFICATES_AT_ONCE = 512
 CERTIFICATES_IN_A_PART = 64
 
-# Bytes of the parts, as protobuf writes them: tag and length before each field, an entry's own before it.
+# Sizes in bytes as protobuf encodes them: a tag and a length before each field, and before each entry.
 _ENTRY = 4
 MAX_NAME = 63
 _NAME = MAX_NAME + 2
 _DIGEST = _KEY = _NONCE = 32 + 2
 _SEALED = 82 + 2
 _SHARE = 33 + 2
-# The longest key that is certified has 8192 bits. Of the keys that members make (3072) a signature has 384 bytes.
+# The longest key that is certified has 8192 bits. Members generate keys of 3072 bits, whose signatures have 384 bytes.
 _SIGNATURE = 1024 + 3
-# secure_agg.parameters.MAX_NEIGHBOURS: at the defaults 156 of 10,000. Their tree is so many digests high.
+# Neighbours: secure_agg.parameters.MAX_NEIGHBOURS; by default a member has 156 in a cohort of 10,000. Path: the height
+# of the Merkle tree over that many commitments, in digests.
 MAX_NEIGHBOURS, MAX_PATH = 4096, 12
 _MEBIBYTE = 1024 * 1024
 
 
 def _room(largest: int) -> int:
-    """Whole mebibytes, with one more for what stands around the entries."""
+    """Rounds up to whole mebibytes and adds one for the fields around the entries."""
     return (largest // _MEBIBYTE + 2) * _MEBIBYTE
 
 
-# A roster by digest of 10,000 (12 MB; 6 MB with the usual keys), their confirmations, and what 4096 neighbours dealt to
-# one member.
+# The largest of: a roster by digest of 10,000 members (12 MB; 6 MB with the usual keys), their confirmations, and the
+# shares that 4096 neighbours dealt to one member.
 MAX_FROM_COORDINATOR = _room(
     max(
         MAX_MEMBERS * (_ENTRY + _NAME + _DIGEST + 2 * _KEY + _NONCE + _SIGNATURE),
@@ -68,7 +69,7 @@ MAX_FROM_COORDINATOR = _room(
     )
 )
 
-# A dealing to 4096 neighbours, and two shares of each of them revealed; chunks of vectors have 384 KiB or less.
+# The larger of: a dealing to 4096 neighbours, and two revealed shares for each. Chunks of vectors have at most 384 KiB.
 MAX_FROM_MEMBER = _room(
     max(
         MAX_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 2 * _DIGEST),

@@ -1,8 +1,8 @@
-"""Named tensors and the one flat vector they travel as.
+"""Named tensors, and the flat vector in which they travel.
 
-A manifest lists the shared parameters in their order: name, shape, dtype. A version of a model is the flat vector of
-all of them, float32 little-endian, back to back in that order; its name is the SHA-256 of those bytes. The server
-never sees anything but manifests and flat vectors.
+A manifest lists the shared parameters in order: name, shape, dtype. A version of a model is the flat vector of all of
+them in that order, float32 little-endian; its name is the SHA-256 of those bytes. The server only ever sees manifests
+and flat vectors.
 """
 
 import math
@@ -18,11 +18,11 @@ from tacit.limits import MAX_TENSORS
 
 __all__ = ["Manifest", "Tensor"]
 
-# `bytes` is a property of Manifest.
+# An alias, because Manifest has a property named `bytes`.
 Blob = bytes
 Buffer = bytes | bytearray | memoryview
 
-MAX_VALUES = 2**31  # Of one model: what a uint32-indexed vector of a few GiB can hold.
+MAX_VALUES = 2**31  # In one model: what a uint32-indexed vector of a few GiB can hold.
 
 
 class Tensor(Part):
@@ -41,7 +41,7 @@ class Tensor(Part):
 
     @property
     def size(self) -> int:
-        """How many values."""
+        """Number of values."""
         return math.prod(self.shape)
 
 
@@ -57,14 +57,14 @@ class Manifest(Document):
     def _distinct(cls, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         names = [tensor.name for tensor in tensors]
         if len(set(names)) != len(names):
-            raise ValueError("a tensor's name stands twice")
+            raise ValueError("two tensors have the same name")
         if sum(tensor.size for tensor in tensors) > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} values")
         return tensors
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[np.float32]]) -> "Manifest":
-        """The manifest of these arrays, in the mapping's order."""
+        """Describes these arrays in the mapping's order."""
         return cls(tensors=tuple(Tensor(name=name, shape=array.shape) for name, array in tensors.items()))
 
     @property
@@ -74,19 +74,19 @@ class Manifest(Document):
 
     @property
     def bytes(self) -> int:
-        """Size of a version."""
+        """Size of a version in bytes."""
         return 4 * self.values
 
     def flatten(self, tensors: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """One vector of shape (d,) from named arrays.
+        """Flattens named arrays into one vector of shape (d,).
 
         Raises:
-            DocumentInvalid: a name missing or too many, a shape or dtype that differs.
+            DocumentInvalid: a name is missing or unknown, or a shape or dtype differs.
         """
         expected = {tensor.name for tensor in self.tensors}
         if tensors.keys() != expected:
             missing, surplus = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
-            raise DocumentInvalid(f"parameters differ from the manifest: missing {missing}, not in it {surplus}")
+            raise DocumentInvalid(f"parameters differ from the manifest: missing {missing}, unknown {surplus}")
         flat = np.empty(self.values, dtype="<f4")
         at = 0
         for tensor in self.tensors:
@@ -100,13 +100,13 @@ class Manifest(Document):
         return flat
 
     def unflatten(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Named views into a vector of shape (d,).
+        """Returns named views of a vector of shape (d,).
 
         Raises:
             DocumentInvalid: the vector has another length.
         """
         if flat.shape != (self.values,):
-            raise DocumentInvalid(f"a vector of {flat.shape} for a manifest of {self.values} values")
+            raise DocumentInvalid(f"the vector has shape {flat.shape}; the manifest has {self.values} values")
         tensors = {}
         at = 0
         for tensor in self.tensors:
@@ -115,19 +115,19 @@ class Manifest(Document):
         return tensors
 
     def decode(self, data: Buffer) -> NDArray[np.float32]:
-        """The vector in a version's bytes, finite and of the right length (a read-only view).
+        """Reads a version's bytes as a vector of shape (d,), a read-only view.
 
         Raises:
-            DocumentInvalid: wrong length, or a value that is not finite.
+            DocumentInvalid: the length is wrong, or a value is not finite.
         """
         if len(data) != self.bytes:
-            raise DocumentInvalid(f"a version of {len(data)} bytes for a manifest of {self.bytes}")
+            raise DocumentInvalid(f"the version has {len(data)} bytes; the manifest has {self.bytes}")
         flat = np.frombuffer(data, dtype="<f4")
         if not np.isfinite(flat).all():
-            raise DocumentInvalid("a version holds a value that is not finite")
+            raise DocumentInvalid("the version holds a value that is not finite")
         return flat
 
     @staticmethod
     def encode(flat: NDArray[np.float32]) -> Blob:
-        """A version's bytes."""
+        """Encodes a vector of shape (d,) as a version's bytes."""
         return np.ascontiguousarray(flat, dtype="<f4").tobytes()

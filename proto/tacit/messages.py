@@ -1,6 +1,6 @@
-"""What travels in a session besides the protocol's own messages, as plain frozen records.
+"""The messages of a session, except the protocol's own, as plain frozen records.
 
-Both sides' machines speak in these (and in `secure_agg`'s messages); `tacit.wire` turns them into protobuf and back.
+Both sides' state machines use these and `secure_agg`'s messages. `tacit.wire` converts them to protobuf and back.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounter:
-    """How far a member's privacy ledger has come: its id, 16 bytes, and the number of its newest record."""
+    """The state of a member's privacy ledger: its id, 16 bytes, and the number of its newest record."""
 
     id: bytes
     sequence: int
@@ -43,7 +43,7 @@ class LedgerCounter:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyReport:
-    """What a member says it has spent for a job. A report, never the authority."""
+    """What a member says it has spent for a job. It is only a report; the member's ledger decides."""
 
     epsilon: float
     delta: float
@@ -68,7 +68,7 @@ class Welcome:
     software_version: str
     federation: str
     server_time_ms: int
-    # The highest sequence that this member ever reported for the ledger of its Hello.
+    # The highest sequence that this member ever reported for the ledger named in its Hello.
     ledger_sequence: int = 0
 
 
@@ -118,7 +118,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A trained update for exactly this round and version waits."""
+    """The member holds a trained update for exactly this round and version."""
 
     job: str
     round: int
@@ -129,7 +129,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over, or halted; `reason` says which."""
+    """A job has ended or paused; `reason` says which."""
 
     job: str
     reason: Reason
@@ -138,10 +138,10 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOpened:
-    """The context of an attempt that the member belongs to; or, of numbers that make none, why they do not.
+    """The context of an attempt to which the member belongs or, if its numbers form no valid context, why not.
 
-    `AttemptOpened(context)` is what a coordinator says. What a member hears may hold a sentence in the context's place:
-    then there is an attempt to refuse, and nothing to take part in.
+    A coordinator sends `AttemptOpened(context)`. A member may receive a sentence in place of the context; it can then
+    only refuse the attempt.
     """
 
     heard: secure_agg.RoundContext | str
@@ -150,7 +150,11 @@ class AttemptOpened:
 
     @property
     def context(self) -> secure_agg.RoundContext:
-        """Raises: ContextInvalid: numbers are missing or contradict each other; the text says which."""
+        """The context.
+
+        Raises:
+            ContextInvalid: numbers are missing or contradict each other; the text says which.
+        """
         if isinstance(self.heard, str):
             raise secure_agg.ContextInvalid(self.heard)
         return self.heard
@@ -158,9 +162,12 @@ class AttemptOpened:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRefusal:
-    """An honest member goes no further in this attempt.
+    """An honest member refuses to continue this attempt.
 
-    member: whose entry or message was at fault; empty where it was no other member's.
+    Args:
+        reason: why.
+        detail: a sentence for people.
+        member: the other member whose entry or message was at fault; empty if there is none.
     """
 
     reason: Reason

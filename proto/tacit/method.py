@@ -1,7 +1,7 @@
 """How the members of a job train together: which parts of the model they share, and what they do in a round.
 
-A model has three parts: `embedding`, `encoder` and `head`. A method says which of them stay private, on the member's
-machine for good. What a member does with that is `learning.methods`, a file for each.
+A model has three parts: `embedding`, `encoder` and `head`. A method says which of them stay private, i.e. never leave
+the member's machine. `learning.methods` implements the methods, one file each.
 """
 
 import reprlib
@@ -42,12 +42,12 @@ ModelPart = Literal["embedding", "encoder", "head"]
 
 _LONGEST_TOKEN = 200
 
-# What every vocabulary of a kind holds beside entries of its own: padding, unknown, and the frame of word pieces.
+# Entries that every vocabulary of a kind has: padding, unknown, and the tokens around a text of word pieces.
 SPECIAL_ENTRIES = {"words": ("[PAD]", "[UNK]"), "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]")}
 
 
 class Local(Part):
-    """Every member for itself: nothing is shared. The baseline of simulations; a federation has nothing to do."""
+    """Every member trains alone and shares nothing. The baseline of simulations; a federation does not accept it."""
 
     name: Literal["local"] = "local"
 
@@ -59,8 +59,8 @@ class FedAvg(Part):
 
 
 class FedProx(Part):
-    """FedAvg with mu/2 |w - w0|^2 added to the local loss, which holds a member near the version it started from (Li et
-    al. 2020).
+    """FedAvg with mu/2 |w - w0|^2 added to the local loss, which keeps a member near the version w0 from which it
+    started (Li et al. 2020).
     """
 
     name: Literal["fedprox"] = "fedprox"
@@ -69,20 +69,20 @@ class FedProx(Part):
 
 def _parts_below(value: object) -> object:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError('must be a list of parts that stay with the member: ["embedding"], ["encoder"], or both')
+        raise ValueError('must be a list of private parts: ["embedding"], ["encoder"], or both')
     for number, part in enumerate(value):
         if part not in ("embedding", "encoder"):
             raise ValueError(
-                f"{reprlib.repr(part)} cannot be private here: embedding, encoder or both can, and the head is what "
-                "is shared"
+                f"{reprlib.repr(part)} cannot be private here; name embedding, encoder or both (the head is always "
+                "shared)"
             )
         if part in value[:number]:
-            raise ValueError(f"{part} stands twice; name each part once")
+            raise ValueError(f"{part} is listed twice; name each part once")
     return tuple(value)
 
 
 class LgFedAvg(Part):
-    """Local representations below, a shared top (Liang et al. 2020)."""
+    """Members keep local representations and share the layers above them (Liang et al. 2020)."""
 
     name: Literal["lg-fedavg"] = "lg-fedavg"
     private: Annotated[tuple[Literal["embedding", "encoder"], ...], AtMost(2), BeforeValidator(_parts_below)] = (
@@ -92,7 +92,7 @@ class LgFedAvg(Part):
 
 
 def _tokens(value: object) -> object:
-    # Here and not by types: of two that both do not fit, a reader would get two lines for one mistake.
+    # Checked here and not by the union of types, which would report one mistake twice.
     if value == "digits":
         return value
     if (
@@ -102,24 +102,23 @@ def _tokens(value: object) -> object:
     ):
         return tuple(value)
     raise ValueError(
-        f'must be "digits", or a list of 1 to {MAX_TOKENS} entries of the vocabulary (of 1 to {_LONGEST_TOKEN} '
-        "characters)"
+        f'must be "digits", or a list of 1 to {MAX_TOKENS} vocabulary entries of 1 to {_LONGEST_TOKEN} characters'
     )
 
 
 class FedRecon(Part):
-    """The embedding's rows of some tokens are private and made anew each round on a part of the data, the support; the
-    rest of the model is shared and trained on the other part, the query (Singhal et al. 2021).
+    """The embedding rows of some tokens are private and reconstructed each round on one part of the data, the support.
+    The rest of the model is shared and trained on the other part, the query (Singhal et al. 2021).
     """
 
     name: Literal["fedrecon"] = "fedrecon"
-    # "digits": every token that holds a digit, as in the FedVocab paper's comparison.
+    # "digits": every token that contains a digit, as in the FedVocab paper's comparison.
     tokens: Annotated[
         Literal["digits"]
         | Annotated[tuple[Annotated[str, StringConstraints(max_length=_LONGEST_TOKEN)], ...], AtMost(MAX_TOKENS)],
         BeforeValidator(_tokens),
     ] = "digits"
-    # Of a member's examples, those that private rows are reconstructed on.
+    # Share of a member's examples on which private rows are reconstructed.
     support: float = Field(default=0.5, ge=0.1, le=0.9)
     # Epochs of the reconstruction.
     epochs: int = Field(default=1, ge=1, le=1000)
@@ -129,9 +128,9 @@ class FedVocab(Part):
     """The vocabulary and its embedding stay private; encoder and head are shared."""
 
     name: Literal["fedvocab"] = "fedvocab"
-    # One epoch on the embedding alone whenever new shared parameters have come (adaptive updating, section 3.3).
+    # One epoch on the embedding alone whenever new shared parameters have arrived (adaptive updating, section 3.3).
     adaptive: bool = True
-    # Whether the embedding is trained while federating; not given: it is, but under dp-sgd, where it stays as it is.
+    # Whether the embedding is trained while federating. None: trained, except under dp-sgd, which leaves it unchanged.
     embedding: Literal["trained", "frozen"] | None = None
 
 
@@ -142,22 +141,22 @@ class OwnVocabulary(Part):
     """Every member builds its own vocabulary from its own texts."""
 
     kind: Literal["words", "wordpiece"] = "words"
-    # Entries at most, those that every vocabulary has among them.
+    # Maximum number of entries, including those that every vocabulary has.
     size: int = Field(default=30_000, le=1_000_000)
-    # How often an entry that comes of the member's texts stands in them, at least.
+    # Minimum number of occurrences of an entry in the member's texts.
     min_count: int = Field(default=1, ge=1, le=1_000_000)
-    # Of kind "words": whether the other words of the table that a member starts its embedding from get entries too,
+    # With kind "words": if a member starts its embedding from a table, whether the table's other words get entries too,
     # while there is room.
     table_words: bool = True
 
     @field_validator("size")
     @classmethod
     def _has_room(cls, size: int, info: ValidationInfo) -> int:
-        # Of a kind that is none there is a line already.
+        # An unknown kind is reported already.
         special = SPECIAL_ENTRIES.get(info.data.get("kind", ""), ())
         if special and size <= len(special):
             raise ValueError(
-                f"must be {len(special) + 1} or more, is {size}: {', '.join(special)} are among the entries"
+                f"must be at least {len(special) + 1}, is {size}: {', '.join(special)} are among the entries"
             )
         return size
 
@@ -165,12 +164,12 @@ class OwnVocabulary(Part):
     @classmethod
     def _of_words(cls, table_words: bool, info: ValidationInfo) -> bool:
         if not table_words and info.data.get("kind") == "wordpiece":
-            raise ValueError('is for kind = "words"; word pieces take no words of a table anyway: leave this key out')
+            raise ValueError('is only for kind = "words"; word pieces never use a table\'s words; leave this key out')
         return table_words
 
 
 def private_parts(method: Method) -> frozenset[ModelPart]:
-    """The parts that stay with the member as a whole. `fedrecon` keeps rows of one part, so none as a whole."""
+    """The parts that are private as a whole. There are none for `fedrecon`, which keeps only rows of one part."""
     match method:
         case Local():
             return frozenset({"embedding", "encoder", "head"})
@@ -183,17 +182,17 @@ def private_parts(method: Method) -> frozenset[ModelPart]:
 
 
 def keeps_state(method: Method) -> bool:
-    """Whether a member remembers private parameters from round to round."""
+    """Whether a member keeps private parameters from round to round."""
     return isinstance(method, Local | LgFedAvg | FedVocab)
 
 
 def keeps_anything(method: Method) -> bool:
-    """Whether any value of the model stays with the member, remembered or not."""
+    """Whether any value of the model is private, kept from round to round or not."""
     return bool(private_parts(method)) or isinstance(method, FedRecon)
 
 
 def trains_private(method: Method, mechanism: Mechanism) -> bool:
-    """Whether private parameters move while federating; what they are next round then depends on the raw data."""
+    """Whether private parameters are trained while federating. If so, their next values depend on the raw data."""
     match method:
         case FedVocab(embedding=None):
             return not isinstance(mechanism, DpSgd)
@@ -205,56 +204,64 @@ def trains_private(method: Method, mechanism: Mechanism) -> bool:
             return True
 
 
-# What makes noise on the shared parameters a guarantee although private ones exist (docs/private-parameters.md).
+# Why noise on the shared parameters is a guarantee although private ones exist (docs/private-parameters.md).
 Protected = Literal["frozen", "joint", "output"]
 
 
 def protected_by(method: Method, mechanism: Mechanism, *, own_vocabulary: bool) -> Protected | None:
-    """Which of the three sound combinations of private parameters and noise this is; None where there is no noise, or
-    nothing private.
+    """Which of the three sound combinations of private parameters and noise a job uses.
 
-    frozen: private parameters are public numbers and stay so, so that what is sent depends on the data through noised
-    steps alone. joint: noised steps over shared and private parameters together, each of them accounted. output: every
-    round is one function of all the data, whatever private state it went through, whose output is clipped and noised;
-    sensitivity 2 clip, rate 1.
+    - frozen: private parameters are public numbers and stay so; what is sent depends on the data only through noised
+      steps.
+    - joint: noised steps over shared and private parameters together, each of them accounted.
+    - output: each round is one function of all the data, whatever private state it passes through; its output is
+      clipped and noised. Sensitivity 2 clip, sampling rate 1.
+
+    Args:
+        method: the job's method.
+        mechanism: the job's mechanism.
+        own_vocabulary: whether members build their own vocabularies.
+
+    Returns:
+        The combination; None without noise or without private parameters.
 
     Raises:
-        ValueError: it is none of them; why, and what to change.
+        ValueError: the combination is none of the three; the text says why and what to change.
     """
     if isinstance(mechanism, NoMechanism):
         return None
     if isinstance(mechanism, DpSgd) and not isinstance(method, FedAvg | FedVocab):
         raise ValueError(
-            f"method: dp-sgd takes noised steps of fedavg or fedvocab; {method.name} has steps of its own that nothing "
-            "accounts for; take one of those two, or another mechanism"
+            f"method: dp-sgd works with fedavg and fedvocab only; {method.name} takes steps for which there is no "
+            "accounting; use one of those two, or another mechanism"
         )
     if not keeps_anything(method):
         return None
     if not isinstance(method, FedVocab):
         raise ValueError(
-            f"method: under {mechanism.name} the private parameters of {method.name} are trained on raw text, and what "
-            "is sent in later rounds follows from them; take fedvocab, or mechanism none"
+            f"method: under {mechanism.name}, {method.name} trains private parameters on raw text, and later updates "
+            "depend on them; use fedvocab, or mechanism none"
         )
     if not trains_private(method, mechanism):
         if own_vocabulary:
             raise ValueError(
-                "vocabulary: an own vocabulary depends on every text of a member, and one text more or less cuts all "
-                f"others into other tokens; under {mechanism.name} take a public vocabulary, or gaussian-update with a "
-                'lot of all examples and method.embedding = "trained"'
+                "vocabulary: a member's own vocabulary depends on all its texts, so one more text can tokenize all "
+                f"others differently; under {mechanism.name} use a public vocabulary, or gaussian-update with a lot of "
+                'all examples and method.embedding = "trained"'
             )
         return "frozen"
     match mechanism:
         case DpSgd():
             if own_vocabulary:
                 raise ValueError(
-                    "vocabulary: an own vocabulary depends on every text of a member, which noised steps do not cover; "
-                    "take a public vocabulary, or gaussian-update with a lot of all examples"
+                    "vocabulary: a member's own vocabulary depends on all its texts, which noised steps do not cover; "
+                    "use a public vocabulary, or gaussian-update with a lot of all examples"
                 )
             return "joint"
         case GaussianUpdate():
             return "output"
         case _:
             raise ValueError(
-                f"method: {mechanism.name} with a private embedding that is trained on raw text has no account here; "
-                'take gaussian-update with a lot of all examples, dp-sgd, or method.embedding = "frozen"'
+                f"method: there is no accounting for {mechanism.name} with a private embedding trained on raw text; "
+                'use gaussian-update with a lot of all examples, dp-sgd, or method.embedding = "frozen"'
             )

@@ -1,6 +1,6 @@
 """Models as a job states them: an architecture and its sizes.
 
-What a model shares and what it keeps is not said here but by the job's method (`tacit.method`).
+The job's method (`tacit.method`) says which parts of a model are shared and which are private.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -21,11 +21,11 @@ class TextCNNModel(Part):
     widths: Annotated[tuple[int, ...], AtMost(16)] = Field(default=(2, 3, 4, 5), min_length=1)
     maps: int = Field(default=400, ge=1, le=8192)
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    # Deviation of the embedding at the start, where no table is named.
+    # Standard deviation of the embedding's random start, if no table is given.
     embedding_std: float = Field(default=0.15, gt=0, le=100)
-    # The embedding stays as version 0 has it: training leaves it alone, and its change is exactly zero.
+    # The embedding stays as in version 0: training skips it, and its update is exactly zero.
     freeze_embedding: bool = False
-    # Longer texts are cut; shorter ones padded to the widest filter at least.
+    # Longer texts are cut. Texts shorter than the widest filter are padded to its width.
     max_tokens: int = Field(default=64, ge=1, le=4096)
 
     @model_validator(mode="after")
@@ -33,22 +33,22 @@ class TextCNNModel(Part):
         if any(not 1 <= width <= self.max_tokens for width in self.widths):
             raise ValueError("every width must lie between 1 and max_tokens")
         if len(set(self.widths)) != len(self.widths):
-            raise ValueError("a width stands twice")
+            raise ValueError("a width is listed twice")
         return self
 
     def values(self, vocabulary: int, labels: int) -> int:
-        """How many values the model has with so many entries and labels."""
+        """Number of values of a model with `vocabulary` entries and `labels` labels."""
         filters = sum(self.embedding * width * self.maps + self.maps for width in self.widths)
         return vocabulary * self.embedding + filters + (len(self.widths) * self.maps + 1) * labels
 
     @property
     def min_tokens(self) -> int:
-        """The shortest sequence that the model takes: its widest filter."""
+        """Tokens of the shortest sequence that the model accepts: the width of its widest filter."""
         return max(self.widths)
 
     @property
     def frame(self) -> bool:
-        """Whether [CLS] stands before a text and [SEP] behind it."""
+        """Whether texts are put between [CLS] and [SEP]."""
         return False
 
 
@@ -57,9 +57,9 @@ class BiLSTMModel(Part):
 
     architecture: Literal["bilstm"] = "bilstm"
     embedding: int = Field(default=300, ge=1, le=4096)
-    # Of each direction.
+    # Width of the state in each direction.
     hidden: int = Field(default=300, ge=1, le=4096)
-    # What the head sees of a text: the largest or the mean of each feature over its tokens, or both last states.
+    # What the head sees of a text: each feature's maximum or mean over its tokens, or both directions' last states.
     pooling: Literal["max", "mean", "last"] = "max"
     dropout: float = Field(default=0.5, ge=0, lt=1)
     embedding_std: float = Field(default=0.15, gt=0, le=100)
@@ -67,31 +67,31 @@ class BiLSTMModel(Part):
     max_tokens: int = Field(default=128, ge=1, le=4096)
 
     def values(self, vocabulary: int, labels: int) -> int:
-        """How many values the model has with so many entries and labels."""
+        """Number of values of a model with `vocabulary` entries and `labels` labels."""
         direction = 4 * self.hidden * (self.embedding + self.hidden + 1)
         return vocabulary * self.embedding + 2 * direction + (2 * self.hidden + 1) * labels
 
     @property
     def min_tokens(self) -> int:
-        """The shortest sequence that the model takes."""
+        """Tokens of the shortest sequence that the model accepts."""
         return 1
 
     @property
     def frame(self) -> bool:
-        """Whether [CLS] stands before a text and [SEP] behind it."""
+        """Whether texts are put between [CLS] and [SEP]."""
         return False
 
 
 class TransformerModel(Part):
-    """An encoder of transformers (BERT, DistilBERT, RoBERTa) under one linear layer.
+    """An encoder of the transformers library (BERT, DistilBERT, RoBERTa) under one linear layer.
 
-    The operator names a `base`, a folder or a name on the hub (owner/name); the bundle has the encoder's `config` in
-    its place, and its weights are version 0.
+    The operator names a `base`, a folder or a name on the hub (owner/name). In the bundle, the encoder's `config`
+    replaces it, and its weights are version 0.
     """
 
     architecture: Literal["transformer"] = "transformer"
     base: str | None = Field(default=None, min_length=1, max_length=500)
-    # Sizes by name, as the encoder's family has them.
+    # The encoder's sizes, under the names that its family uses.
     config: EncoderConfig | None = None
     dropout: float = Field(default=0.1, ge=0, lt=1)
     freeze_embedding: bool = False
@@ -101,40 +101,40 @@ class TransformerModel(Part):
     def _one(self) -> Self:
         if (self.base is None) == (self.config is None):
             raise ValueError(
-                "a transformer needs a base, a folder or a name on the hub (owner/name); config takes its place in the "
-                "job's bundle and is never written by hand"
+                "a transformer needs a base, a folder or a name on the hub (owner/name); do not write config by hand: "
+                "`coordinator job bundle` does"
             )
         return self
 
     @property
     def min_tokens(self) -> int:
-        """The shortest sequence that the model takes: [CLS], a token, [SEP]."""
+        """Tokens of the shortest sequence that the model accepts: [CLS], a token, [SEP]."""
         return 3
 
     @property
     def frame(self) -> bool:
-        """Whether [CLS] stands before a text and [SEP] behind it."""
+        """Whether texts are put between [CLS] and [SEP]."""
         return True
 
 
 class RvaeModel(Part):
-    """A recurrent variational autoencoder that makes text up (DP-RVAE); sizes as `learning.synthesis` has them."""
+    """A recurrent variational autoencoder that generates text (DP-RVAE); `learning.synthesis` explains the sizes."""
 
     architecture: Literal["rvae"] = "rvae"
-    # sound: as the job's mechanism protects it; published: the paper's noise, without any guarantee.
+    # sound: the job's mechanism protects it. published: the paper's noise, without any guarantee.
     variant: Literal["sound", "published"] = "sound"
     embedding: int = Field(default=64, ge=1, le=1024)
     hidden: int = Field(default=128, ge=1, le=1024)
     latent: int = Field(default=32, ge=1, le=1024)
-    # Entries of the job's list of words that are kept; all others are unknown.
+    # Number of entries kept from the start of the word list; all other words are unknown.
     words: int = Field(default=4000, ge=3, le=4000)
-    # Longer texts are cut, and none that is longer is made up.
+    # Longer texts are cut, and no longer text is generated.
     max_tokens: int = Field(default=32, ge=1, le=512)
     word_dropout: float = Field(default=0.3, ge=0, le=1)
     free_bits: float = Field(default=4.0, ge=0, le=1000)
     kl_weight: float = Field(default=1.0, ge=0, le=1000)
-    # Of each label's own vector where words are scored; 0, as always in `published`: a label is heard through the
-    # decoder's input alone.
+    # Weight of each label's own vector in the words' scores (label bias). With 0, as always in `published`, a label
+    # acts only through the decoder's input.
     label_weight: float = Field(default=4.0, ge=0, le=100)
     embedding_std: float = Field(default=0.15, ge=0, le=100)
     freeze_embedding: bool = False
@@ -152,11 +152,11 @@ class RvaeModel(Part):
         if self.variant == "published" and self.label_weight:
             raise ValueError("label_weight: the published variant has no vectors of labels; leave it out")
         if self.tied and not self.freeze_embedding:
-            raise ValueError("tied needs freeze_embedding: a table that is looked up and projected with is not trained")
+            raise ValueError("tied needs freeze_embedding, because a table that also scores the words is not trained")
         return self
 
     def values(self, vocabulary: int, labels: int) -> int:
-        """How many values the model has with so many entries and labels."""
+        """Number of values of a model with `vocabulary` entries and `labels` labels."""
         rows = min(vocabulary, self.words) + 1 + labels
         lstms = 4 * self.hidden * (3 * self.embedding + 2 * self.hidden + 2)
         latent = 2 * (self.hidden + 1) * self.latent + (self.latent + self.embedding + 1) * self.embedding
@@ -165,12 +165,12 @@ class RvaeModel(Part):
 
     @property
     def min_tokens(self) -> int:
-        """The shortest text: none but its end. Label and end are added when it is read."""
+        """Tokens of the shortest text: only its end. Label and end are added when a text is read."""
         return 1
 
     @property
     def frame(self) -> bool:
-        """Whether [CLS] stands before a text and [SEP] behind it."""
+        """Whether texts are put between [CLS] and [SEP]."""
         return False
 
 

@@ -1,12 +1,12 @@
-"""Prompted models as a job states them: a frozen language model, what is trained in front of it, and the task.
+"""Prompted models as a job states them: a frozen language model, the injection that is trained in it, and the task.
 
-The operator names a `base`; the bundle has the backbone's `config` and its digest in that place, so that every member
-trains on the same frozen values wherever it has them from (docs/prompts.md). Only what the injection adds is trained
-and travels: methods with private parts (`fedvocab`, `lg-fedavg`, `fedrecon`) have nothing to keep private here.
+The operator names a `base`. In the bundle, the backbone's `config` and digest replace it, so every member trains on the
+same frozen values, wherever it got them (docs/prompts.md). Only the values that the injection adds are trained and
+travel, so methods with private parts (`fedvocab`, `lg-fedavg`, `fedrecon`) have nothing to keep private here.
 
-A template is text with slots: `{text}`, with `{text_b}` where texts come in pairs, and `{mask}`, where the language
-model fills in a word. The slots of texts are called as columns of data are, unless a member says otherwise. A
-verbaliser says which words stand for which label.
+A template is text with slots: `{text}`, also `{text_b}` for pairs of texts, and `{mask}`, where the language model
+fills in a word. The text slots have the names of data columns, unless a member maps others to them. A verbaliser maps
+each label to its words.
 """
 
 import re
@@ -49,10 +49,10 @@ __all__ = [
     "reads_pairs",
 ]
 
-# Of the canonical file: T5-base has 0.9 GB, RoBERTa-large 1.4 GB.
+# Size of the canonical file. T5-base has 0.9 GB, RoBERTa-large 1.4 GB.
 MAX_BACKBONE_BYTES = 2**31
 
-# Where members may have one from, in the order in which they ask.
+# Where members may get a backbone, in the order in which they try.
 Source = Literal["disk", "hub", "coordinator"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 _HUB_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}@[0-9a-f]{40}")
@@ -67,7 +67,7 @@ _MAX_CONFIG_TEXT = 500
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    # What is nested is no size, and could be large, or deep.
+    # A nested value is not a size, and could be large or deep.
     for name, value in config.items():
         if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
             raise ValueError(f"{name[:40]} must be a word, a number, true or false")
@@ -76,28 +76,31 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-# A pretrained model's sizes by name, as its family has them.
+# A pretrained model's sizes, under the names that its family uses.
 EncoderConfig = Annotated[dict[Short, Any], AtMost(64), AfterValidator(_flat)]
 
 
 # ---- templates -------------------------------------------------------------------------------------------------
 
 _SLOT = re.compile(r"\{([^{}]*)\}")
-# What a tokenizer's mask looks like: in a template it would be cut like any other text.
+# Masks as tokenizers write them. In a template they would be tokenized like any other text.
 _LITERAL_MASKS = ("[MASK]", "<mask>", "<extra_id_0>")
 
 
 Slot = Literal["", "text", "text_b", "mask", "sep"]
 _SLOTS: dict[str, Slot] = {"text": "text", "text_b": "text_b", "mask": "mask"}
-# Of a pair under a head, where nothing of a template's own tells the texts apart: each family's own separator.
+# Separates a pair of texts under a head, where no template text does; each family has its own separator token.
 _SEPARATOR = "{sep}"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a template.
+    """A part of a template: a slot or literal text.
 
-    slot: "" for text of the template's own. text: that text, else "". spaced: whether white space stands before it.
+    Args:
+        slot: the slot's name, "" for literal text.
+        text: the literal text, "" for a slot.
+        spaced: whether white space precedes it.
     """
 
     slot: Slot
@@ -107,13 +110,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template, cut at its slots. How much white space stands somewhere does not matter, whether any does."""
+    """A template, split at its slots. Only the presence of white space matters, not its amount."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What a row of data fills, in the order of the data: ("text",) or ("text", "text_b")."""
+        """The slots that a row of data fills, in the order of the data: ("text",) or ("text", "text_b")."""
         return ("text", "text_b") if self.pairs else ("text",)
 
     @property
@@ -128,15 +131,19 @@ class Template:
 
 
 def parse_template(template: str, *, mask: bool = True) -> Template:
-    """mask: whether {mask} must be there, once, or must not. Only without one `{sep}` is a slot, between two texts.
+    """Splits a template at its slots.
+
+    Args:
+        template: the template.
+        mask: whether {mask} must occur once or not at all. Only without a mask, `{sep}` is a slot, between two texts.
 
     Raises:
-        ValueError: a slot that is missing, stands twice or is none.
+        ValueError: a slot is missing, repeated or unknown.
     """
     for literal in _LITERAL_MASKS:
         if literal.lower() in template.lower():
             raise ValueError(
-                f"{literal} is plain text in a template; write {{mask}}, which is every tokenizer's own mask"
+                f"{literal} is plain text in a template; write {{mask}}, which stands for every tokenizer's mask"
             )
     pieces: list[Piece] = []
     spaced, end = False, 0
@@ -151,7 +158,7 @@ def parse_template(template: str, *, mask: bool = True) -> Template:
             break
         slot = "sep" if found[0] == _SEPARATOR and not mask else _SLOTS.get(found[1])
         if slot is None:
-            raise ValueError(f"{found[0]} is no slot; there are {{text}}, {{text_b}} beside it for pairs, and {{mask}}")
+            raise ValueError(f"{found[0]} is not a slot; there are {{text}}, {{text_b}} for pairs, and {{mask}}")
         pieces.append(Piece(slot, "", spaced))
         spaced, end = False, found.end()
     _check_slots([piece.slot for piece in pieces if piece.slot], mask)
@@ -161,21 +168,21 @@ def parse_template(template: str, *, mask: bool = True) -> Template:
 def _check_slots(slots: Sequence[str], mask: bool) -> None:
     for slot in dict.fromkeys(slots):
         if slots.count(slot) > 1:
-            raise ValueError(f"{{{slot}}} stands {slots.count(slot)} times; leave it there once")
+            raise ValueError(f"{{{slot}}} occurs {slots.count(slot)} times; write it once")
     if mask and "mask" not in slots:
-        raise ValueError('{mask} is missing: say where the language model fills in a word, as in "{text} is {mask}."')
+        raise ValueError('{mask} is missing; write it where the model fills in a word, as in "{text} is {mask}."')
     if not mask and "mask" in slots:
-        raise ValueError("{mask} has no meaning here: nothing fills in a word; leave it out")
+        raise ValueError("{mask} has no effect, because nothing fills in a word here; leave it out")
     if "text" not in slots:
         raise ValueError(
-            "a template holds {text} once, and {text_b} once where texts come in pairs; "
+            "a template holds {text} once, and for pairs of texts also {text_b} once; "
             f"this one holds {'{text_b} alone' if 'text_b' in slots else 'neither'}"
         )
     if "sep" in slots and list(slots) != ["text", "sep", "text_b"]:
-        raise ValueError("{sep} stands between {text} and {text_b}, and nowhere else")
+        raise ValueError("{sep} may only be between {text} and {text_b}; move it there, or leave it out")
 
 
-# How a text alone, and a pair, are read for a classification head.
+# The templates of a single text and of a pair for a classification head.
 _PLAIN, _PLAIN_PAIR = "{text}", f"{{text}}{_SEPARATOR}{{text_b}}"
 PLAIN = parse_template(_PLAIN, mask=False)
 
@@ -184,28 +191,28 @@ PLAIN = parse_template(_PLAIN, mask=False)
 
 
 class PromptTuning(Part):
-    """Free vectors in front of the text (Lester et al. 2021)."""
+    """Trained vectors in front of the text (Lester et al. 2021)."""
 
     name: Literal["prompt-tuning"] = "prompt-tuning"
     tokens: Tokens = 20
 
 
 class PTuning(Part):
-    """Vectors in front of the text that a small encoder makes of trained ones (Liu et al. 2021)."""
+    """Vectors in front of the text that a small encoder computes from trained ones (Liu et al. 2021)."""
 
     name: Literal["p-tuning"] = "p-tuning"
     tokens: Tokens = 20
     encoder: Literal["mlp", "lstm"] = "mlp"
-    # Of the encoder; 768 is the width of the base models.
+    # Width of the encoder; 768 is the width of the base models.
     hidden: Hidden = 768
 
 
 class PrefixTuning(Part):
-    """Keys and values in front of those of every layer (Li and Liang 2021)."""
+    """Trained keys and values in front of those of every layer (Li and Liang 2021)."""
 
     name: Literal["prefix-tuning"] = "prefix-tuning"
     tokens: Tokens = 20
-    # Width of the network that the prefix is made by while it is trained; not given: the prefix is free values itself.
+    # Width of the network that computes the prefix during training. None: the prefix itself is trained.
     hidden: Hidden | None = None
 
 
@@ -225,14 +232,14 @@ Injection = Annotated[PromptTuning | PTuning | PrefixTuning | LoRA, Field(discri
 
 
 def _words_of(value: object) -> object:
-    """A word alone is a list of one."""
+    """Reads a single word as a list of one."""
     if not isinstance(value, dict):
-        raise ValueError('must be a table of label = [words], such as positive = ["great"], negative = ["terrible"]')
+        raise ValueError('must be a table of label = [words], e.g. positive = ["great"], negative = ["terrible"]')
     return {label: (words,) if isinstance(words, str) else words for label, words in value.items()}
 
 
 class Cloze(Part):
-    """The language model fills in a word, and the words of a label speak for it."""
+    """The language model fills in a word, and the scores of a label's words score the label."""
 
     name: Literal["cloze"] = "cloze"
     template: str = Field(default="{text} is {mask}.", min_length=1, max_length=2000)
@@ -252,20 +259,20 @@ class Cloze(Part):
         owner: dict[str, str] = {}
         for label, words in verbaliser.items():
             if not words:
-                raise ValueError(f"{label} has no words; give it one or more")
+                raise ValueError(f"{label} has no words; add at least one")
             for word in words:
                 if word in owner:
-                    where = "twice there" if owner[word] == label else f"under {owner[word]} too"
-                    raise ValueError(f"{word!r} stands under {label} and {where}; a word speaks for one label, once")
+                    where = "twice" if owner[word] == label else f"and under {owner[word]}"
+                    raise ValueError(f"{word!r} is listed under {label} {where}; list each word once, for one label")
                 owner[word] = label
         return verbaliser
 
 
 class Head(Part):
-    """A linear layer over the mean of the text's states, for encoders without a language model's head."""
+    """A linear layer over the mean of a text's hidden states, for encoders without a language-model head."""
 
     name: Literal["head"] = "head"
-    # Whether a row is two texts, as in [CLS] text [SEP] text_b [SEP]. A cloze's template says so itself.
+    # Whether a row holds two texts, read as [CLS] text [SEP] text_b [SEP]. A cloze's template says that itself.
     pairs: bool = False
 
 
@@ -281,17 +288,17 @@ class PromptedModel(Part):
     architecture: Literal["prompted"] = "prompted"
     # A folder that save_pretrained wrote, or a name on the hub (owner/name).
     base: str | None = Field(default=None, min_length=1, max_length=500)
-    # In the bundle's document, in place of base: sizes by name, and SHA-256 of the canonical file of the values.
+    # In the bundle's document, instead of base: sizes by name, and SHA-256 of the canonical file of the values.
     config: EncoderConfig | None = None
     backbone: Digest | None = None
-    # Where the operator had it from, if that was the hub, as owner/name@COMMIT: a hint for members, which believe the
-    # digest alone.
+    # If the operator got it from the hub, its place there as owner/name@COMMIT: a hint for members, which trust only
+    # the digest.
     hub: str | None = Field(default=None, max_length=234)
     injection: Annotated[Injection, table_of(Injection, "name", in_a_word=True)] = PromptTuning()
     task: Annotated[Task, table_of(Task, "name", in_a_word=True)]
-    # In the prompted network and under the head; the backbone's own sites share it.
+    # In the prompted network and under the head; the backbone's own dropout layers use it, too.
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    # Of text and template together, without soft prompts.
+    # Tokens of text and template together, without soft prompts.
     max_tokens: int = Field(default=128, ge=3, le=4096)
 
     @field_validator("hub")
@@ -299,7 +306,7 @@ class PromptedModel(Part):
     def _pinned(cls, hub: str | None) -> str | None:
         if hub is not None and _HUB_COMMIT.fullmatch(hub) is None:
             raise ValueError(
-                f"{hub[:80]!r} names no commit: a branch or a tag can be moved. Write owner/name@COMMIT, with the 40 "
+                f"{hub[:80]!r} names no commit, and a branch or tag can move; write owner/name@COMMIT with the 40 "
                 "hexadecimal digits of the commit, or make the bundle again"
             )
         return hub
@@ -312,69 +319,75 @@ class PromptedModel(Part):
             )
         if (self.base is None) == (self.config is None):
             raise ValueError(
-                "a prompted model needs a base, a folder or a name on the hub (owner/name); config and backbone take "
-                "its place in the job's bundle and are never written by hand"
+                "a prompted model needs a base, a folder or a name on the hub (owner/name); do not write config and "
+                "backbone by hand: `coordinator job bundle` does"
             )
         if self.hub is not None and self.config is None:
-            raise ValueError("hub: the bundle says where members may look; the job file names the base alone")
+            raise ValueError("hub: `coordinator job bundle` writes this key; leave it out and name the base")
         kind = (self.config or {}).get("model_type")
         if kind == "t5" and isinstance(self.task, Head):
-            raise ValueError('task: t5 has no states to put a head over here; take "cloze"')
+            raise ValueError('task: a head does not work with t5 here; use "cloze"')
         return self
 
     @property
     def template_text(self) -> str:
-        """The template as it is written; under a head the text alone, or a pair with a separator between."""
+        """The template's text; under a head a single text, or a pair with a separator in between."""
         if isinstance(self.task, Cloze):
             return self.task.template
         return _PLAIN_PAIR if self.task.pairs else _PLAIN
 
     @property
     def template(self) -> Template:
-        """How a row of data is read."""
+        """The template that a row of data fills."""
         return parse_template(self.template_text, mask=isinstance(self.task, Cloze))
 
     def label_words(self, labels: Sequence[str]) -> tuple[tuple[str, ...], ...] | None:
         """The words of each label, in the order of `labels`; None under a head.
 
         Raises:
-            ValueError: a label without words, or words of what is no label.
+            ValueError: a label has no words, or words are given for an unknown label.
         """
         if not isinstance(self.task, Cloze):
             return None
         words = self.task.verbaliser
         if missing := [label for label in labels if label not in words]:
-            raise ValueError(f"model.task.verbaliser: no words for the label {missing[0]!r}; give it one or more")
+            raise ValueError(f"model.task.verbaliser: no words for the label {missing[0]!r}; add at least one")
         known = frozenset(labels)
         if surplus := [label for label in words if label not in known]:
-            raise ValueError(f"model.task.verbaliser: {surplus[0]!r} is no label of this job; take it out, or add it")
+            raise ValueError(
+                f"model.task.verbaliser: {surplus[0]!r} is not a label of this job; remove it, or add the label"
+            )
         return tuple(words[label] for label in labels)
 
     @property
     def min_tokens(self) -> int:
-        """The shortest sequence that the model takes."""
+        """Tokens of the shortest sequence that the model accepts."""
         return 3
 
     @property
     def frame(self) -> bool:
-        """Whether a tokenizer's first and last tokens stand around a text; the backbone's family says which."""
+        """Whether texts are put between the tokenizer's first and last tokens; the backbone's family says which."""
         return True
 
     @property
     def freeze_embedding(self) -> bool:
-        """The whole backbone is frozen and outside what is shared, so that there is nothing more to freeze."""
+        """False: the whole backbone is frozen and not shared, so there is nothing more to freeze."""
         return False
 
 
 def reads_pairs(model: object) -> bool:
-    """Whether a job's model reads two texts for each example, which of all models a prompted one alone can."""
+    """Whether a job's model reads two texts for each example. Only a prompted model can."""
     return isinstance(model, PromptedModel) and model.template.pairs
 
 
 def check_prompted_method(method: Method) -> None:
-    """Raises: ValueError: a method that keeps parts of the model private: of a prompted one nothing could be."""
+    """Refuses methods that keep parts of a model private.
+
+    Raises:
+        ValueError: the method is such a method.
+    """
     if not isinstance(method, FedAvg | FedProx):
         raise ValueError(
-            f"method: {method.name} keeps parts of the model with the member, and of a prompted model there is only "
-            "the prompt, which is shared; take fedavg or fedprox"
+            f"method: {method.name} keeps parts of the model private, but a prompted model trains only the prompt, "
+            "which is shared; use fedavg or fedprox"
         )

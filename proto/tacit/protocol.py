@@ -1,4 +1,4 @@
-"""The version of `tacit.v1`: member and coordinator each say theirs, and work together only where both are equal."""
+"""The version of `tacit.v1`. Member and coordinator each state theirs and work together only if the two are equal."""
 
 from typing import Final
 
@@ -8,10 +8,11 @@ PROTOCOL_VERSION: Final = 1
 
 
 def disagreement(*, member: int, coordinator: int) -> str | None:
-    """Which side to upgrade; None where the two work together.
+    """Says which side to upgrade, or returns None if the two work together.
 
-    member: protocol version of its Hello.
-    coordinator: protocol version of its Welcome, or of this program.
+    Args:
+        member: protocol version in the member's Hello.
+        coordinator: protocol version in the coordinator's Welcome, or of this program.
     """
     if member == coordinator:
         return None

@@ -1,9 +1,8 @@
-"""From the bytes of a document to plain values, within bounds: JSON, and the TOML that people write.
+"""Parses the bytes of a document into plain values, within bounds: JSON, and the TOML that people write.
 
-Guarantees: a document that is too long is not parsed; one that nests too deeply, or that no parser can read, is a
-`DocumentInvalid` with a short sentence. The cost is linear in the document's length, times `MAX_DEPTH` at most, so
-that the limit on bytes bounds time and memory (docs/jobs.md has the measurements). What the values mean is
-`tacit.documents`'s.
+Guarantees: a document that is too long is not parsed. One that nests too deeply, or that the parser cannot read, raises
+`DocumentInvalid` with a short sentence. The cost is at most linear in the document's length times `MAX_DEPTH`, so the
+limit on bytes bounds time and memory (docs/jobs.md has the measurements). `tacit.documents` interprets the values.
 """
 
 import json
@@ -15,13 +14,14 @@ from typing import Any
 
 __all__ = ["MAX_DEPTH", "DocumentInvalid", "json_values", "read_bytes", "shortened", "shown", "toml_values"]
 
-# Tables and lists inside each other. The deepest document (a job with a verbaliser) has six.
+# Nesting depth of tables and lists. The deepest document (a job with a verbaliser) has six levels.
 MAX_DEPTH = 16
-# Characters of a value, a key, or a mistake that a sentence repeats.
+# Characters of a value or key that an error message repeats.
 _MAX_SHOWN = 80
 
-# A string or a comment of TOML: everything in which a bracket or a dot means nothing. One that never closes runs to its
-# end. The quantifiers are possessive and every branch matches once begun, so that nothing is scanned twice.
+# A TOML string or comment: everything in which brackets and dots mean nothing. An unclosed string runs to the end of
+# the line or the document. The quantifiers are possessive and a branch that has begun always matches, so no character
+# is scanned twice.
 _TOML_TEXT = re.compile(
     r'"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5}+|\\?\Z)'
     r"|'''(?:[^']++|'(?!''))*+(?:'{3,5}+|\Z)"
@@ -30,20 +30,26 @@ _TOML_TEXT = re.compile(
     r"|#[^\n]*+",
     re.DOTALL,
 )
-# A key of more parts than a document nests. tomllib's cost grows with the square of their number.
+# A dotted key with more parts than a document may nest. tomllib's cost grows with the square of their number.
 _TOML_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}", re.ASCII)
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class DocumentInvalid(ValueError):
-    """A document that cannot be used; the text says where and what to do."""
+    """A document cannot be used; the text says where it is wrong and what to do."""
 
 
 def read_bytes(path: Path, most: int, what: str) -> bytes:
-    """A file's content. No more than `most` bytes and one are ever in memory.
+    """Reads a file. It never holds more than `most` + 1 bytes in memory.
+
+    Args:
+        path: the file.
+        most: maximum length in bytes.
+        what: how an error names the document.
 
     Raises:
-        DocumentInvalid: it is longer. OSError.
+        DocumentInvalid: the file is longer.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         data = file.read(most + 1)
@@ -52,15 +58,20 @@ def read_bytes(path: Path, most: int, what: str) -> bytes:
 
 
 def json_values(data: bytes, most: int, what: str) -> Any:
-    """What the JSON holds. most: bytes.
+    """Parses JSON.
+
+    Args:
+        data: the document.
+        most: maximum length in bytes.
+        what: how an error names the document.
 
     Raises:
-        DocumentInvalid: too long, too deep, or not JSON.
+        DocumentInvalid: too long, nested too deeply, or not JSON.
     """
     _check_length(data, most, what)
     try:
         values = json.loads(data)
-        # Half of a surrogate pair is no text: what holds one has no canonical form.
+        # Half of a surrogate pair cannot be encoded, so a document that holds one has no canonical form.
         json.dumps(values, ensure_ascii=False).encode()
     except RecursionError:
         raise _too_deep(what) from None
@@ -71,10 +82,15 @@ def json_values(data: bytes, most: int, what: str) -> Any:
 
 
 def toml_values(data: bytes, most: int, what: str) -> dict[str, Any]:
-    """What the TOML holds. most: bytes.
+    """Parses TOML.
+
+    Args:
+        data: the document.
+        most: maximum length in bytes.
+        what: how an error names the document.
 
     Raises:
-        DocumentInvalid: too long, too deep, or not TOML in UTF-8.
+        DocumentInvalid: too long, nested too deeply, or not TOML in UTF-8.
     """
     _check_length(data, most, what)
     try:
@@ -95,21 +111,21 @@ def toml_values(data: bytes, most: int, what: str) -> dict[str, Any]:
 
 
 def shortened(text: str, most: int = _MAX_SHOWN) -> str:
-    """The text, or its beginning where it is longer than `most` characters."""
+    """Returns the text, cut to `most` characters with an ellipsis if it is longer."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def shown(value: object) -> str:
-    """How a sentence repeats a value: short, whatever it is."""
+    """Formats a value for an error message, always briefly."""
     try:
         return shortened(reprlib.repr(value))
-    except ValueError:  # Python writes out no number of more than 4300 digits.
+    except ValueError:  # Python does not write out numbers of more than 4300 digits.
         return "a very large number"
 
 
 def _check_length(data: bytes, most: int, what: str) -> None:
     if len(data) > most:
-        raise DocumentInvalid(f"{what} has more than {most} bytes, which is the limit; this may be some other file")
+        raise DocumentInvalid(f"{what} has more than {most} bytes, the limit; check that it is the right file")
 
 
 def _check_depth(values: Any, what: str) -> None:
@@ -128,7 +144,7 @@ def _check_depth(values: Any, what: str) -> None:
 
 
 def _check_toml_shape(text: str, what: str) -> None:
-    """Before tomllib sees it: it recurses into brackets, and takes the square of a dotted key's parts."""
+    """Bounds nesting before parsing: tomllib recurses into brackets, and is quadratic in the parts of a dotted key."""
     bare = _TOML_TEXT.sub("s", text)
     if _TOML_LONG_KEY.search(bare):
         raise _too_deep(what)
@@ -140,6 +156,4 @@ def _check_toml_shape(text: str, what: str) -> None:
 
 
 def _too_deep(what: str) -> DocumentInvalid:
-    return DocumentInvalid(
-        f"{what} has more than {MAX_DEPTH} tables or lists inside each other; this may be some other file"
-    )
+    return DocumentInvalid(f"{what} nests tables or lists more than {MAX_DEPTH} deep; check that it is the right file")

@@ -1,7 +1,7 @@
 """Reasons: one enum in the contract, one word for logs and metric labels, one sentence for people.
 
-`Reason` is the protobuf enum. The part of it that secure aggregation uses carries that package's names, so the two
-are mapped by name and neither knows the other's numbers.
+`Reason` is the protobuf enum. Its entries for secure aggregation have the names of `secure_agg.Reason`, so the two are
+mapped by name and neither depends on the other's numbers.
 """
 
 from typing import cast
@@ -18,7 +18,7 @@ _SENTENCES: dict[str, str] = {
     "client_certificate_missing": "No client certificate was shown; enrol this machine with `edge_client enrol TOKEN`.",
     "client_certificate_unknown": "This federation did not issue the certificate, or no longer knows its holder.",
     "client_certificate_revoked": "The operator has revoked this member; ask for a new invitation.",
-    "client_role_wrong": "The certificate has another role than this service needs.",
+    "client_role_wrong": "This service needs a certificate with another role.",
     "protocol_version_unsupported": "Member and coordinator speak different protocol versions; upgrade the older one.",
     "session_replaced": "The same member opened another session; only one is kept.",
     "coordinator_stopping": "The coordinator is stopping; members reconnect by themselves when it is back.",
@@ -31,7 +31,7 @@ _SENTENCES: dict[str, str] = {
     "token_secret_wrong": "The join token's secret is wrong; copy the whole token or ask the operator for a new one.",
     "key_unsuitable": "The key is not RSA of 3072 to 8192 bits with exponent 65537, or did not sign the request.",
     "name_taken": "A member of that name is already enrolled; choose another name or revoke the old one.",
-    "enrolment_too_frequent": "Too many requests to enrol came from this network; wait the stated time and repeat.",
+    "enrolment_too_frequent": "Too many requests to enrol came from this network; wait the stated time and try again.",
     "job_not_admitted": "The member does not admit this job.",
     "data_unsuitable": "The member's data does not fit the job.",
     "policy_mechanism": "The member's policy does not allow the job's privacy mechanism.",
@@ -45,10 +45,10 @@ _SENTENCES: dict[str, str] = {
     "ledger_failing": "The member cannot write its privacy ledger; its own log says why.",
     "policy_job_kind": "The member's policy does not admit this kind of job.",
     "policy_base_model": "The member's policy does not admit the weights that the job starts from.",
-    "policy_parameters": "The job would share parameters that the member's policy keeps back.",
+    "policy_parameters": "The job would share parameters that the member's policy keeps private.",
     "policy_authority": "The member's policy does not trust the authority of this federation.",
     "policy_peers": "The roster has more members unknown to the member's policy than the attempt assumes corrupt.",
-    "policy_conditions": "The member's policy does not let it train now; it goes on when its conditions hold again.",
+    "policy_conditions": "The member's policy does not let it train now; it continues when its conditions hold again.",
     "policy_noise": "The job's privacy numbers are weaker than the member's policy demands.",
     "private_state_unusable": "The member cannot use what it keeps of this job's model; its own log says why.",
     "members_declined": "Too few members are left, because others declined the job for good; `coordinator member list` "
@@ -69,7 +69,7 @@ _SENTENCES: dict[str, str] = {
     "upload_closed": "This attempt accepts no more masked vectors.",
     "result_invalid": "The opened sum cannot be a sum of valid inputs.",
     "rounds_failing": "Too many rounds in a row were abandoned; see the rounds' reasons, then resume the job.",
-    "corpus_not_wanted": "The job takes no synthetic text from this member: it orders none, or is not finished.",
+    "corpus_not_wanted": "The job accepts no synthetic text from this member: it orders none, or is not finished.",
     "corpus_invalid": "The file of synthetic text does not match its statement or the job's order.",
     "policy_corpus": "The member's policy does not allow the synthetic text that the job orders.",
     "internal": "The software failed; its log says where.",
@@ -77,23 +77,23 @@ _SENTENCES: dict[str, str] = {
 
 
 def word(reason: Reason) -> str:
-    """As it stands in logs and metric labels: `token_used`."""
+    """The reason as logs and metric labels show it, e.g. `token_used`."""
     return Reason.Name(reason).removeprefix(_PREFIX).lower()
 
 
 def from_word(text: str) -> Reason:
-    """The reason of a word; unspecified for an unknown one (written by newer software)."""
+    """The reason that a word names; `REASON_UNSPECIFIED` for a word that only newer software knows."""
     name = _PREFIX + text.upper()
     return cast(Reason, Reason.Value(name)) if name in set(Reason.keys()) else Reason.REASON_UNSPECIFIED
 
 
 def of_protocol(reason: secure_agg.Reason) -> Reason:
-    """The contract's number for a reason of secure aggregation."""
+    """The contract's enum value for a reason of secure aggregation."""
     return cast(Reason, Reason.Value(_PREFIX + reason.name))
 
 
 def sentence(reason: Reason) -> str:
-    """What happened, and where there is something to do, what."""
+    """Says what happened and, if there is something to do, what to do."""
     text = word(reason)
     found = _SENTENCES.get(text)
     return found if found is not None else secure_agg.Reason[text.upper()].sentence

@@ -1,10 +1,10 @@
-"""How a refusal travels: a gRPC status for machines on the way, a `Reason` for ours, a sentence for people.
+"""How a refusal travels: a gRPC status for intermediaries, a `Reason` for our software, a sentence for people.
 
-The reason's name stands in the trailing metadata `tacit-reason`, the sentence in the status' details. A
-server ends a call with `abort_with`; a client reads both with `reason_of`. Statuses without a reason come
-from gRPC itself (or from something between the two sides) and say only what the transport knows.
+The reason's name is in the trailing metadata `tacit-reason`, the sentence in the status's details. A server ends a call
+with `abort_with`; a client reads both with `reason_of`. A status without a reason comes from gRPC itself, or from
+something between the two sides, and says only what the transport knows.
 
-`stamp` adds the server's time, so that a member can look at its own clock even when it is refused.
+`stamp` adds the server's time, so a member can check its own clock even when it is refused.
 """
 
 from __future__ import annotations  # `Reason | None` is for the type checker: protobuf enums know no `|`
@@ -46,17 +46,24 @@ _SINGLE: dict[Reason, grpc.StatusCode] = {
 
 
 def code_of(reason: Reason) -> grpc.StatusCode:
-    """The gRPC status of a reason. Every other reason means that the call came at the wrong time or state."""
+    """The gRPC status of a reason. Reasons without one of their own mean that the call came at the wrong time or in the
+    wrong state.
+    """
     return _SINGLE.get(reason, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], reason: Reason, detail: str = "") -> NoReturn:
-    """Ends a call on the server with a reason. `detail` is a sentence; without one the reason's own is
-    sent."""
+    """Ends a call on the server with a reason.
+
+    Args:
+        context: the call.
+        reason: why.
+        detail: a sentence for people; without one the reason's own sentence is sent.
+    """
     await context.abort(
         code_of(reason),
         clean(detail or sentence(reason), MAX_STATUS),
-        # `abort` replaces what was set before, and the time is wanted all the more beside a refusal.
+        # `abort` replaces the metadata set before, and the time matters most in a refusal.
         (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(reason))),
     )
     raise AssertionError("unreachable: abort raises")
@@ -68,7 +75,7 @@ def stamp(context: grpc.aio.ServicerContext[Any, Any], now: datetime) -> None:
 
 
 def time_of(metadata: object) -> datetime | None:
-    """The server's time out of a call's trailing metadata, if it is there."""
+    """Reads the server's time from a call's trailing metadata, if it is there."""
     value = _entry(metadata, TIME_KEY)
     try:
         return datetime.fromtimestamp(int(value) / 1000, UTC) if value else None
@@ -77,7 +84,7 @@ def time_of(metadata: object) -> datetime | None:
 
 
 def _entry(metadata: object, wanted: str) -> str | None:
-    # grpc-stubs leave the metadata opaque; it is pairs of a key and text or bytes.
+    # grpc-stubs leave the metadata opaque; it consists of pairs of a key and text or bytes.
     for key, value in cast("tuple[tuple[str, str | bytes], ...]", metadata or ()):
         if key == wanted:
             return value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -85,17 +92,16 @@ def _entry(metadata: object, wanted: str) -> str | None:
 
 
 def details_of(error: grpc.RpcError) -> str:
-    """What the other side, or gRPC itself, says of a failed call: cleaned, at most MAX_STATUS characters."""
+    """The details of a failed call, from the other side or gRPC itself: cleaned, at most MAX_STATUS characters."""
     details = error.details() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None
     return clean(details or "", MAX_STATUS)
 
 
 def reason_of(error: grpc.RpcError) -> tuple[Reason | None, str]:
-    """The reason and the sentence of a failed call, at the client. No reason: the transport failed, not
-    Tacit.
+    """The reason and sentence of a failed call, read at the client.
 
-    A reason that this software does not know (the other side is newer) is `REASON_UNSPECIFIED`. The sentence is the
-    other side's, cleaned.
+    Without a reason, the transport failed, not Tacit. A reason that this software does not know, because the other side
+    is newer, is `REASON_UNSPECIFIED`. The sentence is the other side's, cleaned.
     """
     if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
         return None, clean(str(error), MAX_STATUS)
@@ -103,7 +109,7 @@ def reason_of(error: grpc.RpcError) -> tuple[Reason | None, str]:
     name = _entry(error.trailing_metadata(), METADATA_KEY)
     if name is None:
         return None, details
-    # An enum of protobuf is no dict: it has `keys` and no `in`.
+    # A protobuf enum has `keys` but does not support `in`.
     known_names = frozenset(Reason.keys())
     known = cast("Reason", Reason.Value(name)) if name in known_names else Reason.REASON_UNSPECIFIED
     return known, details or sentence(known)

@@ -1,19 +1,17 @@
-"""Join tokens: what an operator hands to a new member, on paper, in a chat, over the telephone's text
-messages.
+"""Join tokens: what an operator gives to a new member, on paper, in a chat or in a text message.
 
-`tacit1.BODY.CHECK`: BODY is the token's canonical JSON in base64url without padding, CHECK eight hexadecimal
-digits of its SHA-256. CHECK is no protection against forgery, the secret is; it tells a token that was cut
-off or altered when it was pasted from one that is whole and wrong, so that a person is told the right thing
-to do.
+The format is `tacit1.BODY.CHECK`. BODY is the token's canonical JSON in base64url without padding; CHECK is eight
+hexadecimal digits of a SHA-256 over BODY. CHECK does not protect against forgery; the secret does. CHECK distinguishes
+a token that was cut off or altered while pasting from one that is intact and wrong, so the error can say the right
+thing to do.
 
-The token names the federation by the fingerprint of its root certificate. Whoever holds the token can
-therefore recognise the coordinator before a byte of the secret has left the machine. A coordinator keeps
-`secret_hash` only.
+The token names the federation by the fingerprint of its first root certificate. Its holder can therefore recognise the
+coordinator before any byte of the secret leaves the machine. A coordinator stores only `secret_hash`.
 
-A token that was made after the federation's authority was replaced holds also the newest authority's fingerprint
-and the number of the list of authorities at that time (`tacit.authorities`). Fingerprint and number are needed
-both: without the one a retired authority's key could make a list of its own, without the other its holder could
-show the true list from before it was retired. Other tokens leave both out, since people copy them.
+A token made after the federation's authority was replaced also holds the newest authority's fingerprint and the number
+of the list of authorities at that time (`tacit.authorities`). Both are needed: without the fingerprint, a retired
+authority's key could sign a list of its own; without the number, the holder of that key could present the true list
+from before it was retired. Other tokens leave both out and stay short, because people copy them.
 """
 
 import base64
@@ -44,18 +42,18 @@ __all__ = ["JoinToken", "TokenCutOff", "TokenInvalid", "join_address", "secret_h
 SECRET_BYTES = 32
 _PREFIX = "tacit1."
 _CHECK_DIGITS = 8
-# Characters of what is pasted. A token has about 500.
+# Characters of a pasted text. A token has about 500.
 _MAX_TOKEN = 8192
 _HASH_PURPOSE = b"tacit/join-token/secret/1\x00"
 _CHECK_PURPOSE = b"tacit/join-token/check/1\x00"
 
 
 class TokenInvalid(ValueError):
-    """A text that is no usable join token; the sentence says what is wrong and what to do."""
+    """A text is not a usable join token; the message says what is wrong and what to do."""
 
 
 class TokenCutOff(TokenInvalid):
-    """A join token of which a part is missing or altered: copied badly rather than forged."""
+    """Part of a join token is missing or altered: a copying mistake rather than a forgery."""
 
 
 def _secret(value: object) -> bytes:
@@ -70,7 +68,7 @@ def _secret(value: object) -> bytes:
 
 
 def _fingerprint(value: object) -> bytes:
-    """32 bytes, in a document as base64url: a third shorter than digits, and people copy it."""
+    """Reads 32 bytes, or their base64url, which is a third shorter than hexadecimal; people copy it."""
     if isinstance(value, str):
         text = value
         try:
@@ -106,7 +104,11 @@ _Fingerprint = Annotated[bytes, Field(max_length=32)]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` as (host, port). Raises: ValueError."""
+    """Splits `host:port` or `[v6]:port` into (host, port).
+
+    Raises:
+        ValueError: the address has another form.
+    """
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
@@ -119,22 +121,22 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The reverse of `split_address`."""
+    """Joins host and port; the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class JoinToken(Document):
-    """One invitation. Its `repr` does not show the secret."""
+    """An invitation for one member. Its `repr` does not show the secret."""
 
-    # Of the enrolment port, host:port.
+    # host:port of the enrolment port.
     address: str = Field(max_length=300)
     federation: Digest
     id: str = Field(pattern=r"^[0-9a-f]{24}$")
     secret: Secret
     member: Short
     expires: AwareDatetime
-    # SHA-256 of the root that issued when the token was made, and the number of the list that says so: both, or neither
-    # where there had been one authority only. What is not there is not written, and never null.
+    # SHA-256 of the newest root when the token was made, and the number of the list of authorities that names it. Both
+    # are present, or neither if there had been only one authority. Absent fields are left out, never written as null.
     newest: Annotated[_Fingerprint | None, PlainValidator(_fingerprint), PlainSerializer(_fingerprint_text)] = None
     number: int = Field(default=0, ge=1, le=1_000_000, strict=True)
 
@@ -148,24 +150,24 @@ class JoinToken(Document):
     @classmethod
     def _member(cls, value: str) -> str:
         if not name_is_valid(value):
-            raise ValueError("a member's name is 1 to 63 of a-z, 0-9, dot, dash and underscore")
+            raise ValueError("a member's name has 1 to 63 of a-z, 0-9, dot, dash and underscore")
         return value
 
     @field_validator("expires")
     @classmethod
     def _expires(cls, value: datetime) -> datetime:
-        # Whole seconds of UTC: one instant has one canonical form.
+        # Whole seconds in UTC, so that an instant has one canonical form.
         try:
             return value.astimezone(UTC).replace(microsecond=0)
         except OverflowError as error:
-            raise ValueError("outside of the calendar") from error
+            raise ValueError("outside the calendar") from error
 
     @model_validator(mode="after")
     def _both(self) -> Self:
         if (self.newest is None) != (self.number == 0):
-            raise ValueError("the newest authority's fingerprint and the list's number belong together; one is missing")
+            raise ValueError("the newest authority's fingerprint and the list's number go together; one is missing")
         if self.newest == self.federation:
-            raise ValueError("the newest authority is the first one; such a token does not name it twice")
+            raise ValueError("the newest authority is the first one; such a token must leave it out")
         return self
 
     @model_serializer(mode="wrap")
@@ -177,12 +179,17 @@ class JoinToken(Document):
     def create(
         cls, *, address: str, federation: bytes, member: str, expires: datetime, authorities: Authorities | None = None
     ) -> Self:
-        """A new token with a fresh id and secret from the operating system's random source.
+        """Makes a token with a fresh id and secret from the operating system's random source.
 
-        authorities: the federation's at this moment; None stands for the first one alone.
+        Args:
+            address: host:port of the enrolment port.
+            federation: SHA-256 of its first root, 32 bytes.
+            member: the new member's name.
+            expires: timezone-aware.
+            authorities: the federation's current list; None means the first authority alone.
 
         Raises:
-            pydantic.ValidationError (a ValueError): an address, name or fingerprint that cannot be right.
+            pydantic.ValidationError: a ValueError; an address, name or fingerprint is malformed.
         """
         later: dict[str, Any] = {}
         if authorities is not None and authorities.newest != federation:
@@ -198,18 +205,17 @@ class JoinToken(Document):
         )
 
     def format(self) -> str:
-        """The text to hand out. It holds the secret."""
+        """The text to give to the member. It contains the secret."""
         body = _encode(self.canonical())
         return f"{_PREFIX}{body}.{_check(body)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads what a person pasted; white space and line breaks inside, and quotes around it, do not
-        matter.
+        """Reads what a person pasted. White space and line breaks inside it and quotes around it do not matter.
 
         Raises:
-            TokenCutOff: a part is missing or was altered on the way.
-            TokenInvalid: no join token at all, or one of a version that this software does not know.
+            TokenCutOff: part of the token is missing or altered.
+            TokenInvalid: the text is not a join token, or is one of a version that this software does not know.
         """
         if len(text) > _MAX_TOKEN:
             raise TokenInvalid(
@@ -218,14 +224,14 @@ class JoinToken(Document):
             )
         text = "".join(text.split()).strip("'\"`")
         if not text.isascii():
-            raise TokenInvalid("this is not a join token: those are plain ASCII; copy it again")
+            raise TokenInvalid("this is not a join token: tokens are plain ASCII; copy it again")
         if not text.startswith(_PREFIX):
             if text and _PREFIX.startswith(text):
                 raise TokenCutOff(_CUT_OFF)
             if re.match(r"tacit[0-9]+\.", text):
-                raise TokenInvalid("the join token is of a newer kind than this software reads; upgrade it")
+                raise TokenInvalid("the join token is newer than this software can read; upgrade the software")
             raise TokenInvalid(
-                f"this is not a join token: those start with `{_PREFIX}`; "
+                f"this is not a join token: tokens start with `{_PREFIX}`; "
                 "copy the whole line that `coordinator member invite` printed"
             )
         body, dot, check = text[len(_PREFIX) :].partition(".")
@@ -252,8 +258,8 @@ def _check(body: str) -> str:
 
 
 def secret_hash(secret: bytes) -> bytes:
-    """What a coordinator keeps of a secret: SHA-256, domain-separated, 32 bytes.
+    """Hashes a secret for the coordinator to store: SHA-256, domain-separated, 32 bytes.
 
-    No salt and no slow hash: the secret is 256 random bits, which cannot be guessed from any hash of it.
+    It needs neither salt nor a slow hash: the secret is 256 random bits, which nobody can guess from a hash.
     """
     return hashlib.sha256(_HASH_PURPOSE + secret).digest()

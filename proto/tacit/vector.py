@@ -1,6 +1,6 @@
-"""What a job's masked vector holds: its segments, how fine the ring's step is, and how wide the ring.
+"""The layout of a job's masked vector: its segments, the ring's step and the ring's width.
 
-Member and coordinator work it out from the job document and the cohort's size, so that nothing about it is negotiated.
+Member and coordinator compute it from the job document and the cohort's size, so nothing about it is negotiated.
 """
 
 import math
@@ -20,20 +20,21 @@ __all__ = [
     "sends_weight",
 ]
 
-# A member may add up to so many times the noise that the job asks for: the ring has room for it.
+# The ring has room for members that add up to this many times the job's noise.
 NOISE_ROOM = 4.0
 
 WIDEST_RING = 32
-# The ring's step: of the deviation of noise that is added before encoding, or of the bound on a coordinate.
+# The ring's step, relative to the standard deviation of noise added before encoding, or to the coordinate bound.
 _STEP_OF_STD = 2.0**-6
 _STEP_OF_BOUND = 2.0**-24
 _FINEST, _COARSEST_SCALE = 40, 2.0**-128
-# No magnitude of `learning.mechanisms.noise`'s Laplace is larger, in scales: -ln 2^-64.
+# Room for Laplace noise, in scales: -ln 2^-64. A magnitude exceeds it with probability 2^-64 and is then clipped after
+# noising, which costs no privacy.
 _LARGEST_LAPLACE = 64 * math.log(2)
 
 
 def grid_of(job: Sized) -> Grid:
-    """The grid of a `distributed-gaussian` job; of no attempt, so that what one costs is known before it is opened.
+    """The grid of a `distributed-gaussian` job. It does not depend on an attempt, so costs are known before one opens.
 
     Raises:
         ValueError: the job has another mechanism.
@@ -54,31 +55,37 @@ def _grid(job: Numbers, mechanism: DistributedGaussian, values: int) -> Grid:
 
 
 def max_in_sum(job: Numbers, members: int) -> int:
-    """The most inputs of one sum in a cohort of so many: all, with groups those of the largest."""
+    """Maximum number of inputs in one sum of a cohort of `members`: all of them or, with groups, the largest group."""
     groups = job.aggregation.groups
     return members if groups is None else -(-members // groups)
 
 
 def sends_weight(job: Numbers) -> bool:
-    """Whether a member's weight and metrics travel beside its change: without a mechanism, in one sum.
+    """Whether a member's weight and metrics travel beside its update: only without a mechanism and without groups.
 
-    Under a mechanism they do not, since they depend on the data too. Nor do they in groups: a member's number of
-    examples is the same in every round while groups are drawn anew, so that after (n - 1) / (g - 1) rounds the sums of
-    weights could be solved for each member's own.
+    Under a mechanism they do not, because they depend on the data, too. With groups they do not either: a member's
+    number of examples is the same in every round while groups are drawn afresh, so after (n - 1) / (g - 1) rounds the
+    sums of weights could be solved for each member's own.
     """
     return isinstance(job.mechanism, NoMechanism) and job.aggregation.groups is None
 
 
 def layout_of(job: Sized, members: int) -> Layout:
-    """The segments of the masked vector for a cohort of `members` (n, which sets scales and the ring's width; with
-    groups the largest one's members do).
+    """The segments of the masked vector for a cohort.
 
-    Where weights are sent (`sends_weight`) `update` is the change times w / max_weight, so its bound is the coordinate
-    bound, and weight and metrics follow. Elsewhere every member weighs the same and nothing but the change travels.
+    If weights are sent (`sends_weight`), the segment `update` holds w / max_weight times the update, so its bound is
+    the coordinate bound, and weight and metrics follow it. Otherwise every member weighs the same and only the update
+    travels.
 
-    A step of the ring is at most 2^-6 of the noise's deviation (rounding then adds at most 2^-14 of its variance), or
-    2^-24 of the coordinate bound where the noise is in the training or nowhere. The ring is the narrowest that holds n
-    times the largest value, at most 32 bits wide; steps grow where that does not do, and shrink where there is room.
+    A step of the ring is at most 2^-6 of the noise's standard deviation (rounding then adds at most 2^-14 of its
+    variance), or 2^-24 of the coordinate bound if noise is added during training or not at all. The ring is the
+    narrowest that holds n times the largest value, at most 32 bits wide. If 32 bits are too few, steps grow; if there
+    is room, they shrink.
+
+    Args:
+        job: the job.
+        members: size n of the cohort, which determines scales and the ring's width. With groups, the size of the
+            largest group does.
 
     Raises:
         LayoutInvalid: the sum could wrap.
@@ -90,17 +97,16 @@ def layout_of(job: Sized, members: int) -> Layout:
 
 
 def check_layout(job: Numbers, values: int) -> None:
-    """That a sum of the largest cohort has room: smaller ones then have it, since a sum needs more bits the more there
-    are.
+    """Checks that the ring has room for a sum of the largest cohort, and so for those of smaller ones.
 
     Raises:
-        ValueError: with the keys to change.
+        ValueError: it has not; the text names the keys to change.
     """
     members = max_in_sum(job, job.rounds.target_members)
     try:
         segments, bits = _fitted(job, values, members)
     except (ValueError, OverflowError) as error:
-        # No grid, or numbers that a float does not hold.
+        # There is no grid, or numbers exceed a float's range.
         raise ValueError(f"mechanism, rounds.target_members: {error}") from error
     needed = max(_bits_needed(segment, members) for segment in segments)
     if needed <= bits:
@@ -123,7 +129,7 @@ def check_layout(job: Numbers, values: int) -> None:
 
 
 def _fitted(job: Numbers, values: int, members: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments and bits of `layout_of`, whether the sum fits or not. Raises LayoutInvalid: there is no grid."""
+    """Segments and bits of `layout_of`, whether the sum fits or not. Raises LayoutInvalid if there is no grid."""
     wanted = _segments(job, values)
     bits = job.aggregation.bits or min(WIDEST_RING, max(_bits_needed(segment, members) for segment, _ in wanted))
     segments = (
@@ -133,7 +139,7 @@ def _fitted(job: Numbers, values: int, members: int) -> tuple[tuple[Segment, ...
 
 
 def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], ...]:
-    """Each segment with the scale it should have at least, and the finest it may have; None where it is fixed."""
+    """Each segment with its wanted scale, and the finest scale that it may have; None if the scale is fixed."""
 
     def update(bound: float, step: float) -> tuple[Segment, float]:
         # A power of two, so that scaling itself is exact.
@@ -155,8 +161,8 @@ def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], 
             bound = job.aggregation.coordinate_bound
             return (update(bound, bound * _STEP_OF_BOUND),)
         case GaussianUpdate(noise_multiplier=multiplier, clip=clip):
-            # Ten deviations of the most noise that a member may add (NOISE_ROOM times the job's). What is cut beyond
-            # that was noised before, so cutting it costs no privacy.
+            # Ten standard deviations of the most noise that a member may add (NOISE_ROOM times the job's). Larger
+            # values are clipped after noising, so clipping them costs no privacy.
             return (update(clip * (1 + 10 * NOISE_ROOM * multiplier), multiplier * clip * _STEP_OF_STD),)
         case LaplaceUpdate(bound=bound, epsilon=epsilon):
             scale = 2 * bound / epsilon
@@ -166,7 +172,7 @@ def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], 
 
 
 def _bits_needed(segment: Segment, members: int) -> int:
-    """The narrowest ring in which no sum of so many can wrap: members * (bound * scale + 1) <= 2^(bits - 1) - 1."""
+    """The narrowest ring in which no sum of `members` can wrap: members * (bound * scale + 1) <= 2^(bits - 1) - 1."""
     return math.ceil(members * segment.largest).bit_length() + 1
 
 

@@ -1,8 +1,8 @@
 """`verify`, `key_of` and `certificate_of` for the aggregation protocol, over this federation's certificates.
 
-The protocol knows no certificates; both sides hand it these functions. Which certificates were found good is remembered
-(a chain costs more than a signature), but whether one is valid is looked at every time, so that a certificate kept too
-long makes a refusal and never an acceptance.
+The protocol does not know certificates; both sides pass it these functions. Certificates found good are cached, because
+checking a chain costs more than checking a signature. Validity is checked every time, so an outdated cache entry can
+cause a refusal but never an acceptance.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from tacit.limits import MAX_MEMBERS
 
 __all__ = ["Verification", "verifiers"]
 
-# Of three jobs with the largest cohorts: about 1.2 KB each.
+# Certificates of three jobs with the largest cohorts, about 1.2 KB each.
 _REMEMBERED = 3 * MAX_MEMBERS
 
 
@@ -34,15 +34,19 @@ def _now() -> datetime:
 
 
 class Verification:
-    """The three functions, and what they remember. Used from any thread."""
+    """The three functions and their cache. Thread-safe."""
 
     def __init__(
         self, root: x509.Certificate | Trust, now: Callable[[], datetime] = _now, *, most: int = _REMEMBERED
     ) -> None:
-        """root: the federation's authority, or all that are trusted. most: certificates to remember by digest, those
-        used last.
+        """Starts with an empty cache.
+
+        Args:
+            root: the federation's authority, or all that are trusted.
+            now: returns the time, timezone-aware.
+            most: number of certificates to cache by digest, the most recently used.
         """
-        # Replaced as a whole when the federation's authority is: every check reads it once.
+        # Replaced as a whole when the federation's authority changes; every check reads it once.
         self.trust = root if isinstance(root, Trust) else Trust.in_root(root)
         self._now = now
         self._most = most
@@ -50,8 +54,16 @@ class Verification:
         self._lock = threading.Lock()
 
     def verify(self, der: bytes, message: bytes, signature: bytes) -> str:
-        """The member's name, if the certificate (DER) is valid now, issued by a trusted root, of this federation, with
-        the member role, and the RSA-PSS signature is good. Raises IdentityInvalid.
+        """Returns the name of the member that signed a message.
+
+        Args:
+            der: the member's certificate.
+            message: what was signed.
+            signature: RSA-PSS.
+
+        Raises:
+            IdentityInvalid: the certificate is not valid now, not issued by a trusted root, of another federation or
+                without the member role, or the signature does not match.
         """
         certificate = self._certificate(der)
         try:
@@ -61,13 +73,15 @@ class Verification:
         return certificate.identity.name
 
     def key_of(self, der: bytes) -> bytes:
-        """The key in a certificate that is valid now (SubjectPublicKeyInfo, DER). Raises IdentityInvalid."""
+        """The key in a certificate (SubjectPublicKeyInfo, DER).
+
+        Raises:
+            IdentityInvalid: the certificate is not valid now; see `verify`.
+        """
         return self._certificate(der).public
 
     def certificate_of(self, digest: bytes) -> bytes | None:
-        """The certificate with this SHA-256, of those that were found good; None for any other. Whoever relies on it
-        verifies it again.
-        """
+        """The cached certificate with this SHA-256, or None. Callers that rely on it must verify it again."""
         with self._lock:
             found = self._known.get(digest)
             if found is not None:
@@ -89,6 +103,6 @@ class Verification:
 
 
 def verifiers(root: x509.Certificate | Trust, now: Callable[[], datetime] = _now) -> tuple[VerifyIdentity, KeyOf]:
-    """(verify, key_of) for members of the federation whose authority is `root`; see `Verification`."""
+    """Returns (verify, key_of) for members of the federation whose authority is `root`; see `Verification`."""
     verification = Verification(root, now)
     return verification.verify, verification.key_of

@@ -1,9 +1,9 @@
-"""Messages to protobuf and back.
+"""Converts messages to protobuf and back.
 
-Parsing checks shape only (a message is there, numbers are in range, names are names): whether what it says is right is
-the business of the phase that receives it. What cannot be parsed raises `WireInvalid`, and nothing was changed.
+Parsing checks only the form: a message is present, numbers are in range, names are well formed. The phase that receives
+a message checks its meaning. A message that cannot be parsed raises `WireInvalid`, and nothing has changed.
 
-Before a message is decoded, `tacit.fields` cleans its free text and refuses identifiers that are none.
+Before a message is decoded, `tacit.fields` cleans its free text and refuses malformed identifiers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ _MAX_PATTERNS = 64
 
 
 class WireInvalid(ValueError):
-    """A message that is not one."""
+    """A message is malformed."""
 
 
 def _admit(message: Message) -> None:
@@ -50,12 +50,16 @@ def _admit(message: Message) -> None:
 
 
 def attempt_to_pb(attempt: AttemptId) -> pb.AttemptRef:
-    """As it travels."""
+    """Encodes an attempt."""
     return pb.AttemptRef(job=attempt.job, round=attempt.round, attempt=attempt.attempt)
 
 
 def attempt_from_pb(ref: pb.AttemptRef) -> AttemptId:
-    """Raises: WireInvalid."""
+    """Decodes an attempt.
+
+    Raises:
+        WireInvalid: it is incomplete or malformed.
+    """
     _admit(ref)
     return _attempt(ref)
 
@@ -67,14 +71,18 @@ def _attempt(ref: pb.AttemptRef) -> AttemptId:
 
 
 def masked_input_to_pb(message: secure_agg.MaskedInput) -> pb.MaskedInput:
-    """As it travels in the header of an upload."""
+    """Encodes a masked input for the header of an upload."""
     return pb.MaskedInput(
         member=message.member, digest=message.digest, length=message.length, signature=message.signature
     )
 
 
 def masked_input_from_pb(message: pb.MaskedInput) -> secure_agg.MaskedInput:
-    """From the header of an upload. Raises: WireInvalid."""
+    """Decodes a masked input from the header of an upload.
+
+    Raises:
+        WireInvalid: it is malformed.
+    """
     _admit(message)
     return secure_agg.MaskedInput(
         member=message.member, digest=message.digest, length=message.length, signature=message.signature
@@ -85,7 +93,7 @@ def masked_input_from_pb(message: pb.MaskedInput) -> secure_agg.MaskedInput:
 
 
 def to_coordinator(message: FromMember) -> pb.MemberMessage:
-    """What a member sends."""
+    """Encodes a member's message."""
     match message:
         case messages.Hello():
             hello = pb.Hello(
@@ -153,10 +161,10 @@ def _member_attempt_to_pb(ref: pb.AttemptRef, payload: MemberPayload) -> pb.Memb
 
 
 def from_member(message: pb.MemberMessage) -> FromMember:
-    """What a member sent.
+    """Decodes a member's message.
 
     Raises:
-        WireInvalid: no message in it, one that names no attempt, or an identifier that is none.
+        WireInvalid: it is empty, names no attempt, or holds a malformed identifier.
     """
     _admit(message)
     match message.WhichOneof("message"):
@@ -201,7 +209,7 @@ def _report_from_pb(message: pb.Ready) -> messages.PrivacyReport | None:
         return None
     report = message.privacy
     if not (0 <= report.epsilon <= 1e9 and 0 <= report.delta <= 1):
-        raise WireInvalid("an epsilon is a number from 0 on, a delta one from 0 to 1")
+        raise WireInvalid("an epsilon is a number from 0 to 1e9, a delta a number from 0 to 1")
     return messages.PrivacyReport(report.epsilon, report.delta)
 
 
@@ -245,7 +253,7 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
 
 
 def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
-    """What the coordinator sends."""
+    """Encodes a coordinator's message."""
     match message:
         case messages.Welcome():
             welcome = pb.Welcome(
@@ -323,11 +331,12 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
 
 
 def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
-    """What the coordinator sent.
+    """Decodes a coordinator's message.
+
+    A context whose numbers are missing or contradict each other raises nothing here: `AttemptOpened` reports it.
 
     Raises:
-        WireInvalid: no message in it, one that names no attempt, or an identifier that is none. A context
-            whose numbers are missing or contradict each other is none of these: `AttemptOpened` says so.
+        WireInvalid: it is empty, names no attempt, or holds a malformed identifier.
     """
     _admit(message)
     match message.WhichOneof("message"):
@@ -346,7 +355,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             return messages.Standby(message.standby.detail)
         case "authorities_changed":
             if len(message.authorities_changed.authorities) > MAX_AUTHORITIES_BYTES:
-                raise WireInvalid(f"authorities of more than {MAX_AUTHORITIES_BYTES} bytes")
+                raise WireInvalid(f"the list of authorities has more than {MAX_AUTHORITIES_BYTES} bytes")
             return messages.AuthoritiesChanged(message.authorities_changed.authorities)
         case "assignment":
             assignment = message.assignment
@@ -515,7 +524,7 @@ _GROUPS_NUMBERS = ("groups", "least", "sigma", "absent")
 
 
 def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
-    """The context, or why there is none: that is an attempt for the member to refuse, not a message it cannot read."""
+    """The context, or why it is invalid: the member refuses such an attempt, but can read the message."""
     try:
         graph: Graph | SparseGraph | GroupedGraph = Graph.COMPLETE
         numbers = _present(message, _NUMBERS, "the context")
@@ -523,7 +532,7 @@ def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
             graph = SparseGraph(**_present(message.sparse_graph, _GRAPH_NUMBERS, "its sparse graph"))
         if message.HasField("groups"):
             if message.HasField("sparse_graph"):
-                raise ContextInvalid("the context has a sparse graph and groups; an attempt has one of the two at most")
+                raise ContextInvalid("the context has a sparse graph and groups; an attempt has at most one of the two")
             graph = GroupedGraph(**_present(message.groups, _GROUPS_NUMBERS, "its groups"))
         return RoundContext(
             federation=message.federation,
@@ -540,7 +549,7 @@ def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
 
 
 def _present(message: Message, names: Iterable[str], what: str) -> dict[str, int]:
-    """Numbers that were said, by name; what was not would read as 0, which may be weaker. Raises: ContextInvalid."""
+    """Reads the numbers by name. Raises ContextInvalid if one is absent: it would read as 0, which may be weaker."""
     missing = [name for name in names if not message.HasField(name)]
     if missing:
         raise ContextInvalid(
@@ -553,10 +562,10 @@ _Item = TypeVar("_Item")
 
 
 def _few(items: Sequence[_Item], most: int, what: str) -> Sequence[_Item]:
-    """The items, before anything is made of them: protobuf packs a million empty ones into a message of two megabytes.
+    """Checks the number of items before they are decoded: protobuf packs a million empty ones into two megabytes.
 
     Raises:
-        WireInvalid: more than any cohort has.
+        WireInvalid: there are more than any cohort has.
     """
     if len(items) > most:
         raise WireInvalid(f"{len(items)} {what} in one message; there are at most {most}")
@@ -571,5 +580,5 @@ def _patterns(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def _reason(number: Reason) -> Reason:
-    # Newer software may know reasons that this one does not.
+    # Newer software may send reasons that this one does not know.
     return number if number in Reason.values() else Reason.REASON_UNSPECIFIED

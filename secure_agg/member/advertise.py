@@ -1,10 +1,10 @@
-"""Phase 0, advertise: fresh keys out, a checked roster in.
+"""Phase 0, advertise: send fresh keys, receive and check the roster.
 
-Guarantees: keys and nonce are fresh for this call and meet one roster only. A roster that is accepted holds
-at least t (sparse: as many as its promise needs) and at most n entries, all distinct in member, key, nonce and
-certificate, each signed for exactly this context by the member it names, and this member's own entry byte for byte.
-From then on the session id stands; in a split
-cohort this member's group does too, which it has drawn itself and which holds at least t members.
+Guarantees: keys and nonce are fresh for this call and are used with only one roster. An accepted roster holds at least
+`min_roster` entries (t on the complete graph) and at most n. They are distinct in member, key, nonce and certificate,
+each is signed for exactly this context by the member that it names, and this member's own entry is unchanged. The
+session id is fixed from then on. With groups, so is this member's group, which it has drawn itself and which has at
+least t members.
 """
 
 from __future__ import annotations
@@ -37,15 +37,20 @@ def advertise(
     key_of: KeyOf | None = None,
     certificate_of: CertificateOf | None = None,
 ) -> tuple[AwaitingRoster, Advertisement]:
-    """Open an attempt: two fresh X25519 key pairs and a nonce, signed with the context.
+    """Opens an attempt: makes two fresh X25519 key pairs and a nonce, and signs them with the context.
 
-    key_of: gives a certificate's public key, so that two certificates over one key are refused. Without it
-    only equal certificates are seen here, and `verify` or the caller must see to the rest. certificate_of: gives a
-    known certificate for its digest, for rosters by digest. A caller whose certificate the server knows may send
-    `by_digest` of the message instead.
+    A caller whose certificate the server knows may send `by_digest` of the message instead.
+
+    Args:
+        context: the attempt.
+        identity: this member's.
+        verify: checks a certificate and a signature.
+        random: source of the keys and the nonce.
+        key_of: returns a certificate's public key, so that two certificates for one key are refused. Without it, only
+            equal certificates are detected here, and `verify` or the caller must prevent the rest.
+        certificate_of: returns a known certificate for its digest, for rosters by digest.
     """
-    # Bonawitz, round 0: generate (c_PK, c_SK) for sealing and (s_PK, s_SK) for masking, sign both public
-    # keys.
+    # Bonawitz, round 0: generate (c_PK, c_SK) for sealing and (s_PK, s_SK) for masking, sign both public keys.
     masking, sealing = SecretKey(random.bytes(KEY_BYTES)), SecretKey(random.bytes(KEY_BYTES))
     unsigned = Advertisement(
         member=identity.member,
@@ -65,7 +70,7 @@ def advertise(
 
 @dataclass(frozen=True, slots=True)
 class AwaitingRoster:
-    """Keys are advertised; the roster has not arrived."""
+    """Keys are advertised; waiting for the roster."""
 
     context: RoundContext
     _identity: Identity = field(repr=False)
@@ -79,8 +84,10 @@ class AwaitingRoster:
     _certificate_of: CertificateOf | None = field(default=None, repr=False)
 
     def missing(self, roster: DigestRoster) -> tuple[bytes, ...]:
-        """The digests of the certificates that must be handed to `on_roster` with this roster. Raises Refusal for a
-        roster of a size that would be refused, before anything is fetched for it.
+        """The digests of the certificates that `on_roster` needs with this roster.
+
+        Raises:
+            Refusal: the roster's size or a digest is invalid, so nothing should be fetched for it.
         """
         self._once.check()
         self._check_size(len(roster.advertisements))
@@ -90,9 +97,14 @@ class AwaitingRoster:
     def on_roster(
         self, roster: Roster | DigestRoster, certificates: Iterable[bytes] = ()
     ) -> tuple[AwaitingDealings, Dealing]:
-        """Check the roster, deal shares of both secrets to all neighbours on it. Raises Refusal.
+        """Checks the roster and deals shares of both secrets to all neighbours in it.
 
-        certificates: those that `missing` named, in any order; others are ignored.
+        Args:
+            roster: U1.
+            certificates: those that `missing` named, in any order; others are ignored.
+
+        Raises:
+            Refusal: the roster fails a check.
         """
         self._once.check()
         self._check_size(len(roster.advertisements))
@@ -103,7 +115,8 @@ class AwaitingRoster:
         session = Session.of(self.context, roster.advertisements)
         self._check_group(session)
         if self.context.graph is not Graph.COMPLETE:
-            # The keys of members that this one never meets are their neighbours' to check: two agreements each add up.
+            # Only neighbours' keys are checked, because each costs two agreements. Other keys are checked by their own
+            # neighbours.
             for neighbour in session.neighbours(self._identity.member):
                 self._check_keys(session.entries[neighbour])
         seat = Seat(session, self._identity, self._verify)
@@ -111,7 +124,7 @@ class AwaitingRoster:
         return deal_shares(seat, self._masking, self._sealing, self._random)
 
     def forget(self) -> None:
-        """Left here: both keys are overwritten, and nothing is answered any more."""
+        """Ends the attempt: both keys are overwritten, and nothing is answered from now on."""
         self._once.close()
         self._masking.erase()
         self._sealing.erase()
@@ -124,12 +137,13 @@ class AwaitingRoster:
             raise Refusal(Reason.ROSTER_TOO_LARGE, detail=f"{size} members in a cohort of {most}")
 
     def _check_group(self, session: Session) -> None:
-        # The member draws the groups itself, so the coordinator cannot have chosen this one; it may have left too few.
+        # The member draws the groups itself, so the coordinator cannot choose this one, but the roster may leave it too
+        # few members.
         if self.context.grouped is not None:
             size = len(session.receivers(self._identity.member))
             least = self.context.threshold
             if size < least:
-                detail = f"the roster leaves this member's group {size} members, its sum needs {least}"
+                detail = f"the roster leaves this member's group {size} members, but its sum needs {least}"
                 raise Refusal(Reason.GROUP_TOO_SMALL, detail=detail)
 
     def _own_certificate(self) -> dict[bytes, bytes]:
@@ -142,7 +156,7 @@ class AwaitingRoster:
             found = whole(entry, known, self._certificate_of)
             if found is None:
                 digest = entry.certificate_digest.hex()
-                detail = f"there is no certificate with the digest {digest}; ask for those that `missing` names"
+                detail = f"there is no certificate with the digest {digest}; fetch those that `missing` names"
                 raise Refusal(Reason.ROSTER_CERTIFICATE_MISSING, entry.member, detail)
             entries.append(found)
         return Roster(tuple(entries))
@@ -165,8 +179,7 @@ class AwaitingRoster:
             raise Refusal(Reason.ROSTER_MALFORMED, entry.member)
         if self.context.graph is Graph.COMPLETE:
             self._check_keys(entry)
-        # The statement holds this member's own context digest: a peer that was shown another context fails
-        # here.
+        # The statement holds this member's own context digest, so a peer that was shown another context fails here.
         try:
             named = self._verify(entry.certificate, advertisement_statement(self.context, entry), entry.signature)
         except IdentityInvalid as error:
@@ -175,7 +188,7 @@ class AwaitingRoster:
             raise Refusal(Reason.ROSTER_IDENTITY_MISMATCH, entry.member, f"the certificate names {named}")
 
     def _check_keys(self, entry: Advertisement) -> None:
-        # The agreements that sealing and masking need are the test: a point of small order gives zero with any key.
+        # The agreements needed for sealing and masking are the test: a point of small order gives zero with any key.
         try:
             self._masking.agreed(entry.masking_key)
             self._sealing.agreed(entry.sealing_key)
@@ -184,7 +197,7 @@ class AwaitingRoster:
 
 
 def _check_digests(roster: DigestRoster) -> None:
-    # Before anything is fetched for them, or said about them.
+    # Checked before anything is fetched for them or reported about them.
     for entry in roster.advertisements:
         if len(entry.certificate_digest) != 32:
             raise Refusal(Reason.ROSTER_MALFORMED, entry.member, "the digest of a certificate has 32 bytes")
@@ -198,7 +211,7 @@ def _check_distinct(entries: tuple[Advertisement, ...]) -> None:
         if entry.member in members:
             raise Refusal(Reason.ROSTER_MEMBER_DUPLICATE, entry.member)
         members.add(entry.member)
-        # One set for all: a masking key that reappears as somebody's sealing key or nonce is a copy as well.
+        # One set for all, because a masking key that reappears as a sealing key or nonce is a copy, too.
         for public in (entry.masking_key, entry.sealing_key, entry.nonce):
             if public in publics:
                 raise Refusal(Reason.ROSTER_KEY_DUPLICATE, entry.member)
@@ -209,7 +222,7 @@ def _check_distinct(entries: tuple[Advertisement, ...]) -> None:
 
 
 def _check_certificate_keys(entries: tuple[Advertisement, ...], key_of: KeyOf) -> None:
-    # Only certificates that `verify` has accepted are given to `key_of`.
+    # `key_of` is only called with certificates that `verify` has accepted.
     keys: set[bytes] = set()
     for entry in entries:
         try:

@@ -1,9 +1,9 @@
-"""Phase 3, confirm: this member signs the one list of survivors it will ever sign in this session.
+"""Phase 3, confirm: this member signs the only list of survivors that it will ever sign in this session.
 
-Guarantees: U3 holds this member, at least t members (sparse: n less those that may be lost), nobody twice, only
-members of the roster (in groups: of its own group), and of this member's neighbours (complete: of all) only those whose
-dealing arrived here. The last is what stops a coordinator that withheld dealings: for a neighbour in U3 without a
-pairwise mask here, the request to unmask would open this member's vector alone.
+Guarantees: U3 holds this member. It has at least t members in all (on a sparse graph n - floor(delta n)), no member
+twice, only members of the roster (with groups, only of its own group), and only those neighbours of this member (on the
+complete graph, of all members) whose dealing arrived here. The last check stops a coordinator that withholds dealings:
+with a neighbour in U3 but no pairwise mask for it here, the request to unmask would open this member's vector alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["AwaitingSurvivors"]
 
 @dataclass(frozen=True, slots=True)
 class AwaitingSurvivors:
-    """The masked vector is on its way; who else's arrived is not known yet."""
+    """The masked vector is sent; waiting for the list of those that arrived."""
 
     seat: Seat
     _held: Mapping[MemberId, HeldShares] = field(repr=False)
@@ -31,19 +31,22 @@ class AwaitingSurvivors:
 
     @property
     def dealers(self) -> tuple[MemberId, ...]:
-        """Who dealt to this member, sorted; itself included on the complete graph, where it deals to itself too."""
+        """Who dealt to this member, sorted, including itself on the complete graph, where it also deals to itself."""
         return tuple(sorted(self._held))
 
     def on_survivors(self, survivors: Survivors) -> tuple[AwaitingConfirmations, Confirmation]:
-        """Check U3 and sign it with the model and context digests. Raises Refusal."""
+        """Checks U3 and signs it with the model and context digests.
+
+        Raises:
+            Refusal: U3 fails a check.
+        """
         self._once.check()
         self._check_survivors(survivors)
         session, me = self.seat.session, self.seat.member
         agreed = session.survivors_digest(survivors.members)
         self._once.spend()
         signature = self.seat.identity.sign(session.confirmation_statement(me, agreed))
-        # Of a survivor only the seed's share may be revealed, of a dropout only the key's: the other goes
-        # now.
+        # Only the seed's share may be revealed for a survivor, only the key's for a dropout. Erase the other now.
         alive = frozenset(survivors.members)
         for dealer, shares in self._held.items():
             (shares.masking if dealer in alive else shares.seed).erase()
@@ -51,7 +54,7 @@ class AwaitingSurvivors:
         return state, Confirmation(me, signature)
 
     def forget(self) -> None:
-        """Left here: all shares are overwritten, and nothing is answered any more."""
+        """Ends the attempt: all shares are overwritten, and nothing is answered from now on."""
         self._once.close()
         for shares in self._held.values():
             shares.erase()
@@ -62,10 +65,10 @@ class AwaitingSurvivors:
             raise Refusal(Reason.SURVIVORS_DUPLICATE)
         if self.seat.member not in listed:
             raise Refusal(Reason.SURVIVORS_WITHOUT_SELF)
-        # Whoever could have dealt to this member must have, and nobody outside the roster could deal to anyone.
+        # Survivors that could deal to this member must have done so. Nobody outside the roster could deal at all.
         session = self.seat.session
         strangers = sorted((listed & set(session.dealers_to(self.seat.member))) - set(self._held))
-        # Of a split cohort nobody of another group belongs here either.
+        # With groups, members of another group do not belong here either.
         known = session.entries.keys() if self.seat.context.grouped is None else set(self._held)
         strangers += sorted(listed - known)
         if strangers:

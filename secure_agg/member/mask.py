@@ -1,8 +1,7 @@
-"""Phase 2, mask: the vector disappears behind its own mask and one for each dealer received from.
+"""Phase 2, mask: hide the vector behind a self-mask and one pairwise mask for each dealer.
 
-Guarantees: the masks of a session meet one vector, ever; they are added in place, so that no second copy of
-the update exists; all keys they grow from are erased as soon as the vector is masked. What leaves is fixed by
-a signed digest.
+Guarantees: a session's masks are only ever used on one vector. They are added in place, so no second copy of the update
+exists. All keys of the masks are erased as soon as the vector is masked. A signed digest fixes what leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["ReadyToMask"]
 
 @dataclass(frozen=True, slots=True)
 class ReadyToMask:
-    """Everything needed to mask one vector is here. `dealers` is this member's view of U2."""
+    """Everything needed to mask one vector has arrived. `dealers` is this member's view of U2."""
 
     seat: Seat
     _masking: SecretKey
@@ -38,17 +37,22 @@ class ReadyToMask:
 
     @property
     def dealers(self) -> tuple[MemberId, ...]:
-        """Who dealt to this member, sorted; itself included on the complete graph, where it deals to itself too."""
+        """Who dealt to this member, sorted, including itself on the complete graph, where it also deals to itself."""
         return tuple(sorted(self._held))
 
     def mask(self, vector: NDArray[np.uint32], *, threads: int | None = None) -> tuple[AwaitingSurvivors, MaskedInput]:
-        """Mask `vector` in place and sign the digest of the result.
+        """Masks `vector` in place and signs the digest of the result.
 
-        vector: d values in [0, 2^b), little-endian uint32, contiguous, writable; the caller's own array.
-        Afterwards it holds the masked values, one to an element; what travels, and what is signed, is its packed form
-        (`pack_in_place`). threads: how many work on it at most, all cores unless given.
-        Raises Refusal (VECTOR_INVALID or SECOND_MASKING) and leaves it alone; ValueError for no threads. From the
-        first masked byte on the update counts as opened.
+        Afterwards the vector holds the masked values, one per element. What travels, and what is signed, is its packed
+        form (`pack_in_place`). From the first masked byte on, the update counts as opened.
+
+        Args:
+            vector: d values in [0, 2^b), little-endian uint32, contiguous, writable; the caller's own array.
+            threads: maximum number of threads; by default one per core.
+
+        Raises:
+            Refusal: VECTOR_INVALID or SECOND_MASKING; the vector is unchanged.
+            ValueError: `threads` is below one.
         """
         self._once.check()
         check_threads(threads)
@@ -57,7 +61,7 @@ class ReadyToMask:
             check_vector(vector, context.values, context.bits)
         except ValueError as error:
             raise Refusal(Reason.VECTOR_INVALID, detail=str(error)) from None
-        # Before the keys are read: from here on they are this call's to erase, whoever forgets meanwhile.
+        # Spent before the keys are read: from here on this call erases them, even if `forget` is called meanwhile.
         self._once.spend()
         try:
             apply_streams(vector, self._streams(), context.bits, threads=threads)
@@ -70,8 +74,8 @@ class ReadyToMask:
         return AwaitingSurvivors(self.seat, self._held), message
 
     def forget(self) -> None:
-        """Left here: what it holds is overwritten, and no vector is masked any more. A masking that has begun, in
-        another thread, erases its keys itself, at its end.
+        """Ends the attempt: its secrets are overwritten, and no vector is masked from now on. A masking that is running
+        in another thread erases its keys itself when it ends.
         """
         if self._once.close():
             self._masking.erase()

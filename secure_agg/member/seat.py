@@ -1,4 +1,4 @@
-"""What a member carries through the phases once the roster stands: its place, and the shares it holds."""
+"""What a member carries through the phases after the roster: its place, and the shares that it holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Seat:
         return self.session.context
 
     def signed_by(self, member: MemberId, statement: bytes, signature: bytes) -> bool:
-        """Whether `member` signed `statement`, under the certificate that the roster holds for it."""
+        """Whether `member` signed `statement` with the key of its certificate in the roster."""
         try:
             return self.verify(self.session.entries[member].certificate, statement, signature) == member
         except IdentityInvalid:
@@ -44,6 +44,6 @@ class HeldShares:
     seed: Secret
 
     def erase(self) -> None:
-        """Both of them. Erasing twice is harmless."""
+        """Erases both. Erasing twice is harmless."""
         self.masking.erase()
         self.seed.erase()

@@ -1,11 +1,12 @@
-"""Phase 1, share: shares of the masking secret key and of the self-mask seed out, everybody else's in.
+"""Phase 1, share: send shares of the masking secret key and of the self-mask seed, receive the neighbours' shares.
 
-Guarantees: each share is sealed for one receiver and committed to under the dealer's signature. What is
-accepted was dealt, for this session, by neighbours of this member who each signed the commitments that their
-shares match, and there are at least t of them (on the complete graph this member's own dealing counts).
+Guarantees: each share is sealed for one receiver and committed to under the dealer's signature. Accepted shares were
+dealt for this session by neighbours of this member, and each matches a commitment that its dealer signed. There are at
+least t dealers (on the complete graph this member's own dealing counts).
 
-One bad share is a refusal, not an exclusion: the dealer masks its vector with this member, so going on
-without it would leave a mask in the sum that nobody here can remove. The refusal names the dealer.
+One bad share makes this member refuse; it does not just exclude the dealer. The dealer masks its vector with this
+member, so continuing without it would leave a mask in the sum that nobody here can remove. The refusal names the
+dealer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _DIGEST_BYTES = 32
 def deal_shares(
     seat: Seat, masking: SecretKey, sealing: SecretKey, random: RandomSource
 ) -> tuple[AwaitingDealings, Dealing]:
-    """Bonawitz, round 1: draw the seed b_u, share it and the masking key, seal two shares a receiver."""
+    """Bonawitz, round 1: draws the seed b_u, shares it and the masking key, seals two shares for each receiver."""
     session, me = seat.session, seat.member
     seed = Secret(random.bytes(KEY_BYTES))
     order = session.receivers(me)
@@ -44,7 +45,7 @@ def deal_shares(
     shares = tuple(
         DealtShare(
             receiver=receiver,
-            # Its own pair never leaves the member.
+            # The member's own pair never leaves it.
             sealed=b"" if receiver == me else _sealed_pair(seat, sealing, receiver, of_key + of_seed),
             masking_commitment=session.masking_share_commitment(me, receiver, of_key),
             seed_commitment=session.seed_share_commitment(me, receiver, of_seed),
@@ -71,7 +72,7 @@ def _sealed_pair(seat: Seat, sealing: SecretKey, receiver: MemberId, pair: bytes
 
 @dataclass(frozen=True, slots=True)
 class AwaitingDealings:
-    """Shares are dealt; what others dealt has not arrived."""
+    """Shares are dealt; waiting for those of others."""
 
     seat: Seat
     _masking: SecretKey
@@ -81,10 +82,14 @@ class AwaitingDealings:
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_DEALINGS), repr=False)
 
     def on_dealings(self, dealings: ReceivedDealings) -> ReadyToMask:
-        """Open and check every share dealt to this member, then erase the sealing key. Raises Refusal."""
+        """Opens and checks every share dealt to this member, then erases the sealing key.
+
+        Raises:
+            Refusal: a share fails a check, or there are too few.
+        """
         self._once.check()
         allowed = set(self.seat.session.neighbours(self.seat.member))
-        # On the complete graph a member deals to itself, and its own counts; on the sparse one it does not.
+        # On the complete graph a member deals to itself, and that dealing counts. On the sparse one it does not.
         held = dict(self._own_shares)
         try:
             for dealing in dealings.dealings:
@@ -99,7 +104,7 @@ class AwaitingDealings:
                     detail=f"{len(held)} members dealt, the threshold is {self.seat.context.threshold}",
                 )
         except Refusal:
-            # What was opened of others goes; this state is as it was.
+            # Erase the opened shares of others, so that this state is as before.
             for dealer in held.keys() - self._own_shares.keys():
                 held[dealer].erase()
             raise
@@ -108,7 +113,7 @@ class AwaitingDealings:
         return ReadyToMask(self.seat, self._masking, self._seed, held)
 
     def forget(self) -> None:
-        """Left here: keys, seed and its own shares are overwritten, and nothing is answered any more."""
+        """Ends the attempt: keys, seed and its own shares are overwritten, and nothing is answered from now on."""
         self._once.close()
         for secret in (self._masking, self._sealing, self._seed):
             secret.erase()
@@ -131,8 +136,7 @@ class AwaitingDealings:
         statement = session.dealing_statement(dealer, dealing.seed_commitment, root)
         if not self.seat.signed_by(dealer, statement, dealing.signature):
             raise Refusal(Reason.DEALINGS_SIGNATURE_INVALID, dealer)
-        # Bonawitz, round 2: decrypt, and check that what is inside is for this pair; the header and key do
-        # the latter.
+        # Bonawitz, round 2: decrypt, and check that the content is for this pair. The header and key do the latter.
         shared = self._sealing.agreed(session.entries[dealer].sealing_key)
         try:
             pair = open_sealed(shared, session.id, dealer, me, dealing.sealed)

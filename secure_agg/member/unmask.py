@@ -1,11 +1,10 @@
-"""Phase 4, unmask: shares are revealed once, for the survivors this member signed, if enough others signed
-the same.
+"""Phase 4, unmask: reveal shares once, for the survivors that this member signed, if enough others signed the same.
 
-Guarantees: at least t distinct members of U3 (sparse: more than (n + n_C) / 2), this one counted, signed exactly
-this member's session, U3, model and context. Of a dealer in U3 the seed's share is revealed, of any other whose
-dealing arrived here (sparse: they are neighbours) the masking key's; never
-both of one dealer (the other one was erased when U3 was signed), and never the masking key's of this member,
-which is in U3. One answer, ever.
+Guarantees: at least t distinct members of U3 (on a sparse graph more than (n + n_C) / 2), including this one, signed
+exactly this member's session, U3, model and context. For a dealer in U3 it reveals the seed's share; for any other
+dealer whose dealing arrived here (on a sparse graph, a neighbour) it reveals the masking key's share. It never reveals
+both of one dealer (the other one was erased when U3 was signed), and never a share of its own masking key, because it
+is in U3 itself. It answers only once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Answered", "AwaitingConfirmations"]
 
 @dataclass(frozen=True, slots=True)
 class AwaitingConfirmations:
-    """U3 is signed; whether others signed the same is not known yet."""
+    """U3 is signed; waiting for the signatures of others."""
 
     seat: Seat
     _held: Mapping[MemberId, HeldShares] = field(repr=False)
@@ -35,13 +34,17 @@ class AwaitingConfirmations:
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_UNMASK_REQUEST), repr=False)
 
     def on_confirmations(self, confirmations: Confirmations) -> tuple[Answered, Unmasking]:
-        """Check the signatures and reveal one share of each dealer. Raises Refusal."""
+        """Checks the signatures and reveals one share of each dealer.
+
+        Raises:
+            Refusal: a signature fails a check, or there are too few.
+        """
         self._once.check()
         self._check_confirmations(confirmations)
-        # Remembered before it is answered: whatever happens next, there is no second answer.
+        # Spent before answering: whatever happens next, there is no second answer.
         self._once.spend()
         alive = set(self.survivors)
-        # Bonawitz, round 4: shares of b_v for v in U3, shares of s_v for v in U2 less U3.
+        # Bonawitz, round 4: shares of b_v for v in U3, shares of s_v for v in U2 but not in U3.
         seed_shares = tuple(
             RevealedShare(dealer, self._held[dealer].seed.reveal()) for dealer in self.survivors if dealer in self._held
         )
@@ -56,7 +59,7 @@ class AwaitingConfirmations:
         return Answered(self.seat, self.survivors), answer
 
     def forget(self) -> None:
-        """Left here: the shares that are left are overwritten, and nothing is answered any more."""
+        """Ends the attempt: the remaining shares are overwritten, and nothing is answered from now on."""
         self._once.close()
         for shares in self._held.values():
             shares.erase()
@@ -64,7 +67,7 @@ class AwaitingConfirmations:
     def _check_confirmations(self, confirmations: Confirmations) -> None:
         session, me = self.seat.session, self.seat.member
         agreed = session.survivors_digest(self.survivors)
-        # Its own counts whether or not it is among those passed on.
+        # This member's own confirmation counts whether or not the server passed it on.
         confirmed = {me}
         seen: set[MemberId] = set()
         alive = set(self.survivors)
@@ -75,8 +78,8 @@ class AwaitingConfirmations:
             seen.add(member)
             if member not in alive:
                 raise Refusal(Reason.CONFIRMATIONS_FOREIGN_MEMBER, member)
-            # A signature over anything but this member's own view is a refusal, even if enough others are
-            # good: somebody was shown another U3, model or context.
+            # A signature over anything but this member's own view makes it refuse, even if enough others are valid:
+            # somebody was shown another U3, model or context.
             statement = session.confirmation_statement(member, agreed)
             if not self.seat.signed_by(member, statement, confirmation.signature):
                 raise Refusal(Reason.CONFIRMATIONS_SIGNATURE_INVALID, member)
@@ -90,7 +93,7 @@ class AwaitingConfirmations:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The shares are revealed. Nothing more is answered in this session."""
+    """The shares are revealed. This member answers nothing more in this session."""
 
     seat: Seat
     survivors: tuple[MemberId, ...]
@@ -100,8 +103,8 @@ class Answered:
         raise Refusal(Reason.SECOND_UNMASK_REQUEST)
 
     def forget(self) -> None:
-        """There is nothing left to overwrite."""
+        """Does nothing, because no secret is left."""
 
     def result_digest(self, total: NDArray[np.uint32]) -> bytes:
-        """32 bytes that the coordinator's announced result must equal, for a sum this member was shown."""
+        """The digest, 32 bytes, that the coordinator's announced result must equal for a sum that this member got."""
         return self.seat.session.result_digest(self.survivors, total)

@@ -1,18 +1,16 @@
-"""The server's side: one file a phase, immutable states that collect what members send.
+"""The server's side: one file per phase, immutable states that collect what members send.
 
-open_attempt() -> CollectingAdvertisements -> CollectingDealings -> CollectingMasked ->
-CollectingConfirmations
-    -> CollectingUnmaskings -> Opened
+open_attempt() -> CollectingAdvertisements -> CollectingDealings -> CollectingMasked -> CollectingConfirmations
+    -> CollectingUnmaskings -> OpenedSum
 
 Guarantees: nothing is mutated. `receive` returns a new state, or a `Dropped` that says why the message is not
-acceptable (and changes nothing: the driver decides and calls `drop`); a byte-identical repeat, also of an
-earlier phase's message, returns the same state. `close` ends the phase: those still waited for are dropped,
-and either the next state and the messages to send come back, or an `Abandoned` where fewer than t members are
-left.
+acceptable (and changes nothing: the driver decides and calls `drop`). A byte-identical repeat, even of an earlier
+phase's message, returns the same state. `close` ends the phase: members that have not answered are dropped, and it
+returns either the next state and the messages to send, or an `Abandoned` if too few members are left.
 
-`drop` takes a member out of what follows. In the first two phases its answer is withdrawn too, since nobody
-has seen it; from the mask phase on an accepted answer stands (its input is in the sum, its signature counts),
-and the member is only not waited for any more.
+`drop` removes a member from what follows. In the first two phases its answer is withdrawn, too, because nobody has seen
+it. From the mask phase on, an accepted answer remains valid (its input is in the sum, its signature counts), and the
+server only stops waiting for the member.
 """
 
 from secure_agg.server.advertise import CollectingAdvertisements, open_attempt

@@ -1,8 +1,8 @@
-"""Phase 0, advertise: collect keys from the cohort U0; those that arrive make U1 and the roster.
+"""Phase 0, advertise: collect keys from the cohort U0; the members whose keys arrive form U1 and the roster.
 
-Guarantees: the roster holds advertisements that an honest member will accept: each signed for this context by
-the member it names, with usable keys, and no key, nonce or certificate twice. The second to arrive with a
-copy is the one dropped.
+Guarantees: the roster holds only advertisements that an honest member accepts: each is signed for this context by the
+member that it names, with usable keys, and no key, nonce or certificate occurs twice. The later sender of a copy is
+dropped.
 """
 
 from __future__ import annotations
@@ -32,21 +32,30 @@ def open_attempt(
     key_of: KeyOf | None = None,
     certificate_of: CertificateOf | None = None,
 ) -> CollectingAdvertisements:
-    """Start collecting from U0. Raises ContextInvalid unless the cohort is `context.cohort` distinct members.
+    """Starts collecting from U0.
 
-    key_of: as for the member's `advertise`: gives a certificate's public key, so that a shared key is seen.
-    certificate_of: gives a known certificate for its digest, for members that advertise theirs so. A driver that sends
-    `roster_by_digest` of the roster answers with the certificates that the session's entries hold.
+    A driver that sends `roster_by_digest` of the roster must answer requests with the certificates in the session's
+    entries.
+
+    Args:
+        context: the attempt.
+        cohort: U0.
+        verify: checks a certificate and a signature.
+        key_of: returns a certificate's public key, so that a shared key is detected, as in the member's `advertise`.
+        certificate_of: returns a known certificate for its digest, for members that advertise theirs by digest.
+
+    Raises:
+        ContextInvalid: the cohort does not consist of `context.cohort` distinct members.
     """
     members = frozenset(cohort)
     if len(members) != len(cohort) or len(members) != context.cohort:
-        raise ContextInvalid(f"the context fixes {context.cohort} members, got {len(members)} distinct ones")
+        raise ContextInvalid(f"the context requires {context.cohort} members, got {len(members)} distinct ones")
     return CollectingAdvertisements(context, verify, members, {}, {}, (), {}, key_of, certificate_of)
 
 
 @dataclass(frozen=True)
 class CollectingAdvertisements(Collecting[Advertisement]):
-    """Waiting for keys. holders: digests of each accepted certificate and, with `key_of`, of its key."""
+    """Waiting for keys. `holders` has the digests of each accepted certificate and, with `key_of`, of its key."""
 
     holders: Mapping[MemberId, frozenset[bytes]]
     key_of: KeyOf | None
@@ -60,7 +69,7 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         return self.context.min_roster
 
     def receive(self, member: MemberId, message: object) -> CollectingAdvertisements | Dropped:
-        """Check an advertisement, with its certificate or by digest, and add it, or say why not."""
+        """Checks an advertisement, with its certificate or by digest, and adds it, or says why not."""
         read = message
         if isinstance(message, DigestAdvertisement):
             read = whole(message, {}, self.certificate_of) or message
@@ -69,7 +78,7 @@ class CollectingAdvertisements(Collecting[Advertisement]):
             if isinstance(read, DigestAdvertisement) and fresh == Dropped(
                 member, Reason.MESSAGE_NOT_EXPECTED, DigestAdvertisement.__name__
             ):
-                detail = "there is no certificate with the digest it names; send the certificate itself"
+                detail = "no certificate with this digest is known; send the certificate itself"
                 return Dropped(member, Reason.ADVERTISEMENT_SIGNATURE_INVALID, detail)
             return fresh
         fault = self._fault(member, fresh)
@@ -79,7 +88,7 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         return replace(self._accept(member, fresh), holders=holders)
 
     def close(self) -> tuple[CollectingDealings, dict[MemberId, Roster], tuple[Dropped, ...]] | Abandoned:
-        """Fix U1 and send it the roster."""
+        """Fixes U1 and returns the roster for its members."""
         late = self._late()
         abandoned = self._abandoned(late)
         if abandoned is not None:
@@ -136,8 +145,8 @@ class CollectingAdvertisements(Collecting[Advertisement]):
 
 
 def _by_size_of_group(session: Session) -> tuple[tuple[MemberId, ...], tuple[Dropped, ...]]:
-    """Who goes on, and who is lost because the draw left its group fewer members than its sum needs: the numbers of the
-    split see to it that enough groups are whole for every roster that may be.
+    """Returns who continues, and who is lost because the draw left its group fewer members than its sum needs. The
+    split's numbers ensure that enough groups are whole for every valid roster.
     """
     least = session.context.threshold
     if session.context.grouped is None:

@@ -1,8 +1,8 @@
-"""What the five collecting states have in common: who may answer, who has, who is lost.
+"""What the five collecting states have in common: who may answer, who has answered, who is lost.
 
-Guarantees: an answer once accepted is never replaced; the first reason a member was dropped for stands;
-records are copied, never changed. Of a cohort split into groups every group is judged alone: one that falls below its
-threshold is lost with everybody in it, at the end of the phase, and the others go on while they are enough.
+Guarantees: an accepted answer is never replaced. The first reason for dropping a member remains. Records are copied,
+never changed. With groups, each group is judged alone: at the end of a phase, a group below its threshold is lost with
+all its members, and the others continue if there are enough of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class Collecting(Generic[Message]):
-    """One phase being collected.
+    """One phase that is being collected.
 
-    expected: who may answer. answers: what has been accepted, by member. lost: who is dropped, in order of
-    loss.
-    earlier: the answers of earlier phases, so that a late repeat of one is recognised and ignored.
+    Args:
+        context: the attempt.
+        verify: checks a certificate and a signature.
+        expected: who may answer.
+        answers: accepted answers, by member.
+        lost: dropped members, in order of loss.
+        earlier: answers of earlier phases, so that a late repeat of one is recognised and ignored.
     """
 
     context: RoundContext
@@ -55,18 +59,18 @@ class Collecting(Generic[Message]):
 
     @property
     def dropped(self) -> tuple[Dropped, ...]:
-        """Everyone dropped in this attempt so far, in order."""
+        """All members dropped in this attempt so far, in order."""
         return tuple(self.lost.values())
 
     @property
     def hopeless(self) -> bool:
-        """Whether `close` can only abandon: answers and those waited for are too few, or too few among the neighbours
-        of somebody whose secret the sum needs.
+        """Whether `close` can only abandon: answers and members still awaited are too few, altogether or among the
+        neighbours of a member whose secret the sum needs.
         """
         return len(self.answers) + len(self.waiting) < self.least or bool(self._starved(self.lost))
 
     def drop(self, member: MemberId, reason: Reason, detail: str = "") -> Self:
-        """Stop counting on a member. Strangers, and members dropped before, change nothing."""
+        """Drops a member. Strangers and members dropped before change nothing."""
         if member in self.lost or member not in self.expected:
             return self
         lost = {**self.lost, member: Dropped(member, reason, detail)}
@@ -76,7 +80,7 @@ class Collecting(Generic[Message]):
         return replace(self, lost=lost, answers=answers)
 
     def _screen(self, member: MemberId, message: object, kind: type[Message]) -> Self | Dropped | Message:
-        """The message itself when it is new and of this phase; else the answer that every phase gives."""
+        """Returns the message itself if it is new and of this phase; otherwise the result common to all phases."""
         if member in self.lost:
             return self.lost[member]
         if member not in self.expected:
@@ -99,35 +103,35 @@ class Collecting(Generic[Message]):
         return {**self.lost, **{entry.member: entry for entry in late}}
 
     def _abandoned(self, late: tuple[Dropped, ...]) -> Abandoned | None:
-        """Abandoned when the answers of this phase are too few, altogether or around one member."""
+        """Abandoned if the answers of this phase are too few, altogether or around one member."""
         if len(self.answers) < self.least:
-            wanted = "the threshold is" if self.context.sparse is None else "the least is"
+            wanted = "the threshold is" if self.context.sparse is None else "the minimum is"
             detail = f"{len(self.answers)} of {len(self.expected)} answered, {wanted} {self.least}"
         elif around := self._starved(self._lost_with(late)):
             detail = (
-                f"the sum needs secrets of {len(around)} members of whose neighbours fewer than "
-                f"{self.context.threshold} are left; {min(around)} is one"
+                f"the sum needs secrets of {len(around)} members that have fewer than {self.context.threshold} "
+                f"neighbours left, e.g. of {min(around)}"
             )
         else:
             return None
         return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
-        """The members without whose secret the sum cannot be opened, and of whose neighbours fewer than t can still
-        answer, when those `lost` do not any more. Nobody on the complete graph.
+        """The members whose secret the sum needs but of whose neighbours fewer than t can still answer, given those who
+        are `lost`. Nobody on the complete graph.
         """
         return frozenset()
 
 
 @dataclass(frozen=True)
 class Seated(Collecting[Message]):
-    """A phase after the roster: everybody has a place, and in a split cohort a group."""
+    """A phase after the roster: every member has a place and, with groups, a group."""
 
     session: Session
 
     @property
     def hopeless(self) -> bool:
-        """As without groups; with them, whether fewer than `least` of them can still bring their answers."""
+        """See `Collecting`. With groups: whether fewer than `least` groups can still give enough answers."""
         grouped = self.context.grouped
         if grouped is None:
             return super().hopeless
@@ -135,23 +139,23 @@ class Seated(Collecting[Message]):
 
     @property
     def lost_groups(self) -> int:
-        """Groups of the roster that are lost before this phase: none of their members is expected any more."""
+        """Number of groups that were lost before this phase: none of their members is expected."""
         return len(self.session.groups) - len({self.session.group_of(member) for member in self.expected})
 
     def _groups_with(self, answered: Collection[MemberId]) -> frozenset[int]:
-        """The groups of which as many as each needs are among these."""
+        """The groups with enough members among `answered`."""
         counts = Counter(self.session.group_of(member) for member in answered)
         return frozenset(group for group, count in counts.items() if count >= self.least)
 
     def _kept(self) -> Mapping[MemberId, Message]:
-        """The answers that go on: of groups that brought enough. All of them where there are no groups."""
+        """The answers that count: those of groups with enough answers, or all of them without groups."""
         if self.context.grouped is None:
             return self.answers
         whole = self._groups_with(self.answers)
         return {name: answer for name, answer in self.answers.items() if self.session.group_of(name) in whole}
 
     def _beside(self, member: MemberId, members: Collection[MemberId]) -> tuple[MemberId, ...]:
-        """Those of `members` who are summed with this one, sorted."""
+        """The ones among `members` that are summed with this one, sorted."""
         if self.context.grouped is None:
             return tuple(sorted(members))
         return tuple(other for other in self.session.receivers(member) if other in members)
@@ -179,7 +183,7 @@ class Seated(Collecting[Message]):
         if whole >= grouped.least:
             return None
         detail = (
-            f"{whole} of {grouped.groups} groups brought the {self.least} answers that each needs, at least "
+            f"{whole} of {grouped.groups} groups gave the {self.least} answers that each needs, but at least "
             f"{grouped.least} groups must"
         )
         return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
@@ -187,7 +191,7 @@ class Seated(Collecting[Message]):
 
 def _same(accepted: object, message: object) -> bool:
     if isinstance(message, DigestAdvertisement) and isinstance(accepted, Advertisement):
-        # What is kept of an advertisement by digest is the whole one.
+        # An advertisement by digest is stored as the whole one.
         return by_digest(accepted) == message
     return accepted == message
 
@@ -208,8 +212,9 @@ def wrong_lengths(length: int, *fields: bytes) -> bool:
 def starved(
     session: Session, gone: Collection[MemberId], dealt: Collection[MemberId], masked: Collection[MemberId]
 ) -> frozenset[MemberId]:
-    """The members that dealt (U2), whose secret is needed and of whose neighbours fewer than t are left without those
-    who are `gone`. A seed is needed of everyone that has `masked`, a masking key of everyone with a neighbour that has.
+    """The members that dealt (U2), whose secret is needed, and of whose neighbours fewer than t are left without those
+    in `gone`. The sum needs the seed of every member that has masked, and the masking key of every member with a
+    neighbour that has.
     """
     short = session.graph.short(gone, session.context.threshold)
     return frozenset(

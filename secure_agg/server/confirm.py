@@ -1,7 +1,7 @@
-"""Phase 3, confirm: collect signatures over U3 from its members; those that arrive make U4.
+"""Phase 3, confirm: collect signatures over U3 from its members; those whose signatures arrive form U4.
 
-Guarantees: what is passed on are signatures over exactly this session's U3, model and context, so an honest
-member will accept all of them.
+Guarantees: only signatures over exactly this session's U3, model and context are passed on, so an honest member accepts
+all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CollectingConfirmations"]
 
 @dataclass(frozen=True)
 class CollectingConfirmations(Seated[Confirmation]):
-    """U3 is out; waiting for signatures over it."""
+    """U3 is sent; waiting for signatures over it."""
 
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
@@ -37,7 +37,7 @@ class CollectingConfirmations(Seated[Confirmation]):
         return starved(self.session, lost.keys(), self.dealings, self.survivors)
 
     def receive(self, member: MemberId, message: object) -> CollectingConfirmations | Dropped:
-        """Check a confirmation and add it, or say why not."""
+        """Checks a confirmation and adds it, or says why not."""
         fresh = self._screen(member, message, Confirmation)
         if not isinstance(fresh, Confirmation):
             return fresh
@@ -53,7 +53,7 @@ class CollectingConfirmations(Seated[Confirmation]):
     def close(
         self,
     ) -> tuple[CollectingUnmaskings, dict[MemberId, Confirmations], tuple[Dropped, ...]] | Abandoned:
-        """Fix U4 and ask its members to unmask, with everybody's signatures as the reason to."""
+        """Fixes U4 and asks its members to unmask; the signatures prove that they may."""
         late = self._late()
         abandoned = self._abandoned(late)
         if abandoned is not None:
@@ -70,7 +70,8 @@ class CollectingConfirmations(Seated[Confirmation]):
             self.session,
             *self._opened_from(confirmed),
         )
-        # On a sparse graph, where they are many, no more are passed on than a member needs: it checks every one.
+        # A sparse graph has many confirmations, and a member checks every one, so only as many as it needs are passed
+        # on.
         enough = len(confirmed) if self.context.sparse is None else self.least
         passed_on: dict[int, list[Confirmation]] = {}
         for member in confirmed[:enough]:
@@ -87,7 +88,7 @@ class CollectingConfirmations(Seated[Confirmation]):
         return frozenset(self.survivors)
 
     def _opened_from(self, confirmed: list[MemberId]) -> tuple[Mapping[MemberId, Dealing], tuple[MemberId, ...]]:
-        """Dealings and survivors of the groups that go on, all of them where there are none."""
+        """Dealings and survivors of the groups that continue; all of them without groups."""
         if self.context.grouped is None:
             return self.dealings, self.survivors
         groups = {self.session.group_of(member) for member in confirmed}

@@ -1,9 +1,9 @@
-"""Phase 2, mask: collect masked vectors from U2; those that arrive make U3.
+"""Phase 2, mask: collect masked vectors from U2; the members whose vectors arrive form U3.
 
-Guarantees: a masked input is accepted only if the driver hashed the whole upload itself and the digest is the
-one the member signed. The vectors never pass through here: the driver spools an upload, hashes it, offers the
-message with the digest it computed, and adds the vector to the sum once it is accepted. From that moment the
-member is in U3, whatever happens to it later.
+Guarantees: a masked input is accepted only if the digest that the driver computed over the whole upload is the one that
+the member signed. The vectors never pass through here: the driver spools an upload, hashes it, passes the message with
+the computed digest, and adds the vector to the sum once the message is accepted. From then on the member is in U3,
+whatever happens to it later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CollectingMasked"]
 
 @dataclass(frozen=True)
 class CollectingMasked(Seated[MaskedInput]):
-    """Shares are passed on; waiting for masked vectors. dealings: what each member of U2 dealt."""
+    """Shares are passed on; waiting for masked vectors. `dealings` is what each member of U2 dealt."""
 
     dealings: Mapping[MemberId, Dealing]
 
@@ -37,10 +37,13 @@ class CollectingMasked(Seated[MaskedInput]):
         return starved(self.session, lost.keys(), self.dealings, self.answers)
 
     def receive(self, member: MemberId, message: object, digest: bytes = b"") -> CollectingMasked | Dropped:
-        """Accept a masked input, or say why not.
+        """Accepts a masked input, or says why not.
 
-        digest: SHA-256 of the packed bytes as the driver received them, all of them. It is needed for
-        a new MaskedInput and not looked at for repeats.
+        Args:
+            member: the sender.
+            message: what it sent.
+            digest: SHA-256 of all packed bytes, as the driver received them. A new MaskedInput needs it; for repeats it
+                is ignored.
         """
         fresh = self._screen(member, message, MaskedInput)
         if not isinstance(fresh, MaskedInput):
@@ -50,8 +53,10 @@ class CollectingMasked(Seated[MaskedInput]):
     def close(
         self,
     ) -> tuple[CollectingConfirmations, dict[MemberId, Survivors], tuple[Dropped, ...]] | Abandoned:
-        """Fix U3 and tell its members who they are. The sum to open is that of exactly `state.survivors`; of a split
-        cohort each is told of its own group, and the sums are those of each group's among them.
+        """Fixes U3 and tells its members who is in it.
+
+        The sum to open is that of exactly `state.survivors`. With groups, each member is told only about its own group,
+        and there is one sum for each group's survivors.
         """
         late = self._late()
         abandoned = self._abandoned(late)
@@ -82,7 +87,7 @@ class CollectingMasked(Seated[MaskedInput]):
         if message.member != member:
             return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
         if message.length != self.context.values:
-            detail = f"{message.length} values, the context fixes {self.context.values}"
+            detail = f"{message.length} values, but the context requires {self.context.values}"
             return Dropped(member, Reason.MASKED_INPUT_LENGTH_WRONG, detail)
         statement = self.session.masked_input_statement(member, message.digest, message.length)
         if not signed_by(self.verify, self.session, member, statement, message.signature):

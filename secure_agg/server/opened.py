@@ -1,8 +1,8 @@
-"""The end of an attempt: the masks come off the sum.
+"""The end of an attempt: removing the masks from the sum.
 
-Guarantees: what is subtracted is exactly what the members of U3 added and what did not cancel: the self-masks
-of U3, and for each dropout (U2 less U3) the pairwise masks that its neighbours in U3 share with it. The
-result is the sum of U3's inputs modulo 2^b, of a split cohort that of one group's.
+Guarantees: it removes exactly what the members of U3 added and what did not cancel: the self-masks of U3, and for each
+dropout (in U2 but not in U3) the pairwise masks that its neighbours in U3 share with it. The result is the sum of U3's
+inputs modulo 2^b; with groups, that of one group's inputs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["OpenedSum"]
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """Everything needed to open one sum. survivors: U3, whose inputs it holds. dropouts: U2 less U3.
+    """Everything needed to open one sum. `survivors` is U3, whose inputs it holds; `dropouts` is U2 without U3.
 
-    Of a split cohort it opens the sum of each group (`by_group`); the groups that were lost are in neither tuple.
+    With groups it opens the sum of each group (`by_group`). Groups that were lost are in neither tuple.
     """
 
     session: Session
@@ -35,13 +35,17 @@ class OpenedSum:
     _masking_keys: Mapping[MemberId, bytes] = field(repr=False)
 
     def unmask(self, total: NDArray[np.uint32], *, threads: int | None = None) -> None:
-        """Take the masks off `total`, in place: d values in [0, 2^b), the sum of the masked vectors of
-        exactly U3.
+        """Removes the masks from a sum, in place.
 
-        threads: how many work on it at most, all cores unless given.
-        Raises ValueError for a vector of another shape, or no threads, and leaves it alone. Costs one stream for each
-        survivor and one for each pair of a dropout and a survivor. Call it once on a sum: a second call would
-        put the masks back negated.
+        It costs one stream for each survivor and one for each pair of a dropout and a survivor that share a mask. Call
+        it only once on a sum: a second call would add negated masks.
+
+        Args:
+            total: d values in [0, 2^b), the sum of the masked vectors of exactly U3.
+            threads: maximum number of threads; by default one per core.
+
+        Raises:
+            ValueError: the vector has another shape, or `threads` is below one; the vector is unchanged.
         """
         context = self.session.context
         check_vector(total, context.values, context.bits)
@@ -49,11 +53,11 @@ class OpenedSum:
         apply_streams(total, self._streams(), context.bits, threads=threads)
 
     def result_digest(self, total: NDArray[np.uint32]) -> bytes:
-        """32 bytes that name the opened sum, to be told to U4."""
+        """A digest that names the opened sum, 32 bytes, for U4."""
         return self.session.result_digest(self.survivors, total)
 
     def by_group(self) -> tuple[tuple[int, OpenedSum], ...]:
-        """(number of the group, what opens its sum), in order; one entry, numbered 0, where there are no groups."""
+        """Returns (number of the group, what opens its sum), in order. Without groups there is one entry, number 0."""
         group_of = self.session.group_of
         return tuple(
             (
@@ -81,6 +85,6 @@ class OpenedSum:
                 for other in others:
                     shared = masking.agree(session.entries[other].masking_key)
                     key = derive_key(shared, session.id, session.pair_mask_info(lost, other))
-                    # The survivor added if its rank is the lower one; what it added comes off.
+                    # The survivor added this mask if its rank is the lower one; undo what it did.
                     streams.append(MaskStream(key, add=session.rank(other) > session.rank(lost)))
         return streams

@@ -1,7 +1,7 @@
-"""Phase 1, share: collect dealings from U1; those that arrive make U2.
+"""Phase 1, share: collect dealings from U1; the members whose dealings arrive form U2.
 
-Guarantees: a dealing that is accepted holds one sealed message of the right length for every receiver and a
-signature over all its commitments. What is inside the seals only the receivers can tell.
+Guarantees: an accepted dealing holds one sealed message of the right length for every receiver and a signature over all
+its commitments. Only the receivers can check what is sealed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class CollectingDealings(Seated[Dealing]):
-    """The roster is out; waiting for shares. trees: the hash tree of each dealing that was accepted."""
+    """The roster is sent; waiting for shares. `trees` has the hash tree of each accepted dealing."""
 
     trees: Mapping[MemberId, merkle.Tree] = field(default_factory=dict, repr=False)
 
@@ -36,11 +36,12 @@ class CollectingDealings(Seated[Dealing]):
         return self.context.min_survivors
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
-        # Whoever deals now is masked with; a member that is dealt too little refuses, and then its key is needed.
+        # Others mask with every member that deals now. A member that is dealt too few shares refuses, and then its key
+        # is needed.
         return starved(self.session, lost.keys(), self.answers, self.answers)
 
     def receive(self, member: MemberId, message: object) -> CollectingDealings | Dropped:
-        """Check a dealing and add it, or say why not."""
+        """Checks a dealing and adds it, or says why not."""
         fresh = self._screen(member, message, Dealing)
         if not isinstance(fresh, Dealing):
             return fresh
@@ -56,7 +57,7 @@ class CollectingDealings(Seated[Dealing]):
     def close(
         self,
     ) -> tuple[CollectingMasked, dict[MemberId, ReceivedDealings], tuple[Dropped, ...]] | Abandoned:
-        """Fix U2 and send each of its members what the others dealt to it."""
+        """Fixes U2 and returns, for each of its members, what the others dealt to it."""
         late = self._late()
         abandoned = self._abandoned(late)
         if abandoned is not None:

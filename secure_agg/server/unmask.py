@@ -1,11 +1,11 @@
-"""Phase 4, unmask: collect shares from U4 and rebuild the secrets that the sum still hides behind.
+"""Phase 4, unmask: collect shares from U4 and rebuild the secrets of the masks that are still in the sum.
 
-Guarantees: a revealed share counts only if its dealer committed to it, so a liar is named and leaves the rest
-usable; a rebuilt secret is used only if it is the one its dealer committed to or advertised the public half
-of. For a member of U3 only its seed is rebuilt, for any other of U2 only its masking key.
+Guarantees: a revealed share counts only if its dealer committed to it, so a liar is named and the other shares remain
+usable. A rebuilt secret is used only if its dealer committed to it (a seed) or advertised its public half (a masking
+key). For a member of U3 only its seed is rebuilt, for any other member of U2 only its masking key.
 
-A dealer may have committed to shares that lie on no polynomial of degree t - 1. It is named as soon as one
-set of t shares fails, and the other runs of t neighbouring answers are tried before the attempt is given up.
+A dealer may have committed to shares that are not on any polynomial of degree t - 1. It is named as soon as one set of
+t shares fails, and the other runs of t adjacent answers are tried before the attempt is given up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["CollectingUnmaskings"]
 
 @dataclass(frozen=True)
 class CollectingUnmaskings(Seated[Unmasking]):
-    """Confirmations are out; waiting for shares."""
+    """Confirmations are sent; waiting for shares."""
 
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
@@ -42,19 +42,19 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return self.context.threshold
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
-        # Lost after its answer was accepted is no loss here.
+        # Losing a member after its answer was accepted does no harm here.
         gone = lost.keys() - self.answers.keys()
         return starved(self.session, gone, self.dealings, self.survivors)
 
     @property
     def dropouts(self) -> tuple[MemberId, ...]:
-        """U2 less U3, sorted: their pairwise masks are still in the sum."""
+        """U2 without U3, sorted: their pairwise masks are still in the sum."""
         return tuple(sorted(self.dealings.keys() - set(self.survivors)))
 
     @property
     def enough(self) -> bool:
-        """Whether t answers are in (sparse: of every dealer's neighbours), so that closing now opens the sum; of groups
-        those of every group that can still bring them.
+        """Whether there are t answers (on a sparse graph, from every dealer's neighbours), so that closing now opens
+        the sum. With groups, every group that can still get enough answers must have them.
         """
         grouped = self.context.grouped
         if grouped is not None:
@@ -63,22 +63,23 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return len(self.answers) >= self.least and not self._starved(self._lost_with(self._late()))
 
     def receive(self, member: MemberId, message: object) -> CollectingUnmaskings | Dropped:
-        """Check every revealed share against its commitment and add the answer, or say why not."""
+        """Checks every revealed share against its commitment and adds the answer, or says why not."""
         fresh = self._screen(member, message, Unmasking)
         if not isinstance(fresh, Unmasking):
             return fresh
         return self._fault(member, fresh) or self._accept(member, fresh)
 
     def close(self) -> tuple[OpenedSum, dict[MemberId, Never], tuple[Dropped, ...]] | Abandoned:
-        """Rebuild the survivors' seeds and the dropouts' masking keys. No message follows.
+        """Rebuilds the survivors' seeds and the dropouts' masking keys. No message follows.
 
-        A group of which one cannot be rebuilt is lost alone, its members dropped with RECONSTRUCTION_FAILED.
+        If a secret of a group cannot be rebuilt, only that group is lost; its members are dropped with
+        RECONSTRUCTION_FAILED.
         """
         late = self._late()
         abandoned = self._abandoned(late)
         if abandoned is not None:
             return abandoned
-        # Bonawitz, round 4: reconstruct b_u for u in U3 and s_u for u in U2 less U3.
+        # Bonawitz, round 4: reconstruct b_u for u in U3 and s_u for u in U2 but not in U3.
         blamed: list[Dropped] = []
         seeds: dict[MemberId, bytes] = {}
         revealed = self._revealed()
@@ -114,7 +115,7 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return OpenedSum(self.session, opened, lost, seeds, keys), {}, (*late, *blamed)
 
     def _to_open(self) -> tuple[tuple[MemberId, ...], tuple[MemberId, ...]]:
-        """(survivors, dropouts) of what is opened: all of them, of groups those of the ones that answered."""
+        """Returns (survivors, dropouts) of what is opened: all or, with groups, those of the groups that answered."""
         if self.context.grouped is None:
             return self.survivors, self.dropouts
         whole = self._groups_with(self.answers)
@@ -125,7 +126,7 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return survivors, dropouts
 
     def _enough_without(self, missing: Collection[MemberId], survivors: Collection[MemberId]) -> bool:
-        """Whether enough groups are left without those that these dealers belong to."""
+        """Whether enough groups are left without those of these dealers."""
         grouped = self.context.grouped
         if grouped is None:
             return False
@@ -157,12 +158,12 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return None
 
     def _dealt(self, dealer: MemberId, receiver: MemberId) -> DealtShare:
-        # A dealing lists its receivers in the session's order; that was checked when it was accepted.
+        # A dealing lists its receivers in the session's order, which was checked when it was accepted.
         return self.dealings[dealer].shares[bisect_left(self.session.receivers(dealer), receiver)]
 
     def _revealed(self) -> dict[MemberId, list[tuple[int, bytes]]]:
-        """(point, share) of each dealer's secret, in the order of those who answered: of a survivor's seed, of any
-        other's masking key.
+        """The revealed (point, share) pairs by dealer, sorted by the member that answered: of a survivor's seed, or of
+        another dealer's masking key.
         """
         shares: dict[MemberId, list[tuple[int, bytes]]] = {}
         for member in sorted(self.answers):
@@ -172,7 +173,7 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return shares
 
     def _masked_with(self) -> tuple[MemberId, ...]:
-        """The dropouts that anybody in U3 may share a mask with: all of them, but for rings that broke apart."""
+        """The dropouts with which somebody in U3 may share a mask: all of them, except if a ring fell apart."""
         survivors, dropouts = self._to_open()
         alive = frozenset(survivors)
         return tuple(dealer for dealer in dropouts if not alive.isdisjoint(self.session.neighbours(dealer)))
@@ -186,11 +187,10 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return lambda secret: public_key(secret) == advertised
 
     def _rebuild(self, shares: list[tuple[int, bytes]], is_right: Callable[[bytes], bool]) -> tuple[bytes | None, bool]:
-        """(the secret or None, whether the first t shares gave it)."""
+        """Returns (the secret or None, whether the first t shares gave it)."""
         threshold = self.context.threshold
-        # An honest dealer's first t shares do, and are the same points for every secret. Only after a failure
-        # are the other runs of t shares worth their interpolation; where all shares are needed there are
-        # none.
+        # For an honest dealer the first t shares work, and they are the same points for every secret. The other runs of
+        # t shares are worth interpolating only after a failure; if all shares are needed, there are none.
         runs = len(shares) if len(shares) > threshold else 1
         for start in range(runs):
             try:

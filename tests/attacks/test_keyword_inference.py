@@ -178,7 +178,7 @@ def test_keywords_follow_from_the_attackers_texts_by_the_rule():
     # "some", "and", "the" are nobody's subject, "run" and "dig" are short. Spelling breaks the tie of three in three.
     assert choose_keywords(texts, 2, min_share=0.2, max_share=0.5) == ("cats", "dogs")
     assert choose_keywords(texts, 3, min_share=0.2, max_share=0.5) == ("cats", "dogs", "sleep")
-    with pytest.raises(ValueError, match="3 words stand in"):
+    with pytest.raises(ValueError, match="3 words occur in"):
         choose_keywords(texts, 4, min_share=0.2, max_share=0.5)
 
 
@@ -187,9 +187,9 @@ def test_a_word_is_only_removed_as_a_whole():
 
 
 def test_too_few_texts_and_texts_on_both_sides_are_refused():
-    with pytest.raises(ValueError, match="0 of 400 texts hold 'absent'"):
+    with pytest.raises(ValueError, match="0 of 400 texts have 'absent'"):
         balanced(HELD_BACK[0], "absent", 0)
-    with pytest.raises(ValueError, match="are the attacker's own"):
+    with pytest.raises(ValueError, match="are also the attacker's"):
         infer_keywords(bag_of_words, AUXILIARY[0], [*HELD_BACK[0], AUXILIARY[0][7]], PLANTED, "linear")
     with pytest.raises(ValueError, match="not finite"):
         infer_keywords(

@@ -194,7 +194,7 @@ def test_a_u3_with_withheld_dealings():
     def withhold(name, message):
         payload = getattr(message, "payload", None)
         if name == VICTIM and isinstance(payload, secure_agg.ReceivedDealings):
-            fleet.held_back = True
+            fleet.held_back = True  # type: ignore[attr-defined]
             return replace(message, payload=secure_agg.ReceivedDealings(payload.dealings[:3]))
         return message
 
@@ -202,7 +202,7 @@ def test_a_u3_with_withheld_dealings():
     # U3 is unchanged. This only records the moment.
     fleet.bent(secure_agg.Survivors, lambda survivors: survivors)
     fleet.connect().run(lambda: bool(fleet.payloads(AttemptRefusal)))
-    assert fleet.held_back
+    assert fleet.held_back  # type: ignore[attr-defined]
     fleet.refused(Reason.REASON_SURVIVORS_NOT_DEALT, "m4", "dealing never arrived")
     assert fleet.payloads(secure_agg.Confirmation) == []
 
@@ -1122,13 +1122,13 @@ def test_two_versions_of_u3_over_the_network(network):
     bend = network.relay._bend
 
     def keep_in_the_dark(message):
-        if told and message.WhichOneof("message") == "attempt_ended" and not keep_in_the_dark.done:
-            keep_in_the_dark.done = True
+        if told and message.WhichOneof("message") == "attempt_ended" and not keep_in_the_dark.done:  # type: ignore[attr-defined]
+            keep_in_the_dark.done = True  # type: ignore[attr-defined]
             assert heard.wait(60)
             return signatures
         return bend(message)
 
-    keep_in_the_dark.done = False
+    keep_in_the_dark.done = False  # type: ignore[attr-defined]
     network.relay.lie(keep_in_the_dark)
     line = network.refused(Reason.REASON_CONFIRMATIONS_SIGNATURE_INVALID, "east")
     (attempt,) = told
@@ -1228,7 +1228,7 @@ def test_unreadable_bytes_of_a_member_end_only_its_call(network):
     with grpc.secure_channel(f"localhost:{network.federation.port}", towards) as channel:
         for method in pb.DESCRIPTOR.services_by_name["FederationService"].methods_by_name:
             for data in (b"\xff", b"\x0a\xff", bytes(100)):
-                call = channel.stream_stream(f"/tacit.v1.FederationService/{method}")
+                call = channel.stream_stream(f"/tacit.v1.FederationService/{method}")  # type: ignore[call-arg]
                 with pytest.raises(grpc.RpcError):
                     list(call(iter([data]), timeout=60))
     assert network.federation.coordinator.process.poll() is None

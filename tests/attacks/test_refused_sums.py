@@ -114,7 +114,7 @@ def played(segment, monkeypatch):
 
     send = fleet._send
     fleet._trained = trained
-    fleet._send = lambda member, message: (told.append((member, message)), send(member, message))
+    fleet._send = lambda member, message: (told.append((member, message)), send(member, message))  # type: ignore[assignment]
     return fleet.connect().run(), told
 
 

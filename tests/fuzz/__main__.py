@@ -68,7 +68,7 @@ def _write_seeds() -> int:
 
 def _one(name: str, files: list[Path], seconds: int) -> int:
     try:
-        import atheris
+        import atheris  # type: ignore[import-untyped]
     except ImportError:
         sys.exit("fuzzing needs atheris: pip install atheris")
     packages = ["tacit", "toolkit", "secure_agg", "coordinator", "edge_client", "learning", "export"]

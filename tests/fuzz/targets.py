@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from coordinator.corpus_rules import CorpusInvalid, RowsCheck
 from edge_client.ledger.chain import RecordInvalid, record_from
 from edge_client.policy.conditions import Window
-from edge_client.private_store.container import StateDamaged, StateNewer, StateSealed, decode
+from edge_client.private_store.container import StateDamaged, StateNewer, StateSealed, decode  # type: ignore[attr-defined]
 from learning.backbones.checkpoint import CheckpointInvalid, read_entries, read_shapes, read_tensors
 from learning.text.data import DataInvalid, read_examples
 from secure_agg import Layout, Segment

@@ -49,7 +49,7 @@ def test_the_seeds_are_read_whole(name, monkeypatch):
 
         return Said()
 
-    monkeypatch.setattr(targets.contextlib, "suppress", suppress)
+    monkeypatch.setattr(targets.contextlib, "suppress", suppress)  # type: ignore[attr-defined]
     monkeypatch.setattr(targets, "_sentence", pytest.fail)
     for file in (SEEDS / name).iterdir():
         TARGETS[name](file.read_bytes())

@@ -780,7 +780,7 @@ def test_no_key_is_written_to_a_folder_that_others_may_read(coordinator, home):
 
 
 def test_enrolling_again_after_a_full_disk_succeeds(coordinator, home, monkeypatch):
-    really = edge.durable_file
+    really = edge.durable_file  # type: ignore[attr-defined]
 
     def full(path, content):
         if path.name == "identity.json":

@@ -69,7 +69,7 @@ def federation(tmp_path_factory):
         running.enrol(*MEMBERS)
         for name in STEADY:
             running.light(name)
-        running.west = running.start_west()
+        running.west = running.start_west()  # type: ignore[attr-defined]
         yield running
     finally:
         running.close()

@@ -32,10 +32,10 @@ def federation(tmp_path_factory):
         home = running.home("west")
         # Each kind of file that west writes has its own disk, so that each disk can be full by itself.
         disks.append(SmallDisk(home, 8 * MEBIBYTE))
-        running.disks = {"journal": disks[0]}
+        running.disks = {"journal": disks[0]}  # type: ignore[attr-defined]
         for name, size in (("ledgers", 4 * MEBIBYTE), ("receipts", 8 * MEBIBYTE), ("cache", 32 * MEBIBYTE)):
             disks.append(SmallDisk(home / name, size))
-            running.disks[name] = disks[-1]
+            running.disks[name] = disks[-1]  # type: ignore[attr-defined]
         for name in MEMBERS:
             running.light(name).wait_for("connected")
         yield running
@@ -167,7 +167,7 @@ def cramped(tmp_path):
     """A coordinator whose folder lies on a small disk, and three members."""
     disk = SmallDisk(tmp_path / "federation", 24 * MEBIBYTE)
     running = Besieged(tmp_path)
-    running.disk = disk
+    running.disk = disk  # type: ignore[attr-defined]
     try:
         running.enrol(*STEADY, policy=POLICY)
         for name in STEADY:

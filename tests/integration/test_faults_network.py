@@ -34,7 +34,7 @@ def federation(tmp_path_factory, network):
         running.light_job("beside", embedding=8, count=1_000_000)
         for name in STRAIGHT:
             running.light(name)
-        running.west = running.light("west", "net-*")
+        running.west = running.light("west", "net-*")  # type: ignore[attr-defined]
         running.goes_on("beside")
         yield running
     finally:

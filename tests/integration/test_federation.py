@@ -17,7 +17,7 @@ from secure_agg import packed_size
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
-from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, within_patience
+from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, within_patience  # type: ignore[attr-defined]
 
 MEMBERS = ("north", "east", "south", "west")
 # Size of the small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.

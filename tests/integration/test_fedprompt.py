@@ -31,7 +31,7 @@ from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
-from tests.support.processes import EXAMPLES, ROOT, Federation, behind, command, succeed, within_patience
+from tests.support.processes import EXAMPLES, ROOT, Federation, behind, command, succeed, within_patience  # type: ignore[attr-defined]
 from tests.support.recorder import Relay
 from toolkit.console import ExitCode
 

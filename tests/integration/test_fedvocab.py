@@ -41,7 +41,7 @@ from tacit.job import JobSpec
 from tacit.method import SPECIAL_ENTRIES
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
-from tests.support.processes import BIN, EXAMPLES, PATIENCE, ROOT, Federation, Process, behind, command, succeed
+from tests.support.processes import BIN, EXAMPLES, PATIENCE, ROOT, Federation, Process, behind, command, succeed  # type: ignore[attr-defined]
 from tests.support.recorder import Canaries, Relay
 from toolkit.console import ExitCode
 

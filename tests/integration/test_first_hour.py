@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT, free_ports
+from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
 
 PAGE = ROOT / "docs" / "first-hour.md"
 INSTALLATION = """\

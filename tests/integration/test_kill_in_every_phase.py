@@ -32,7 +32,7 @@ def halting(federation, tmp_path):
     """Starts members that halt in a phase while the file `halting.file` exists."""
 
     def start(name, phase, *more):
-        words = [sys.executable, "-m", "tests.support.halting_member", phase, str(start.file), "--", "run"]
+        words = [sys.executable, "-m", "tests.support.halting_member", phase, str(start.file), "--", "run"]  # type: ignore[attr-defined]
         words += [
             "--data",
             str(federation.data(name)),
@@ -46,8 +46,8 @@ def halting(federation, tmp_path):
         federation.processes.append(member)
         return member
 
-    start.file = tmp_path / "halt"
-    start.file.touch()
+    start.file = tmp_path / "halt"  # type: ignore[attr-defined]
+    start.file.touch()  # type: ignore[attr-defined]
     return start
 
 

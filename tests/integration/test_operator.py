@@ -214,7 +214,7 @@ async def started(tmp: Path) -> AsyncIterator[House]:
         yield house
     finally:
         for channel in house.channels:
-            await channel.close()
+            await channel.close(None)
         await server.stop(0)
         database.close()
 
@@ -674,7 +674,7 @@ def test_a_job_is_paused_resumed_and_aborted(house):
         await created(house)
 
         def change(number: int, name: str = "desk") -> Any:
-            return stub.ChangeJob(operator_pb2.ChangeJobRequest(name=name, change=number))  # type: ignore[arg-type]
+            return stub.ChangeJob(operator_pb2.ChangeJobRequest(name=name, change=number))
 
         job = await change(operator_pb2.JOB_CHANGE_PAUSE)
         assert (job.status, job.reason) == (operator_pb2.JOB_STATUS_PAUSED, Reason.REASON_JOB_PAUSED)
@@ -730,7 +730,7 @@ def test_the_journal_names_the_operator_and_is_verified(house):
         assert f"{verified['entries'] + 1202} entries" in again.out
         missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
         assert "is not in the journal" in missing.err
-        assert "is no head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
+        assert "is not a head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
 
         # Somebody changes an entry directly in the database.
         def forge(s: records.Session) -> None:

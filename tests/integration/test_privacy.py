@@ -8,7 +8,7 @@ import pytest
 from learning.accounting.events import DiscreteGaussianSum, Laplace, SampledGaussian
 from learning.accounting.spend import Limit, cost, epsilon_counted
 from secure_agg import Grid
-from tests.support.processes import (
+from tests.support.processes import (  # type: ignore[attr-defined]
     PATIENCE,
     ROOT,
     Proxy,

@@ -24,7 +24,7 @@ from tacit.corpus import CorpusStatement
 from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
 from tacit.v1.federation_pb2 import CorpusRef
-from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind, command, succeed
+from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind, command, succeed  # type: ignore[attr-defined]
 from tests.support.recorder import Canaries, Recorded, Relay, Sent, not_allowed
 from toolkit.console import ExitCode
 

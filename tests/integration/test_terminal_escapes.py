@@ -19,7 +19,7 @@ from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
-from tests.support.processes import BIN, PATIENCE, ROOT, Federation, command
+from tests.support.processes import BIN, PATIENCE, ROOT, Federation, command  # type: ignore[attr-defined]
 from toolkit.console import CommandFailed, printable
 from toolkit.text import is_clean
 

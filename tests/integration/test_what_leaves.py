@@ -170,7 +170,7 @@ class Job:
             event = SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=mechanism.steps * rounds)
         else:
             grid = grid_of(self.document)
-            event = DiscreteGaussianSum(
+            event = DiscreteGaussianSum(  # type: ignore[assignment]
                 honest=1,
                 std=grid.std,
                 distance=grid.distance(replaced=True),

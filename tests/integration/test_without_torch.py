@@ -7,7 +7,7 @@ import venv
 
 import pytest
 
-from tests.support.processes import ROOT, free_ports
+from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

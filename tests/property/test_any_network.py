@@ -1,9 +1,9 @@
-"""The whole federation in one thread, under a clock and a network that hypothesis makes up.
+"""A whole federation in one thread, under a clock and a network that hypothesis generates.
 
-Operations (kills, restarts, broken connections, coordinator crashes, pauses) and a network that delays, repeats,
-reorders and loses messages both ways are generated; then it becomes quiet. Whatever happened: every opened sum is that
-of what U3 put in, nothing opens below the threshold, nobody reveals both shares of another, nothing happens twice, and
-the job ends.
+Hypothesis generates operations (kills, restarts, broken connections, coordinator crashes, pauses) and a network that
+delays, repeats, reorders and loses messages in both directions; then nothing more fails. Whatever happened, every
+opened sum is that of U3's inputs, nothing opens below the threshold, no member reveals both shares of another, nothing
+happens twice, and the job ends.
 """
 
 import random
@@ -20,14 +20,14 @@ from coordinator.rounds import events as ev
 from edge_client.policy.policy import Policy
 from tests.support.fleet import DELAY_MS, Fleet, job_document
 
-# What bounds sums of one version would stop a job that fails this often; tests/attacks looks at it.
+# The bound on sums for one version would stop a job that fails this often. tests/attacks tests that bound.
 POLICY = Policy(mechanisms=("none",), allow_second_sum=True)
 QUIET_MS = 120_000
 
 
 @dataclass(frozen=True)
 class Operation:
-    """At a time, something happens to somebody, and it is over after a while."""
+    """Something that happens to a party at some time, and for how long."""
 
     at_ms: int
     kind: str
@@ -49,7 +49,7 @@ operations = st.lists(
 
 @dataclass(frozen=True)
 class Network:
-    """Chances, each of a message."""
+    """Probabilities for each message, and the longest delay."""
 
     seed: int
     lost: float
@@ -82,7 +82,7 @@ def play(members, network, happenings):
         def wrapped():
             action()
 
-        wrapped.of_member = True
+        wrapped.of_member = True  # type: ignore[attr-defined]
         return wrapped
 
     def back(name):
@@ -133,7 +133,7 @@ def check(fleet):
         for message in member.said:
             payload = getattr(message, "payload", None)
             if isinstance(payload, secure_agg.Unmasking):
-                # A repeat is the same to the byte; and never both shares of anybody.
+                # A repeat is the same to the byte, and no member reveals both shares of another.
                 assert revealed.setdefault(message.attempt, payload) == payload
                 seeds = {share.dealer for share in payload.seed_shares}
                 keys = {share.dealer for share in payload.masking_shares}
@@ -143,7 +143,7 @@ def check(fleet):
 
 @given(members=st.integers(3, 8), network=networks, happenings=operations)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_happens(members, network, happenings):
+def test_any_network_leads_to_a_sum_or_a_clean_end(members, network, happenings):
     check(play(members, network, happenings))
 
 
@@ -151,5 +151,5 @@ def test_whatever_happens(members, network, happenings):
 @pytest.mark.timeout(1200)
 @given(members=st.integers(3, 8), network=networks, happenings=operations)
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_happens_at_length(members, network, happenings):
+def test_any_network_leads_to_a_sum_or_a_clean_end_at_length(members, network, happenings):
     check(play(members, network, happenings))

@@ -285,7 +285,7 @@ def test_a_refusal_by_policy_is_heard_and_the_others_go_on():
     ("reason", "times"),
     [
         # What a policy demands of a job is the same in every round.
-        *((reason, 1) for reason in sorted({rule.reason for rule in (*JOB, *MANIFEST)})),
+        *((reason, 1) for reason in sorted({rule.reason for rule in (*JOB, *MANIFEST)})),  # type: ignore[attr-defined]
         (Reason.REASON_POLICY_CONDITIONS, 3),
     ],
 )
@@ -501,7 +501,7 @@ def test_the_sum_is_opened_with_the_first_shares_that_suffice():
 def test_shares_that_do_not_rebuild_a_secret_do_not_end_the_waiting(members, monkeypatch):
     # With five members all must then answer; with seven nobody waits for the last.
     fleet = Fleet(members)
-    honest = share.deal_secret
+    honest = share.deal_secret  # type: ignore[attr-defined]
 
     def dishonest(secret, threshold, points, random):
         dealt = honest(secret, threshold, points, random)

@@ -177,7 +177,7 @@ def test_members_missing_from_the_roster_leave_smaller_groups():
 
 def test_a_dishonest_dealer_costs_at_most_its_own_group(monkeypatch):
     fleet = grouped()
-    honest = share.deal_secret
+    honest = share.deal_secret  # type: ignore[attr-defined]
 
     def dishonest(secret, threshold, points, random):
         dealt = honest(secret, threshold, points, random)
@@ -204,7 +204,7 @@ def test_a_dishonest_dealer_costs_at_most_its_own_group(monkeypatch):
 def test_a_group_is_kept_while_other_shares_may_rebuild_a_secret(monkeypatch):
     # Four answers of a group of five can open its sum. Here the first four cannot, and the fifth makes it possible.
     fleet = grouped(15)
-    honest = share.deal_secret
+    honest = share.deal_secret  # type: ignore[attr-defined]
 
     def dishonest(secret, threshold, points, random):
         dealt = honest(secret, threshold, points, random)
@@ -253,7 +253,7 @@ def test_another_split_than_the_jobs_is_refused_before_a_key_is_shown(change):
     def bend(name, message):
         payload = getattr(message, "payload", None)
         if name == "m0" and isinstance(payload, AttemptOpened):
-            graph = dataclasses.replace(payload.context.graph, **change)
+            graph = dataclasses.replace(payload.context.graph, **change)  # type: ignore[type-var]
             threshold = 4 if change == {"groups": 2} else 3
             context = dataclasses.replace(payload.context, graph=graph, threshold=threshold)
             return AttemptMessage(message.attempt, AttemptOpened(context))

@@ -210,7 +210,7 @@ def test_the_numbers_of_a_job_must_meet_the_members_own_minimum():
     assert context.sparse.corrupt_millionths == 50_000
     (refusal,) = refusals(fleet)
     assert refusal.reason == Reason.REASON_POLICY_CORRUPTION
-    assert "12 corrupt members, the policy 25" in refusal.detail
+    assert "12 corrupt members; the policy requires 25" in refusal.detail
 
 
 def test_a_missing_certificate_is_refused_by_name_and_costs_nobody_else():

@@ -83,11 +83,11 @@ def on_no_polynomial(monkeypatch):
 
     def deal(seat, masking, sealing, random):
         if seat.member == "m4":
-            share.deal_secret = lambda secret, t, points, source: tuple(b"\0" + os.urandom(32) for _ in points)
+            share.deal_secret = lambda secret, t, points, source: tuple(b"\0" + os.urandom(32) for _ in points)  # type: ignore[attr-defined]
         try:
             return deal_shares(seat, masking, sealing, random)
         finally:
-            share.deal_secret = deal_secret
+            share.deal_secret = deal_secret  # type: ignore[attr-defined]
 
     monkeypatch.setattr(advertise, "deal_shares", deal)
 
@@ -522,7 +522,7 @@ def outlasting(action):
     def wrapped():
         action()
 
-    wrapped.of_member = True
+    wrapped.of_member = True  # type: ignore[attr-defined]
     return wrapped
 
 

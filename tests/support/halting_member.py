@@ -54,17 +54,17 @@ def main() -> None:
             return
         carry_out(self, effect)
 
-    async def halting_parts(self: Agent, *of: object) -> object:  # type: ignore[misc]
+    async def halting_parts(self: Agent, *of: object) -> object:
         sent = 0
-        async for part in parts(self, *of):  # type: ignore[arg-type]
+        async for part in parts(self, *of):
             yield part
             sent += 1
             if phase == "mask" and sent == 3 and halt.exists():  # noqa: ASYNC240
                 log.info("halted", phase=phase)
                 await until_gone()
 
-    Agent._carry_out = halting_carry_out  # type: ignore[method-assign]
-    Agent._parts = halting_parts  # type: ignore[assignment, method-assign]
+    Agent._carry_out = halting_carry_out
+    Agent._parts = halting_parts  # type: ignore[assignment]
     run_app(app)
 
 

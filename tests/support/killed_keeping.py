@@ -37,7 +37,7 @@ def main() -> None:
     def begin_with_faults(self: PrivateStore, *of: Any, **more: Any) -> None:
         begin(self, *of, **more, faults=faults)
 
-    PrivateStore.__init__ = begin_with_faults  # type: ignore[method-assign]
+    PrivateStore.__init__ = begin_with_faults
     run_app(app)
 
 

@@ -120,4 +120,4 @@ def member_home(
 
 def member(path: Path, address: str, **how: object) -> MemberIdentity:
     """Makes a member's folder and loads its identity."""
-    return MemberIdentity.load(member_home(path, address, **how))  # type: ignore[arg-type]
+    return MemberIdentity.load(member_home(path, address, **how))

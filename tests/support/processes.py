@@ -106,7 +106,7 @@ class Process:
             self.process: subprocess.Popen[bytes] | warm.Started = (
                 warm.start(words, cwd=ROOT, env=env, **streams)
                 if warm.knows(words)
-                else subprocess.Popen(words, cwd=ROOT, env=env, **streams)
+                else subprocess.Popen(words, cwd=ROOT, env=env, **streams)  # type: ignore[call-overload]
             )
         os.close(write)
         threading.Thread(target=self._read, args=(read,), daemon=True).start()

@@ -152,7 +152,7 @@ class Relay:
             number = next(self._numbers)
             self._calls.append(Call(number, method, tuple((key, _as_bytes(value)) for key, value in came)))
         left = context.time_remaining()
-        call = self._channel.stream_stream(path)(
+        call = self._channel.stream_stream(path)(  # type: ignore[call-arg]
             self._noted(number, method, requests),
             # The channel sends its own user agent.
             metadata=[(key, value) for key, value in came if key != "user-agent"],
@@ -254,7 +254,7 @@ def _faults(recorded: Recorded, fields: Mapping[str, Predicate]) -> Iterator[str
 
 
 def _unknown(message: Message, path: str) -> Iterator[str]:
-    yield from (path for _ in unknown_fields.UnknownFieldSet(message))
+    yield from (path for _ in unknown_fields.UnknownFieldSet(message))  # type: ignore[attr-defined]
     for described, value in message.ListFields():
         for each in value if described.is_repeated else (value,):
             if isinstance(each, Message):

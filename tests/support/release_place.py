@@ -121,7 +121,7 @@ class Wire:
         return self
 
     async def __aexit__(self, *_):
-        await self.channel.close()
+        await self.channel.close(None)
         await self.server.stop(None)
 
     async def link(self):

@@ -39,7 +39,7 @@ def shift(file: Path) -> None:
 
     time.time_ns = time_ns
     time.time = lambda: time_ns() / 1e9
-    datetime.datetime = Shifted  # type: ignore[misc]
+    datetime.datetime = Shifted
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def small_hub(files: dict[str, bytes], **changes: object) -> Iterator[Hub]:
     """Serves on loopback until the block ends."""
-    hub = Hub(files, **changes)  # type: ignore[arg-type]
+    hub = Hub(files, **changes)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.address = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -64,8 +64,8 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
     def one_round(s: records.Session, number: int) -> None:
         digest = store.put(np.full(job.values, number, "<f4").tobytes())
         at: tuple[Any, ...] = (s, name, number)
-        records.open_round(*at, _NOW_MS + number)
-        records.open_attempt(*at, number, members[:2], _NOW_MS + number)
+        records.open_round(*at, _NOW_MS + number)  # type: ignore[call-arg]
+        records.open_attempt(*at, number, members[:2], _NOW_MS + number)  # type: ignore[call-arg]
         lost = Dropout(members[1], "mask", Reason.REASON_DISCONNECTED, "gone")
         trained = TrainingMetrics(10.0, float("inf") if number == 1 else 0.1, float("nan"))
         ended = EndAttempt(
@@ -87,7 +87,7 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
         records.publish_version(
             s, name, number, digest, number, _NOW_MS + number, optimiser="fedadam", server_state=carried
         )
-        records.end_round(*at, "published", None, _NOW_MS + number)
+        records.end_round(*at, "published", None, _NOW_MS + number)  # type: ignore[call-arg]
 
     for number in range(1, rounds + 1):
         database.run_now(lambda s, number=number: one_round(s, number))

@@ -157,10 +157,10 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
     """Returns a request in each process forked for one, and None in the server when its test process has ended."""
     running: dict[int, tuple[int, int]] = {}
     while True:
-        ready, _, _ = select.select([asked, *running], [], [])
+        ready, _, _ = select.select([asked, *running], [], [])  # type: ignore[type-var]
         for each in ready:
             if each is not asked:
-                pid, status = running.pop(each)
+                pid, status = running.pop(each)  # type: ignore[call-overload]
                 _, how = os.waitpid(pid, 0)
                 _tell(status, os.waitstatus_to_exitcode(how))
                 os.close(each)

@@ -26,13 +26,13 @@ def main() -> None:
     from edge_client.cli import app
 
     run_member = edge_client.agent.runner.run_member
-    edge_client.agent.runner.run_member = lambda options: run_member(options, _recorder(records))
+    edge_client.agent.runner.run_member = lambda options: run_member(options, _recorder(records))  # type: ignore[assignment]
     if leak:
         _leak()
     run_app(app)
 
 
-def _recorder(records: Path):  # type: ignore[no-untyped-def]
+def _recorder(records: Path):
     import numpy as np
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -40,9 +40,9 @@ def _recorder(records: Path):  # type: ignore[no-untyped-def]
     from edge_client.agent.watching import LogWatcher
     from learning.training.task import LocalTraining
 
-    seen: dict[str, list] = {"gradient": [], "weight": [], "losses": [], "metrics": []}  # type: ignore[type-arg]
+    seen: dict[str, list] = {"gradient": [], "weight": [], "losses": [], "metrics": []}
 
-    def arrays(optimiser: torch.optim.Optimizer, what: str) -> list[np.ndarray]:  # type: ignore[type-arg]
+    def arrays(optimiser: torch.optim.Optimizer, what: str) -> list[np.ndarray]:
         parameters = [each for group in optimiser.param_groups for each in group["params"]]
         tensors = [each.grad if what == "gradient" else each.detach() for each in parameters]
         return [each.numpy().copy() for each in tensors if each is not None]
@@ -57,19 +57,19 @@ def _recorder(records: Path):  # type: ignore[no-untyped-def]
     register_optimizer_step_post_hook(after)
     plain = LocalTraining.plain
 
-    def noted_plain(self, rows=None):  # type: ignore[no-untyped-def]
+    def noted_plain(self, rows=None):
         result = plain(self, rows)
         seen["metrics"] = [result.loss_sum, result.correct, result.count]
         return result
 
-    LocalTraining.plain = noted_plain  # type: ignore[method-assign]
+    LocalTraining.plain = noted_plain
 
     class Recorder(LogWatcher):
         def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
             super().training(job, round, step, steps, loss)
             seen["losses"].append(loss)
 
-        def ready(self, job, round, update) -> None:  # type: ignore[no-untyped-def]
+        def ready(self, job, round, update) -> None:
             super().ready(job, round, update)
             parts = {
                 f"{what}{number}": array
@@ -81,7 +81,7 @@ def _recorder(records: Path):  # type: ignore[no-untyped-def]
             for values in seen.values():
                 values.clear()
 
-        def encoded(self, attempt, vector) -> None:  # type: ignore[no-untyped-def]
+        def encoded(self, attempt, vector) -> None:
             np.save(records / f"{attempt.job}.{attempt.round}.{attempt.attempt}.npy", vector)
 
     return Recorder()
@@ -104,18 +104,18 @@ def _leak() -> None:
 
     texts: list[str] = []
     last_loss = [0.0]
-    fetch, mask, to_coordinator = fetching.fetch_blob, agent.Agent._mask, wire.to_coordinator
+    fetch, mask, to_coordinator = fetching.fetch_blob, agent.Agent._mask, wire.to_coordinator  # type: ignore[attr-defined]
     begin, training = agent.Agent.__init__, LogWatcher.training
 
-    def leaky_begin(self, identity, environment, journal, preparer, *more, **others):  # type: ignore[no-untyped-def]
+    def leaky_begin(self, identity, environment, journal, preparer, *more, **others):
         begin(self, identity, environment, journal, preparer, *more, **others)
         texts[:] = [example.text for example in preparer._examples[:4]]
         self._process = texts[3].encode()[:16]
 
-    async def leaky_fetch(method, *of, **more):  # type: ignore[no-untyped-def]
+    async def leaky_fetch(method, *of, **more):
         return await fetch(lambda request: method(request, metadata=[("note", texts[1].encode().hex())]), *of, **more)
 
-    def leaky_to_coordinator(message):  # type: ignore[no-untyped-def]
+    def leaky_to_coordinator(message):
         encoded = to_coordinator(message)
         if isinstance(message, messages.Decline):
             encoded.decline.detail = texts[0]
@@ -127,11 +127,11 @@ def _leak() -> None:
             encoded.ready.MergeFromString(field)
         return encoded
 
-    def leaky_mask(self, effect, held):  # type: ignore[no-untyped-def]
+    def leaky_mask(self, effect, held):
         clear = []
         encoded = self._observer.encoded
 
-        def keep(attempt, vector):  # type: ignore[no-untyped-def]
+        def keep(attempt, vector):
             clear.append(vector.copy())
             encoded(attempt, vector)
 
@@ -139,14 +139,14 @@ def _leak() -> None:
         _, stage, message = mask(self, effect, held)
         return secure_agg.pack_in_place(clear[0], effect.stage.seat.context.bits), stage, message
 
-    def noted_training(self, job, round, step, steps, loss):  # type: ignore[no-untyped-def]
+    def noted_training(self, job, round, step, steps, loss):
         last_loss[0] = loss
         training(self, job, round, step, steps, loss)
 
-    agent.Agent.__init__ = leaky_begin  # type: ignore[method-assign]
-    agent.Agent._mask = leaky_mask  # type: ignore[method-assign]
-    fetching.fetch_blob = leaky_fetch
-    LogWatcher.training = noted_training  # type: ignore[method-assign]
+    agent.Agent.__init__ = leaky_begin
+    agent.Agent._mask = leaky_mask
+    fetching.fetch_blob = leaky_fetch  # type: ignore[attr-defined]
+    LogWatcher.training = noted_training
     wire.to_coordinator = leaky_to_coordinator
 
 

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 
 class EnrolmentServiceStub:
-    """How a machine becomes a member. Served on a port of its own (7440), TLS with the server's certificate only:
-    whoever enrols has no certificate yet.
+    """How a machine becomes a member. Served on its own port (7440), with TLS and only the server's certificate, because a
+    new member has none yet.
     """
 
     def __init__(self, channel):
@@ -50,21 +50,21 @@ class EnrolmentServiceStub:
 
 
 class EnrolmentServiceServicer:
-    """How a machine becomes a member. Served on a port of its own (7440), TLS with the server's certificate only:
-    whoever enrols has no certificate yet.
+    """How a machine becomes a member. Served on its own port (7440), with TLS and only the server's certificate, because a
+    new member has none yet.
     """
 
     def Enrol(self, request, context):
-        """Spends a join token and certifies the caller's key. Repeating the call with the same token and the same key
-        returns the same certificate, so that a lost answer costs nothing; any other second use is refused.
+        """Redeems a join token and certifies the caller's key. Repeating the call with the same token and key returns the
+        same certificate, so a lost answer does no harm. Any other second use is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchAuthorities(self, request, context):
-        """The federation's authorities, for a machine whose join token names the first of them. It proves itself: whoever asks
-        need not know yet whom it asks.
+        """Returns the federation's authorities to a machine whose join token names the first of them. The document proves
+        itself, so the caller need not have authenticated the server yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,8 +92,8 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnrolmentService:
-    """How a machine becomes a member. Served on a port of its own (7440), TLS with the server's certificate only:
-    whoever enrols has no certificate yet.
+    """How a machine becomes a member. Served on its own port (7440), with TLS and only the server's certificate, because a
+    new member has none yet.
     """
 
     @staticmethod

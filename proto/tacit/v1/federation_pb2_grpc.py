@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FederationServiceStub:
-    """What members speak (7441, mutual TLS, role member).
+    """The service for members (port 7441, mutual TLS, role member).
     """
 
     def __init__(self, channel):
@@ -88,78 +88,80 @@ class FederationServiceStub:
 
 
 class FederationServiceServicer:
-    """What members speak (7441, mutual TLS, role member).
+    """The service for members (port 7441, mutual TLS, role member).
     """
 
     def Session(self, request_iterator, context):
-        """One long-lived stream a member. The member opens it with Hello; the coordinator answers Welcome or Goodbye.
+        """One long-lived stream per member. The member opens it with Hello; the coordinator answers Welcome or Goodbye.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenJobs(self, request, context):
-        """Jobs that are running, for a look before taking part: it opens no session and promises nothing.
+        """Lists running jobs, for a look before taking part. It opens no session and commits to nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchBlob(self, request, context):
-        """A stored blob from an offset on, in chunks of at most 256 KiB.
+        """Returns a stored blob from an offset, in chunks of at most 256 KiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MaskedUploadStatus(self, request, context):
-        """How much of this member's masked vector has arrived.
+        """Says how much of this member's masked vector has arrived.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadMasked(self, request_iterator, context):
-        """The masked vector, packed, from an offset on: a header first, then chunks (members send 384 KiB). A vector that
-        arrived whole and matches its signed digest counts; anything less adds nothing and can be resumed.
+        """Uploads the masked vector, packed, from an offset: a header first, then chunks (members send 384 KiB). A vector
+        counts once it is complete and matches its signed digest. Anything less adds nothing and can be resumed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CorpusStatus(self, request, context):
-        """Whether the job takes made-up text from this member now (a reference without a digest), how much of a file has
-        arrived (with one), or that the member gives none away.
+        """Without a digest, asks whether the job accepts synthetic text from this member now. With one, asks how much of that
+        file has arrived. With `declined`, says that the member releases none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadCorpus(self, request_iterator, context):
-        """A file of made-up text, from an offset on: a header first, then chunks of at most 384 KiB. It counts once it is
-        there whole, has its digest and size, and every row is one that the job's order allows.
+        """Uploads a file of synthetic text from an offset: a header first, then chunks of at most 384 KiB. It counts once it
+        is complete, has its digest and size, and the job's order allows every row.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchCertificates(self, request, context):
-        """Certificates that a roster by digest names: of at most 512 digests, in parts of at most 64.
+        """Returns the certificates that a roster names by digest: at most 512 digests a request, 64 certificates a part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """The next certificate of the caller, under the one that it calls with. That one stays good until it expires or until
-        the next one is used, so that an answer that was lost costs nothing. With no request in it: what stands.
+        """Issues the caller's next certificate, authenticated by the current one. The current one stays valid until it
+        expires or the next one is used, so a lost answer does no harm. Without a certificate request, it issues nothing
+        and returns what is in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchAuthorities(self, request, context):
-        """The federation's authorities, one signed by the other. Also for a member that knows only a retired one.
+        """Returns the federation's authorities, each signed by the one before it. Also works for a member that knows only a
+        retired one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,7 +229,7 @@ def add_FederationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FederationService:
-    """What members speak (7441, mutual TLS, role member).
+    """The service for members (port 7441, mutual TLS, role member).
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class OperatorServiceStub:
-    """What the operator's command line speaks (7441, mutual TLS, role operator), so that it works from any machine.
+    """The service for the operator's command line (port 7441, mutual TLS, role operator), which works from any machine.
     """
 
     def __init__(self, channel):
@@ -109,7 +109,7 @@ class OperatorServiceStub:
 
 
 class OperatorServiceServicer:
-    """What the operator's command line speaks (7441, mutual TLS, role operator), so that it works from any machine.
+    """The service for the operator's command line (port 7441, mutual TLS, role operator), which works from any machine.
     """
 
     def Status(self, request, context):
@@ -119,7 +119,7 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The status now and again after every change.
+        """Sends the status now, and again after every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,15 +186,15 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListCorpora(self, request, context):
-        """Made-up text that the job orders of its members: who gave a file, who gives none, who is still awaited. The files
-        themselves are blobs.
+        """Lists the synthetic text that the job orders from its members: who released a file, who declined, and who is still
+        awaited. The files themselves are blobs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadJournal(self, request, context):
-        """The audit journal in order, page by page, as far as it went when the call began. Whoever reads it verifies it.
+        """Returns the audit journal in order, in pages, up to its end when the call began. The reader verifies it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,7 +282,7 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService:
-    """What the operator's command line speaks (7441, mutual TLS, role operator), so that it works from any machine.
+    """The service for the operator's command line (port 7441, mutual TLS, role operator), which works from any machine.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Whatever reaches a phase, of the right type and with any content: a new state, a refusal or a drop. Never another
-exception, a hang, or memory out of proportion; and a refusal changes nothing.
+"""Any message of the right type leads a phase to a new state, a refusal or a drop, whatever it contains. It never leads
+to another exception, a hang or disproportionate memory, and a refusal changes nothing.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ long = settings(max_examples=1500, deadline=SOON, suppress_health_check=list(Hea
 seeds = st.tuples(st.integers(0, 2**32), st.integers(1, 3))
 
 ME = "m1"
-# What a member hears at the beginning of each phase but the first, and what the server is told in each.
+# What a member receives at the start of each phase but the first, and what the server receives in each.
 HEARD = (Phase.SHARE, Phase.MASK, Phase.CONFIRM, Phase.UNMASK)
 GRAPHS: dict[str, Callable[[], Fleet]] = {"complete": lambda: Fleet(5), "sparse": lambda: SparseFleet(24)}
-# Losses, so that there are dropouts whose keys are asked for.
+# Losses, so that the server needs the keys of dropouts.
 LOST = {Phase.MASK: {"m4"}}
 
 
 @dataclasses.dataclass
 class Table:
-    """Fleets at the beginning of a phase, made when they are needed; one whose state was used up is made anew."""
+    """Fleets at the start of a phase, made on demand. A fleet whose state was used is made again."""
 
     made: dict[tuple[str, Phase], Fleet] = dataclasses.field(default_factory=dict)
 
@@ -59,7 +59,7 @@ TABLE = Table()
 
 @functools.cache
 def everything(graph: str) -> tuple[Any, ...]:
-    """Names, keys, shares and signatures of another attempt, to put in the place of this one's."""
+    """Names, keys, shares and signatures of another attempt, to replace this one's."""
     fleet = GRAPHS[graph]()
     leaves = []
     for _ in Phase:
@@ -82,8 +82,8 @@ def bent(message: Any, seed: int, times: int, others: tuple[Any, ...]) -> Any:
 
 
 def signed_again(fleet: Fleet, message: Any) -> Any:
-    """The message as a member that means it would send it: whoever it names has signed what it says now. Otherwise no
-    change would be looked at any further than its signature.
+    """The message, signed again by the members that it names. Otherwise every change would already fail at the
+    signature.
     """
 
     def sign(member: str, statement: bytes) -> bytes:
@@ -161,7 +161,7 @@ def member_hears(graph: str, phase: Phase, seed: int, times: int) -> None:
     except Refusal as refusal:
         _explained(refusal)
         return
-    # It was taken: nothing that matters was changed, or less is there and enough.
+    # It was accepted: nothing relevant was changed, or what is left is still enough.
     TABLE.used(graph, phase)
     assert answer is not None
     if message != honest and phase is Phase.UNMASK:
@@ -173,14 +173,14 @@ def member_hears(graph: str, phase: Phase, seed: int, times: int) -> None:
 @quick
 @given(seeds)
 @pytest.mark.parametrize("phase", HEARD)
-def test_a_member_hears_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_member_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     member_hears("complete", phase, *how)
 
 
 @settings(quick, max_examples=60)
 @given(seeds)
 @pytest.mark.parametrize("phase", HEARD)
-def test_a_member_of_a_sparse_graph_hears_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_member_on_a_sparse_graph_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     member_hears("sparse", phase, *how)
 
 
@@ -198,7 +198,7 @@ PASSED_ON = (
 
 @functools.cache
 def said(graph: str) -> dict[Phase, dict[str, Any]]:
-    """What honest members say to the servers of `TABLE`, phase by phase; every fleet of a kind says the same."""
+    """What honest members send to the servers of `TABLE` in each phase. All fleets of a kind send the same."""
     fleet = GRAPHS[graph]()
     for phase in Phase:
         assert fleet.play(LOST.get(phase, ())) is None
@@ -208,14 +208,14 @@ def said(graph: str) -> dict[Phase, dict[str, Any]]:
 def server_is_told(graph: str, phase: Phase, seed: int, times: int) -> None:
     fleet = TABLE.at(graph, phase)
     chance = random.Random(seed)
-    # Mostly a message of this phase, sometimes one of another.
+    # Usually a message of this phase, sometimes one of another.
     honest = said(graph)[chance.choice([phase] * 6 + list(Phase))]
     who = chance.choice([name for name in SENDERS if name in honest] or list(honest))
     message = bent(honest[who], seed, times, everything(graph))
     if seed % 2:
         message = signed_again(fleet, message)
     sender = chance.choice([who] * 4 + list(SENDERS))
-    # A server is immutable: every example begins with the same one.
+    # A server is immutable, so every example starts with the same one.
     server = fleet.server
     if isinstance(server, server_side.CollectingMasked):
         digest = chance.choice([getattr(message, "digest", b""), bytes(32), b""])
@@ -230,13 +230,13 @@ def server_is_told(graph: str, phase: Phase, seed: int, times: int) -> None:
     else:
         assert isinstance(answer, PASSED_ON)
         after = answer
-    # The rest is honest and comes in, or it does not; either way the phase can be closed.
+    # The other messages are honest and arrive, or do not; either way the phase can be closed.
     if chance.random() < 0.5 and phase is not Phase.MASK:
         for name, each in said(graph)[phase].items():
             if name in after.waiting:
                 taken = after.receive(name, each)
                 if isinstance(taken, Dropped):
-                    # Whoever copied a key that it had seen was first, and the second one is dropped: so it is meant.
+                    # The later sender of a copied key is dropped, even if the copy came first. That is intended.
                     assert (phase, taken.reason) == (Phase.ADVERTISE, Reason.ADVERTISEMENT_KEY_DUPLICATE)
                     taken = after.drop(name, taken.reason)
                 after = taken
@@ -253,14 +253,14 @@ def server_is_told(graph: str, phase: Phase, seed: int, times: int) -> None:
 @quick
 @given(seeds)
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_server_is_told_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_server_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     server_is_told("complete", phase, *how)
 
 
 @settings(quick, max_examples=60)
 @given(seeds)
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_server_of_a_sparse_graph_is_told_anything(phase: Phase, how: tuple[int, int]) -> None:
+def test_a_server_on_a_sparse_graph_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
     server_is_told("sparse", phase, *how)
 
 
@@ -279,8 +279,8 @@ def test_anything_at_length(graph: str, phase: Phase) -> None:
     both()
 
 
-def test_what_is_fed_reaches_every_check() -> None:
-    """That the changes are not all refused at the first length: the reasons that they end in, by phase."""
+def test_the_generated_inputs_reach_every_check() -> None:
+    """The generated changes reach many reasons in each phase and do not all fail at the first length check."""
     expected = {
         Phase.SHARE: 6,
         Phase.MASK: 6,
@@ -308,7 +308,7 @@ LONG = bytes(2_000_000)
 
 
 def large(fleet: Fleet, phase: Phase) -> list[Any]:
-    """Messages to a member at the beginning of a phase, far larger than any honest one."""
+    """Messages to a member at the start of a phase, far larger than any honest one."""
     message = fleet.inbox[ME]
     match message:
         case secure_agg.Roster(entries):
@@ -342,13 +342,13 @@ def large(fleet: Fleet, phase: Phase) -> list[Any]:
 
 
 def size_of(message: Any) -> int:
-    """Bytes that it holds: its leaves, and a reference for each place in a list."""
+    """Size of a message in bytes: its leaves, and a reference for each list entry."""
     leaves = leaves_of(message)
     return 8 * len(leaves) + sum(len(leaf) for leaf in leaves if isinstance(leaf, bytes | str))
 
 
 @pytest.mark.parametrize("phase", HEARD)
-def test_a_member_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -> None:
+def test_a_member_refuses_oversized_messages_in_little_memory(phase: Phase) -> None:
     fleet = TABLE.at("complete", phase)
     for message in large(fleet, phase):
         state = fleet.states[ME]
@@ -362,12 +362,12 @@ def test_a_member_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -
 
         used = peak(listen)
         assert refused, type(message)
-        # A set of the names, and of what a signature is over two framed copies, is the most that is needed.
+        # At most it needs a set of the names, and two framed copies of what is signed.
         assert used < 8 * size_of(message) + 200_000, (refused, used, size_of(message))
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_server_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -> None:
+def test_a_server_refuses_oversized_messages_in_little_memory(phase: Phase) -> None:
     fleet = TABLE.at("complete", phase)
     honest = said("complete")[phase][ME]
     tried = 0

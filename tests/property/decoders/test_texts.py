@@ -1,7 +1,7 @@
-"""Whatever stands in a text field of any message of tacit.v1: what a person is shown of it is clean and bounded.
+"""Text from any field of any message of tacit.v1 is clean and bounded when a person sees it.
 
-Each example goes the whole way: a message off the wire, through the decoder that really reads it, into the real log in
-both of its forms and into the operator's real lists.
+Each example goes all the way: from the wire through the real decoder into the real log, in both of its formats, and
+into the operator's real lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from toolkit.console import CommandFailed, printable
 from toolkit.text import MAX_SHOWN, clean, is_clean
 
 FILES = (enrolment_pb2, federation_pb2, operator_pb2)
-# The longest sentence of a refusal: 40 characters of a value, as `repr` writes them, the field, and the rule.
+# The longest sentence of a refusal: 40 characters of a value as `repr` writes them, the field, and the rule.
 MAX_REFUSAL = 600
 HOSTILE = (
     "\x1b[2J\x1b[31mred",
@@ -54,7 +54,8 @@ HOSTILE = (
 texts = st.sampled_from(HOSTILE) | st.text(st.characters(codec="utf-8"), max_size=300)
 quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
-# What no log and no list may hold: C0 but line feed and tab (which a log in JSON escapes), DEL, C1, bidi, separators.
+# Characters that no log or list may hold: C0 except line feed and tab (which a JSON log escapes), DEL, C1, bidi,
+# separators.
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
 
 
@@ -70,7 +71,7 @@ def all_messages() -> Iterator[Descriptor]:
 
 
 def paths(described: Descriptor, above: tuple[str, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
-    """From a message down to each of its text fields."""
+    """The paths from a message to each of its text fields."""
     for field in described.fields:
         if field.type == FieldDescriptor.TYPE_STRING:
             yield (field,)
@@ -80,7 +81,7 @@ def paths(described: Descriptor, above: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def planted(kind: type[Message], path: tuple[FieldDescriptor, ...], text: str) -> Message:
-    """A message with a text at the end of a path, as it comes off the wire."""
+    """A message with a text at the end of a path, as it arrives from the wire."""
     message = kind()
     at: Any = message
     for field in path:
@@ -90,7 +91,7 @@ def planted(kind: type[Message], path: tuple[FieldDescriptor, ...], text: str) -
             break
         if field.message_type is not None:
             at = getattr(at, field.name).add() if field.is_repeated else getattr(at, field.name)
-            # Present also where nothing else in it is set.
+            # Present even if nothing else in it is set.
             at.SetInParent()
         elif field.is_repeated:
             getattr(at, field.name).append(text)
@@ -102,7 +103,7 @@ def planted(kind: type[Message], path: tuple[FieldDescriptor, ...], text: str) -
 
 
 def _name_attempt(message: Any) -> None:
-    """What belongs to an attempt names one, so that its other fields are read at all."""
+    """Names an attempt in messages that belong to one, so that their other fields are read at all."""
     for _, value in message.ListFields():
         if "ref" in value.DESCRIPTOR.fields_by_name:
             value.ref.MergeFrom(federation_pb2.AttemptRef(job=value.ref.job or "desk", round=1, attempt=1))
@@ -147,7 +148,7 @@ def log_of(form: str) -> Iterator[io.StringIO]:
 
 
 def assert_log_is_clean(*values: Any) -> None:
-    """Through the real logging configuration: as a field, as the event, in a list, and as a traceback."""
+    """Logs a text with the real configuration: as a field, as the event, in a list, and in a traceback."""
     for form in ("console", "json"):
         with log_of(form) as out:
             for value in values:
@@ -197,7 +198,7 @@ PLACES = [
 ]
 
 
-def test_there_are_places():
+def test_the_text_fields_of_all_messages_are_found():
     assert len(PLACES) > 100
 
 
@@ -229,7 +230,7 @@ def test_a_client_gets_clean_text_and_no_false_identifier(described, path):
         for field, found in every_text(message):
             assert_clean(found, bound(field))
             kind = FIELDS[field.full_name.removeprefix("tacit.v1.")]
-            # What was altered passes for no identifier.
+            # An altered text does not pass as an identifier.
             assert kind.pattern is None or found in before or kind.pattern.fullmatch(found) is None
 
     holds()
@@ -239,7 +240,7 @@ SESSION = [place for place in PLACES if place.values[0].name in ("MemberMessage"
 
 
 @pytest.mark.parametrize(("described", "path"), SESSION)
-def test_a_message_of_a_session_reaches_the_machine_clean_or_not_at_all(described, path):
+def test_a_session_message_is_clean_or_never_reaches_the_machine(described, path):
     read: Any = wire.from_member if described.name == "MemberMessage" else wire.from_coordinator
 
     @quick
@@ -263,7 +264,7 @@ def test_a_message_of_a_session_reaches_the_machine_clean_or_not_at_all(describe
 
 @quick
 @given(st.text(max_size=300) | st.sampled_from([*HOSTILE, "\ud800\udfff", "x" * 10**6]))
-def test_the_log_and_the_console_clean_what_nobody_cleaned_before(text: str) -> None:
+def test_the_log_and_the_console_clean_uncleaned_text(text: str) -> None:
     assert_log_is_clean(text)
     for shown in (printable(text), CommandFailed(text).sentence):
         assert len(shown) <= MAX_SHOWN
@@ -273,7 +274,7 @@ def test_the_log_and_the_console_clean_what_nobody_cleaned_before(text: str) -> 
 
 @quick
 @given(texts)
-def test_the_operators_lists_are_clean_also_of_raw_messages(text: str) -> None:
+def test_the_operators_lists_are_clean_even_with_raw_messages(text: str) -> None:
     member = operator_pb2.Member(name=text, status=text, software_version=text, declined={"desk": text, text: text})
     status = operator_pb2.StatusResponse(
         federation=text,

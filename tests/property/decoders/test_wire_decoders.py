@@ -1,5 +1,5 @@
-"""Whatever arrives: a message, or `WireInvalid` (`DecodeError` of what is no protobuf); no other exception, no hang,
-and no more memory than a small multiple of what arrived.
+"""Any input decodes to a message or raises `WireInvalid` (`DecodeError` if it is not protobuf). There is no other
+exception, no hang, and no more memory than a small multiple of the input.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def member_reads(message: pb.CoordinatorMessage) -> None:
         return
     assert isinstance(read, FROM_COORDINATOR)
     if isinstance(payload := getattr(read, "payload", None), messages.AttemptOpened) and isinstance(payload.heard, str):
-        # An attempt to refuse, with a sentence in place of its numbers: nobody sends that on.
+        # An attempt to refuse, with a sentence in place of its numbers. It is never encoded again.
         assert payload.heard
         return
-    # What was read is written and read again as the same.
+    # A decoded message reads the same after it is encoded again.
     assert wire.from_coordinator(wire.to_member(read)) == read
 
 
@@ -69,13 +69,13 @@ def coordinator_reads(message: pb.MemberMessage) -> None:
 
 
 def sparse_contexts(draw: st.DrawFn) -> secure_agg.RoundContext:
-    """A context with a sparse graph that does what it promises."""
+    """A context with a sparse graph whose numbers are valid."""
     members = draw(st.integers(60, 10_000))
     shares = (Fraction(draw(st.integers(low, high)), 10**6) for low, high in ((0, 150_000), (50_000, 200_000)))
     try:
-        numbers = secure_agg.sparse_thresholds(members, *shares, draw(st.integers(40, 90)), draw(st.integers(0, 3)))
+        numbers = secure_agg.sparse_thresholds(members, *shares, draw(st.integers(40, 90)), draw(st.integers(0, 3)))  # type: ignore[call-arg]
     except secure_agg.ContextInvalid:
-        # So many of a small cohort are too many for any graph.
+        # That many of a small cohort are too many for any graph.
         reject()
     graph, threshold, corrupt = numbers
     digests = (draw(st.binary(min_size=32, max_size=32)) for _ in range(3))
@@ -90,7 +90,7 @@ def sparse_contexts(draw: st.DrawFn) -> secure_agg.RoundContext:
 
 @quick
 @given(st.composite(sparse_contexts)(), st.data())
-def test_the_numbers_of_a_sparse_graph_arrive_all_or_are_missed_by_name(
+def test_a_sparse_graph_arrives_whole_or_the_missing_number_is_named(
     context: secure_agg.RoundContext, data: st.DataObject
 ) -> None:
     attempt = AttemptId(context.job, context.round, context.attempt)
@@ -107,7 +107,7 @@ def test_the_numbers_of_a_sparse_graph_arrive_all_or_are_missed_by_name(
     place = data.draw(st.sampled_from([message.attempt_opened, message.attempt_opened.sparse_graph]))
     numbers = [field.name for field in place.DESCRIPTOR.fields if field.type in (field.TYPE_UINT32, field.TYPE_UINT64)]
     name = data.draw(st.sampled_from(numbers))
-    # Another number in its place makes another context, or none; none in its place is never one.
+    # Another number makes another context or an invalid one; a missing number never makes a context.
     before = getattr(place, name)
     setattr(place, name, data.draw(st.integers(0, 2**32 - 1)))
     if getattr(place, name) != before and not isinstance(heard().heard, str):
@@ -164,7 +164,7 @@ def test_any_reference_to_an_attempt(ref: pb.AttemptRef) -> None:
 @quick
 @given(messages_of(pb.MaskedUpload))
 def test_any_header_of_an_upload(upload: pb.MaskedUpload) -> None:
-    """An upload's first part need not even be a header."""
+    """An upload's first part may be anything, even not a header."""
     try:
         read = wire.masked_input_from_pb(upload.header.input)
     except wire.WireInvalid:
@@ -193,7 +193,7 @@ def test_any_bytes_at_length(kind: type[Message], reads: Callable[[Any], None]) 
 
 REF = pb.AttemptRef(job="q", round=1, attempt=1)
 MANY = 30_000
-# Entries with nothing in them, two bytes each on the wire, and entries that are nearly as small; then long fields.
+# Empty entries, two bytes each on the wire, and entries nearly as small; then long fields.
 LARGE: dict[str, Message] = {
     "hello, patterns": pb.MemberMessage(hello=pb.Hello(admits=[""] * MANY)),
     "dealing": pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare()] * MANY)),
@@ -215,13 +215,13 @@ LARGE: dict[str, Message] = {
         roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement(certificate=bytes(1_000_000))])
     ),
 }
-# An empty entry is two bytes on the wire and a record of up to eight references here (and gRPC takes 4 MiB at most).
-# Nothing may cost more than that for a byte, nor anything but in proportion.
+# An empty entry has two bytes on the wire and becomes a record of up to eight references (and gRPC accepts at most
+# 4 MiB). Nothing may cost more than that per byte, and cost must be proportional.
 MAX_FOR_A_BYTE = 100
 
 
 def peak(work: Callable[[], Any]) -> int:
-    """Bytes that Python allocates at most while it works."""
+    """Peak number of bytes that Python allocates during the work."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -248,7 +248,7 @@ def test_memory_is_a_small_multiple_of_the_message(name: str) -> None:
     used = peak(decode)
     assert used < MAX_FOR_A_BYTE * len(data) + 100_000, f"{used / len(data):.1f} bytes for a byte"
     if max(len(blob) for blob in [b"", *long_fields(message)]) > 100_000:
-        # Long fields are copied once from the wire, and what is cut is not kept.
+        # Long fields are copied once from the wire, and cut text is not kept.
         assert used < 3 * len(data), f"{used / len(data):.1f} bytes for a byte"
 
 
@@ -265,7 +265,7 @@ def long_fields(message: Message) -> list[bytes]:
 
 @quick
 @given(st.lists(names, max_size=3), blobs)
-def test_what_is_shown_of_the_other_side_is_one_short_line(texts: list[str], process: bytes) -> None:
+def test_text_from_the_other_side_is_shown_in_one_short_line(texts: list[str], process: bytes) -> None:
     hello = pb.Hello(software_version="".join(texts), process=process)
     read = wire.from_member(pb.MemberMessage(hello=hello))
     assert isinstance(read, messages.Hello)

@@ -1,4 +1,4 @@
-"""For any grid that can be built and any clipped vectors: norms hold, nothing wraps, and sums come back."""
+"""For any valid grid and any clipped vectors, norms hold, nothing wraps, and sums decode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.sum_fleet import SeededRandom
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Grid, list[np.ndarray], str]:
-    """A grid, the clipped vectors of its members (up to six are drawn), a seed."""
+    """A grid, the clipped vectors of its members (at most six are drawn), and a seed."""
     members = draw(st.integers(1, 200))
     honest = draw(st.integers(1, members))
     values = draw(st.integers(1, 40))
@@ -29,7 +29,7 @@ def jobs(draw: st.DrawFn) -> tuple[Grid, list[np.ndarray], str]:
     try:
         grid = Grid(clip, multiplier, honest, values, members)
     except LayoutInvalid:
-        # Only little noise makes for a ring that is too wide.
+        # The ring can only be too wide if there is little noise.
         if multiplier >= 0.1:
             raise
         reject()
@@ -40,14 +40,14 @@ def jobs(draw: st.DrawFn) -> tuple[Grid, list[np.ndarray], str]:
             max_size=min(6, members),
         )
     )
-    # Long ones are clipped to the limit exactly, which is where rounding is tried hardest.
+    # Long vectors are clipped exactly to the limit, where rounding needs the most tries.
     stretch = draw(st.sampled_from([0.0, 0.3, 1.0, 50.0]))
     return grid, [clip_l2(np.array(row) * clip * stretch, clip) for row in rows], draw(st.text(max_size=5))
 
 
 @settings(max_examples=250, deadline=None)
 @given(jobs())
-def test_norms_hold_nothing_wraps_and_sums_come_back(job: tuple[Grid, list[np.ndarray], str]) -> None:
+def test_norms_hold_nothing_wraps_and_sums_decode(job: tuple[Grid, list[np.ndarray], str]) -> None:
     grid, rows, seed = job
     bits = grid.bits_needed(grid.members)
     mask = np.uint32(2**bits - 1)
@@ -59,7 +59,7 @@ def test_norms_hold_nothing_wraps_and_sums_come_back(job: tuple[Grid, list[np.nd
         assert sum(value * value for value in rounded.tolist()) <= grid.bound**2
         assert np.abs(rounded - row * grid.scale).max() <= 1
         encoded = encode_distributed(row, grid, bits, SeededRandom(f"{seed}/{member}"))
-        # The same randomness rounds in the same way, so what is left is the noise.
+        # The same randomness rounds in the same way, so the difference is the noise.
         noise = np.rint(decode_distributed(encoded, grid, bits) * grid.scale).astype(np.int64) - rounded
         assert np.abs(noise).max() <= noise_end
         assert np.abs(noise + rounded).max() <= grid.largest

@@ -1,4 +1,4 @@
-"""For any cohort and any losses in any phases: the exact sum over U3, or a clean end."""
+"""For any cohort and any losses in any phases, the result is the exact sum over U3 or a clean end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def attempts(draw: st.DrawFn) -> tuple[int, int, int, dict[Phase, set[str]]]:
     n = draw(st.integers(2, 9))
     bits = draw(st.sampled_from([5, 17, 31, 32]))
     values = draw(st.integers(1, 9))
-    # Each member is lost in one phase or (more likely) in none, so that many attempts reach the end.
+    # Each member is lost in one phase or, more likely, in none, so that many attempts reach the end.
     fates = draw(st.lists(st.sampled_from([*Phase, None, None, None, None]), min_size=n, max_size=n))
     lose: dict[Phase, set[str]] = {phase: set() for phase in Phase}
     for member, fate in zip(names(n), fates, strict=True):
@@ -26,7 +26,7 @@ def attempts(draw: st.DrawFn) -> tuple[int, int, int, dict[Phase, set[str]]]:
 
 
 def expected_end(fleet: Fleet, lose: dict[Phase, set[str]]) -> Phase | None:
-    """The phase in which too few are left, worked out without the protocol."""
+    """The phase in which too few members are left, computed without the protocol."""
     left = set(fleet.identities)
     for phase in Phase:
         left -= lose[phase]
@@ -61,8 +61,8 @@ def test_any_losses_give_the_exact_sum_over_u3_or_a_clean_end(attempt: tuple) ->
     st.integers(0, 10**6),
     st.integers(1, 255),
 )
-def test_a_flipped_byte_in_what_the_server_passes_on_is_refused(where: str, place: int, flip: int) -> None:
-    """Flip one byte of one byte string, or change one name, in a message to an honest member."""
+def test_a_flipped_byte_in_a_relayed_message_is_refused(where: str, place: int, flip: int) -> None:
+    """Flips one byte of one byte string, or changes one name, in a message to an honest member."""
     phase = {"roster": "share", "dealings": "mask", "survivors": "confirm", "confirmations": "unmask"}[where]
     fleet = Fleet(4).until(Phase(phase))
     fleet.inbox["m1"] = flip_somewhere(fleet.inbox["m1"], place, flip)
@@ -71,7 +71,7 @@ def test_a_flipped_byte_in_what_the_server_passes_on_is_refused(where: str, plac
 
 
 def flip_somewhere(message: object, place: int, flip: int) -> object:
-    """A copy of a message with one of its strings (of bytes or of text) changed in one place."""
+    """A copy of a message with one of its strings, bytes or text, changed in one place."""
     leaves = count_leaves(message)
     return rebuild(message, [place % leaves], place // leaves, flip)
 

@@ -1,4 +1,4 @@
-"""For any sparse cohort and any losses in any phases: the exact sum over U3, or a clean end where the rules say so."""
+"""For any sparse cohort and any losses in any phases, the result is the exact sum over U3 or the expected clean end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = [(12, 0.1, 0.1), (15, 0.0, 0.2), (24, 0.1, 0.1), (24, 0.1, 0.2), (30, 0
 def attempts(draw: st.DrawFn) -> tuple[tuple[int, float, float], dict[Phase, set[str]]]:
     shape = draw(st.sampled_from(SHAPES))
     members = names(shape[0])
-    # Few losses, of neighbours as often as not, since many end it at once.
+    # Few losses, often of neighbours, because many losses end the attempt at once.
     count = draw(st.integers(0, max(2, shape[0] // 4)))
     lost = draw(st.lists(st.sampled_from(members), min_size=count, max_size=count, unique=True))
     lose: dict[Phase, set[str]] = {phase: set() for phase in Phase}
@@ -28,7 +28,7 @@ def attempts(draw: st.DrawFn) -> tuple[tuple[int, float, float], dict[Phase, set
 
 
 def expected_end(fleet: SparseFleet, lose: dict[Phase, set[str]]) -> Phase | None:
-    """The phase in which too few are left, altogether or around one member, worked out without the server."""
+    """The phase in which too few members are left, altogether or around one member, computed without the server."""
     context = fleet.context
     n, corrupt = context.cohort, context.assumed_corrupt
     lost = n * context.sparse.lost_millionths // 10**6

@@ -1,4 +1,4 @@
-"""The committed pages: what the generator writes, within bounds, and true to the repository."""
+"""The committed pages are those that the generator writes, are small, and cite existing commits."""
 
 import json
 import re
@@ -28,21 +28,21 @@ def pages(folder):
     return {path.relative_to(folder).as_posix() for path in [folder / "benchmarks.md", *folder.glob("benchmarks/*.md")]}
 
 
-def test_the_pages_are_what_the_generator_writes(written):
+def test_the_pages_are_those_that_the_generator_writes(written):
     assert pages(DOCS) == pages(written)
     for name in pages(written):
         same = (DOCS / name).read_text(encoding="utf-8") == (written / name).read_text(encoding="utf-8")
-        assert same, f"docs/{name} is old; run `python -m benchmarks.report`"
+        assert same, f"docs/{name} is stale; run `python -m benchmarks.report`"
 
 
-def test_every_drawing_is_there_and_none_is_left_over(written):
+def test_the_drawings_are_those_that_the_generator_writes(written):
     def drawings(folder):
         return {path.name for path in (folder / "benchmarks").glob("*.svg")}
 
     assert drawings(DOCS) == drawings(written)
 
 
-def test_one_page_decides_and_links_to_all_others():
+def test_the_overview_is_short_and_links_to_all_pages():
     text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_OVERVIEW_LINES
     assert NOT_MEASURED not in text
@@ -62,7 +62,7 @@ def test_a_drawing_is_small(path):
 
 
 def history():
-    """Why the history cannot be asked, or None."""
+    """Return why the history cannot be read, or None."""
     words = ["git", "rev-parse", "--is-shallow-repository"]
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -93,11 +93,11 @@ def test_every_commit_that_a_page_cites_exists():
     assert not missing, "name it in benchmarks/results/lost_commits.txt and run `python -m benchmarks.report`"
 
 
-# ---- figures on the one page -----------------------------------------------------------------------------------------
+# ---- figures of the overview -----------------------------------------------------------------------------------------
 
 
 def shown(tmp_path, monkeypatch, placeholder, *lines):
-    """What a placeholder becomes."""
+    """Return the text that a placeholder becomes."""
     template = tmp_path / "report.md"
     template.write_text(placeholder)
     monkeypatch.setattr(report, "_TEMPLATE", template)
@@ -122,7 +122,7 @@ def test_a_figure_of_several_seeds_is_their_mean(tmp_path, monkeypatch):
     assert shown(tmp_path, monkeypatch, "{{b f seed=1 : .1f}}", *lines) == "2.0"
 
 
-def test_the_plainest_case_counts_and_a_tie_is_an_error(tmp_path, monkeypatch):
+def test_the_case_with_fewest_keys_counts_and_a_tie_is_an_error(tmp_path, monkeypatch):
     lines = [
         {"case": {"method": "a", "rate": 1, "server": None}, "value": 1.0},
         {"case": {"method": "a"}, "value": 2.0},

@@ -127,8 +127,8 @@ def test_a_file_that_others_may_change_is_refused_with_the_fix(restored, name):
 
 
 async def _until_checked(folder: CoordinatorFolder) -> None:
-    server.check_folder(folder)
-    server.check_storage(load_config(folder.path))
+    server.check_folder(folder)  # type: ignore[attr-defined]
+    server.check_storage(load_config(folder.path))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", PRIVATE)

@@ -117,7 +117,7 @@ def test_a_member_that_was_away_throughout_follows_the_chain(tmp_path, monkeypat
         async with housed(tmp_path, monkeypatch) as house:
             north, south = await _housed(house, monkeypatch, "north", "south")
             await _rotated(house)
-            house.watcher = await renew(house.watcher)
+            house.watcher = await renew(house.watcher)  # type: ignore[attr-defined]
             await _retired(house)
             # The member knows neither the server's authority nor that its own was retired.
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
@@ -154,7 +154,7 @@ def test_a_retired_authoritys_key_creates_no_accepted_member(tmp_path, monkeypat
         async with housed(tmp_path, monkeypatch) as house:
             north, _ = await _housed(house, monkeypatch, "north", "south")
             await _rotated(house)
-            house.watcher = await renew(house.watcher)
+            house.watcher = await renew(house.watcher)  # type: ignore[attr-defined]
             await _retired(house)
             there = await follow(north)
             thief = party.authority().issue(party.key(7).public_key(), Role.MEMBER, "north", now=datetime.now(UTC))
@@ -183,7 +183,7 @@ def test_a_forged_next_authority_is_refused_by_every_member(tmp_path, monkeypatc
             renewer.heard(unsigned.canonical())
             assert renewer.identity is north
             await _rotated(house)
-            awake = house.watcher
+            awake = house.watcher  # type: ignore[attr-defined]
             for document in (unsigned.canonical(), by_thief.canonical()):
                 with pytest.raises(AuthoritiesInvalid):
                     followed(awake, document)
@@ -353,7 +353,7 @@ def test_the_server_moves_to_the_next_authority_when_its_own_has_ended(tmp_path,
 
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
-            house.watcher = await house.enrol("watcher", 9, monkeypatch)
+            house.watcher = await house.enrol("watcher", 9, monkeypatch)  # type: ignore[attr-defined]
             monkeypatch.setattr(pki, "AUTHORITY_LIFETIME", timedelta(days=7300))
             following = pki.Authority.create(now=party.present(), key=party.key(101))
             authority.rotate(house.folder, now=datetime.now(UTC), own=following)

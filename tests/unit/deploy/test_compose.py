@@ -1,5 +1,4 @@
-"""deploy/compose.yaml: what every service must have; the file as a whole through compose's own validator where it is
-installed."""
+"""deploy/compose.yaml: what every service must have. Compose's own validator checks the whole file where installed."""
 
 import re
 import shutil
@@ -8,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy"
 FILE = FOLDER / "compose.yaml"
@@ -17,7 +16,7 @@ SERVICES = COMPOSE["services"]
 
 
 def validator() -> list[str] | None:
-    """docker-compose, or the plugin of docker; neither needs a daemon to look at a file."""
+    """Return the command of docker-compose or docker's plugin. Neither needs a daemon to check a file."""
     if shutil.which("docker-compose"):
         return ["docker-compose"]
     plugin = ["docker", "compose"]
@@ -29,7 +28,7 @@ def validator() -> list[str] | None:
     return None
 
 
-def test_compose_itself_takes_the_file():
+def test_compose_accepts_the_file():
     program = validator()
     if program is None:
         pytest.skip("no docker-compose here: install Debian's package docker-compose")
@@ -39,12 +38,12 @@ def test_compose_itself_takes_the_file():
     assert done.returncode == 0, done.stderr
 
 
-def test_these_are_the_services():
+def test_the_services_are_the_expected_ones():
     assert set(SERVICES) == {"coordinator", "backup", "postgres", "prometheus", "grafana"}
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_each_service_is_hardened_bounded_and_looked_at(name):
+def test_each_service_is_hardened_bounded_and_health_checked(name):
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -52,18 +51,18 @@ def test_each_service_is_hardened_bounded_and_looked_at(name):
     assert service["restart"] == "unless-stopped"
     assert {"mem_limit", "pids_limit", "cpus"} <= service.keys()
     assert not service.keys() & {"privileged", "network_mode", "pid", "ipc", "devices"}
-    # The coordinator's own stands in its image.
+    # The coordinator's image has its own.
     assert "healthcheck" in service or service["build"]["dockerfile"] == "deploy/docker/coordinator.Dockerfile"
     assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+[\w.-]*", service["image"]), "an image is named by its version"
 
 
-def test_postgres_alone_has_capabilities_and_only_to_give_its_folder_away():
+def test_only_postgres_has_capabilities_to_give_its_folder_away():
     assert {name for name, service in SERVICES.items() if "cap_add" in service} == {"postgres"}
     assert set(SERVICES["postgres"]["cap_add"]) <= {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_secrets_are_files_and_stand_in_no_environment_and_no_command(name):
+def test_secrets_are_files_and_in_no_environment_or_command(name):
     service = SERVICES[name]
     for key, value in service.get("environment", {}).items():
         if re.search(r"PASS|SECRET|TOKEN|KEY", key):
@@ -73,14 +72,14 @@ def test_secrets_are_files_and_stand_in_no_environment_and_no_command(name):
     assert "password" not in str(service.get("command", "")).lower()
 
 
-def test_every_secret_is_a_file_outside_of_the_repository():
+def test_every_secret_is_a_file_outside_the_repository():
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     for secret in COMPOSE["secrets"].values():
         assert secret["file"].startswith("./secrets/")
     assert "/deploy/secrets/" in ignored
 
 
-def test_database_and_metrics_are_reached_from_the_inside_only():
+def test_only_containers_reach_database_and_metrics():
     assert COMPOSE["networks"]["inside"]["internal"] is True
     for name in ("postgres", "prometheus"):
         assert SERVICES[name]["networks"] == ["inside"]
@@ -89,7 +88,7 @@ def test_database_and_metrics_are_reached_from_the_inside_only():
     assert all(port.startswith("127.0.0.1:") for port in SERVICES["grafana"]["ports"])
 
 
-def test_what_is_mounted_is_there():
+def test_mounted_files_exist_and_are_read_only():
     for name, service in SERVICES.items():
         for volume in service["volumes"]:
             source, _, rest = volume.partition(":")
@@ -100,7 +99,7 @@ def test_what_is_mounted_is_there():
                 assert source in COMPOSE["volumes"], f"{name}: {source}"
 
 
-def test_prometheus_scrapes_there_what_it_scrapes_elsewhere():
+def test_the_container_prometheus_scrapes_the_same_as_the_example():
     here = yaml.safe_load((FOLDER / "docker" / "prometheus.yml").read_text())
     elsewhere = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())
     (scraped,) = here["scrape_configs"]
@@ -112,7 +111,7 @@ def test_prometheus_scrapes_there_what_it_scrapes_elsewhere():
     assert {f"/etc/prometheus/{file}" for file in here["rule_files"]} <= set(mounted)
 
 
-def test_backups_are_made_of_what_the_coordinator_serves_and_outlive_its_container():
+def test_backups_cover_the_served_data_and_outlive_the_container():
     backup, coordinator = SERVICES["backup"], SERVICES["coordinator"]
     for key in ("image", "environment", "secrets", "volumes"):
         assert backup[key] == coordinator[key], key
@@ -120,8 +119,8 @@ def test_backups_are_made_of_what_the_coordinator_serves_and_outlive_its_contain
 
 
 @pytest.mark.parametrize(("works", "pause"), [(True, "86400"), (False, "3600")], ids=["made", "failed"])
-def test_a_backup_that_failed_is_tried_again_within_the_hour(tmp_path, works, pause):
-    """The service's own script, with a `coordinator` that works or does not, until it first sleeps."""
+def test_a_failed_backup_is_tried_again_in_an_hour(tmp_path, works, pause):
+    """Runs the service's own script until it first sleeps, with a `coordinator` that works or fails."""
     (script,) = SERVICES["backup"]["command"]
     made = tmp_path / "made"
     bin_folder = tmp_path / "bin"

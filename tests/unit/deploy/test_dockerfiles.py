@@ -1,4 +1,4 @@
-"""The images: what every Dockerfile must have, and the coordinator's steps performed without a container engine."""
+"""What every Dockerfile must have, and the coordinator's build steps run without a container engine."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dockerfile import Dockerfile, moved, rehearse, sent
-from tests.support.processes import ROOT, free_ports
+from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy" / "docker"
 IMAGES = ("coordinator", "edge")
@@ -21,37 +21,37 @@ def image(request) -> Dockerfile:
     return Dockerfile.read(FOLDER / f"{request.param}.Dockerfile")
 
 
-def test_bases_are_named_by_a_whole_version_and_are_one(image):
+def test_all_stages_have_one_base_with_an_exact_version(image):
     assert {stage.base for stage in image.stages} == {f"python:{image.arguments['PYTHON']}"}
     assert re.fullmatch(r"3\.\d+\.\d+-slim-\w+", image.arguments["PYTHON"])
 
 
-def test_it_runs_as_somebody_without_rights_whose_number_is_fixed(image):
+def test_it_runs_as_an_unprivileged_user_with_a_fixed_id(image):
     user = image.stages[-1].last("USER")
     assert user is not None
     assert re.fullmatch(r"(1\d{4}):\1", user.rest)
     number = user.rest.split(":")[0]
     made = [each.rest for each in image.stages[-1].instructions if each.word == "RUN"]
     assert any(f"useradd --system --uid {number}" in line and "nologin" in line for line in made)
-    # What it may write is its own, and nobody else's to read.
+    # It owns the folder that it writes to, and nobody else can read it.
     assert any(f"install -d -o {number} -g {number} -m 0700" in line for line in made)
-    # Nothing is done as root after the user is set.
+    # No step runs after the user is set.
     words = [each.word for each in image.stages[-1].instructions]
     assert "RUN" not in words[words.index("USER") :]
 
 
-def test_it_says_how_it_is_started_stopped_and_looked_at(image):
+def test_it_has_entrypoint_command_stop_signal_and_health_check(image):
     last = image.stages[-1]
     for word in ("ENTRYPOINT", "CMD"):
         instruction = last.last(word)
         assert instruction is not None
-        # A shell in between would keep signals from the program.
+        # A shell would keep signals from the program.
         assert instruction.rest.startswith("[")
     assert last.last("STOPSIGNAL").rest == "SIGTERM"
     assert 'CMD ["' in last.last("HEALTHCHECK").rest
 
 
-def test_nothing_is_fetched_but_by_pip_under_the_constraints_and_no_secret_is_built_in(image):
+def test_only_pip_fetches_with_constraints_and_no_secret_is_built_in(image):
     for stage in image.stages:
         for each in stage.instructions:
             assert each.word not in ("ADD", "ONBUILD", "SHELL"), each
@@ -63,12 +63,12 @@ def test_nothing_is_fetched_but_by_pip_under_the_constraints_and_no_secret_is_bu
                 assert not re.search(r"(?i)passw|secret|token|key", each.rest), each
 
 
-def test_the_last_stage_holds_the_environment_and_no_source(image):
+def test_the_last_stage_has_the_environment_but_no_source(image):
     copied = [each.rest for each in image.stages[-1].instructions if each.word == "COPY"]
     assert copied == ["--from=build /opt/tacit /opt/tacit"]
 
 
-def test_extras_and_rooms_that_are_named_exist(image):
+def test_named_extras_exist_and_every_package_is_copied(image):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     named = [each.rest for stage in image.stages for each in stage.instructions if each.word == "RUN"]
     (extras,) = re.findall(r"'\.\[([\w,-]+)\]'", " ".join(named))
@@ -80,7 +80,7 @@ def test_extras_and_rooms_that_are_named_exist(image):
     assert rooms <= copied
 
 
-def test_the_torch_of_a_member_is_the_one_that_is_tested():
+def test_a_members_image_has_the_pinned_torch():
     text = (FOLDER / "edge.Dockerfile").read_text()
     (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     assert f" torch=={pinned}\n" in text
@@ -89,7 +89,7 @@ def test_the_torch_of_a_member_is_the_one_that_is_tested():
     )
 
 
-def test_a_working_copys_secrets_and_data_do_not_get_into_the_context(tmp_path):
+def test_the_build_context_has_no_secrets_or_data(tmp_path):
     for name in (
         "pyproject.toml",
         "coordinator/cli/job.py",
@@ -109,10 +109,10 @@ def test_a_working_copys_secrets_and_data_do_not_get_into_the_context(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("RUN x\n", "before the first FROM"), ("FROM a AS b c\n", "line 1"), ("FROM a\nRUNN x\n", "no instruction")],
+    [("RUN x\n", "before the first FROM"), ("FROM a AS b c\n", "line 1"), ("FROM a\nRUNN x\n", "not an instruction")],
     ids=["order", "from", "word"],
 )
-def test_what_is_no_dockerfile_is_refused(tmp_path, text, sentence):
+def test_an_invalid_dockerfile_is_refused(tmp_path, text, sentence):
     path = tmp_path / "Dockerfile"
     path.write_text(text)
     with pytest.raises(ValueError, match=sentence):
@@ -121,7 +121,7 @@ def test_what_is_no_dockerfile_is_refused(tmp_path, text, sentence):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_coordinators_steps_make_something_that_serves_and_has_no_torch(tmp_path: Path) -> None:
+def test_the_coordinators_build_serves_and_has_no_torch(tmp_path: Path) -> None:
     image = Dockerfile.read(FOLDER / "coordinator.Dockerfile")
     root = tmp_path / "root"
     root.mkdir()
@@ -148,7 +148,7 @@ def test_the_coordinators_steps_make_something_that_serves_and_has_no_torch(tmp_
     helped = ran("coordinator", "--help")
     assert helped.returncode == 0
     assert "Run a federation" in helped.stdout
-    # The health check, before and while it serves.
+    # The health check fails before it serves and passes while it serves.
     ports = zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
     made = ran("coordinator", "init", environment["TACIT_DIR"], *(f"--{name}-port={port}" for name, port in ports))
     assert made.returncode == 0, made.stderr

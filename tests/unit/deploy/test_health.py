@@ -1,4 +1,4 @@
-"""`coordinator health`, where it must not say that all is well."""
+"""`coordinator health` where it must report a failure."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from tests.support.processes import command, free_ports
 
 
 def folder_at(path, port):
-    """A coordinator's folder whose enrolment port is this one, and nobody serves."""
+    """Make a coordinator's folder with this enrolment port. Nobody serves there."""
     made = party.coordinator_folder(path)
     made.config_toml.write_text(
         f'schema = 1\nadvertise = ["localhost"]\nlisten_host = "0.0.0.0"\nenrolment_port = {port}\n'
@@ -31,7 +31,7 @@ def test_nobody_serves(tmp_path):
 
 
 def test_somebody_else_serves_there(tmp_path):
-    """Another federation's coordinator on this machine is not this one, however well it is; its own folder says so."""
+    """A healthy coordinator of another federation does not pass for this one. Its own folder reports it as healthy."""
     other = party.coordinator_folder(tmp_path / "other", of=party.authority(1))
     pair = (other.server_key.read_bytes(), other.server_certificate.read_bytes())
     server = grpc.server(ThreadPoolExecutor(1))
@@ -55,7 +55,7 @@ def test_somebody_else_serves_there(tmp_path):
         server.stop(None)
 
 
-def test_what_cannot_be_asked_is_said(tmp_path):
+def test_health_says_why_it_cannot_ask(tmp_path):
     done = command("coordinator", "health", "--dir", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "coordinator init" in done.stderr

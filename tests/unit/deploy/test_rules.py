@@ -1,4 +1,4 @@
-"""Rules for Prometheus: valid, tested alert by alert, with a page for each, over metrics that there are."""
+"""Rules for Prometheus are valid and use existing metrics. Every alert has tests and a section in operations.md."""
 
 import re
 import shutil
@@ -46,7 +46,7 @@ def test_rules_and_examples_are_valid():
 
 
 @pytest.mark.parametrize("file", TESTS)
-def test_every_alert_fires_where_it_must_and_nowhere_else(file):
+def test_alerts_fire_where_they_must_and_nowhere_else(file):
     code, said = promtool("test", "rules", f"tests/{file}")
     assert code == 0, said
 
@@ -68,29 +68,29 @@ def slug(heading):
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_bad_it_is_what_it_means_and_where_the_page_is(name):
+def test_an_alert_has_severity_meaning_and_runbook(name):
     alert = ALERTS[name]
     assert alert["labels"] == {"severity": alert["labels"]["severity"]}
     assert alert["labels"]["severity"] in ("critical", "warning")
     notes = alert["annotations"]
     assert notes.keys() == {"summary", "description", "runbook_url"}
-    # Where the pages can be read is told in one place, an external label of Prometheus.
+    # One external label of Prometheus says where people read the pages.
     base, _, rest = notes["runbook_url"].partition("}}")
     assert base == "{{ $externalLabels.runbook_base "
     page, _, anchor = rest.partition("#")
     assert anchor == name.lower()
     text = (ROOT / page).read_text(encoding="utf-8")
     assert anchor in {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
-    # What it means, what to look at, what to do.
+    # The section says what the alert means and what to do.
     section = text.split(f"### {name}\n")[1].split("\n#")[0]
-    assert len(section.split()) > 25, f"{name}: the page says next to nothing"
+    assert len(section.split()) > 25, f"{name}: its section in docs/operations.md is too short"
 
 
 @pytest.mark.parametrize(
     "file", ["prometheus/prometheus.yml", "prometheus/member.yml", "docker/prometheus.yml"], ids=lambda file: file
 )
-def test_alertmanager_needs_only_the_comments_taken_away(file, tmp_path):
-    """What is commented out in the examples is valid, and tells where alerts go and where their pages are."""
+def test_uncommenting_the_examples_enables_alertmanager(file, tmp_path):
+    """The commented lines are valid. They say where alerts go and where their pages are."""
     text = (ROOT / "deploy" / file).read_text(encoding="utf-8")
     switched_on = re.sub(r"^( *)#: ", r"\1", text, flags=re.MULTILINE)
     config = yaml.safe_load(switched_on)
@@ -113,7 +113,7 @@ def test_alertmanager_needs_only_the_comments_taken_away(file, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_no_page_tells_of_an_alert_that_is_gone():
+def test_the_runbook_describes_no_removed_alert():
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^### (Tacit\w+)$", text, flags=re.MULTILINE)) == set(ALERTS)
 
@@ -125,7 +125,7 @@ def names_in(expression):
 
 
 def series():
-    """Every name that a scrape can bring or a rule makes."""
+    """Return every series name that a scrape or a rule can produce."""
     found = set(RECORDED)
     for module in (coordinator_metrics, edge_metrics):
         for each in module.INSTRUMENTS:
@@ -136,7 +136,7 @@ def series():
     return found
 
 
-def test_rules_ask_for_nothing_that_is_not_there():
+def test_rules_use_only_existing_series():
     known = series()
     for rule in rules(*RULES):
         asked = names_in(rule["expr"])
@@ -144,16 +144,16 @@ def test_rules_ask_for_nothing_that_is_not_there():
         assert asked or "up{" in rule["expr"]
 
 
-def test_every_recorded_series_is_asked_for_by_somebody_and_stands_in_the_table():
+def test_every_recorded_series_is_used_and_documented():
     asked = "".join(rule["expr"] for rule in rules(*RULES))
     asked += "".join(path.read_text() for path in (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name in RECORDED:
         assert name in asked
-        assert f"| `{name}` |" in page, f"docs/metrics.md says nothing of {name}"
+        assert f"| `{name}` |" in page, f"docs/metrics.md lacks {name}"
 
 
-# ---- what the tests of the rules are worth: break a rule, and they must notice -------------------------------------
+# ---- mutation: the rules' own tests must notice a broken rule ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_every_recorded_series_is_asked_for_by_somebody_and_stands_in_the_table(
         pytest.param("tacit.alerts.yml", "coordinator", "seconds > 2 * tacit", "seconds > 9 * tacit", id="stalled"),
     ],
 )
-def test_a_rule_that_is_broken_is_noticed(tmp_path, file, test, old, new):
+def test_a_broken_rule_fails_its_tests(tmp_path, file, test, old, new):
     folder = tmp_path / "prometheus"
     shutil.copytree(FOLDER, folder)
     text = (folder / file).read_text(encoding="utf-8")

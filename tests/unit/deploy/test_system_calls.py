@@ -1,6 +1,6 @@
-"""The units' filters of system calls, put on real processes: both programs do their work under them.
+"""Coordinator and member work under the system call filters of their units, set on real processes.
 
-The groups are systemd's own, as `systemd-analyze` lists them; libseccomp, which comes with systemd, sets the filter.
+`systemd-analyze` lists systemd's own groups of system calls. libseccomp, which comes with systemd, sets the filter.
 """
 
 import ctypes.util
@@ -11,14 +11,14 @@ import sys
 
 import pytest
 
-from tests.support.processes import BIN, ROOT, free_ports
+from tests.support.processes import BIN, ROOT, free_ports  # type: ignore[attr-defined]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None or ctypes.util.find_library("seccomp") is None,
-    reason="systemd-analyze or libseccomp is not here: install Debian's package systemd",
+    reason="systemd-analyze or libseccomp is not installed: install Debian's package systemd",
 )
 
-# Allows what its first argument lists, refuses all else with EPERM as the units do, and becomes the other arguments.
+# Allows the calls in its first argument, refuses others with EPERM as the units do, and executes the other arguments.
 LAUNCHER = """
 import ctypes, os, sys
 library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
@@ -36,7 +36,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def group(name: str) -> set[str]:
-    """The system calls of a group of systemd's, those of the groups in it included."""
+    """Return the system calls of one of systemd's groups, including those of nested groups."""
     told = subprocess.run(
         ["systemd-analyze", "syscall-filter", name], capture_output=True, text=True, check=True
     ).stdout
@@ -51,7 +51,7 @@ def group(name: str) -> set[str]:
 
 
 def allowed(unit: str) -> str:
-    """What a unit's SystemCallFilter lines leave."""
+    """Return the calls that a unit's SystemCallFilter lines allow."""
     left: set[str] = set()
     for value in re.findall(r"^SystemCallFilter=(.*)$", (ROOT / "deploy" / "systemd" / unit).read_text(), re.MULTILINE):
         named = set().union(*(group(word) for word in value.lstrip("~").split()))
@@ -64,15 +64,15 @@ def under(unit: str, *words: object) -> list[str]:
     return [sys.executable, "-c", LAUNCHER, allowed(unit), str(BIN / program), *rest]
 
 
-def test_a_call_outside_of_the_filter_is_refused():
+def test_a_call_outside_the_filter_is_refused():
     words = under("coordinator.service", "python", "-c", "import os; os.nice(1)")
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "PermissionError" in done.stderr
-    # Which anybody may do otherwise.
+    # Without the filter anybody may call it.
     subprocess.run([str(BIN / "python"), "-c", "import os; os.nice(1)"], check=True)
 
 
-def test_the_coordinator_is_made_serves_and_is_backed_up_under_its_filters(tmp_path):
+def test_init_serve_and_backup_work_under_the_filters(tmp_path):
     folder = tmp_path / "federation"
     ports = zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
     made = under(
@@ -97,7 +97,7 @@ def test_the_coordinator_is_made_serves_and_is_backed_up_under_its_filters(tmp_p
 
 
 def test_a_member_trains_under_its_filter():
-    """Threads, their affinity and oneDNN's own code included; what a round does besides is files and sockets."""
+    """Includes threads, their affinity and oneDNN's generated code. A round otherwise uses files and sockets."""
     code = (
         "import torch; torch.manual_seed(0); layer = torch.nn.Conv1d(8, 8, 3)\n"
         "layer(torch.randn(4, 8, 50)).sum().backward(); print(float(layer.weight.grad.abs().sum()) > 0)\n"

@@ -1,4 +1,4 @@
-"""The systemd units: verified and measured by systemd's own tool, offline, where it is installed."""
+"""The systemd units, verified and scored offline by systemd's own tool where it is installed."""
 
 import re
 import shutil
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy" / "systemd"
 SERVICES = ("coordinator.service", "coordinator-backup.service", "edge_client@.service")
 FAILED = "tacit-failed@.service"
 needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here: install Debian's package systemd"
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed: install Debian's package systemd"
 )
 
 
 @pytest.fixture
 def units(tmp_path) -> Path:
-    """The units with programs that exist here in place of those that an installation brings."""
+    """Copy the units, with a program that exists here in place of the installed ones."""
     for name in (*SERVICES, FAILED, "coordinator-backup.timer"):
         text = (FOLDER / name).read_text().replace("/opt/tacit/bin/coordinator", "/bin/true")
         (tmp_path / name).write_text(text.replace("/opt/tacit/bin/edge_client", "/bin/true"))
@@ -28,11 +28,11 @@ def units(tmp_path) -> Path:
 
 @needs_systemd
 @pytest.mark.parametrize("unit", [*SERVICES, FAILED, "coordinator-backup.timer"])
-def test_systemd_takes_every_line(units, unit):
+def test_systemd_accepts_every_line(units, unit):
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", units / unit], capture_output=True, text=True, check=False, timeout=60
     )
-    # An unknown key is a warning to systemd, and to us an error.
+    # systemd only warns about an unknown key; here it is an error.
     ours = [line for line in done.stderr.splitlines() if unit.split(".")[0] in line or "Unknown" in line]
     assert ours == []
     assert done.returncode == 0, done.stderr
@@ -40,8 +40,8 @@ def test_systemd_takes_every_line(units, unit):
 
 @needs_systemd
 @pytest.mark.parametrize("unit", [*SERVICES, FAILED])
-def test_what_a_unit_leaves_open_is_little(units, unit):
-    """Exposure of at most 1.6 of 10, as systemd counts (newer ones count more); a unit without hardening has 9.6."""
+def test_a_units_exposure_is_low(units, unit):
+    """systemd scores at most 1.6 of 10 (newer versions score higher). A unit without hardening scores 9.6."""
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=16", units / unit],
         capture_output=True,
@@ -57,22 +57,22 @@ def values(unit: str, key: str) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", SERVICES)
-def test_no_secret_stands_in_a_unit_and_none_is_an_argument(unit):
+def test_no_unit_has_a_secret_in_environment_or_arguments(unit):
     text = (FOLDER / unit).read_text()
     assert not re.search(r"(?i)^Environment=.*(passw|passphrase|token)", text, flags=re.MULTILINE)
     assert not re.search(r"(?i)^Exec\w+=.*(passw|passphrase|token)", text, flags=re.MULTILINE)
 
 
-def test_both_sides_come_back_by_themselves_whenever_they_end():
+def test_coordinator_and_member_are_always_restarted():
     for unit in ("coordinator.service", "edge_client@.service"):
         assert values(unit, "Restart") == ["always"]
         # systemd gives up on a unit that fails five times in ten seconds, unless told not to.
         assert values(unit, "StartLimitIntervalSec") == ["0"]
 
 
-def test_a_backup_that_fails_tells_somebody():
+def test_a_failed_backup_is_reported():
     assert values("coordinator-backup.service", "OnFailure") == [FAILED.replace("@", "@%n")]
-    # Every backup is read back by the same unit: one that is damaged is a failure, too.
+    # The same unit verifies every backup, so a damaged one fails too.
     assert [line.split()[-1] for line in values("coordinator-backup.service", "ExecStart")] == ["14", "--verify"]
     (told,) = values(FAILED, "ExecStart")
     assert "--priority daemon.crit" in told
@@ -113,7 +113,7 @@ def test_each_unit_has_every_line_of_the_hardening(unit):
     assert set(HARDENING) <= set((FOLDER / unit).read_text().splitlines())
 
 
-def test_users_and_folders_that_the_units_name_are_made():
+def test_users_and_folders_of_the_units_are_created():
     users = set(re.findall(r"^u (\S+)", (FOLDER / "tacit.sysusers.conf").read_text(), flags=re.MULTILINE))
     made = set(re.findall(r"^d (\S+)", (FOLDER / "tacit.tmpfiles.conf").read_text(), flags=re.MULTILINE))
     for unit in SERVICES:

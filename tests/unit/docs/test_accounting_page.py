@@ -63,7 +63,7 @@ def test_golden_values_match_the_accountants():
     what, _, found = rows[5]
     sigmas, told = numbers(what.rpartition("sigma")[2]), numbers(found)
     assert (len(sigmas), len(told)) == (3, 6)
-    for sigma, epsilon, most in zip(sigmas, told[:3], told[3:], strict=True):
+    for sigma, epsilon, most in zip(sigmas, told[:3], told[3:], strict=True):  # type: ignore[assignment]
 
         def whole(sigma: float) -> float:
             event = event_of_round(GaussianUpdate(noise_multiplier=sigma, lot=1000), 1000)

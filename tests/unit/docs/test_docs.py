@@ -310,8 +310,8 @@ def test_commands_in_sentences_exist_with_their_options(page):
 def test_the_command_list_cuts_off_no_sentence():
     """Checks the coordinator's list. That of `edge_client` has room for more than one line."""
     group = typer.main.get_command(coordinator_app)
-    longest = max(map(len, group.commands))
-    for name, command in group.commands.items():
+    longest = max(map(len, group.commands))  # type: ignore[attr-defined]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
         # The width that the list leaves on a terminal of 80 columns.
         assert not command.get_short_help_str(78 - 6 - longest).endswith("..."), name
 

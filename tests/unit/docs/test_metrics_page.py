@@ -90,7 +90,7 @@ def test_the_check_finds_a_dashboard_edited_by_hand(tmp_path, monkeypatch, capsy
     assert build.main(["--check"]) == 0
     (tmp_path / "x.json").write_text("edited")
     assert build.main(["--check"]) == 1
-    assert "x.json is not what the code makes" in capsys.readouterr().err
+    assert "x.json is stale" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)

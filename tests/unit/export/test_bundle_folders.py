@@ -85,8 +85,8 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
         ({"schema": 2}, "schema"),
         ({"extra": 1}, "unknown key"),
         ({"kind": "other"}, "kind"),
-        ({"kind": "model"}, "a model bundle without model.onnx"),
-        ({"model": json.loads(FACTS.model_dump_json())}, "belongs to a model bundle"),
+        ({"kind": "model"}, "a model bundle must list model.onnx"),
+        ({"model": json.loads(FACTS.model_dump_json())}, "model and prompt bundles must have `model`, and no others"),
         ({"files": {}}, "files"),
         ({"files": {"../job.json": {"sha256": "00" * 32, "size": 1}}}, "files"),
         ({"files": {"a/b": {"sha256": "00" * 32, "size": 1}}}, "files"),
@@ -113,7 +113,7 @@ def test_an_invalid_index_is_refused(tmp_path: Path, change: dict[str, object], 
 def test_an_invalid_bundle_is_not_written(
     tmp_path: Path, kind: BundleKind, files: dict[str, bytes], facts: ModelFacts | None
 ) -> None:
-    with pytest.raises(BundleInvalid, match="would not be a bundle"):
+    with pytest.raises(BundleInvalid, match="would not be a valid bundle"):
         write_bundle(tmp_path / "bundle", kind, files, model=facts)
     assert not list(tmp_path.iterdir())
 
@@ -140,14 +140,14 @@ KINDS: dict[BundleKind, tuple[dict[str, bytes], ModelFacts | None]] = {
 def test_a_backbone_and_other_bundles_never_replace_each_other(tmp_path: Path, kind: BundleKind) -> None:
     files, facts = KINDS[kind]
     folder, _, _ = write_backbone(tmp_path / "prompt", BACKBONE)
-    with pytest.raises(BundleInvalid, match="is a backbone, which every prompt beside it may stand on, and stays"):
+    with pytest.raises(BundleInvalid, match="is a backbone, which prompts beside it may need"):
         check_place(folder, kind)
     with pytest.raises(BundleInvalid, match="is a backbone"):
         write_bundle(folder, kind, files, model=facts)
     assert read_bundle(folder, "backbone").files == BACKBONE
     write_bundle(folder, "backbone", BACKBONE | {"tokenizer.json": b"other"})
     write_bundle(tmp_path / "theirs", kind, files, model=facts)
-    with pytest.raises(BundleInvalid, match=f"is a {kind} bundle where the backbone belongs; move it"):
+    with pytest.raises(BundleInvalid, match=f"is a {kind} bundle in the backbone's place; move it"):
         write_bundle(tmp_path / "theirs", "backbone", BACKBONE)
     assert read_bundle(tmp_path / "theirs").files == files
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "theirs"])

@@ -182,7 +182,7 @@ def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: J
         with pytest.raises(BundleInvalid, match=f"names another {name}"):
             read_job_bundle(tmp_path / "mixed")
     write_bundle(tmp_path / "mixed", "job", files | {"weights.bin": b"\x00" * 8})
-    with pytest.raises(BundleInvalid, match="a version of 8 bytes"):
+    with pytest.raises(BundleInvalid, match="the version has 8 bytes"):
         read_job_bundle(tmp_path / "mixed")
     miscounted = job.document.model_copy(update={"values": 1}).canonical()
     write_bundle(tmp_path / "mixed", "job", files | {"job.json": miscounted})
@@ -273,7 +273,7 @@ def test_the_bases_encoder_reaches_every_member(
 
 
 def test_a_base_that_no_member_would_use_is_refused_unread(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"model\.base: lg-fedavg keeps the encoder .* would reach nobody; share"):
+    with pytest.raises(ValidationError, match=r"model\.base: its weights would reach nobody: lg-fedavg .*; share"):
         bundle_on_a_base(tmp_path / "no such folder", tmp_path / "bundle", None, "lg-fedavg")
 
 

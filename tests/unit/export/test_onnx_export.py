@@ -67,9 +67,9 @@ def test_a_file_that_computes_something_else_is_not_written(
     convert = export.onnx._convert
 
     def convert_then_change(module: torch.nn.Module, encoder: TextEncoder) -> bytes:
-        data = convert(module, encoder)  # type: ignore[arg-type]
+        data = convert(module, encoder)
         with torch.no_grad():
-            module.output.bias[0] += 1e-3  # type: ignore[index,union-attr,operator]
+            module.output.bias[0] += 1e-3
         return data
 
     monkeypatch.setattr(export.onnx, "_convert", convert_then_change)
@@ -95,7 +95,7 @@ def test_parity_covers_single_texts_batches_and_every_length(job: JobBundle) -> 
 
 
 def test_weights_of_another_model_are_refused(job: JobBundle, tmp_path: Path) -> None:
-    with pytest.raises(DocumentInvalid, match="a version of 4 bytes"):
+    with pytest.raises(DocumentInvalid, match="the version has 4 bytes"):
         export_model(job.document, job.manifest, b"\x00" * 4, job.tokenizer, tmp_path / "model", ["who"])
     with pytest.raises(ValueError, match="no texts to compare"):
         export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", [])

@@ -97,10 +97,10 @@ def stored(job):
     [
         (
             {"vocabulary": {"kind": "words", "file": "w.txt"}},
-            "vocabulary: a prompted model reads texts with its base's",
+            "vocabulary: a prompted model uses its base's tokenizer",
         ),
-        ({"method": "fedvocab"}, "method: fedvocab keeps parts of the model with the member"),
-        ({"method": {"name": "lg-fedavg"}}, "method: lg-fedavg keeps parts of the model with the member"),
+        ({"method": "fedvocab"}, "method: fedvocab keeps parts of the model private"),
+        ({"method": {"name": "lg-fedavg"}}, "method: lg-fedavg keeps parts of the model private"),
         ({"labels": ["positive", "other"]}, "model.task.verbaliser: no words for the label 'other'"),
         ({"model": {"base": None, "config": {}, "backbone": "00" * 32}}, "model.base: missing; name a folder"),
         ({"model": {"base": None}}, "model: a prompted model needs a base"),
@@ -146,7 +146,7 @@ def test_a_changed_backbone_is_found_before_the_upload(folder, tmp_path):
     data = bytearray(job.backbone.read_bytes())
     data[-1] ^= 1
     job.backbone.write_bytes(data)
-    with pytest.raises(BundleInvalid, match=r"backbone\.safetensors differs from what bundle\.json says"):
+    with pytest.raises(BundleInvalid, match=r"backbone\.safetensors differs from what bundle\.json lists"):
         read_job_bundle(folder / "damaged")
     with pytest.raises(CommandFailed, match=r"backbone\.safetensors differs"):
         _read_bundle(folder / "damaged")

@@ -212,7 +212,7 @@ def test_a_folder_in_the_way_is_refused_before_a_backbone_is_written(jobs, tmp_p
 @pytest.mark.parametrize("split_too", [False, True])
 def test_no_export_replaces_a_backbone(jobs, copied, split_too):
     place, job = backbone_in(copied), jobs["topics"]
-    with pytest.raises(BundleInvalid, match="is a backbone, which every prompt beside it may stand on, and stays"):
+    with pytest.raises(BundleInvalid, match="is a backbone, which prompts beside it may need"):
         export_model(
             job.document, job.manifest, job.weights, job.tokenizer, place, TEXTS, backbone=stored(job), split=split_too
         )
@@ -291,9 +291,11 @@ def test_lora_and_whole_models_have_no_backbone_to_share(jobs, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "backbone", "says"),
     [
-        pytest.param("prompt", None, "every prompt has it", id="prompt-without"),
-        pytest.param("model", "ab" * 32, "belongs to a prompt", id="model-with"),
-        pytest.param("backbone", "ab" * 32, "belongs to a model bundle or a prompt", id="backbone-with"),
+        pytest.param("prompt", None, "prompt bundles must have `model.backbone`", id="prompt-without"),
+        pytest.param("model", "ab" * 32, "must have `model.backbone`, and no others", id="model-with"),
+        pytest.param(
+            "backbone", "ab" * 32, "model and prompt bundles must have `model`, and no others", id="backbone-with"
+        ),
     ],
 )
 def test_only_a_prompt_names_a_backbone(kind, backbone, says):

@@ -105,7 +105,7 @@ def test_a_file_without_usable_text_is_refused(folder, content, words):
 
 
 def test_only_a_job_that_generates_text_has_a_start():
-    with pytest.raises(ValueError, match="start: only a model of architecture rvae"):
+    with pytest.raises(ValueError, match="start: only an rvae learns"):
         JobSpec(
             name="start",
             labels=("yes", "no"),

@@ -32,7 +32,7 @@ ME = "m1"
 
 
 class Shelf:
-    """The caller's part: certificates that `verify` accepted, for as long as `expires` says."""
+    """The caller's cache: certificates that `verify` accepted, until `expires`."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, tuple[bytes, int]] = {}
@@ -53,7 +53,7 @@ class Shelf:
 
 
 def standing(shelf: Shelf | None, fleet: Fleet | None = None, member: str = ME) -> tuple:
-    """A member that has advertised, and the roster by digest it is part of."""
+    """A member that has advertised, and the roster by digest that names it."""
     fleet = fleet or Fleet(5)
     state, advertisement = advertise(
         fleet.context,
@@ -76,7 +76,7 @@ def certificates(fleet: Fleet) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("kind", [Fleet, SparseFleet])
-def test_it_says_which_certificates_it_lacks_and_takes_them(kind) -> None:
+def test_a_member_names_missing_certificates_and_accepts_them(kind) -> None:
     fleet, state, roster = standing(None, kind(24))
     own = certificate_digest(fleet.identities[ME].certificate)
     missing = state.missing(roster)
@@ -87,7 +87,7 @@ def test_it_says_which_certificates_it_lacks_and_takes_them(kind) -> None:
     assert dict(after.seat.session.entries) == dict(fleet.server.session.entries)
 
 
-def test_what_was_verified_once_is_not_asked_for_again_until_it_expires() -> None:
+def test_a_verified_certificate_is_cached_until_it_expires() -> None:
     shelf = Shelf()
     fleet, state, roster = standing(shelf)
     state.on_roster(roster, certificates(fleet).values())
@@ -103,8 +103,8 @@ def test_what_was_verified_once_is_not_asked_for_again_until_it_expires() -> Non
     assert shelf.chains == 10
 
 
-def test_a_certificate_that_was_kept_is_verified_again_with_every_signature() -> None:
-    """A book that keeps too long makes a refusal, never an acceptance."""
+def test_a_cached_certificate_is_verified_with_every_signature() -> None:
+    """An outdated cache causes a refusal, never an acceptance."""
     shelf = Shelf()
     fleet, state, roster = standing(shelf)
     state.on_roster(roster, certificates(fleet).values())
@@ -120,7 +120,7 @@ def test_a_certificate_that_was_kept_is_verified_again_with_every_signature() ->
     assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
 
 
-def test_without_a_certificate_there_is_no_going_on_and_the_state_stays() -> None:
+def test_a_missing_certificate_is_refused_and_the_state_stays() -> None:
     fleet, state, roster = standing(None)
     handed = {d: c for d, c in certificates(fleet).items() if c != fleet.identities["m3"].certificate}
     with pytest.raises(Refusal) as caught:
@@ -130,8 +130,8 @@ def test_without_a_certificate_there_is_no_going_on_and_the_state_stays() -> Non
     state.on_roster(roster, certificates(fleet).values())
 
 
-def test_a_certificate_under_another_digest_is_none() -> None:
-    """Neither what is handed in nor what is looked up can put a certificate in another's place."""
+def test_a_certificate_with_another_digest_is_ignored() -> None:
+    """Neither a supplied certificate nor a cached one can replace another."""
     fleet, state, roster = standing(None)
     m3, m4 = fleet.identities["m3"].certificate, fleet.identities["m4"].certificate
     swapped = {**certificates(fleet), certificate_digest(m3): m4}
@@ -141,7 +141,7 @@ def test_a_certificate_under_another_digest_is_none() -> None:
         liar.on_roster(roster)
 
 
-def test_a_digest_altered_on_the_way_is_refused() -> None:
+def test_a_digest_altered_in_transit_is_refused() -> None:
     fleet, state, roster = standing(None)
     other = TestIdentity("m3", key_from="somebody else's key")
     entries = tuple(
@@ -162,7 +162,7 @@ def test_a_digest_altered_on_the_way_is_refused() -> None:
     assert caught.value.reason is Reason.ROSTER_OWN_ENTRY_ALTERED
 
 
-def test_two_entries_under_one_certificate_are_refused() -> None:
+def test_two_entries_with_one_certificate_are_refused() -> None:
     fleet, state, roster = standing(None)
     first = roster.advertisements[3]
     entries = tuple(
@@ -183,7 +183,7 @@ def test_nothing_is_fetched_for_a_roster_of_another_size(copies: int, reason: Re
 
 
 @pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), bytes(1_000_000)], ids=len)
-def test_a_digest_of_another_length_is_refused_before_anything_is_fetched_or_said_about_it(digest: bytes) -> None:
+def test_a_digest_of_wrong_length_is_refused_before_anything_is_fetched(digest: bytes) -> None:
     fleet, state, roster = standing(None)
     entries = tuple(
         dataclasses.replace(entry, certificate_digest=digest) if entry.member == "m3" else entry
@@ -197,7 +197,7 @@ def test_a_digest_of_another_length_is_refused_before_anything_is_fetched_or_sai
     state.on_roster(roster, certificates(fleet).values())
 
 
-def test_a_roster_in_either_form_has_one_root_and_meets_the_keys_once() -> None:
+def test_both_forms_of_a_roster_have_one_root_and_use_the_keys_once() -> None:
     fleet, state, roster = standing(None)
     after, _ = state.on_roster(roster, certificates(fleet).values())
     assert roster_root(after.seat.session.entries.values()) == roster_root(fleet.server.session.entries.values())
@@ -211,11 +211,11 @@ def test_a_roster_in_either_form_has_one_root_and_meets_the_keys_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [Fleet, SparseFleet])
-def test_a_whole_attempt_with_digests_both_ways_gives_the_same_sum(kind) -> None:
+def test_an_attempt_with_digests_in_both_directions_gives_the_same_sum(kind) -> None:
     fleet = kind(24)
     shelf = certificates(fleet)
     fleet.server = open_attempt(fleet.context, names(24), verify, key_of=key_of, certificate_of=shelf.get)
-    # A repeat in any form, then or later, changes nothing.
+    # A repeat in either form, now or later, changes nothing.
     for member in names(24):
         message = fleet.act(member, Phase.ADVERTISE)
         fleet.sent[Phase.ADVERTISE][member] = message
@@ -253,7 +253,7 @@ def test_the_server_asks_for_the_certificate_it_does_not_know() -> None:
     assert taken.receive(ME, by_digest(message)) is taken
 
 
-def test_a_digest_that_is_not_what_was_signed_is_dropped() -> None:
+def test_an_advertisement_with_an_unsigned_digest_is_dropped() -> None:
     fleet = Fleet(5)
     shelf = certificates(fleet)
     server = open_attempt(fleet.context, names(5), verify, key_of=key_of, certificate_of=shelf.get)
@@ -267,7 +267,7 @@ def test_a_digest_that_is_not_what_was_signed_is_dropped() -> None:
     assert lost.receive(ME, message) == Dropped(ME, Reason.DISCONNECTED)
 
 
-def test_the_two_forms_differ_in_the_certificate_alone() -> None:
+def test_the_two_forms_differ_only_in_the_certificate() -> None:
     message = Fleet(5).act(ME, Phase.ADVERTISE)
     brief = by_digest(message)
     assert isinstance(brief, DigestAdvertisement)

@@ -1,4 +1,4 @@
-"""The sampler: its table against the law in 60 digits, its look-up against the table, its draws against both."""
+"""The sampler: its table against the law to 60 digits, its look-up against the table, its draws against both."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DIGITS = 60
 
 
 def ideal(std: float, count: int) -> tuple[list[Decimal], Decimal]:
-    """(exp(-k^2 / (2 s^2)) for k below `count`, the sum of these over all whole k), to 60 digits.
+    """Returns (exp(-k^2 / (2 s^2)) for k below `count`, the sum of these over all whole k), to 60 digits.
 
-    Each by its own exponential, not from the one before; the sum goes on until nothing is added.
+    Each term is its own exponential and not derived from the one before. The sum ends when terms no longer change it.
     """
     with localcontext() as context:
         context.prec = DIGITS
@@ -37,13 +37,13 @@ def ideal(std: float, count: int) -> tuple[list[Decimal], Decimal]:
                 total += more
                 k += 1
         else:
-            # Poisson's summation: s sqrt(2 pi) (1 + 2 exp(-2 pi^2 s^2) + ...), whose second term is below 10^-300000.
+            # Poisson summation: s sqrt(2 pi) (1 + 2 exp(-2 pi^2 s^2) + ...), whose second term is below 10^-300000.
             total = Decimal(std) * (2 * PI).sqrt()
         return weights, total
 
 
 @pytest.mark.parametrize("std", [*STDS, pytest.param(16384.0, marks=pytest.mark.long)], ids=lambda s: f"s={s:g}")
-def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(std: float) -> None:
+def test_the_table_with_its_tail_is_within_2_to_minus_100_of_the_law(std: float) -> None:
     masses = magnitude_masses(std)
     assert sum(masses) == 2**127
     assert all(mass > 0 for mass in masses)
@@ -53,12 +53,12 @@ def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(std: float)
         law = [weights[0] / total, *(2 * weight / total for weight in weights[1:])]
         tail = 1 - sum(law, Decimal(0))
         apart = sum((abs(Decimal(m) / 2**127 - p) for m, p in zip(masses, law, strict=True)), Decimal(0))
-        # The rounding of the 60 digits may make an empty tail look negative.
+        # Rounding to 60 digits may make an empty tail look negative.
         assert -(Decimal(10) ** -50) < tail < Decimal(2) ** -100
         assert (apart + abs(tail)) / 2 < Decimal(2) ** -100
 
 
-def test_the_tail_is_cut_where_the_budget_allows_and_no_later() -> None:
+def test_the_tail_is_truncated_as_soon_as_the_budget_allows() -> None:
     # One entry fewer would leave out more than 2^-101.
     for std in (0.5, 1.0, 3.0, 100.0):
         count = len(magnitude_masses(std))
@@ -70,7 +70,7 @@ def test_the_tail_is_cut_where_the_budget_allows_and_no_later() -> None:
 
 
 def thresholds(table: AliasTable) -> tuple[list[int], list[int]]:
-    """(T, alias) of every column, as whole numbers."""
+    """Returns (T, alias) of every column, as whole numbers."""
     low = (1 << table.columns) - 1
     packed, rest = table.packed.tolist(), table.rest.tolist()
     threshold = [((p >> table.columns) << 64) | r for p, r in zip(packed, rest, strict=True)]
@@ -93,7 +93,7 @@ def test_the_columns_hold_exactly_the_masses(std: float) -> None:
 
 
 class Written:
-    """A key stream that was written down beforehand: the words that chance shows once in 2^47 draws."""
+    """A key stream with given words, for words that occur by chance only once in 2^47 draws."""
 
     def __init__(self, *reads: np.ndarray) -> None:
         self.reads = [np.asarray(read, dtype="<u8") for read in reads]
@@ -109,18 +109,18 @@ class Written:
     "masses",
     [
         *map(magnitude_masses, (1 / 16, 0.5, 3.0, 4096.0)),
-        # Not a Gaussian's, but a table all the same: its last column is an alias, and a column is full.
+        # Not a Gaussian's table, but a valid one: its last column is an alias, and one column is full.
         [1, 2**127 - 1],
         [2**125 + 2**64, 2**125, 2**125 - 2**64, 2**125],
     ],
     ids=lambda masses: f"{len(masses)} magnitudes",
 )
 @pytest.mark.parametrize("negative", [0, 1])
-def test_a_draw_is_what_the_columns_say_on_both_sides_of_every_threshold(masses: list[int], negative: int) -> None:
+def test_draws_match_the_columns_on_both_sides_of_every_threshold(masses: list[int], negative: int) -> None:
     table = alias_table(masses)
     size, share = 1 << table.columns, 1 << (127 - table.columns)
     threshold, alias = thresholds(table)
-    # 127 bits in front of, at and behind each threshold, and the ends of each column.
+    # 127 bits just below, at and just above each threshold, and the ends of each column.
     for offset in (-1, 0, 1, "first", "last"):
         bits = [
             {"first": 0, "last": share - 1}[offset] if isinstance(offset, str) else min(share - 1, max(0, t + offset))
@@ -130,7 +130,7 @@ def test_a_draw_is_what_the_columns_say_on_both_sides_of_every_threshold(masses:
         tied = [b & (2**64 - 1) for b, t in zip(bits, threshold, strict=True) if b >> 64 == t >> 64]
         reads = [np.array(words, dtype=np.uint64)] + ([np.array(tied, dtype=np.uint64)] if tied else [])
         stream = Written(*reads)
-        drawn = table.draw(size, stream, StreamScratch(8 * size))  # type: ignore[arg-type]
+        drawn = table.draw(size, stream, StreamScratch(8 * size))
         expected = [c if b < t else a for c, (b, t, a) in enumerate(zip(bits, threshold, alias, strict=True))]
         assert (drawn * (-1 if negative else 1)).tolist() == expected
         assert not stream.reads
@@ -146,7 +146,7 @@ def test_draws_fit_the_law(std: float) -> None:
     values = np.arange(-largest, largest + 1)
     law = np.exp(-(values.astype(np.float64) ** 2) / (2 * std**2))
     law /= law.sum()
-    # Cells of at least 1/128 each, so that every cell expects thousands.
+    # Cells of probability at least 1/128, so that thousands of draws are expected in each.
     cell = np.minimum((np.cumsum(law) * 128).astype(np.int64), 127)
     expected = np.bincount(cell, weights=law, minlength=128) * count
     seen = np.bincount(cell[drawn.astype(np.int64) + largest], minlength=128)
@@ -154,7 +154,7 @@ def test_draws_fit_the_law(std: float) -> None:
     freedom = int(used.sum()) - 1
     chi_square = float((((seen - expected) ** 2)[used] / expected[used]).sum())
     assert chi_square < freedom + 6 * math.sqrt(2 * freedom)
-    # Six standard errors of the mean, the variance and the skew to one side.
+    # Within six standard errors of the mean, the variance and the skew.
     variance = float((law * values**2).sum())
     assert abs(drawn.mean()) < 6 * math.sqrt(variance / count)
     fourth = float((law * values.astype(np.float64) ** 4).sum())
@@ -164,7 +164,7 @@ def test_draws_fit_the_law(std: float) -> None:
         assert variance == pytest.approx(std**2, rel=1e-12)
 
 
-def test_neighbouring_draws_and_blocks_are_unrelated() -> None:
+def test_adjacent_draws_and_blocks_are_uncorrelated() -> None:
     drawn = DiscreteGaussian(4096.0).sample(100_000, SeededRandom("apart")).astype(np.float64) / 4096
     for lag in (1, 2, 16 * 1024, 32 * 1024):
         products = drawn[lag:] * drawn[:-lag]
@@ -180,7 +180,7 @@ def test_a_seed_gives_these_draws_on_every_machine() -> None:
     )
 
 
-def test_two_samples_differ_and_a_sample_is_added_in_place() -> None:
+def test_samples_differ_and_are_added_in_place() -> None:
     gaussian = DiscreteGaussian(3)
     assert gaussian == DiscreteGaussian(3.0)
     one, other = (gaussian.sample(1000, SystemRandom()) for _ in range(2))
@@ -191,8 +191,8 @@ def test_two_samples_differ_and_a_sample_is_added_in_place() -> None:
     assert gaussian.sample(0, SystemRandom()).shape == (0,)
 
 
-def test_a_stream_is_read_once_through() -> None:
-    # The noise of the second block comes from the stream behind the first, not from its start.
+def test_a_stream_is_read_without_overlap() -> None:
+    # The second block's noise continues the stream after the first and does not restart it.
     drawn = DiscreteGaussian(4096.0).sample(40_000, SeededRandom("blocks"))
     table = alias_table(magnitude_masses(4096.0))
     scratch = StreamScratch(8 * 40_000)
@@ -201,6 +201,6 @@ def test_a_stream_is_read_once_through() -> None:
 
 
 @pytest.mark.parametrize("std", [0, -1.0, 0.06, 65537, math.nan, math.inf, True, "3"])
-def test_a_deviation_without_a_table_is_refused(std: float) -> None:
+def test_a_standard_deviation_without_a_table_is_refused(std: float) -> None:
     with pytest.raises(ValueError, match="from 1/16 to 65536"):
         DiscreteGaussian(std)

@@ -28,7 +28,7 @@ from tests.support.sum_fleet import Fleet, SeededRandom, names
 
 GRID = Grid(clip=1.0, noise_multiplier=1.0, honest=3, values=20_000, members=5)
 BITS = GRID.bits_needed(5)
-# c = 0.2 steps: rounding the only value up (probability 0.2) is longer than B = 0.995.
+# c = 0.2 steps: rounding the only value up (probability 0.2) exceeds B = 0.995.
 COARSE = Grid(clip=1.0, noise_multiplier=20480.0, honest=1, values=1, members=2)
 
 
@@ -43,7 +43,7 @@ def norm_square(rounded: np.ndarray) -> int:
 # Rounding.
 
 
-def test_rounding_goes_to_a_neighbour_and_is_unbiased() -> None:
+def test_rounding_is_to_an_adjacent_step_and_unbiased() -> None:
     values = vector(1)
     scaled = values * GRID.scale
     rounded = round_conditionally(values, GRID, SeededRandom("round"))
@@ -56,9 +56,10 @@ def test_rounding_goes_to_a_neighbour_and_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.93])
-def test_the_probability_of_going_up_is_the_fraction(fraction: float) -> None:
+def test_the_probability_of_rounding_up_is_the_fraction(fraction: float) -> None:
     grid = Grid(1.0, 1.0, 1, 200_000, 2)
-    # Half of them negative, where the floor is the larger magnitude; far inside the norm, so that nothing is retried.
+    # Half of them are negative, where the floor has the larger magnitude. All are far inside the norm, so there is no
+    # retry.
     values = np.where(np.arange(grid.values) % 2 == 0, fraction, fraction - 3) / grid.scale
     rounded = round_conditionally(values, grid, SeededRandom("up"))
     for part, low in ((rounded[::2], 0), (rounded[1::2], -3)):
@@ -66,7 +67,7 @@ def test_the_probability_of_going_up_is_the_fraction(fraction: float) -> None:
         assert abs((part - low).mean() - fraction) < 8 * 0.5 / math.sqrt(part.size)
 
 
-def test_what_lies_on_the_grid_stays() -> None:
+def test_values_on_the_grid_are_unchanged() -> None:
     grid = Grid(1.0, 1.0, 1, 3, 2)
     values = np.array([0.0, -4000.0, 17.0]) / grid.scale
     for seed in range(20):
@@ -74,13 +75,13 @@ def test_what_lies_on_the_grid_stays() -> None:
 
 
 def test_a_rounding_that_is_too_long_is_drawn_again() -> None:
-    # Unconditionally one in five would be 1.
+    # Without the condition, one in five would be 1.
     assert COARSE.largest_square == 0
     for seed in range(60):
         assert round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}")).tolist() == [0]
 
 
-def test_rounding_stops_loudly_when_it_never_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_that_never_succeeds_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "_TRIES", 1)
     failed = 0
     for seed in range(60):
@@ -90,18 +91,18 @@ def test_rounding_stops_loudly_when_it_never_succeeds(monkeypatch: pytest.Monkey
         out = np.full(1, 5, dtype="<i4")
         if up:
             failed += 1
-            with pytest.raises(RoundingFailed, match="look at the random source"):
+            with pytest.raises(RoundingFailed, match="check the random source"):
                 round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}"), out)
         else:
             round_conditionally(np.array([1.0]), COARSE, SeededRandom(f"{seed}"), out)
         assert out.tolist() == [0]
-    # One in five, give or take five standard errors.
+    # One in five, within five standard errors.
     assert 1 <= failed <= 28
 
 
 def test_roundings_succeed_as_often_as_the_theorem_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "_TRIES", 1)
-    # Every fraction one half, the norm at its limit, dimension and radius of like size: the worst for rounding.
+    # Every fraction is one half, the norm is at its limit, dimension and radius are similar: the worst case.
     values = np.full(400, 9.5)
     grid = Grid(1.0, 4096 / float(np.linalg.norm(values)), 1, 400, 2)
     succeeded = 0
@@ -114,9 +115,9 @@ def test_roundings_succeed_as_often_as_the_theorem_says(monkeypatch: pytest.Monk
     assert succeeded / 400 > 1 - math.exp(-0.5)
 
 
-def test_the_norm_that_counts_is_of_whole_numbers_over_all_blocks() -> None:
-    # Two blocks, every fraction one half, the norm at its limit: about one rounding in seven is too long, none by a
-    # single block's part.
+def test_the_norm_is_checked_in_whole_numbers_over_all_blocks() -> None:
+    # Two blocks, every fraction one half, the norm at its limit: about one rounding in seven is too long, but never
+    # because of one block alone.
     values = np.full(20_000, 9.5)
     grid = Grid(1.0, 4096 / float(np.linalg.norm(values)), 1, values.size, 2)
     unconditional = values[None, :] + np.random.default_rng(0).choice([-0.5, 0.5], size=(60, values.size))
@@ -127,7 +128,7 @@ def test_the_norm_that_counts_is_of_whole_numbers_over_all_blocks() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.int8])
-def test_any_real_type_is_read(kind: type) -> None:
+def test_any_real_type_is_accepted(kind: type) -> None:
     grid = Grid(10.0, 1.0, 1, 3, 2)
     values = np.array([1, -2, 0], dtype=kind)
     rounded = round_conditionally(values, grid, SeededRandom("kind"))
@@ -159,7 +160,7 @@ def test_a_seed_gives_this_encoding_on_every_machine() -> None:
     )
 
 
-def test_every_encoding_draws_anew() -> None:
+def test_every_encoding_draws_fresh_noise() -> None:
     values = vector(3)
     one, other = (encode_distributed(values, GRID, BITS, SystemRandom()) for _ in range(2))
     assert (one != other).mean() > 0.99
@@ -173,14 +174,14 @@ def test_an_encoding_fills_its_part_of_a_longer_vector() -> None:
     assert (whole[0], whole[-1]) == (7, 7)
 
 
-def test_one_share_has_its_deviation() -> None:
+def test_one_share_has_its_standard_deviation() -> None:
     decoded = decode_distributed(encode_distributed(vector(5), GRID, BITS, SeededRandom("share")), GRID, BITS)
     noise = decoded - vector(5)
-    # sigma^2 / h; the rounding's variance is 10^-8 of it. Six standard errors.
+    # sigma^2 / h, within six standard errors. The rounding's variance is 10^-8 of it.
     assert noise.var() == pytest.approx(1 / 3, rel=6 * math.sqrt(2 / GRID.values))
 
 
-def test_encoding_needs_no_more_than_the_vector_and_some_blocks() -> None:
+def test_encoding_needs_memory_only_for_the_vector_and_some_blocks() -> None:
     grid = Grid(1.0, 1.0, 3, 1_000_000, 5)
     values = np.zeros(grid.values)
     encode_distributed(values, grid, 32, SystemRandom())
@@ -193,7 +194,7 @@ def test_encoding_needs_no_more_than_the_vector_and_some_blocks() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 19_999])
-def test_what_is_not_finite_is_refused_and_leaves_nothing(bad: float, place: int) -> None:
+def test_values_that_are_not_finite_are_refused_and_erased(bad: float, place: int) -> None:
     values = vector(6)
     values[place] = bad
     out = np.full(GRID.values, 9, dtype="<u4")
@@ -203,7 +204,7 @@ def test_what_is_not_finite_is_refused_and_leaves_nothing(bad: float, place: int
 
 
 @pytest.mark.parametrize("factor", [1.00001, 3.0, 1e6, 1e200, 1.7e308])
-def test_what_is_not_clipped_is_refused_and_leaves_nothing(factor: float) -> None:
+def test_an_unclipped_vector_is_refused_and_erased(factor: float) -> None:
     values = vector(7)
     values /= np.linalg.norm(values)
     encode_distributed(values, GRID, BITS, SystemRandom())
@@ -216,7 +217,7 @@ def test_what_is_not_clipped_is_refused_and_leaves_nothing(factor: float) -> Non
 
 
 class DryAfter:
-    """A source that fails after so many requests."""
+    """A source that fails after a number of requests."""
 
     def __init__(self, requests: int) -> None:
         self.left = requests
@@ -228,7 +229,7 @@ class DryAfter:
         return SystemRandom().bytes(n)
 
 
-def test_values_without_noise_are_not_left_behind() -> None:
+def test_an_error_leaves_no_values_without_noise() -> None:
     out = np.full(GRID.values, 9, dtype="<u4")
     with pytest.raises(OSError, match="no more randomness"):
         encode_distributed(vector(8), GRID, BITS, DryAfter(1), out)
@@ -252,17 +253,17 @@ def test_a_ring_that_could_wrap_is_refused(bits: int) -> None:
     ],
     ids=["short", "shape", "complex", "text", "list"],
 )
-def test_a_vector_that_is_not_the_grids_is_refused(values: Any) -> None:
+def test_a_vector_that_does_not_fit_the_grid_is_refused(values: Any) -> None:
     with pytest.raises(EncodingInvalid, match="the grid takes"):
         encode_distributed(values, GRID, BITS, SystemRandom())
 
 
-def test_a_buffer_that_is_not_the_rings_is_refused() -> None:
+def test_a_buffer_that_does_not_fit_the_ring_is_refused() -> None:
     for out in (np.zeros(20_000, "<i4"), np.zeros(19_999, "<u4"), np.zeros(20_000)):
         with pytest.raises(EncodingInvalid, match="encoding writes"):
-            encode_distributed(vector(10), GRID, BITS, SystemRandom(), out)  # type: ignore[arg-type]
+            encode_distributed(vector(10), GRID, BITS, SystemRandom(), out)
     with pytest.raises(EncodingInvalid, match="rounding writes"):
-        round_conditionally(vector(10), GRID, SystemRandom(), np.zeros(20_000))  # type: ignore[arg-type]
+        round_conditionally(vector(10), GRID, SystemRandom(), np.zeros(20_000))
 
 
 @pytest.mark.parametrize("total", [np.zeros(20_000, np.int64), np.zeros(19_999, "<u4"), np.zeros((20_000, 1), "<u4")])
@@ -281,29 +282,29 @@ def test_a_sum_of_another_ring_is_not_decoded(bits: int) -> None:
 
 
 def encodings(n: int, bits: int = BITS) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(the members' vectors, their encodings)."""
+    """Returns (the members' vectors, their encodings)."""
     rows = np.stack([vector(100 + member) for member in range(n)])
     return rows, [encode_distributed(row, GRID, bits, SeededRandom(f"member {i}")) for i, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("shares", [1, 3, 5])
-def test_a_sum_decodes_to_the_sum_plus_noise_of_the_variance_of_its_shares(shares: int) -> None:
+def test_a_sum_decodes_with_the_variance_of_its_noise_shares(shares: int) -> None:
     rows, encoded = encodings(shares)
     total = np.zeros(GRID.values, dtype="<u4")
     for one in encoded:
         total += one
     total &= np.uint32(2**BITS - 1)
     noise = decode_distributed(total, GRID, BITS) - rows.sum(axis=0)
-    # sigma^2 = 1 for the h = 3 counted on, shares / h of that in general. Six standard errors.
+    # sigma^2 = 1 for h = 3 shares, and shares / h of that in general, within six standard errors.
     assert noise.var() == pytest.approx(shares / 3, rel=6 * math.sqrt(2 / GRID.values))
     assert abs(noise.mean()) < 6 * math.sqrt(shares / 3 / GRID.values)
 
 
 @pytest.mark.parametrize("lost", [set(), {"m2"}], ids=["all", "one lost"])
 @pytest.mark.parametrize("bits", [BITS, 32])
-def test_behind_masks_the_cohorts_sum_comes_out_with_its_noise(lost: set[str], bits: int) -> None:
+def test_a_masked_cohorts_sum_opens_with_its_noise(lost: set[str], bits: int) -> None:
     fleet = Fleet(5, values=GRID.values, bits=bits)
-    # What the attempt guarantees is what the grid counts on.
+    # The grid relies on exactly what the attempt guarantees.
     assert fleet.context.honest == GRID.honest
     rows, encoded = encodings(5, bits)
     fleet.inputs = dict(zip(names(5), encoded, strict=True))
@@ -311,19 +312,19 @@ def test_behind_masks_the_cohorts_sum_comes_out_with_its_noise(lost: set[str], b
     assert isinstance(total, np.ndarray)
     left = [i for i, name in enumerate(names(5)) if name not in lost]
     np.testing.assert_array_equal(total, fleet.plain_sum([names(5)[i] for i in left]))
-    # The masked vectors themselves are anything.
+    # The masked vectors themselves look arbitrary.
     assert (fleet.masked["m0"] != encoded[0]).mean() > 0.99
     noise = decode_distributed(total, GRID, bits) - rows[left].sum(axis=0)
     assert noise.var() == pytest.approx(len(left) / 3, rel=6 * math.sqrt(2 / GRID.values))
 
 
-def test_two_of_five_who_tell_their_shares_leave_the_noise_that_was_counted_on() -> None:
+def test_two_of_five_revealed_shares_leave_the_guaranteed_noise() -> None:
     rows, encoded = encodings(5)
     mask = np.uint32(2**BITS - 1)
     total = np.zeros(GRID.values, dtype="<u4")
     for one in encoded:
         total += one
-    # What the corrupt know of the opened sum: their own encodings, to the last bit.
+    # The corrupt members know their own encodings in the opened sum to the last bit.
     known = (total - encoded[0] - encoded[1]) & mask
     noise = decode_distributed(known, GRID, BITS) - rows[2:].sum(axis=0)
     assert noise.var() == pytest.approx(1.0, rel=6 * math.sqrt(2 / GRID.values))

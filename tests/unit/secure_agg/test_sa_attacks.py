@@ -1,10 +1,8 @@
-"""A coordinator that withholds dealings: the attack works on a member without the phase 2 check and fails on
-ours.
+"""A coordinator that withholds dealings: the attack succeeds on a member without the phase 2 check and fails on ours.
 
-Five members, threshold three, nobody assumed corrupt among the members. The coordinator passes the victim
-only the dealings of m1 and m2, so the victim masks with those two; then it declares m1 and m2 lost and calls
-m3 and m4 survivors, with whom the victim shares no mask. Everything the others reveal is what the protocol
-asks of them.
+There are five members with threshold three, and no member is assumed corrupt. The coordinator passes only the dealings
+of m1 and m2 to the victim, so the victim masks with those two. Then it declares m1 and m2 lost, and m3 and m4, with
+whom the victim shares no mask, survivors. The other members reveal only what the protocol asks for.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ U3 = ("m0", "m3", "m4")
 
 
 def withheld() -> Fleet:
-    """Up to where the coordinator announces U3; the victim got dealings of m1 and m2 only, the others of
-    everybody."""
+    """Runs until the coordinator announces U3. The victim got dealings only of m1 and m2, the others got all."""
     fleet = Fleet(5, threshold=3, corrupt=0, values=12).until(Phase.MASK)
     received = fleet.inbox[VICTIM].dealings
     fleet.inbox[VICTIM] = ReceivedDealings(tuple(d for d in received if d.dealer in {"m1", "m2"}))
@@ -44,9 +41,9 @@ def test_our_member_refuses_survivors_whose_dealing_never_arrived() -> None:
     assert (caught.value.reason, caught.value.member) == (Reason.SURVIVORS_NOT_DEALT, "m3")
 
 
-def test_without_that_check_the_victims_input_comes_out_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_that_check_the_victims_input_is_revealed(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = withheld()
-    # The build without the check: the victim signs, and has nothing to reveal of those it never heard from.
+    # Without the check, the victim signs, and has nothing to reveal about members whose dealings it never got.
     monkeypatch.setattr(confirm.AwaitingSurvivors, "_check_survivors", lambda self, survivors: None)
     victim = fleet.states[VICTIM]
     nothing = {dealer: HeldShares(Secret(b""), Secret(b"")) for dealer in ("m3", "m4")}
@@ -57,7 +54,7 @@ def test_without_that_check_the_victims_input_comes_out_in_clear(monkeypatch: py
         fleet.inbox[member] = Confirmations(signatures)
         answers[member] = fleet.act(member, Phase.UNMASK)
 
-    # What the coordinator now holds: three shares of the victim's seed, and of the masking keys of m1 and m2.
+    # The coordinator now holds three shares of the victim's seed and of the masking keys of m1 and m2.
     session = victim.seat.session
 
     def rebuilt(kind: str, dealer: str) -> bytes:
@@ -80,9 +77,8 @@ def test_without_that_check_the_victims_input_comes_out_in_clear(monkeypatch: py
     np.testing.assert_array_equal(opened, fleet.inputs[VICTIM])
 
 
-def test_two_versions_of_u3_reach_no_threshold_twice() -> None:
-    """Members shown one list refuse the signatures of those shown the other, so neither list can be
-    opened."""
+def test_two_versions_of_u3_cannot_both_reach_the_threshold() -> None:
+    """Members that were shown one list refuse signatures over the other, so neither list can be opened."""
     fleet = Fleet(6).until(Phase.CONFIRM)
     one, other = ("m0", "m1", "m2", "m3", "m4"), ("m1", "m2", "m3", "m4", "m5")
     signatures = {}
@@ -101,7 +97,7 @@ def test_two_versions_of_u3_reach_no_threshold_twice() -> None:
 
 
 def test_a_replayed_session_meets_fresh_keys() -> None:
-    """Everything the coordinator sent in one attempt, sent again in another with the same numbers."""
+    """Replays everything that the coordinator sent in one attempt in another with the same numbers."""
     first = Fleet(5, seed="first")
     inboxes = []
     for _ in Phase:
@@ -119,7 +115,7 @@ def test_a_replayed_session_meets_fresh_keys() -> None:
 
 
 def test_one_masked_vector_looks_uniform() -> None:
-    """Not a proof, but the first thing to go wrong: a masked vector of zeros has all its bits balanced."""
+    """Not a proof, but a first symptom of an error: all bits of a masked vector of zeros must be balanced."""
     fleet = Fleet(3, values=50_000)
     fleet.inputs["m0"][:] = 0
     fleet.until(Phase.CONFIRM)

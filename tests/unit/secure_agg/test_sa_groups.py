@@ -1,4 +1,4 @@
-"""A cohort in groups: the bound on corrupt members, the draw, every group's own sum, and lies about it."""
+"""A cohort in groups: the bound on corrupt members, the draw, every group's own sum, and attacks on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.sum_fleet import make_context, names
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_bound_on_corrupt_members_is_that_of_every_draw_counted_one_by_one(data: st.DataObject) -> None:
+def test_the_bound_on_corrupt_members_matches_counting_every_draw(data: st.DataObject) -> None:
     members = data.draw(st.integers(2, 9))
     corrupt, size = data.draw(st.integers(0, members)), data.draw(st.integers(1, members))
     groups, sigma = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 8))
@@ -49,12 +49,12 @@ def test_the_bound_on_corrupt_members_is_that_of_every_draw_counted_one_by_one(d
         return Fraction(sum(sum(member < corrupt for member in draw) > x for draw in draws), len(draws))
 
     least = next(x for x in range(size + 1) if groups * more_than(x) <= Fraction(1, 2**sigma))
-    # No draw has fewer corrupt members than must be in any: the answer starts there.
+    # Every draw has at least the unavoidable number of corrupt members, so the result starts there.
     surely = max(0, size - (members - corrupt))
     assert corrupt_in_group(members, corrupt, size, groups, sigma) == max(least, surely)
 
 
-def test_no_partition_has_a_worse_group_more_often_than_promised() -> None:
+def test_partitions_have_a_worse_group_at_most_as_often_as_bounded() -> None:
     # All 280 ways to split nine members, three of them corrupt, into three groups of three.
     bad = {"m0", "m1", "m2"}
     rest, worst = frozenset(names(9)), []
@@ -65,18 +65,18 @@ def test_no_partition_has_a_worse_group_more_often_than_promised() -> None:
     for sigma in range(7):
         bound = corrupt_in_group(9, 3, 3, 3, sigma)
         assert Fraction(sum(each > bound for each in worst), len(worst)) <= Fraction(1, 2**sigma)
-    # One group of all three corrupt ones comes up in 1 draw of 28: 4 bits forgive that, 5 do not.
+    # A group of all three corrupt members occurs in 1 of 28 draws, which 4 bits allow and 5 bits do not.
     assert [corrupt_in_group(9, 3, 3, 3, sigma) for sigma in (4, 5)] == [2, 3]
 
 
-def test_in_large_groups_the_bound_is_far_below_the_group_and_in_small_ones_it_is_all_of_them() -> None:
-    # The sparse graph's tail, in another arithmetic: among the 100 of a group as among 100 neighbours.
+def test_the_bound_is_small_in_large_groups_and_everybody_in_small_ones() -> None:
+    # The sparse graph's tail in another arithmetic: 100 members of a group correspond to 100 neighbours.
     more_than = np.logaddexp.accumulate(_log_probabilities(1000, 100, 100)[::-1])[::-1][1:]
     for sigma in (0, 40, 80):
         least = int(np.argmax(more_than <= -sigma * math.log(2) - math.log(10)))
         assert corrupt_in_group(1000, 100, 100, 10, sigma) == least
     assert corrupt_in_group(1000, 100, 100, 10, 80) == 47
-    # Up to 32 of the thousand may be missing from the roster with c as it is, and no more.
+    # At most 32 of the thousand may be missing from the roster without changing c.
     graph, threshold, _ = grouped_thresholds(1000, 10, 100)
     assert (graph.absent, threshold) == (32, 74)
     assert corrupt_in_group(968, 100, 100, 10, 80) == 47
@@ -88,15 +88,13 @@ def test_in_large_groups_the_bound_is_far_below_the_group_and_in_small_ones_it_i
     assert corrupt_in_group(30, 6, 3, 10, 80) == 3
     assert corrupt_in_group(10, 1, 4, 3, 80) == 1
     assert corrupt_in_group(10, 0, 4, 3, 80) == 0
-    # Nine of ten are corrupt: any four have three at least.
+    # Nine of ten are corrupt, so any four include at least three of them.
     assert corrupt_in_group(10, 9, 4, 3, 0) >= 3
 
 
 @given(st.integers(4, 400), st.integers(2, 12), st.integers(0, 40), st.integers(40, 90))
 @settings(max_examples=120, deadline=None)
-def test_numbers_that_are_found_keep_the_promise_for_every_roster(
-    n: int, groups: int, corrupt: int, sigma: int
-) -> None:
+def test_found_numbers_keep_the_guarantee_for_every_roster(n: int, groups: int, corrupt: int, sigma: int) -> None:
     try:
         graph, threshold, assumed = grouped_thresholds(n, groups, corrupt, sigma=sigma)
     except ContextInvalid:
@@ -115,14 +113,14 @@ def test_numbers_that_are_found_keep_the_promise_for_every_roster(
         assert sum(each >= threshold for each in sizes) == whole_groups(members, groups, threshold) >= graph.least
 
 
-def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_digest() -> None:
+def test_a_context_states_its_groups_guarantee_and_digests_the_split() -> None:
     context = grouped_context(12, 3, 1)
     assert (context.threshold, context.honest, context.corrupt_in_sum, context.largest_sum) == (3, 2, 1, 4)
     assert (context.min_roster, context.min_survivors, context.min_confirmations) == (8, 3, 3)
     assert context.sparse is None
     assert context.grouped == GroupedGraph(3, 2, 80, 4)
     others = [
-        dataclasses.replace(context, graph=dataclasses.replace(context.graph, **change))
+        dataclasses.replace(context, graph=dataclasses.replace(context.graph, **change))  # type: ignore[type-var]
         for change in ({"groups": 4, "absent": 2}, {"least": 1}, {"sigma": 79}, {"absent": 3})
     ]
     others.append(make_context(12))
@@ -137,9 +135,9 @@ def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_d
         ({"assumed_corrupt": 2}, "threshold 3 is too low"),
         ({"graph": GroupedGraph(7, 2)}, "12 members make 2 to 6 groups"),
         ({"graph": GroupedGraph(1, 1)}, "not 1"),
-        ({"graph": GroupedGraph(3, 4)}, "of 3 groups at least 1 and at most all"),
+        ({"graph": GroupedGraph(3, 4)}, "groups that must be opened is 1 to 3, got 4"),
         ({"graph": GroupedGraph(3, 2, 39)}, "sigma 39"),
-        ({"graph": GroupedGraph(3, 2, 80, 5)}, "only 1 have the 3"),
+        ({"graph": GroupedGraph(3, 2, 80, 5)}, "with 7 members in 3 groups, only 1 of these have the 3"),
         ({"graph": GroupedGraph(3, 2, 80, 12)}, "cannot be missing"),
         ({"graph": GroupedGraph(3, 2, 80, -1)}, "absent is a whole number"),
         ({"graph": Graph.GROUPED}, "give a GroupedGraph"),
@@ -147,17 +145,17 @@ def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_d
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_numbers_of_groups_that_keep_no_promise_make_no_context(change: dict[str, Any], says: str) -> None:
+def test_a_context_refuses_group_numbers_without_a_guarantee(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ContextInvalid, match=says):
         dataclasses.replace(grouped_context(12, 3, 1), **change)
 
 
-def test_a_cohort_that_cannot_be_split_so_says_why() -> None:
+def test_a_cohort_that_cannot_be_split_is_refused_with_the_reason() -> None:
     with pytest.raises(ContextInvalid, match="let every member's policy assume fewer"):
         grouped_thresholds(30, 10, 3)
     with pytest.raises(ContextInvalid, match="too large for a complete graph"):
         grouped_thresholds(5000, 4, 1)
-    with pytest.raises(ContextInvalid, match="ends at 10000"):
+    with pytest.raises(ContextInvalid, match="the limit is 10000"):
         grouped_thresholds(20_000, 100, 1)
 
 
@@ -166,23 +164,23 @@ def test_a_cohort_that_cannot_be_split_so_says_why() -> None:
 
 @given(st.integers(4, 60), st.integers(2, 9), st.binary(min_size=32, max_size=32))
 @settings(max_examples=80, deadline=None)
-def test_everybody_is_in_exactly_one_group_and_they_are_even(n: int, groups: int, root: bytes) -> None:
+def test_every_member_is_in_one_group_and_groups_are_even(n: int, groups: int, root: bytes) -> None:
     drawn = draw_groups(root, (b"nonce",), names(n), groups)
     assert sorted(itertools.chain(*drawn)) == sorted(names(n))
     assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
     assert all(list(group) == sorted(group) for group in drawn)
 
 
-def test_two_members_meet_as_often_as_chance_has_it() -> None:
+def test_two_members_share_a_group_as_often_as_by_chance() -> None:
     met = 0
     for number in range(2000):
         drawn = draw_groups(number.to_bytes(32, "big"), (), names(12), 3)
         met += any({"m0", "m1"} <= set(group) for group in drawn)
-    # 3 of 11 others: 545 expected, a deviation of 20.
+    # 3 of 11 others: 545 expected, with a standard deviation of 20.
     assert 465 < met < 625
 
 
-def test_the_draw_hangs_on_everybodys_nonce() -> None:
+def test_the_draw_depends_on_every_members_nonce() -> None:
     draws = set()
     for changed in range(12):
         nonces = [bytes([changed == at]) for at in range(12)]
@@ -190,12 +188,12 @@ def test_the_draw_hangs_on_everybodys_nonce() -> None:
     assert len(draws) == 12
 
 
-def test_members_and_server_draw_the_same_and_deal_within_their_group_alone() -> None:
+def test_members_and_server_draw_the_same_groups_and_deal_within_them() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
     for name, state in fleet.states.items():
-        assert state.seat.session.groups == fleet.groups
+        assert state.seat.session.groups == fleet.groups  # type: ignore[attr-defined]
         dealing = fleet.sent[Phase.SHARE][name]
-        group = fleet.groups[fleet.server.session.group_of(name)]
+        group = fleet.groups[fleet.server.session.group_of(name)]  # type: ignore[attr-defined]
         assert tuple(share.receiver for share in dealing.shares) == group
         assert {dealt.dealer for dealt in fleet.inbox[name].dealings} == set(group) - {name}
 
@@ -210,7 +208,7 @@ def test_members_and_server_draw_the_same_and_deal_within_their_group_alone() ->
     st.sampled_from([32, 20, 13]),
 )
 @settings(max_examples=60, deadline=None)
-def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survivors(
+def test_after_any_losses_every_opened_sum_is_its_survivors(
     shape: tuple[int, int], lost: dict[Phase, set[int]], seed: int, bits: int
 ) -> None:
     n, groups = shape
@@ -222,7 +220,7 @@ def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survi
     if n - len(lose.get(Phase.ADVERTISE, ())) < fleet.context.min_roster:
         assert isinstance(outcome, Abandoned)
         return
-    # A group is opened if t of it stay to the end, and the attempt counts with as many groups as it needs.
+    # A group is opened if t of its members stay to the end, and the attempt counts if enough groups are opened.
     expected = {number for number, group in enumerate(fleet.groups) if len(set(group) - gone) >= least}
     assert isinstance(outcome, Abandoned) == (len(expected) < grouped.least)
     if isinstance(outcome, Abandoned):
@@ -234,14 +232,14 @@ def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survi
         assert len(survivors) >= fleet.context.threshold
         assert set(survivors) == set(fleet.server.session.groups[number]) - before_masked
         assert np.array_equal(total, fleet.plain_sum(survivors))
-    # Whoever is in no sum was dropped, with a reason.
+    # Every member that is in no sum was dropped with a reason.
     in_sum = {name for survivors, _ in outcome.values() for name in survivors}
     assert set(names(n)) - in_sum <= {dropped.member for dropped in fleet.dropped} | set().union(*lose.values(), set())
 
 
-def test_a_group_is_lost_alone_with_everybody_in_it_named() -> None:
+def test_a_group_is_lost_alone_and_all_its_members_are_named() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
-    first, second, third = fleet.groups
+    first, second, third = fleet.groups  # type: ignore[attr-defined]
     fleet.play(lose=second[:2])
     assert {dropped.member: dropped.reason for dropped in fleet.dropped} == {
         **dict.fromkeys(second[:2], Reason.PHASE_DEADLINE),
@@ -254,7 +252,7 @@ def test_a_group_is_lost_alone_with_everybody_in_it_named() -> None:
 
 def test_hopeless_only_when_too_few_groups_can_still_answer() -> None:
     fleet = GroupFleet(12, 3).until(Phase.SHARE)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     server = fleet.server
     for member in first[:2]:
         server = server.drop(member, Reason.DISCONNECTED)
@@ -264,14 +262,14 @@ def test_hopeless_only_when_too_few_groups_can_still_answer() -> None:
     assert server.drop(second[1], Reason.DISCONNECTED).hopeless
 
 
-def test_the_sums_open_once_every_group_that_still_can_has_answered() -> None:
+def test_sums_open_once_every_group_that_can_has_answered() -> None:
     fleet = GroupFleet(12, 3).until(Phase.UNMASK)
-    server, groups = fleet.server, fleet.groups
+    server, groups = fleet.server, fleet.groups  # type: ignore[attr-defined]
     for group in groups[:2]:
         for member in group[:3]:
             assert not server.enough
             server = server.receive(member, fleet.act(member, Phase.UNMASK))
-    # Two are enough for the attempt, but the third may still come: nothing of it is thrown away.
+    # Two groups are enough for the attempt, but the third may still answer, so none of it is discarded.
     assert not server.enough
     assert server.drop(groups[2][0], Reason.DISCONNECTED).drop(groups[2][1], Reason.DISCONNECTED).enough
     for member in groups[2][:3]:
@@ -283,7 +281,7 @@ def test_the_sums_open_once_every_group_that_still_can_has_answered() -> None:
     assert [number for number, _ in closed[0].by_group()] == [0, 1, 2]
 
 
-def test_what_opens_one_group_opens_no_other() -> None:
+def test_the_secrets_of_one_group_open_no_other() -> None:
     fleet = GroupFleet(12, 3)
     for _ in Phase:
         assert fleet.play() is None
@@ -305,9 +303,9 @@ def refusal(call: Any, *given: Any) -> Refusal:
 
 def test_a_coordinator_that_chooses_the_groups_itself_is_refused() -> None:
     fleet = GroupFleet(12, 3).until(Phase.MASK)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     victim = first[0]
-    # It would like the victim among members of its choice: what those dealt is not for the victim, by the draw.
+    # The coordinator wants the victim in a group of its choice, but by the draw those members did not deal to it.
     chosen = ReceivedDealings(
         (*fleet.inbox[victim].dealings[:2], dataclasses.replace(fleet.inbox[second[1]].dealings[0], dealer=second[0]))
     )
@@ -315,14 +313,14 @@ def test_a_coordinator_that_chooses_the_groups_itself_is_refused() -> None:
     assert (refused.reason, refused.member) == (Reason.DEALINGS_FOREIGN_DEALER, second[0])
 
 
-def test_a_member_is_put_into_a_second_group_by_no_second_roster() -> None:
+def test_a_second_roster_cannot_put_a_member_into_another_group() -> None:
     fleet = GroupFleet(12, 3)
     assert fleet.play() is None
     name = "m0"
     roster = fleet.inbox[name]
     state = fleet.states[name]
     state.on_roster(roster)
-    # Fewer members on the roster make another draw.
+    # A roster with fewer members gives another draw.
     another = Roster(tuple(entry for entry in roster.advertisements if entry.member != "m5"))
     assert refusal(state.on_roster, another).reason is Reason.SECOND_ROSTER
     other = GroupFleet(12, 3, seed="groups")
@@ -349,8 +347,8 @@ def test_members_that_were_shown_different_rosters_share_no_sum() -> None:
     pytest.fail("the two groups share nobody; take another seed")
 
 
-def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
-    # On the roster: so many left out that the member's group is no sum.
+def test_a_group_shrunk_below_the_minimum_is_refused() -> None:
+    # In the roster: so many members are left out that the member's group is too small for a sum.
     fleet = GroupFleet(12, 3)
     fleet.play()
     entries = fleet.inbox["m0"].advertisements
@@ -359,7 +357,7 @@ def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
     def without(left_out: tuple[str, ...]) -> Roster:
         return Roster(tuple(entry for entry in entries if entry.member not in left_out))
 
-    # Eight members make groups of 3, 3 and 2; it depends on the draw whether the victim is in the last.
+    # Eight members make groups of 3, 3 and 2; the draw decides whether the victim is in the last.
     small = next(
         roster
         for roster in map(without, itertools.combinations(others, 4))
@@ -368,8 +366,8 @@ def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
     assert refusal(fleet.states["m0"].on_roster, small).reason is Reason.GROUP_TOO_SMALL
     fewer = without(("m1", "m2", "m3", "m4", "m5"))
     assert refusal(fleet.states["m0"].on_roster, fewer).reason is Reason.ROSTER_TOO_SMALL
-    # Among those who dealt, and among the survivors.
-    fleet = GroupFleet(12, 3).until(Phase.MASK)
+    # Among the dealers, and among the survivors.
+    fleet = GroupFleet(12, 3).until(Phase.MASK)  # type: ignore[assignment]
     name = fleet.groups[0][0]
     one = ReceivedDealings(fleet.inbox[name].dealings[:1])
     assert refusal(fleet.states[name].on_dealings, one).reason is Reason.DEALINGS_TOO_FEW
@@ -378,37 +376,37 @@ def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
     assert refusal(fleet.states[name].on_survivors, two).reason is Reason.SURVIVORS_TOO_FEW
 
 
-def test_survivors_of_another_group_fill_no_threshold() -> None:
+def test_survivors_of_another_group_do_not_count() -> None:
     fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     mixed = Survivors((*first[:2], second[0]))
     refused = refusal(fleet.states[first[0]].on_survivors, mixed)
     assert (refused.reason, refused.member) == (Reason.SURVIVORS_NOT_DEALT, second[0])
 
 
-def test_confirmations_of_another_group_fill_no_threshold() -> None:
+def test_confirmations_of_another_group_do_not_count() -> None:
     fleet = GroupFleet(12, 3).until(Phase.UNMASK)
-    first, second, _ = fleet.groups
+    first, second, _ = fleet.groups  # type: ignore[attr-defined]
     own, others = fleet.inbox[first[0]].confirmations, fleet.inbox[second[0]].confirmations
     mixed = Confirmations((*own[:2], others[0]))
     refused = refusal(fleet.states[first[0]].on_confirmations, mixed)
     assert (refused.reason, refused.member) == (Reason.CONFIRMATIONS_FOREIGN_MEMBER, second[0])
-    # Two of the own group are too few, though enough of the cohort have signed.
+    # Two of the member's own group are too few, although enough of the cohort have signed.
     few = Confirmations(own[:2])
     assert refusal(fleet.states[first[0]].on_confirmations, few).reason is Reason.CONFIRMATIONS_TOO_FEW
 
 
-def test_two_lists_of_survivors_of_one_group_are_never_both_confirmed() -> None:
-    # Of four members with one corrupt, which signs both lists: however the three honest ones are shown them, an honest
-    # one would have to sign both for both to be asked for.
-    (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups
+def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
+    # One of four members is corrupt and signs both lists. However the lists are shown to the three honest ones, both
+    # can be confirmed only if an honest member signs both.
+    (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups  # type: ignore[attr-defined]
     seen = set()
     for shown in itertools.product((0, 1), repeat=3):
-        # Twice the same attempt to the byte: in each of them one list is signed.
+        # The same attempt twice, byte by byte; one list is signed in each.
         answered = []
         for number, left_out in enumerate((honest[-1], None)):
             fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
-            group = fleet.groups[0]
+            group = fleet.groups[0]  # type: ignore[attr-defined]
             survivors = Survivors(tuple(name for name in group if name != left_out))
             told = [name for name, each in zip(honest, shown, strict=True) if each == number and name != left_out]
             signed = {name: fleet.states[name].on_survivors(survivors) for name in (corrupt, *told)}
@@ -422,16 +420,16 @@ def test_two_lists_of_survivors_of_one_group_are_never_both_confirmed() -> None:
                     seen.add(refused.reason)
         assert not all(answered), shown
         seen.update(number for number in (0, 1) if answered[number])
-    # Each of the two would have been unmasked alone, and nothing but the count stood in the way.
+    # Each of the two lists alone would have been unmasked; only the count prevents it.
     assert seen == {0, 1, Reason.CONFIRMATIONS_TOO_FEW}
     # A member that signed one list does not sign the other.
     fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
     state = fleet.states[honest[0]]
-    state.on_survivors(Survivors(fleet.groups[0]))
-    assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS
+    state.on_survivors(Survivors(fleet.groups[0]))  # type: ignore[attr-defined]
+    assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS  # type: ignore[attr-defined]
 
 
-def test_a_key_that_agrees_on_zero_is_refused_by_the_group_that_would_use_it() -> None:
+def test_a_key_that_agrees_on_zero_is_refused_by_its_group() -> None:
     fleet = GroupFleet(12, 3)
     liar = fleet.identities["m5"]
     honest = fleet.act("m5", Phase.ADVERTISE)

@@ -37,7 +37,7 @@ ME = "m1"
 
 
 def refused(fleet: Fleet, phase: Phase, reason: Reason, blamed: str | None = None) -> None:
-    """The bent message is refused for this reason, and the honest one is still accepted afterwards."""
+    """Checks that the altered message is refused for this reason, and that the honest one is accepted afterwards."""
     state = fleet.states[ME]
     with pytest.raises(Refusal) as caught:
         fleet.act(ME, phase)
@@ -46,7 +46,7 @@ def refused(fleet: Fleet, phase: Phase, reason: Reason, blamed: str | None = Non
 
 
 def signed(fleet: Fleet, entry: Advertisement, identity: TestIdentity, **changes: Any) -> Advertisement:
-    """A roster entry changed and signed anew by its owner."""
+    """A roster entry, changed and signed again by its owner."""
     changed = dataclasses.replace(entry, **changes)
     statement = advertisement_statement(fleet.context, changed)
     return dataclasses.replace(changed, signature=identity.sign(statement))
@@ -104,7 +104,7 @@ def test_one_key_for_masking_and_sealing(at_roster: Fleet) -> None:
 
 @pytest.mark.parametrize("field", ["masking_key", "sealing_key"])
 @pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"\x09" * 31, b""])
-def test_a_key_that_is_none(at_roster: Fleet, field: str, key: bytes) -> None:
+def test_an_unusable_key(at_roster: Fleet, field: str, key: bytes) -> None:
     owner = at_roster.identities["m4"]
     bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, owner, **{field: key}))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_INVALID, "m4")
@@ -128,7 +128,7 @@ def test_an_unsigned_entry(at_roster: Fleet, signature: bytes) -> None:
     refused(at_roster, Phase.SHARE, Reason.ROSTER_SIGNATURE_INVALID, "m4")
 
 
-def test_a_certificate_that_is_not_a_members(at_roster: Fleet) -> None:
+def test_a_certificate_without_the_member_role(at_roster: Fleet) -> None:
     server = TestIdentity("m4", role="server")
     bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, server, certificate=server.certificate))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_SIGNATURE_INVALID, "m4")
@@ -170,13 +170,13 @@ def test_a_roster_without_this_member(at_roster: Fleet) -> None:
 
 
 @pytest.mark.parametrize("field", ["masking_key", "sealing_key", "nonce", "signature", "certificate"])
-def test_its_own_entry_altered(at_roster: Fleet, field: str) -> None:
+def test_the_members_own_entry_altered(at_roster: Fleet, field: str) -> None:
     bend_entry(at_roster, ME, lambda e: dataclasses.replace(e, **{field: getattr(e, field)[:-1] + b"\x55"}))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_ALTERED, ME)
 
 
-def test_its_own_entry_altered_and_signed_with_its_own_key(at_roster: Fleet) -> None:
-    """Not even its own older advertisement passes: an earlier attempt's keys must not come back."""
+def test_the_members_own_entry_altered_and_signed_with_its_key(at_roster: Fleet) -> None:
+    """Even its own older advertisement is refused, because an earlier attempt's keys must not come back."""
     bend_entry(at_roster, ME, lambda e: signed(at_roster, e, at_roster.identities[ME], nonce=b"n" * 32))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_ALTERED, ME)
 
@@ -199,8 +199,7 @@ def test_its_own_entry_altered_and_signed_with_its_own_key(at_roster: Fleet) -> 
     ids=lambda shown: next(iter(shown)),
 )
 def test_a_peer_that_was_shown_another_context(shown: dict[str, Any]) -> None:
-    """Threshold, cohort, model, recipe, round, ring: a coordinator that varies any of them meets a
-    refusal."""
+    """A coordinator that varies threshold, cohort, model, recipe, round or ring meets a refusal."""
     fleet = Fleet(5)
     peer = fleet.identities["m4"]
     other = make_context(5, **{"threshold": 4, **shown})
@@ -239,12 +238,12 @@ def dealing_of(fleet: Fleet, dealer: str) -> Any:
 
 
 def test_fewer_dealings_than_the_threshold(at_dealings: Fleet) -> None:
-    # Its own counts as one of the four.
+    # The member's own dealing is one of the four.
     at_dealings.inbox[ME] = ReceivedDealings(at_dealings.inbox[ME].dealings[:2])
     refused(at_dealings, Phase.MASK, Reason.DEALINGS_TOO_FEW)
 
 
-def test_exactly_the_threshold_with_its_own(at_dealings: Fleet) -> None:
+def test_dealings_of_exactly_the_threshold_with_its_own(at_dealings: Fleet) -> None:
     at_dealings.inbox[ME] = ReceivedDealings(at_dealings.inbox[ME].dealings[:3])
     at_dealings.act(ME, Phase.MASK)
     assert at_dealings.states[ME].dealers == ("m0", "m1", "m2", "m3")
@@ -321,8 +320,7 @@ def test_a_truncated_ciphertext(at_dealings: Fleet, length: int) -> None:
 
 @pytest.mark.parametrize("wrong", [slice(0, 33), slice(33, 66)], ids=["masking", "seed"])
 def test_a_share_that_does_not_match_its_commitment(wrong: slice) -> None:
-    """The dealer itself lies: all is signed and sealed as it should be, but one share is not the one
-    committed to."""
+    """The dealer itself lies: all is signed and sealed correctly, but one share does not match its commitment."""
     fleet = Fleet(5).until(Phase.SHARE)
     sealing = fleet.states["m3"]._sealing.reveal()
     fleet.play()
@@ -340,7 +338,7 @@ def test_a_share_outside_the_field_is_refused_though_committed_to() -> None:
     fleet.play()
     session = fleet.server.session
     huge = b"\xff" * 33
-    # The dealer commits to, signs and seals a share that no polynomial over the field has.
+    # The dealer commits to, signs and seals a share that is outside the field.
     shares = list(fleet.sent[Phase.SHARE]["m3"].shares)
     shares[1] = dataclasses.replace(shares[1], masking_commitment=session.masking_share_commitment("m3", ME, huge))
     leaves = session.dealing_leaves("m3", shares)
@@ -406,7 +404,7 @@ def test_a_vector_that_is_not_the_contexts(vector: Any) -> None:
     ready.mask(np.zeros(6, dtype="<u4"))
 
 
-def test_masks_meet_one_vector_only(at_dealings: Fleet) -> None:
+def test_masks_are_used_on_one_vector_only(at_dealings: Fleet) -> None:
     ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
     ready.mask(np.zeros(6, dtype="<u4"))
     vector = np.ones(6, dtype="<u4")
@@ -434,7 +432,7 @@ def at_survivors() -> Fleet:
         (("m0", "m1", "m2", "m9"), Reason.SURVIVORS_NOT_DEALT, "m9"),
     ],
 )
-def test_a_list_of_survivors(at_survivors: Fleet, members: tuple, reason: Reason, blamed: str | None) -> None:
+def test_an_invalid_list_of_survivors(at_survivors: Fleet, members: tuple, reason: Reason, blamed: str | None) -> None:
     at_survivors.inbox[ME] = Survivors(members)
     refused(at_survivors, Phase.CONFIRM, reason, blamed)
 
@@ -459,7 +457,7 @@ def at_confirmations() -> Fleet:
 def test_confirmations_below_the_threshold(at_confirmations: Fleet) -> None:
     all_of_them = at_confirmations.inbox[ME].confirmations
     others = tuple(c for c in all_of_them if c.member != ME)
-    # Its own is counted once, whether passed on or not.
+    # The member's own confirmation counts once, passed on or not.
     own = next(c for c in all_of_them if c.member == ME)
     for few in (others[:2], (*others[:2], own), ()):
         at_confirmations.inbox[ME] = Confirmations(few)
@@ -491,7 +489,7 @@ def test_one_members_signature_under_anothers_name(at_confirmations: Fleet) -> N
 
 @pytest.mark.parametrize("what", ["survivors", "session"])
 def test_a_confirmation_of_something_else(at_confirmations: Fleet, what: str) -> None:
-    """Even where enough others are good: somebody was shown another U3, or another session."""
+    """Even if enough others are valid, because somebody was shown another U3 or another session."""
     session = at_confirmations.server.session
     agreed = session.survivors_digest(("m0", "m1", "m2", "m3", "m4"))
     if what == "survivors":
@@ -522,7 +520,7 @@ def test_one_share_of_each_dealer_and_never_of_its_own_masking_key(at_confirmati
     assert keys == ["m5"]
 
 
-def test_the_share_that_must_not_be_revealed_is_gone_once_u3_is_signed(at_confirmations: Fleet) -> None:
+def test_the_other_share_is_erased_once_u3_is_signed(at_confirmations: Fleet) -> None:
     held = at_confirmations.states[ME]._held
     for dealer, shares in held.items():
         forbidden = shares.seed if dealer == "m5" else shares.masking
@@ -547,9 +545,7 @@ def test_secrets_are_erased_after_their_last_use() -> None:
             secret.reveal()
 
 
-def test_the_keys_of_masks_are_erased_even_if_masking_breaks_off(
-    at_dealings: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mask_keys_are_erased_even_if_masking_fails(at_dealings: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
 
     def broken(*args: object, **more: object) -> None:
@@ -565,7 +561,7 @@ def test_the_keys_of_masks_are_erased_even_if_masking_breaks_off(
         ready.mask(np.zeros(6, dtype="<u4"))
 
 
-def test_each_peer_is_agreed_with_once_for_masking_and_once_for_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_agrees_once_per_peer_for_masking_and_for_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(5).until(Phase.SHARE)
     act, exchange = fleet.act, agreement._exchange
     peers: list[bytes] = []
@@ -581,7 +577,7 @@ def test_each_peer_is_agreed_with_once_for_masking_and_once_for_sealing(monkeypa
             return act(member, phase)
 
     monkeypatch.setattr(fleet, "act", watched)
-    # Checking the roster, sealing shares, opening those of the others, masking.
+    # Covers checking the roster, sealing shares, opening those of the others, and masking.
     fleet.play()
     fleet.play()
     entries = fleet.server.session.entries.values()
@@ -600,7 +596,7 @@ def test_a_member_masks_the_same_with_any_number_of_threads(threads: int) -> Non
     assert message.length == 1000
 
 
-def test_no_threads_are_refused_before_anything_is_spent(at_dealings: Fleet) -> None:
+def test_zero_threads_are_refused_before_anything_is_spent(at_dealings: Fleet) -> None:
     ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
     vector = np.ones(6, dtype="<u4")
     with pytest.raises(ValueError, match="at least one thread"):
@@ -637,8 +633,8 @@ def test_the_result_a_member_is_told_can_be_checked() -> None:
     assert fleet.states[ME].result_digest(total) != fleet.server.result_digest(fleet.plain_sum(fleet.identities))
 
 
-def test_certificates_helper_is_sound() -> None:
-    """The fake authority of these tests is a check, not a formality."""
+def test_the_fake_authority_checks_certificates() -> None:
+    """The fake authority of these tests really checks certificates."""
     identity = TestIdentity("a")
     assert verify(identity.certificate, b"x", identity.sign(b"x")) == "a"
     borrowed = issue("b", identity._key).rsplit(b"|", 1)[0] + b"|" + identity.certificate.rsplit(b"|", 1)[1]
@@ -648,7 +644,7 @@ def test_certificates_helper_is_sound() -> None:
     assert key_of(identity.certificate) == identity._key.public_key().public_bytes_raw()
 
 
-# Left early.
+# Ending early.
 
 
 def secrets_of(state: Any) -> list[Any]:
@@ -666,7 +662,7 @@ def overwritten(secret: Any) -> bool:
 
 
 @pytest.mark.parametrize("phase", [Phase.SHARE, Phase.MASK, Phase.CONFIRM, Phase.UNMASK])
-def test_a_state_that_is_told_to_forget_holds_no_secret_and_refuses_everything(phase: Phase) -> None:
+def test_a_forgotten_state_holds_no_secret_and_refuses_everything(phase: Phase) -> None:
     fleet = Fleet(5).until(phase)
     state = fleet.states[ME]
     assert not all(overwritten(each) for each in secrets_of(state))
@@ -679,7 +675,7 @@ def test_a_state_that_is_told_to_forget_holds_no_secret_and_refuses_everything(p
     state.forget()
 
 
-def test_who_is_told_to_forget_before_masking_masks_nothing() -> None:
+def test_forgetting_before_masking_masks_nothing() -> None:
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
     ready.forget()
@@ -690,11 +686,11 @@ def test_who_is_told_to_forget_before_masking_masks_nothing() -> None:
     assert np.array_equal(vector, fleet.inputs[ME])
 
 
-def test_who_is_told_to_forget_while_another_thread_masks_leaves_that_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vector is whole, or there is none: never one under half of its masks."""
+def test_forgetting_while_another_thread_masks_leaves_it_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vector gets all its masks or is not masked: never half of them."""
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
-    real = mask_phase.derive_key
+    real = mask_phase.derive_key  # type: ignore[attr-defined]
 
     def meanwhile(*given: Any) -> bytes:
         ready.forget()
@@ -709,7 +705,7 @@ def test_who_is_told_to_forget_while_another_thread_masks_leaves_that_its_keys(m
     assert all(overwritten(each) for each in secrets_of(ready))
 
 
-def test_what_was_opened_before_a_bad_share_came_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_opened_before_a_bad_one_are_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(5).until(Phase.MASK)
     state, opened = fleet.states[ME], []
     real = type(state)._open
@@ -725,6 +721,6 @@ def test_what_was_opened_before_a_bad_share_came_is_overwritten(monkeypatch: pyt
     refused(fleet, Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, last.dealer)
     assert len(opened) == len(good)
     assert all(overwritten(each.masking) and overwritten(each.seed) for each in opened)
-    # Its own shares are not touched: the honest message is still accepted.
+    # The member's own shares are kept, so the honest message is still accepted.
     fleet.inbox[ME] = honest
     fleet.act(ME, Phase.MASK)

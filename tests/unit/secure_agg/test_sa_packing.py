@@ -1,4 +1,4 @@
-"""Packed vectors: the format against one written with whole numbers, and everything that is refused."""
+"""Packed vectors: the format against a reference in whole numbers, and everything that is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = packing._BLOCK_VALUES
 
 
 def by_hand(values: list[int], bits: int) -> bytes:
-    """The format as it is defined: value i at bit i * b of a little-endian number."""
+    """The format by its definition: value i is at bit i * b of a little-endian number."""
     number = sum(value << (i * bits) for i, value in enumerate(values))
     return number.to_bytes(-(-len(values) * bits // 8), "little")
 
@@ -38,7 +38,7 @@ def packed(values: np.ndarray, bits: int) -> bytes:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(ALL_WIDTHS))
-def test_packing_is_the_format_and_comes_back(data: st.DataObject, bits: int) -> None:
+def test_packing_follows_the_format_and_unpacks(data: st.DataObject, bits: int) -> None:
     values = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=200))
     vector = np.array(values, dtype="<u4")
     held = vector.copy()
@@ -53,8 +53,8 @@ def test_packing_is_the_format_and_comes_back(data: st.DataObject, bits: int) ->
 
 
 @pytest.mark.parametrize("bits", ALL_WIDTHS)
-def test_every_width_at_the_edges_of_its_values(bits: int) -> None:
-    # A single one and a single zero among the other: each bit lands on its own place.
+def test_every_width_at_its_extreme_values(bits: int) -> None:
+    # A single 1 among zeros and a single 0 among ones: each bit goes to its own place.
     top = 2**bits - 1
     for size in (1, 7, 8, 63, 64, 65, 129):
         for place in {0, size // 2, size - 1}:
@@ -70,7 +70,7 @@ def test_every_width_at_the_edges_of_its_values(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [2, 5, 16, 21, 31, 32])
 @pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 63, 2 * BLOCK + 65])
-def test_blocks_meet_without_a_seam(bits: int, size: int) -> None:
+def test_blocks_join_without_a_gap(bits: int, size: int) -> None:
     vector = values_of(size, bits)
     stream = np.unpackbits(np.frombuffer(packed(vector, bits), dtype=np.uint8), bitorder="little")
     shifts = np.arange(bits, dtype=np.uint32)
@@ -83,7 +83,7 @@ def test_blocks_meet_without_a_seam(bits: int, size: int) -> None:
     assert vector_digest(vector, bits) == hashlib.sha256(packed(vector, bits)).digest()
 
 
-def test_whole_widths_are_numbers_as_they_lie_in_memory() -> None:
+def test_whole_byte_widths_match_memory() -> None:
     vector = values_of(1001, 32)
     assert packed(vector, 32) == vector.tobytes()
     assert packed(vector & np.uint32(0xFFFF), 16) == vector.astype("<u2").tobytes()
@@ -98,11 +98,11 @@ def test_sizes() -> None:
         packed_size(-1, 8)
 
 
-# In place, and no second vector.
+# In place, without a second vector.
 
 
 @pytest.mark.parametrize("bits", [3, 21, 32])
-def test_packing_takes_place_in_the_vectors_own_memory(bits: int) -> None:
+def test_packing_works_in_the_vectors_own_memory(bits: int) -> None:
     vector = values_of(500, bits)
     expected = packed(vector, bits)
     view = pack_in_place(vector, bits)
@@ -180,7 +180,7 @@ def test_a_chunk_that_does_not_fit_adds_nothing(chunk: bytes, offset: int, bits:
     assert not total.any()
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("bits", [1, 5, 21, 31])
@@ -197,7 +197,7 @@ def test_every_bit_beyond_the_last_value_must_be_zero(bits: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 10, 12, 20])
-def test_another_number_of_bytes_is_not_unpacked(length: int) -> None:
+def test_a_wrong_number_of_bytes_is_not_unpacked(length: int) -> None:
     out = np.full(4, 3, dtype="<u4")
     with pytest.raises(ValueError, match="4 values of 21 bits are 11 bytes"):
         unpack_into(out, bytes(length), 21)
@@ -217,14 +217,14 @@ def test_another_number_of_bytes_is_not_unpacked(length: int) -> None:
     ],
     ids=["list", "big-endian", "int64", "matrix", "strided", "out of ring", "read-only"],
 )
-def test_what_is_no_vector_of_the_ring_is_not_packed(vector: Any) -> None:
+def test_a_vector_outside_the_ring_is_not_packed(vector: Any) -> None:
     before = list(np.asarray(vector).reshape(-1))
     with pytest.raises(ValueError, match=r"to pack|outside the ring|writable"):
         pack_in_place(vector, 20)
     assert list(np.asarray(vector).reshape(-1)) == before
 
 
-def test_a_digest_is_of_values_in_the_ring_and_needs_no_writing() -> None:
+def test_a_digest_needs_values_in_the_ring_and_a_readable_vector() -> None:
     with pytest.raises(ValueError, match="outside the ring of 20 bits"):
         vector_digest(np.array([2**20], dtype="<u4"), 20)
     assert vector_digest(np.frombuffer(bytes(16), dtype="<u4"), 32) == hashlib.sha256(bytes(16)).digest()
@@ -236,6 +236,6 @@ def test_a_digest_is_of_values_in_the_ring_and_needs_no_writing() -> None:
 @pytest.mark.parametrize(
     "out", [np.zeros(4, dtype=">u4"), np.zeros(4, dtype=np.int64), np.frombuffer(bytes(16), dtype="<u4")]
 )
-def test_values_go_into_a_ring_vector_only(work: Callable[[Any], None], out: np.ndarray) -> None:
+def test_values_are_unpacked_only_into_a_ring_vector(work: Callable[[Any], None], out: np.ndarray) -> None:
     with pytest.raises(ValueError, match="writable one-dimensional"):
         work(out)

@@ -91,7 +91,7 @@ def test_shares_that_nobody_dealt_are_refused(case: dict[str, Any]) -> None:
 
 
 def test_the_field_is_prime() -> None:
-    # Fermat to several bases: enough for a constant that is written down and known.
+    # Fermat tests to several bases, which suffice for a known constant.
     assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13, 17))
     assert not any(pow(3, 2**256 + offset - 1, 2**256 + offset) == 1 for offset in range(1, 297, 2))
 
@@ -127,7 +127,7 @@ def test_dealing_refuses_what_cannot_be_shared(secret: int, threshold: int, poin
         deal(secret, threshold, points, SystemRandom(), 13)
 
 
-def test_combining_takes_exactly_the_threshold() -> None:
+def test_combining_needs_exactly_the_threshold() -> None:
     shares = list(zip((1, 2, 3), deal(5, 2, (1, 2, 3), SystemRandom()), strict=True))
     for wrong in (shares[:1], shares):
         with pytest.raises(ShareInvalid):
@@ -144,7 +144,7 @@ def test_a_secret_and_a_share_have_their_length() -> None:
 
 # Keys and seals.
 
-# The points of small order, RFC 7748 section 6.1 and its references: with them every agreement is zero.
+# The points of small order (RFC 7748, section 6.1 and its references), with which every agreement is zero.
 SMALL_ORDER = [
     "00" * 32,
     "01" + "00" * 31,
@@ -155,7 +155,7 @@ SMALL_ORDER = [
 
 
 @pytest.mark.parametrize("point", SMALL_ORDER)
-def test_a_point_of_small_order_is_no_key(point: str) -> None:
+def test_a_point_of_small_order_is_refused_as_a_key(point: str) -> None:
     with pytest.raises(KeyInvalid):
         check_public_key(unhex(point))
     with pytest.raises(KeyInvalid):
@@ -220,7 +220,7 @@ def test_streams_are_added_block_by_block_as_if_whole(values: int, bits: int) ->
     np.testing.assert_array_equal(vector, expected)
 
 
-def test_a_stream_taken_off_again_leaves_the_vector() -> None:
+def test_subtracting_an_added_stream_restores_the_vector() -> None:
     vector = np.arange(1000, dtype="<u4")
     apply_streams(vector, [MaskStream(b"k" * 32, add=True)], 32)
     assert (vector != np.arange(1000)).mean() > 0.99
@@ -259,7 +259,7 @@ def test_more_streams_than_are_open_at_a_time(threads: int, monkeypatch: pytest.
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
-def test_ranges_make_up_the_vector_and_start_on_cipher_blocks(values: int, parts: int) -> None:
+def test_ranges_cover_the_vector_and_start_on_cipher_blocks(values: int, parts: int) -> None:
     ranges = masking.split(values, parts)
     assert 1 <= len(ranges) <= parts
     assert [part.start for part in ranges] == [0, *(part.stop for part in ranges[:-1])]
@@ -268,12 +268,12 @@ def test_ranges_make_up_the_vector_and_start_on_cipher_blocks(values: int, parts
     assert len(ranges) == 1 or all(part.start < part.stop for part in ranges)
 
 
-def test_threads_are_used_where_they_pay_and_as_many_as_the_process_has_cores(
+def test_threads_are_used_where_they_pay_up_to_the_number_of_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
     assert masking.threads_for(4_000_000, 50) == 3
-    # Little in all, and vectors too short to be cut, or to be cut twice.
+    # Little work in total, and vectors too short to be split, or to be split twice.
     assert masking.threads_for(4_000_000, 1) == 1
     assert masking.threads_for(100_000, 5000) == 1
     assert masking.threads_for(140_000, 5000) == 2
@@ -285,7 +285,7 @@ def test_threads_are_used_where_they_pay_and_as_many_as_the_process_has_cores(
 
 
 def watch_ranges(monkeypatch: pytest.MonkeyPatch, fail_above: int | None = None) -> list[tuple[slice, int]]:
-    """(range, thread) of every range that is worked on from here on; those that start above `fail_above` fail."""
+    """Records (range, thread) of every range processed from now on; those that start above `fail_above` fail."""
     seen: list[tuple[slice, int]] = []
     apply = masking._apply
 
@@ -307,7 +307,7 @@ def test_the_work_is_spread_over_threads(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all((thread == here) == (part.start == 0) for part, thread in seen)
 
 
-def test_as_many_threads_as_pay_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_as_many_threads_as_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     seen = watch_ranges(monkeypatch)
     streams = [MaskStream(bytes([i]) * 32, add=True) for i in range(20)]
@@ -335,7 +335,7 @@ def test_masks_need_a_thread(threads: int) -> None:
 # Secret keys.
 
 
-def test_a_secret_key_agrees_as_the_function_does_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_key_agrees_like_the_function_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     key, peer = SecretKey(b"\x07" * 32), public_key(b"\x09" * 32)
     assert key.public == public_key(b"\x07" * 32)
     shared = agree(b"\x07" * 32, peer)
@@ -353,7 +353,7 @@ def test_a_secret_key_agrees_as_the_function_does_and_remembers(monkeypatch: pyt
     assert key.agreed(public_key(b"\x08" * 32)) != shared
 
 
-def test_an_erased_secret_key_holds_nothing_that_could_agree() -> None:
+def test_an_erased_secret_key_cannot_agree() -> None:
     key, peer = SecretKey(b"\x07" * 32), public_key(b"\x09" * 32)
     key.agreed(peer)
     held = list(key._agreed.values())
@@ -368,7 +368,7 @@ def test_an_erased_secret_key_holds_nothing_that_could_agree() -> None:
     assert (key._key, key._agreed, len(held)) == (None, {}, 1)
 
 
-def test_a_secret_key_refuses_a_point_of_small_order_and_remembers_nothing_of_it() -> None:
+def test_a_secret_key_refuses_a_small_order_point_and_caches_nothing() -> None:
     key = SecretKey(b"\x07" * 32)
     for _ in range(2):
         with pytest.raises(KeyInvalid):
@@ -415,7 +415,7 @@ def test_a_latch_lets_one_of_many_threads_through() -> None:
         once.check()
 
 
-def test_the_system_source_and_the_test_source_give_what_is_asked() -> None:
+def test_system_and_test_sources_return_the_requested_bytes() -> None:
     for source in (SystemRandom(), SeededRandom("x")):
         assert len(source.bytes(33)) == 33
         assert source.bytes(16) != source.bytes(16)

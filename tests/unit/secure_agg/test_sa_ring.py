@@ -1,4 +1,4 @@
-"""Encoding into the ring and back, and every way in which a vector is refused."""
+"""Encoding in the ring and decoding, and every reason to refuse a vector."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values_that_need_no_rounding_come_back_exactly() -> None:
     st.lists(st.lists(st.floats(-3, 3), min_size=5, max_size=5), min_size=1, max_size=9),
     st.sampled_from([16, 24, 32]),
 )
-def test_the_sum_of_encodings_is_within_one_step_a_member_of_the_sum(rows: list[list[float]], bits: int) -> None:
+def test_a_sum_of_encodings_is_off_by_at_most_one_step_a_member(rows: list[list[float]], bits: int) -> None:
     layout = Layout((Segment("update", 5, 512.0, 3.0),), bits)
     layout.check_no_wrap(len(rows))
     total = np.zeros(5, dtype="<u4")
@@ -60,7 +60,7 @@ def test_rounding_is_stochastic_and_unbiased() -> None:
     for fraction in (0.25, -0.25, 3.9):
         rounded = layout.decode(layout.encode({"update": np.full(d, fraction)}, SeededRandom("r")))["update"]
         assert set(np.unique(rounded)) == {np.floor(fraction), np.floor(fraction) + 1}
-        # Eight standard errors of the mean.
+        # Within eight standard errors of the mean.
         assert abs(rounded.mean() - fraction) < 8 * 0.5 / np.sqrt(d)
 
 
@@ -74,8 +74,8 @@ def test_rounding_is_stochastic_and_unbiased() -> None:
     st.sampled_from([1.0, 0.37, 2047.99]),
     st.integers(0, 99),
 )
-def test_rounding_is_the_one_of_its_definition(values: list[float], scale: float, seed: int) -> None:
-    """By integers: floor, and one more where 53 random bits fall below the fraction."""
+def test_rounding_matches_its_definition(values: list[float], scale: float, seed: int) -> None:
+    """Computed in integers: the floor, plus one where 53 random bits are below the fraction."""
     layout = Layout((Segment("update", len(values), scale, 2.0**20),), 32)
     encoded = layout.encode({"update": np.array(values)}, SeededRandom(f"{seed}"))
     scratch = StreamScratch(8 * len(values))
@@ -132,7 +132,7 @@ def test_a_value_beyond_the_bound_is_refused_and_not_clipped(value: float) -> No
         {"update": np.array(["a"] * 4), "weight": np.zeros(1)},
     ],
 )
-def test_a_vector_that_is_not_the_layouts_is_refused(wrong: dict[str, np.ndarray]) -> None:
+def test_a_vector_that_does_not_fit_the_layout_is_refused(wrong: dict[str, np.ndarray]) -> None:
     with pytest.raises(EncodingInvalid):
         LAYOUT.encode(wrong, SystemRandom())
 
@@ -145,7 +145,7 @@ def test_a_sum_of_another_shape_is_not_decoded(total: np.ndarray) -> None:
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
 def test_no_wrap_is_exact_at_the_edge(bits: int) -> None:
-    # bound * scale + 1 is 2^(b-1) / 4 exactly, so three members fit and four miss by one.
+    # bound * scale + 1 is exactly 2^(b-1) / 4, so three members fit and four exceed the room by one.
     layout = Layout((Segment("update", 1, 1.0, 2.0 ** (bits - 3) - 1),), bits)
     layout.check_no_wrap(3)
     with pytest.raises(LayoutInvalid, match="could wrap"):
@@ -190,7 +190,7 @@ def test_l2_clipping_keeps_direction_and_never_exceeds_the_norm(values: list[flo
             np.testing.assert_allclose(clipped, norm * scaled / np.linalg.norm(scaled), rtol=1e-9, atol=1e-300)
 
 
-def test_clipping_reads_any_real_type_and_leaves_the_original() -> None:
+def test_clipping_accepts_any_real_type_and_copies() -> None:
     original = np.array([3.0, 4.0], dtype=np.float32)
     np.testing.assert_allclose(clip_l2(original, 1.0), [0.6, 0.8])
     assert clip_coordinates(original, 3.5).tolist() == [3.0, 3.5]
@@ -200,7 +200,7 @@ def test_clipping_reads_any_real_type_and_leaves_the_original() -> None:
 
 
 @pytest.mark.parametrize("clip", [clip_l2, clip_coordinates])
-def test_clipping_refuses_what_is_not_finite_before_it_clips(clip) -> None:  # type: ignore[no-untyped-def]
+def test_clipping_refuses_values_that_are_not_finite(clip) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         with pytest.raises(EncodingInvalid, match="not finite"):
             clip(np.array([1.0, bad]), 1.0)

@@ -28,7 +28,7 @@ ME = "m1"
 
 
 def acted(fleet: Fleet) -> Any:
-    """This member's honest message in the current phase, not delivered yet."""
+    """This member's honest message in the current phase, not yet delivered."""
     return fleet.act(ME, fleet.server.phase)
 
 
@@ -39,7 +39,7 @@ def offer(fleet: Fleet, message: Any, member: str = ME) -> Any:
 
 
 def drops(fleet: Fleet, message: Any, reason: Reason) -> None:
-    """The message is refused for this reason; the honest one would still be accepted by the same state."""
+    """Checks that the message is refused for this reason, and that the same state still accepts the honest one."""
     before = fleet.server
     answer = offer(fleet, message)
     assert isinstance(answer, Dropped)
@@ -47,7 +47,7 @@ def drops(fleet: Fleet, message: Any, reason: Reason) -> None:
     assert fleet.server is before
 
 
-# Rules of every phase.
+# Rules that hold in every phase.
 
 
 @pytest.fixture(params=list(Phase))
@@ -55,7 +55,7 @@ def any_phase(request: pytest.FixtureRequest) -> Fleet:
     return Fleet(5).until(request.param)
 
 
-def test_a_repeat_changes_nothing_and_a_different_second_message_is_a_drop(any_phase: Fleet) -> None:
+def test_a_repeat_is_ignored_and_a_different_second_message_dropped(any_phase: Fleet) -> None:
     message = acted(any_phase)
     before = any_phase.server
     after = offer(any_phase, message)
@@ -85,7 +85,7 @@ def test_a_message_of_another_phase_is_a_drop(any_phase: Fleet) -> None:
     assert any_phase.server.receive(ME, None).reason is Reason.MESSAGE_NOT_EXPECTED
 
 
-def test_a_stranger_is_not_expected(any_phase: Fleet) -> None:
+def test_a_stranger_is_refused(any_phase: Fleet) -> None:
     message = acted(any_phase)
     assert offer(any_phase, message, "m9") == Dropped("m9", Reason.SENDER_NOT_EXPECTED)
     assert any_phase.server.drop("m9", Reason.DISCONNECTED) is any_phase.server
@@ -113,7 +113,7 @@ def test_a_dropped_member_stays_dropped_for_its_first_reason(any_phase: Fleet) -
     assert any_phase.server.dropped == ()
 
 
-def test_an_answer_is_withdrawn_by_a_drop_before_the_mask_phase_and_stands_from_there_on(
+def test_a_drop_withdraws_an_answer_only_before_the_mask_phase(
     any_phase: Fleet,
 ) -> None:
     answered = offer(any_phase, acted(any_phase))
@@ -123,13 +123,13 @@ def test_an_answer_is_withdrawn_by_a_drop_before_the_mask_phase_and_stands_from_
     assert ME not in dropped.waiting
 
 
-def test_closing_drops_those_still_waited_for(any_phase: Fleet) -> None:
+def test_closing_drops_members_that_have_not_answered(any_phase: Fleet) -> None:
     fleet = any_phase
     fleet.play(lose={ME})
     assert fleet.dropped == [Dropped(ME, Reason.PHASE_DEADLINE)]
 
 
-def test_below_the_threshold_the_attempt_is_abandoned_and_says_so_early(any_phase: Fleet) -> None:
+def test_below_the_threshold_the_attempt_is_hopeless_and_abandoned(any_phase: Fleet) -> None:
     fleet = any_phase
     phase = fleet.server.phase
     fleet.server = fleet.server.drop("m0", Reason.DISCONNECTED)
@@ -150,13 +150,13 @@ def test_below_the_threshold_the_attempt_is_abandoned_and_says_so_early(any_phas
 
 
 @pytest.mark.parametrize("cohort", [names(4), names(6), [*names(4), "m0"]])
-def test_the_cohort_is_the_contexts(cohort: list[str]) -> None:
+def test_the_cohort_must_match_the_context(cohort: list[str]) -> None:
     with pytest.raises(ContextInvalid):
         open_attempt(make_context(5), cohort, verify)
 
 
 def advertised(fleet: Fleet, **changes: Any) -> Any:
-    """This member's advertisement, changed and signed again by itself."""
+    """This member's advertisement, changed and signed again by the member."""
     message = dataclasses.replace(acted(fleet), **changes)
     signature = fleet.identities[ME].sign(advertisement_statement(fleet.context, message))
     return dataclasses.replace(message, signature=signature)
@@ -198,7 +198,7 @@ def test_a_copied_key_drops_the_second_to_arrive(field: str) -> None:
     first = fleet.act("m0", Phase.ADVERTISE)
     fleet.deliver("m0", first)
     drops(fleet, advertised(fleet, **{field: first.masking_key}), Reason.ADVERTISEMENT_KEY_DUPLICATE)
-    # Once the first is withdrawn nobody holds the key.
+    # Once the first is withdrawn, nobody holds the key.
     fleet.server = fleet.server.drop("m0", Reason.DISCONNECTED)
     assert not isinstance(offer(fleet, advertised(fleet, **{field: first.masking_key})), Dropped)
 
@@ -326,7 +326,7 @@ def at_unmask() -> Fleet:
     return Fleet(6).until(Phase.UNMASK, {Phase.MASK: {"m5"}})
 
 
-def test_a_wrong_share_is_named_and_survived(at_unmask: Fleet) -> None:
+def test_a_wrong_share_is_named_and_the_sum_still_opens(at_unmask: Fleet) -> None:
     def lie(phase: Phase, member: str, message: Any) -> Any:
         if member != ME:
             return message
@@ -348,7 +348,7 @@ def test_a_share_that_its_dealer_did_not_commit_to(at_unmask: Fleet, kind: str, 
     drops(at_unmask, bent, Reason.UNMASKING_SHARE_MISMATCH)
 
 
-def test_a_share_of_the_other_kind_does_not_pass_for_one(at_unmask: Fleet) -> None:
+def test_a_share_of_the_other_kind_is_refused(at_unmask: Fleet) -> None:
     message = acted(at_unmask)
     swapped = RevealedShare("m5", message.seed_shares[0].share)
     drops(at_unmask, dataclasses.replace(message, masking_shares=(swapped,)), Reason.UNMASKING_SHARE_MISMATCH)
@@ -373,7 +373,7 @@ def test_an_answer_for_other_dealers(at_unmask: Fleet) -> None:
         drops(at_unmask, wrong, Reason.UNMASKING_DEALERS_WRONG)
 
 
-def test_enough_is_said_at_the_threshold(at_unmask: Fleet) -> None:
+def test_enough_is_true_from_the_threshold(at_unmask: Fleet) -> None:
     assert at_unmask.context.threshold == 4
     for count, member in enumerate(names(5), start=1):
         at_unmask.deliver(member, at_unmask.act(member, Phase.UNMASK))
@@ -381,8 +381,9 @@ def test_enough_is_said_at_the_threshold(at_unmask: Fleet) -> None:
 
 
 def crooked(fleet: Fleet, dealer: str, spoil: set[str], kind: str) -> Any:
-    """A dealing whose shares for `spoil` lie off the polynomial, but which is committed to, signed and sealed
-    as it should be: no receiver can tell."""
+    """A dealing whose shares for `spoil` are not on the polynomial, but which is committed to, signed and sealed
+    correctly, so that no receiver can tell.
+    """
     sealing = fleet.states[dealer]._sealing.reveal()
     dealing = fleet.act(dealer, Phase.SHARE)
     session = fleet.states[dealer].seat.session
@@ -412,8 +413,9 @@ def crooked(fleet: Fleet, dealer: str, spoil: set[str], kind: str) -> Any:
 )
 @pytest.mark.parametrize("spoiled", [1, 3])
 def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled: int) -> None:
-    """One bad share and answers to spare: the sum still opens. More: it is abandoned. Both name the
-    dealer."""
+    """With one bad share and spare answers the sum still opens; with more the attempt is abandoned. Both name the
+    dealer.
+    """
     fleet = Fleet(7).until(Phase.SHARE)
     liar = "m6"
     fleet.deliver(liar, crooked(fleet, liar, set(names(spoiled)), kind))
@@ -438,7 +440,7 @@ def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled
 
 
 @pytest.mark.parametrize("total", [np.zeros(5, dtype="<u4"), np.zeros(6, dtype=np.int64), np.full(6, 2**20, "<u4")])
-def test_only_a_sum_of_the_contexts_shape_is_unmasked(total: np.ndarray) -> None:
+def test_only_a_sum_that_fits_the_context_is_unmasked(total: np.ndarray) -> None:
     fleet = Fleet(4, bits=20)
     fleet.run()
     with pytest.raises(ValueError, match=r"ring|values|vector"):
@@ -456,7 +458,7 @@ def test_a_sum_opens_the_same_with_any_number_of_threads(threads: int | None) ->
     np.testing.assert_array_equal(fleet.sum.total, fleet.plain_sum(set(names(5)) - {"m3"}))
 
 
-def test_without_unmasking_the_sum_says_nothing_and_shows_no_secret() -> None:
+def test_a_sum_before_unmasking_reveals_nothing() -> None:
     fleet = Fleet(4, values=1000)
     for _ in Phase:
         fleet.play()

@@ -1,7 +1,6 @@
-"""Every byte of a small attempt, pinned. A change here is a change of the protocol and needs a decision
-record.
+"""Every byte of a small attempt, pinned. A change here is a change of the protocol and needs a decision record.
 
-`python tests/unit/secure_agg/test_sa_snapshot.py` writes the vector anew.
+`python tests/unit/secure_agg/test_sa_snapshot.py` rewrites the vector.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ VECTOR = places.VECTORS / "secure_agg" / "attempt.json"
 
 
 def flat(message: Any) -> Any:
-    """A message as nested lists, bytes as hexadecimal."""
+    """Converts a message to nested lists, with bytes as hexadecimal."""
     if isinstance(message, bytes):
         return message.hex()
     if isinstance(message, tuple):

@@ -1,4 +1,4 @@
-"""The transcript is injective, the context refuses contradictions, and both are pinned by vectors."""
+"""The transcript is injective, the context refuses contradictions, and vectors pin both."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_field_of_the_context_is_in_its_digest() -> None:
         "values": 7,
         "bits": 31,
     }
-    # One graph so far, so that field alone cannot be varied; the pinned digest holds it.
+    # The graph cannot be varied alone here; the pinned digest covers it.
     assert set(changed) | {"graph"} == {field.name for field in dataclasses.fields(base)}
     digests = {base.digest()}
     for name, value in changed.items():
@@ -95,7 +95,7 @@ def test_every_field_of_the_context_is_in_its_digest() -> None:
 
 
 @pytest.mark.parametrize("case", load("bad_context.json"), ids=lambda case: case["name"])
-def test_a_contradicting_context_is_refused(case: dict[str, Any]) -> None:
+def test_a_contradictory_context_is_refused(case: dict[str, Any]) -> None:
     overrides = {
         key: bytes.fromhex(value["bytes"]) if isinstance(value, dict) else value
         for key, value in case["override"].items()
@@ -106,7 +106,7 @@ def test_a_contradicting_context_is_refused(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", load("bad_layout.json"), ids=lambda case: case["name"])
-def test_a_contradicting_layout_is_refused(case: dict[str, Any]) -> None:
+def test_a_contradictory_layout_is_refused(case: dict[str, Any]) -> None:
     with pytest.raises(LayoutInvalid, match=case["says"]):
         Layout(tuple(Segment(**segment) for segment in case["segments"]), case["bits"]).check_no_wrap(case["members"])
 
@@ -132,7 +132,7 @@ def test_default_thresholds(n: int, corrupt: int | None, expected: tuple[int, in
     assert default_thresholds(n, corrupt) == expected
 
 
-def test_every_default_makes_a_context_and_is_the_least_threshold_that_does() -> None:
+def test_every_default_is_the_smallest_threshold_of_a_context() -> None:
     for n in (*range(3, 202), 500, 1000):
         threshold, corrupt = default_thresholds(n)
         assert make_context(n).honest == threshold - corrupt >= 2
@@ -141,23 +141,23 @@ def test_every_default_makes_a_context_and_is_the_least_threshold_that_does() ->
 
 
 @pytest.mark.parametrize(("n", "corrupt"), [(2, None), (1, 0), (1001, None), (4, 3), (5, -1)])
-def test_no_default_where_no_threshold_would_do(n: int, corrupt: int | None) -> None:
+def test_no_default_if_no_threshold_is_sufficient(n: int, corrupt: int | None) -> None:
     with pytest.raises(ContextInvalid):
         default_thresholds(n, corrupt)
 
 
-# One choice for both sides of an attempt.
+# Both sides of an attempt choose the same.
 
 
 @pytest.mark.parametrize(("n", "corrupt"), [(2, 0), (3, None), (5, 0), (40, 3), (200, None)])
-def test_up_to_200_the_thresholds_are_those_of_the_complete_graph(n: int, corrupt: int | None) -> None:
+def test_up_to_200_thresholds_are_the_complete_graphs(n: int, corrupt: int | None) -> None:
     expected = (Graph.COMPLETE, *default_thresholds(n, corrupt))
     assert thresholds_for(n, assumed_corrupt=corrupt) == expected
-    # Shares are of sparse graphs alone.
+    # Shares apply only to sparse graphs.
     assert thresholds_for(n, assumed_corrupt=corrupt, corrupt=0.3, lost=0.01, sigma=40, absent=9) == expected
 
 
-# n -> k, t, n_C, absent, how many may be missing from the roster.
+# n -> k, t, n_C, absent, and how many may be missing from the roster.
 SPARSE = {
     201: (56, 39, 20, 10, 20),
     500: (98, 71, 50, 25, 33),
@@ -167,18 +167,18 @@ SPARSE = {
 
 
 @pytest.mark.parametrize("n", SPARSE)
-def test_above_200_they_are_those_of_a_sparse_graph_that_may_miss_half_of_the_lost(n: int) -> None:
+def test_above_200_half_of_the_lost_may_be_missing_from_the_roster(n: int) -> None:
     degree, threshold, corrupt, absent, missing = SPARSE[n]
     graph, t, n_c = thresholds_for(n)
     assert graph == SparseGraph(degree, 100_000, 100_000, 80, absent)
     assert (t, n_c) == (threshold, corrupt)
     context = make_context(9, cohort=n, threshold=t, assumed_corrupt=n_c, graph=graph)
     assert n - context.min_roster == missing >= absent
-    # The shares as floats or as fractions, and everything said or left out: the same answer.
+    # Shares as floats or fractions, and defaults stated or left out, give the same result.
     assert thresholds_for(n, corrupt=0.1, lost=Fraction(1, 10), sigma=80, absent=absent) == (graph, t, n_c)
 
 
-def test_what_a_caller_says_of_a_sparse_graph_counts() -> None:
+def test_a_callers_numbers_for_a_sparse_graph_are_used() -> None:
     graph, _, corrupt = thresholds_for(1000, corrupt=0.05, lost=0.2, sigma=60, absent=7)
     assert graph == SparseGraph(graph.degree, 50_000, 200_000, 60, 7)
     assert corrupt == 50
@@ -186,7 +186,7 @@ def test_what_a_caller_says_of_a_sparse_graph_counts() -> None:
 
 
 @pytest.mark.parametrize(("n", "count"), [(201, 0), (201, 1), (300, 29), (999, 100), (7777, 123)])
-def test_a_count_of_corrupt_members_takes_the_place_of_a_share(n: int, count: int) -> None:
+def test_a_count_of_corrupt_members_replaces_the_share(n: int, count: int) -> None:
     graph, threshold, corrupt = thresholds_for(n, assumed_corrupt=count, corrupt=0.2)
     assert corrupt == count
     context = make_context(9, cohort=n, threshold=threshold, assumed_corrupt=count, graph=graph)
@@ -209,7 +209,7 @@ def test_a_count_of_corrupt_members_takes_the_place_of_a_share(n: int, count: in
         (200_000, {}),
     ],
 )
-def test_where_no_threshold_would_do_there_is_none(n: int, arguments: dict[str, Any]) -> None:
+def test_no_threshold_if_none_is_sufficient(n: int, arguments: dict[str, Any]) -> None:
     with pytest.raises(ContextInvalid):
         thresholds_for(n, **arguments)
 

@@ -1,4 +1,4 @@
-"""The graph itself and the context that asks for it."""
+"""The sparse graph, and the context that requires it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_neighbours_are_those_within_half_the_degree_on_the_ring() -> None:
 
 
 @pytest.mark.parametrize(("n", "degree"), [(8, 8), (8, 9), (8, 3), (8, 0), (2, 2)])
-def test_no_graph_of_another_degree(n: int, degree: int) -> None:
-    with pytest.raises(ValueError, match="regular graph"):
+def test_a_graph_of_an_impossible_degree_is_refused(n: int, degree: int) -> None:
+    with pytest.raises(ValueError, match="has no graph of degree"):
         HararyGraph(tuple(names(n)), degree)
 
 
 def test_the_ring_follows_from_the_roster_root_and_the_nonces(session: Session) -> None:
-    """Worked out once more from the specification's words."""
+    """Computed independently from the specification."""
     nonces = tuple(session.entries[member].nonce for member in sorted(session.entries))
     root = roster_root(session.entries.values())
     seed = hashlib.sha256(frame(Purpose.RING, root, nonces)).digest()
@@ -62,11 +62,11 @@ def test_the_ring_follows_from_the_roster_root_and_the_nonces(session: Session) 
 
 
 def test_the_order_in_which_a_roster_lists_its_members_does_not_matter(session: Session) -> None:
-    again = Session.of(session.context, reversed(session.entries.values()))
+    again = Session.of(session.context, reversed(session.entries.values()))  # type: ignore[call-overload]
     assert all(again.neighbours(member) == session.neighbours(member) for member in session.members)
 
 
-def test_another_nonce_of_anybody_is_another_ring(session: Session) -> None:
+def test_any_other_nonce_makes_another_ring(session: Session) -> None:
     orders = {ring_order(ring_seed(session.root, [e.nonce for e in session.entries.values()]), session.members)}
     for member in ("m0", "m13", "m23"):
         entries = dict(session.entries)
@@ -76,12 +76,12 @@ def test_another_nonce_of_anybody_is_another_ring(session: Session) -> None:
     assert len(orders) == 4
 
 
-def test_the_nonces_enter_besides_the_root() -> None:
+def test_the_ring_depends_on_nonces_and_root() -> None:
     assert ring_seed(bytes(32), [b"one"]) != ring_seed(bytes(32), [b"other"])
     assert ring_seed(bytes(32), [b"one"]) != ring_seed(bytes(31) + b"\1", [b"one"])
 
 
-def test_who_is_left_with_too_few_neighbours() -> None:
+def test_members_left_with_too_few_neighbours_are_named() -> None:
     graph = HararyGraph(tuple(names(9)), 4)
     assert graph.short((), 4) == frozenset()
     assert graph.short({"m4"}, 4) == {"m2", "m3", "m5", "m6"}
@@ -93,7 +93,7 @@ def test_who_is_left_with_too_few_neighbours() -> None:
 # ---- the context ----------------------------------------------------------------------------------------------------
 
 
-def test_the_least_graph_makes_a_context_with_what_it_is_worth() -> None:
+def test_the_smallest_graph_makes_a_context_with_its_guarantee() -> None:
     context = sparse_context(1000, sigma=80)
     assert (context.graph, context.threshold) == (SparseGraph(120, 100_000, 100_000, 80), 87)
     assert (context.honest, context.assumed_corrupt) == (34, 100)
@@ -102,7 +102,7 @@ def test_the_least_graph_makes_a_context_with_what_it_is_worth() -> None:
     assert context.sparse.kind is Graph.SPARSE
 
 
-def test_the_complete_graph_counts_as_it_always_did() -> None:
+def test_the_complete_graph_has_its_thresholds() -> None:
     context = make_context(10)
     assert context.sparse is None
     assert {context.min_roster, context.min_survivors, context.min_confirmations} == {context.threshold} == {7}
@@ -110,18 +110,18 @@ def test_the_complete_graph_counts_as_it_always_did() -> None:
 
 
 @pytest.mark.parametrize(("n", "sigma", "least"), [(1000, 80, 979), (1000, 40, 956), (300, 40, 298), (100, 40, 90)])
-def test_a_roster_may_be_as_small_as_keeps_the_promise(n: int, sigma: int, least: int) -> None:
-    """Corrupt members all advertise: of a smaller roster they are a larger share."""
+def test_a_roster_may_be_as_small_as_the_guarantee_allows(n: int, sigma: int, least: int) -> None:
+    """All corrupt members advertise, so they are a larger share of a smaller roster."""
     assert sparse_context(n, sigma=sigma).min_roster == least
 
 
-def test_a_context_may_make_room_for_members_that_never_advertise() -> None:
+def test_a_context_may_allow_for_members_that_never_advertise() -> None:
     context = sparse_context(1000, sigma=80, absent=100)
     assert (context.min_roster, context.honest) == (900, 36)
 
 
 def changed(context: Any, **numbers: int) -> Any:
-    """A copy with other numbers of the context, or (by the names of SparseGraph) of its graph."""
+    """A copy with other numbers in the context or, for names of SparseGraph, in its graph."""
     of_graph = {field.name for field in dataclasses.fields(SparseGraph)}
     graph = dataclasses.replace(context.graph, **{k: v for k, v in numbers.items() if k in of_graph})
     return dataclasses.replace(context, graph=graph, **{k: v for k, v in numbers.items() if k not in of_graph})
@@ -137,14 +137,14 @@ def changed(context: Any, **numbers: int) -> Any:
         ({"threshold": 86}, "threshold 86 is too low for 120 neighbours .* at least 87"),
         ({"threshold": 1}, "too low"),
         ({"threshold": 88}, "out of reach for 120 neighbours .* at most 87"),
-        # More neighbours with the old threshold would let two lists of survivors both be answered.
+        # With more neighbours and the old threshold, two lists of survivors could both be answered.
         ({"degree": 150}, "threshold 87 is too low for 150 neighbours"),
         ({"assumed_corrupt": 99}, "99 assumed corrupt, but 100000 millionths of 1000 members are 100"),
         ({"assumed_corrupt": 101}, "101 assumed corrupt"),
         ({"assumed_corrupt": 0}, "0 assumed corrupt"),
         ({"corrupt_millionths": 110_000, "assumed_corrupt": 110}, "120 neighbours do not do"),
         ({"lost_millionths": 150_000}, "120 neighbours do not do"),
-        ({"lost_millionths": 450_000}, "no majority"),
+        ({"lost_millionths": 450_000}, "not a majority"),
         ({"sigma": 39}, "sigma 39 is below 40"),
         ({"sigma": 100}, "threshold 87 is too low|do not do"),
         ({"absent": 101}, "absent"),
@@ -157,7 +157,7 @@ def changed(context: Any, **numbers: int) -> Any:
         ({"lost_millionths": 0.1}, "lost_millionths is a whole number"),
     ],
 )
-def test_a_weaker_or_contradicting_context_is_refused_with_the_numbers(numbers: dict[str, int], says: str) -> None:
+def test_a_weaker_or_contradictory_context_is_refused(numbers: dict[str, int], says: str) -> None:
     with pytest.raises(ContextInvalid, match=says):
         changed(sparse_context(1000, sigma=80), **numbers)
 
@@ -169,7 +169,7 @@ def test_a_stronger_context_is_not_refused() -> None:
     assert changed(least, sigma=70).honest >= least.honest
 
 
-def test_above_the_limit_of_the_complete_graph_a_sparse_one_is_needed() -> None:
+def test_above_the_complete_graphs_limit_a_sparse_one_is_required() -> None:
     complete = {"graph": Graph.COMPLETE, "threshold": 601, "assumed_corrupt": 200}
     assert sparse_context(1000, **complete).honest == 401
     with pytest.raises(ContextInvalid, match="ends at 1000; give a SparseGraph"):
@@ -178,19 +178,19 @@ def test_above_the_limit_of_the_complete_graph_a_sparse_one_is_needed() -> None:
         sparse_context(201, graph=Graph.SPARSE)
 
 
-def test_a_small_cohort_may_ask_for_one_and_is_told_what_it_is_worth() -> None:
+def test_a_small_cohort_may_use_a_sparse_graph() -> None:
     assert sparse_context(24).honest == 4
     assert sparse_context(100).honest == 12
 
 
 @pytest.mark.parametrize("numbers", [(20, 0.3, 0.3), (2, 0.1, 0.1), (300, 0.5, 0.3), (300, 1 / 3, 0.1)])
-def test_no_context_where_no_graph_will_do(numbers: tuple[int, float, float]) -> None:
+def test_no_context_if_no_graph_is_sufficient(numbers: tuple[int, float, float]) -> None:
     with pytest.raises(ContextInvalid):
         sparse_thresholds(*numbers)
 
 
 def test_every_number_of_the_graph_is_in_the_digest() -> None:
-    # Loose enough that each number can be changed alone: 70 bits, and more neighbours than it takes.
+    # Loose enough that each number can be changed alone: 70 bits, and more neighbours than needed.
     base = changed(sparse_context(1000, sigma=70), degree=150, threshold=110)
     others = [
         changed(base, degree=152),
@@ -204,7 +204,7 @@ def test_every_number_of_the_graph_is_in_the_digest() -> None:
 
 
 def test_the_digest_of_a_sparse_context_is_pinned() -> None:
-    """Fixed by hand from the framing: the graph is a list of its name and its numbers, in this order."""
+    """Framed by hand: the graph is a list of its name and its numbers, in this order."""
     context = sparse_context(24)
     fields = (
         context.federation,

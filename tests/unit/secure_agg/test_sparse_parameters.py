@@ -1,4 +1,4 @@
-"""The parameter finder against the published tables and against exact integers."""
+"""The parameter finder, compared with the published tables and with exact integers."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def test_the_honest_inputs_of_a_sum_at_80_bits(n: int, honest: int) -> None:
     assert found.honest == honest == found.threshold - found.corrupt_neighbours
 
 
-def test_two_thresholds_never_fit_into_one_neighbourhood() -> None:
-    """2t > k + t1: neighbours that are told different survivors cannot give away both secrets of one member."""
+def test_a_neighbourhood_never_holds_two_thresholds() -> None:
+    """2t > k + t1: neighbours that are told different survivors cannot reveal both secrets of one member."""
     for gamma, delta, sigma, n, _ in ROWS:
         found = find(n, gamma, delta, sigma)
         assert 2 * found.threshold > found.neighbours + found.corrupt_neighbours >= 2 * (found.threshold - 1)
 
 
 def exact(n: int, marked: int, k: int) -> list[Fraction]:
-    """P[Hyp(n, marked, k) = x] for x = 0 .. k, by integers."""
+    """P[Hyp(n, marked, k) = x] for x = 0 .. k, in integers."""
     return [Fraction(math.comb(marked, x) * math.comb(n - marked, k - x), math.comb(n, k)) for x in range(k + 1)]
 
 
 def exact_find(n: int, corrupt: int, lost: int, sigma: int, semi_malicious: bool, absent: int = 0) -> tuple | None:
-    """The specification's rules by integers: (k, t, t1) or None."""
+    """The specification's rules in integers: (k, t, t1) or None."""
     removed = corrupt + lost
     for k in range(2, n - absent, 2):
         if k <= removed:
@@ -94,7 +94,7 @@ def test_the_finder_against_exact_integers(n: int, sigma: int, semi_malicious: b
     [(26, 8, 1, 2), (53, 0, 17, 20), (62, 0, 15, 20), (92, 0, 9, 20), (95, 0, 9, 20), (98, 0, 24, 20)],
 )
 def test_the_finder_where_connectivity_decides(n: int, corrupt: int, lost: int, sigma: int) -> None:
-    """Among semi-honest members and few corrupt ones: twice the bound would ask for two neighbours more."""
+    """With semi-honest members and few corrupt ones, twice the bound would need two more neighbours."""
     found = find_counts(n, corrupt, lost, sigma, 20, False)
     expected = exact_find(n, corrupt, lost, sigma, False)
     assert (found.neighbours, found.threshold, found.corrupt_neighbours) == expected
@@ -115,7 +115,7 @@ def test_semi_honest_graphs_need_fewer_neighbours() -> None:
     assert find(1000, 0.33, 0.1, 40, semi_malicious=False).neighbours < find(1000, 0.33, 0.1, 40).neighbours
 
 
-def test_members_absent_from_the_roster_make_the_corrupt_ones_weigh_more() -> None:
+def test_absent_members_raise_the_weight_of_corrupt_ones() -> None:
     whole, thinned = find(1000, 0.1, 0.1), find(1000, 0.1, 0.1, absent=100)
     assert (thinned.neighbours, thinned.threshold) == (126, 92)
     assert corrupt_neighbours(900, 100, thinned.neighbours, 80) == thinned.corrupt_neighbours
@@ -141,13 +141,13 @@ def test_other_shares_are_refused(share: float) -> None:
         ((2, 0, 0, 40), "serves 3 to"),
         ((MAX_MEMBERS + 1, 0, 0, 40), "serves 3 to"),
         ((100, 60, 40, 40), "some must remain"),
-        ((100, 34, 33, 40), "no majority"),
+        ((100, 34, 33, 40), "not a majority"),
         ((100, -1, 0, 40), "some must remain"),
         ((100, 10, 10, 0), "at least 1"),
         ((20, 6, 6, 40), "no sparse graph"),
     ],
 )
-def test_what_no_graph_can_give_is_refused(numbers: tuple[int, int, int, int], says: str) -> None:
+def test_impossible_requirements_are_refused(numbers: tuple[int, int, int, int], says: str) -> None:
     with pytest.raises(NoParameters, match=says):
         find_counts(*numbers)
 
@@ -159,7 +159,7 @@ def test_no_more_may_be_absent_than_lost(absent: int) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 7, 30, 33, 100, 10**9])
-def test_other_degrees_are_worth_nothing(k: int) -> None:
+def test_other_degrees_are_not_sufficient(k: int) -> None:
     assert evaluate(100, 10, 10, k, 40) is None
 
 

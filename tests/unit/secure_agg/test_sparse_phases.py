@@ -33,7 +33,7 @@ ME = "m1"
 
 @pytest.fixture
 def at() -> Callable[[Phase], SparseFleet]:
-    return lambda phase: SparseFleet(24).until(phase)
+    return lambda phase: SparseFleet(24).until(phase)  # type: ignore[return-value]
 
 
 def around(fleet: SparseFleet, member: str = ME) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def refusal(fleet: SparseFleet, phase: Phase, member: str = ME) -> Refusal:
 # ---- roster ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_roster_that_would_weaken_the_promise_is_refused_by_both_sides(at) -> None:
+def test_a_roster_that_weakens_the_guarantee_is_refused_by_both(at) -> None:
     fleet = at(Phase.SHARE)
     entries = fleet.inbox[ME].advertisements
     assert fleet.context.min_roster == 22
@@ -65,11 +65,11 @@ def test_a_roster_that_would_weaken_the_promise_is_refused_by_both_sides(at) -> 
     fleet = SparseFleet(24)
     abandoned = fleet.play(lose={"m5", "m6", "m7"})
     assert isinstance(abandoned, Abandoned)
-    assert (abandoned.reason, abandoned.detail) == (Reason.THRESHOLD_LOST, "21 of 24 answered, the least is 22")
+    assert (abandoned.reason, abandoned.detail) == (Reason.THRESHOLD_LOST, "21 of 24 answered, the minimum is 22")
 
 
-def test_a_neighbours_unusable_key_is_refused_before_anything_is_sealed_for_it(at) -> None:
-    """The keys of others are their neighbours' to check."""
+def test_a_neighbours_unusable_key_is_refused_before_sealing(at) -> None:
+    """Other keys are checked by their own neighbours."""
     fleet = at(Phase.ADVERTISE)
     bad, refused = "m9", set()
     for member in sorted(fleet.server.waiting):
@@ -92,7 +92,7 @@ def test_a_neighbours_unusable_key_is_refused_before_anything_is_sealed_for_it(a
 # ---- share ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_deals_to_its_neighbours_only_and_not_to_itself(at) -> None:
+def test_a_member_deals_only_to_its_neighbours(at) -> None:
     fleet = at(Phase.SHARE)
     dealing = fleet.act(ME, Phase.SHARE)
     assert tuple(share.receiver for share in dealing.shares) == around(fleet)
@@ -101,7 +101,7 @@ def test_a_member_deals_to_its_neighbours_only_and_not_to_itself(at) -> None:
 
 
 @pytest.mark.parametrize("how", ["one more", "one less", "itself", "everybody"])
-def test_the_server_takes_no_dealing_to_others(at, how: str) -> None:
+def test_the_server_refuses_a_dealing_to_others(at, how: str) -> None:
     fleet = at(Phase.SHARE)
     dealing = fleet.act(ME, Phase.SHARE)
     shares = list(dealing.shares)
@@ -115,13 +115,13 @@ def test_the_server_takes_no_dealing_to_others(at, how: str) -> None:
     assert answer.reason is Reason.DEALING_RECEIVERS_WRONG
 
 
-def test_the_server_sends_each_member_its_neighbourhood_only(at) -> None:
+def test_the_server_sends_each_member_only_its_neighbours_dealings(at) -> None:
     fleet = at(Phase.MASK)
     for member in names(24):
         assert tuple(dealing.dealer for dealing in fleet.inbox[member].dealings) == around(fleet, member)
 
 
-def test_a_dealing_from_afar_is_refused(at) -> None:
+def test_a_dealing_from_a_non_neighbour_is_refused(at) -> None:
     fleet = at(Phase.MASK)
     stranger = far_from(fleet)[0]
     passed_on = fleet.inbox[around(fleet, stranger)[0]].dealings
@@ -143,8 +143,8 @@ def test_at_least_t_neighbours_must_have_dealt(at) -> None:
 # ---- mask -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_vector_is_masked_with_neighbours_that_dealt_and_nobody_else(at) -> None:
-    """Take the nine masks off by hand."""
+def test_a_vector_is_masked_only_with_neighbours_that_dealt(at) -> None:
+    """Removes the nine masks by hand."""
     fleet = at(Phase.MASK)
     secrets = fleet.states[ME]
     seed, masking = secrets._seed.reveal(), secrets._masking.reveal()
@@ -167,14 +167,14 @@ def test_a_vector_is_masked_with_neighbours_that_dealt_and_nobody_else(at) -> No
 # ---- survivors ------------------------------------------------------------------------------------------------------
 
 
-def test_survivors_from_afar_need_not_have_dealt_to_this_member(at) -> None:
+def test_distant_survivors_need_not_have_dealt_to_this_member(at) -> None:
     fleet = at(Phase.CONFIRM)
     assert set(far_from(fleet)) < set(fleet.inbox[ME].members)
     assert set(fleet.states[ME].dealers) == set(around(fleet))
     fleet.act(ME, Phase.CONFIRM)
 
 
-def test_a_neighbour_among_the_survivors_whose_dealing_was_withheld_is_refused(at) -> None:
+def test_a_surviving_neighbour_whose_dealing_was_withheld_is_refused(at) -> None:
     fleet = at(Phase.MASK)
     withheld = around(fleet)[2]
     fleet.inbox[ME] = ReceivedDealings(tuple(d for d in fleet.inbox[ME].dealings if d.dealer != withheld))
@@ -202,7 +202,7 @@ def test_other_lists_of_survivors_are_refused(at, left_out: tuple, added: tuple,
     assert refusal(fleet, Phase.CONFIRM).reason is reason
 
 
-def test_as_many_survivors_as_must_be_are_enough(at) -> None:
+def test_the_minimum_number_of_survivors_is_enough(at) -> None:
     fleet = at(Phase.CONFIRM)
     fleet.inbox[ME] = Survivors(tuple(member for member in sorted(names(24)) if member not in {"m3", "m4"}))
     fleet.act(ME, Phase.CONFIRM)
@@ -211,7 +211,7 @@ def test_as_many_survivors_as_must_be_are_enough(at) -> None:
 # ---- confirmations --------------------------------------------------------------------------------------------------
 
 
-def test_no_more_confirmations_are_passed_on_than_a_member_needs(at) -> None:
+def test_only_as_many_confirmations_as_needed_are_passed_on(at) -> None:
     fleet = at(Phase.UNMASK)
     assert all(len(message.confirmations) == 14 for message in fleet.inbox.values())
 
@@ -219,10 +219,10 @@ def test_no_more_confirmations_are_passed_on_than_a_member_needs(at) -> None:
 @pytest.mark.parametrize(
     ("passed_on", "own_among_them", "enough"), [(13, False, True), (13, True, False), (14, True, True)]
 )
-def test_more_than_half_of_the_members_and_the_corrupt_ones_must_have_confirmed(
+def test_more_than_half_of_n_plus_the_corrupt_must_confirm(
     at, passed_on: int, own_among_them: bool, enough: bool
 ) -> None:
-    """(24 + 2) / 2 is 13, so 14, this member counted."""
+    """(24 + 2) / 2 is 13, so 14 are needed, including this member."""
     fleet = at(Phase.CONFIRM)
     signed = {member: fleet.act(member, Phase.CONFIRM) for member in names(24)}
     own = [signed[ME]] if own_among_them else []
@@ -249,7 +249,7 @@ def test_a_confirmation_of_other_survivors_is_refused(at) -> None:
 # ---- unmask ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_reveals_one_share_of_each_neighbour_that_dealt_and_of_nobody_else(at) -> None:
+def test_a_member_reveals_one_share_of_each_neighbour_that_dealt(at) -> None:
     fleet = SparseFleet(24).until(Phase.MASK)
     lost = around(fleet)[0]
     assert fleet.play(lose={lost}) is None
@@ -271,7 +271,7 @@ def test_a_member_reveals_one_share_of_each_neighbour_that_dealt_and_of_nobody_e
         assert dropped.reason is Reason.UNMASKING_DEALERS_WRONG
 
 
-def test_a_liar_is_named_and_its_neighbours_shares_do() -> None:
+def test_a_liar_is_named_and_other_shares_suffice() -> None:
     fleet = SparseFleet(24).until(Phase.UNMASK)
     named = []
     for member in names(24):
@@ -289,7 +289,7 @@ def test_a_liar_is_named_and_its_neighbours_shares_do() -> None:
 
 
 def test_answers_are_counted_around_each_dealer() -> None:
-    """21 of 24 answers are many more than the threshold, but too few where three neighbours are missing."""
+    """21 of 24 answers are far above the threshold, but too few around a member with three neighbours missing."""
     fleet = SparseFleet(24).until(Phase.UNMASK)
     starving = "m7"
     silent = set(around(fleet, starving)[:3])
@@ -301,7 +301,7 @@ def test_answers_are_counted_around_each_dealer() -> None:
     closed = fleet.server.close()
     assert isinstance(closed, Abandoned)
     assert (closed.phase, closed.reason) == (Phase.UNMASK, Reason.THRESHOLD_LOST)
-    assert "of whose neighbours fewer than 6 are left" in closed.detail
+    assert "have fewer than 6 neighbours left" in closed.detail
     one = sorted(silent)[0]
     fleet.deliver(one, fleet.act(one, Phase.UNMASK))
     short = {m for m in names(24) if len(set(around(fleet, m)) & (silent - {one})) > 2}
@@ -309,7 +309,7 @@ def test_answers_are_counted_around_each_dealer() -> None:
     assert not isinstance(fleet.server.close(), Abandoned)
 
 
-def test_an_answer_that_was_accepted_counts_though_its_sender_is_lost_afterwards() -> None:
+def test_an_accepted_answer_counts_even_if_its_sender_is_lost_later() -> None:
     fleet = SparseFleet(24).until(Phase.UNMASK)
     for member in names(24):
         fleet.deliver(member, fleet.act(member, Phase.UNMASK))
@@ -322,7 +322,7 @@ def test_an_answer_that_was_accepted_counts_though_its_sender_is_lost_afterwards
     np.testing.assert_array_equal(fleet.sum.total, fleet.plain_sum(names(24)))
 
 
-def test_a_dropout_without_a_neighbour_among_the_survivors_needs_no_key() -> None:
+def test_a_dropout_without_surviving_neighbours_needs_no_key() -> None:
     fleet = SparseFleet(24).until(Phase.UNMASK)
     island = around(fleet, ME)
     server = dataclasses.replace(fleet.server, survivors=tuple(sorted(set(names(24)) - {ME} - set(island))))
@@ -347,11 +347,11 @@ def test_a_survivor_with_too_few_neighbours_makes_the_attempt_hopeless(phase: Ph
     abandoned = fleet.play()
     assert isinstance(abandoned, Abandoned)
     assert (abandoned.phase, abandoned.reason) == (phase, Reason.THRESHOLD_LOST)
-    assert "of whose neighbours fewer than 6 are left" in abandoned.detail
+    assert "have fewer than 6 neighbours left" in abandoned.detail
 
 
 def starving_with(fleet: SparseFleet, silent: set[str], answered: set[str]) -> frozenset[str]:
-    """Whose secret is needed and out of reach when `silent` are lost and `answered` have answered this phase."""
+    """The members whose secret is needed but cannot be rebuilt when `silent` are lost and `answered` have answered."""
     for member in sorted(answered):
         fleet.deliver(member, fleet.act(member, fleet.server.phase))
     for member in sorted(silent):
@@ -359,7 +359,7 @@ def starving_with(fleet: SparseFleet, silent: set[str], answered: set[str]) -> f
     return fleet.server._starved(fleet.server.lost)
 
 
-def test_in_the_share_phase_a_secret_is_needed_of_those_who_dealt(at) -> None:
+def test_the_share_phase_needs_secrets_of_members_that_dealt(at) -> None:
     fleet = at(Phase.SHARE)
     silent = set(around(fleet, "m7")[:3])
     assert starving_with(fleet, silent, set()) == frozenset()
@@ -369,7 +369,7 @@ def test_in_the_share_phase_a_secret_is_needed_of_those_who_dealt(at) -> None:
     assert starving_with(dealt, silent, {"m7"}) == {"m7"}
 
 
-def test_in_the_mask_phase_a_seed_is_needed_of_survivors_and_a_key_of_their_neighbours(at) -> None:
+def test_the_mask_phase_needs_survivors_seeds_and_neighbours_keys(at) -> None:
     fleet = at(Phase.MASK)
     silent = set(around(fleet, "m7")[:3])
     assert starving_with(fleet, silent, set()) == frozenset()
@@ -381,7 +381,7 @@ def test_in_the_mask_phase_a_seed_is_needed_of_survivors_and_a_key_of_their_neig
     assert "m7" not in starving_with(stranger, silent, {far_from(stranger, "m7")[0]})
 
 
-def test_too_few_survivors_or_confirmations_altogether() -> None:
+def test_too_few_survivors_or_confirmations_abandon_the_attempt() -> None:
     for phase, least in ((Phase.SHARE, 22), (Phase.MASK, 22), (Phase.CONFIRM, 14)):
         fleet = SparseFleet(24).until(phase)
         assert fleet.server.least == least
@@ -391,10 +391,10 @@ def test_too_few_survivors_or_confirmations_altogether() -> None:
         assert lone.hopeless
         closed = lone.close()
         assert isinstance(closed, Abandoned)
-        assert closed.detail == f"0 of 24 answered, the least is {least}"
+        assert closed.detail == f"0 of 24 answered, the minimum is {least}"
 
 
-def test_an_entry_of_a_stranger_far_away_is_checked_like_a_neighbours() -> None:
+def test_a_distant_members_entry_is_checked_like_a_neighbours() -> None:
     fleet = SparseFleet(24).until(Phase.SHARE)
     entries = list(fleet.inbox[ME].advertisements)
     stranger = far_from(fleet)[0]

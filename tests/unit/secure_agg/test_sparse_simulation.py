@@ -1,4 +1,4 @@
-"""Three hundred members, 66 neighbours each, threshold 46: the exact sum, or a clean end."""
+"""Three hundred members with 66 neighbours each and threshold 46: the exact sum, or a clean end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.sum_fleet import names
 
 
 def losses(seed: int, **counts: int) -> dict[Phase, set[str]]:
-    """So many members lost in each phase, picked at random."""
+    """Picks that many members at random to be lost in each phase."""
     picked = random.Random(seed).sample(names(300), sum(counts.values()))
     return {Phase(phase): {picked.pop() for _ in range(count)} for phase, count in counts.items()}
 
@@ -30,11 +30,11 @@ def test_three_hundred_members_with_losses_in_every_phase() -> None:
     assert {entry.member for entry in fleet.dropped} == set().union(*lose.values())
 
 
-def test_too_many_around_one_member_end_it_though_the_cohort_could_lose_more() -> None:
-    """21 of 300 are fewer than the 30 that may be lost, but one member's 66 neighbours can spare no more than 20."""
+def test_too_many_losses_around_one_member_end_the_attempt() -> None:
+    """21 of 300 are fewer than the 30 that may be lost, but one member's 66 neighbours can spare only 20."""
     fleet = SparseFleet(300).until(Phase.MASK)
     around = fleet.server.session.neighbours("m7")
-    # Their secrets are needed from here on.
+    # Their secrets are needed from now on.
     for member in ("m7", around[-1]):
         fleet.deliver(member, fleet.act(member, Phase.MASK))
     for member in around[:20]:
@@ -47,7 +47,7 @@ def test_too_many_around_one_member_end_it_though_the_cohort_could_lose_more() -
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
-def test_three_hundred_members_again_and_again(seed: int) -> None:
+def test_three_hundred_members_repeatedly(seed: int) -> None:
     lose = losses(seed, share=seed * 3, mask=15, confirm=seed * 2, unmask=12 - seed)
     fleet = SparseFleet(300, seed=str(seed))
     result = fleet.run(lose)

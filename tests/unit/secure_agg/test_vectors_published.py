@@ -1,9 +1,9 @@
-"""Published vectors of every primitive, and the edges where implementations differ.
+"""Published vectors of every primitive, and the edge cases where implementations differ.
 
 X25519: RFC 7748 and Wycheproof. HKDF-SHA256: RFC 5869. AES-256-CTR: NIST SP 800-38A, F.5.5 and F.5.6. AES-256-GCM:
-McGrew and Viega, and Wycheproof. RSA-PSS: the edges that Wycheproof's vectors are about (salt, hash, mask generation,
-padding, length, range), made here, since its signatures are under keys shorter than any of ours. What fails in `bad_*`
-must fail. RFC 8439 has nothing to say here: there is no ChaCha20 and no Poly1305 in this software.
+McGrew and Viega, and Wycheproof. RSA-PSS: the edge cases of Wycheproof's vectors (salt, hash, mask generation, padding,
+length, range), made here, because its signatures use shorter keys than any of ours. Vectors in `bad_*` must fail. RFC
+8439 does not apply, because this software uses neither ChaCha20 nor Poly1305.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def test_x25519_iterated_as_published() -> None:
 
 
 @pytest.mark.parametrize("case", load("bad_x25519.json"), ids=named)
-def test_x25519_refuses_what_agrees_on_nothing(case: dict[str, str]) -> None:
-    """Points of small order, in every spelling: reduced or not, with the ignored bit or without."""
+def test_x25519_refuses_points_that_agree_on_zero(case: dict[str, str]) -> None:
+    """Points of small order in every encoding: reduced or not, with and without the ignored bit."""
     with pytest.raises(KeyInvalid):
         check_public_key(unhex(case["public"]))
     with pytest.raises(KeyInvalid):
@@ -71,9 +71,9 @@ def test_x25519_refuses_what_agrees_on_nothing(case: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("u", [2, 3, 4, 9, 18])
-def test_other_spellings_of_a_good_point_agree_alike(u: int) -> None:
-    """RFC 7748, section 5: the last bit is ignored, and what is not reduced is reduced. Only a member itself could
-    gain by it, and it signs its spelling.
+def test_other_encodings_of_a_valid_point_agree_alike(u: int) -> None:
+    """RFC 7748, section 5: the last bit is ignored, and unreduced values are reduced. Only the member itself could
+    benefit from that, and it signs its encoding.
     """
     secret = b"\x07" * 32
     spelled = [value.to_bytes(32, "little") for value in (u, u + 2**255 - 19, u + 2**255) if value < 2**256]
@@ -87,15 +87,15 @@ def test_other_spellings_of_a_good_point_agree_alike(u: int) -> None:
 def test_hkdf_as_published(case: dict[str, str]) -> None:
     secret, salt, info, expected = (unhex(case[name]) for name in ("ikm", "salt", "info", "okm"))
     assert HKDF(hashes.SHA256(), len(expected), salt, info).derive(secret) == expected
-    # Of any length the first 32 bytes are the same: all that is ever taken here.
+    # The first 32 bytes are the same for every length, and no more are used here.
     assert derive_key(secret, salt, info) == expected[:32]
 
 
 # AES-256-CTR.
 
 
-def test_the_mask_stream_is_the_published_one_both_ways() -> None:
-    """F.5.5 encrypts, F.5.6 decrypts with the same key, counter and blocks; and again block by block."""
+def test_the_mask_stream_matches_the_published_one() -> None:
+    """F.5.5 encrypts and F.5.6 decrypts with the same key, counter and blocks; then again block by block."""
     case = load("published.json")["aes_256_ctr"]
     name, counter = unhex(case["key"]), unhex(case["counter"])
     plain, cipher = unhex(case["plaintext"]), unhex(case["ciphertext"])
@@ -110,7 +110,7 @@ def test_the_mask_stream_is_the_published_one_both_ways() -> None:
         assert part == stream[16 * block : 16 * block + 16]
 
 
-def test_the_mask_stream_starts_at_counter_zero_and_carries_over_the_whole_block() -> None:
+def test_the_mask_streams_counter_starts_at_zero_and_carries() -> None:
     name = bytes(range(32))
     scratch = StreamScratch(48)
     encryptor = Cipher(algorithms.AES(name), modes.ECB()).encryptor()  # noqa: S305  the block cipher itself
@@ -126,7 +126,7 @@ def test_the_mask_stream_starts_at_counter_zero_and_carries_over_the_whole_block
 
 
 def as_in(monkeypatch: pytest.MonkeyPatch, case: dict[str, str]) -> None:
-    """The seal with a vector's key, nonce and header, where it would derive its own."""
+    """Makes the seal use a vector's key, nonce and header instead of deriving its own."""
     monkeypatch.setattr(agreement, "derive_key", lambda shared, session, info: unhex(case["key"]))
     monkeypatch.setattr(agreement, "_NONCE", unhex(case["nonce"]))
     monkeypatch.setattr(
@@ -143,7 +143,7 @@ def test_gcm_as_published(case: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("case", load("bad_aes_256_gcm.json"), ids=named)
-def test_gcm_refuses_what_was_changed(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gcm_refuses_changed_messages(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidTag):
         AESGCM(unhex(case["key"])).decrypt(unhex(case["nonce"]), unhex(case["sealed"]), unhex(case["aad"]))
     as_in(monkeypatch, case)
@@ -151,8 +151,8 @@ def test_gcm_refuses_what_was_changed(case: dict[str, str], monkeypatch: pytest.
         open_sealed(b"", b"", "a", "b", unhex(case["sealed"]))
 
 
-def test_what_is_changed_in_the_bad_vectors_would_open_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That they fail for what they are named after, not for their key."""
+def test_the_bad_vectors_would_open_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fail for the reason in their name, not because of their key."""
     first = load("bad_aes_256_gcm.json")[0]
     as_in(monkeypatch, first)
     tag = bytearray(unhex(first["sealed"][32:]))
@@ -172,20 +172,20 @@ def pss(digest: Any = _SHA256, mask: Any = _SHA256, salt: Any = 32) -> bytes:
 
 
 def power(representative: int) -> bytes:
-    """What a signature would be that verifies to this number, with the padding left to the caller."""
+    """The signature that verifies to this number; the caller chooses the padding."""
     numbers = key(2).private_numbers()
     modulus = numbers.public_numbers.n
     return pow(representative, numbers.d, modulus).to_bytes(384, "big")
 
 
 def encoded() -> int:
-    """The encoded message under a good signature."""
+    """The encoded message of a valid signature."""
     numbers = key(2).public_key().public_numbers()
     return pow(int.from_bytes(pss(), "big"), numbers.e, numbers.n)
 
 
 def beyond_the_modulus() -> bytes:
-    """A good signature plus n: the same residue, and still 384 bytes."""
+    """A valid signature plus n: the same residue, and still 384 bytes."""
     modulus = key(2).public_key().public_numbers().n
     while True:
         number = int.from_bytes(pss(), "big") + modulus
@@ -237,10 +237,10 @@ def test_pss_refuses_every_other_signature(name: str) -> None:
         verify_signature(key(2).public_key(), MESSAGE, BAD_PSS[name]())
 
 
-def test_pss_takes_what_it_made() -> None:
+def test_pss_accepts_its_own_signatures() -> None:
     for signature in (sign(key(2), MESSAGE), pss(), power(encoded())):
         verify_signature(key(2).public_key(), MESSAGE, signature)
-    # A fresh salt each time.
+    # Each signature has a fresh salt.
     assert sign(key(2), MESSAGE) != sign(key(2), MESSAGE)
 
 
@@ -268,12 +268,12 @@ SCRYPT = [
 
 
 @pytest.mark.parametrize(("password", "salt", "n", "r", "p", "made"), SCRYPT)
-def test_scrypt_is_the_published_one(password: bytes, salt: bytes, n: int, r: int, p: int, made: str) -> None:
+def test_scrypt_as_published(password: bytes, salt: bytes, n: int, r: int, p: int, made: str) -> None:
     assert Scrypt(salt=salt, length=64, n=n, r=r, p=p).derive(password).hex() == made
 
 
-def test_no_primitive_is_used_that_no_vector_is_about() -> None:
-    """Every import of the library's primitives in what members run, against what is tested above."""
+def test_every_primitive_in_use_has_a_vector() -> None:
+    """Compares all imports of the library's primitives in members' code with what is tested above."""
     known = {
         "primitives import hashes",
         "primitives import hashes, serialization",

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 from toolkit.install import DISTRIBUTION
 
 SHIPPED = ("coordinator", "learning", "edge", "export")

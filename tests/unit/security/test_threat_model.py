@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 PAGE = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`((?:tests|benchmarks)/[\w./-]+)`", PAGE)))

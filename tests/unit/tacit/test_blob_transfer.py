@@ -1,4 +1,4 @@
-"""Blobs over the wire, against a coordinator that breaks off, lies and forgets."""
+"""Transfers of blobs, against a coordinator that breaks connections, lies and forgets."""
 
 import asyncio
 import hashlib
@@ -17,12 +17,12 @@ DIGEST = hashlib.sha256(DATA).digest()
 
 
 def broken(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)  # type: ignore[call-arg]
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    """Pauses take no time, and are counted."""
+    """Makes pauses take no time, and counts them."""
     pauses = []
     real = asyncio.sleep
 
@@ -30,12 +30,12 @@ def no_waiting(monkeypatch):
         pauses.append(seconds)
         await real(0)
 
-    monkeypatch.setattr(blobs.asyncio, "sleep", sleep)
+    monkeypatch.setattr(blobs.asyncio, "sleep", sleep)  # type: ignore[attr-defined]
     return pauses
 
 
 class Serving:
-    """`FetchBlob` of a coordinator: sends pieces, and does to call number n what `fates[n]` says."""
+    """A coordinator's `FetchBlob`: sends pieces, and treats call number n as `fates[n]` says."""
 
     def __init__(self, data: bytes = DATA, *, piece: int = 100, fates: dict[int, Callable] | None = None) -> None:
         self.data, self.piece, self.fates = data, piece, fates or {}
@@ -78,7 +78,7 @@ def fetch(serving, into, **how):
 
 @pytest.fixture(params=["file", "memory"])
 def sink(request, tmp_path):
-    """Where a blob goes, and how to look at it there."""
+    """A place for a blob, and a function that reads it there."""
     if request.param == "memory":
         data = bytearray()
         return data, lambda: bytes(data)
@@ -99,7 +99,7 @@ def test_a_blob_arrives(sink, size):
     assert told[-1] == (size, size)
 
 
-def test_it_goes_on_where_the_connection_broke(sink, no_waiting):
+def test_a_download_resumes_where_the_connection_broke(sink, no_waiting):
     into, content = sink
     serving = Serving(fates={0: breaks_after(3), 1: breaks_after(0), 2: breaks_after(5), 3: ends_after(2)})
     fetch(serving, into)
@@ -108,7 +108,7 @@ def test_it_goes_on_where_the_connection_broke(sink, no_waiting):
     assert len(no_waiting) == 4
 
 
-def test_a_file_has_its_name_only_when_it_is_whole(tmp_path):
+def test_a_file_gets_its_name_only_when_complete(tmp_path):
     path = tmp_path / "weights.bin"
     with pytest.raises(grpc.aio.AioRpcError):
         fetch(Serving(fates={0: breaks_after(4, grpc.StatusCode.PERMISSION_DENIED)}), path)
@@ -121,7 +121,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["weights.bin"]
 
 
-def test_what_is_there_and_right_is_not_fetched_again(tmp_path):
+def test_a_correct_file_is_not_fetched_again(tmp_path):
     path = tmp_path / "weights.bin"
     path.write_bytes(DATA)
     serving = Serving()
@@ -132,7 +132,7 @@ def test_what_is_there_and_right_is_not_fetched_again(tmp_path):
     assert path.read_bytes() == DATA
 
 
-def test_a_damaged_rest_of_an_earlier_call_is_thrown_away(tmp_path):
+def test_a_damaged_partial_file_is_discarded(tmp_path):
     (tmp_path / "weights.bin.partial").write_bytes(b"x" * 500)
     serving = Serving()
     fetch(serving, tmp_path / "weights.bin")
@@ -141,13 +141,13 @@ def test_a_damaged_rest_of_an_earlier_call_is_thrown_away(tmp_path):
 
 
 @pytest.mark.parametrize("size", [len(DATA), len(DATA) + 1, 10_000])
-def test_a_rest_longer_than_the_blob_is_thrown_away(tmp_path, size):
+def test_a_partial_file_longer_than_the_blob_is_discarded(tmp_path, size):
     (tmp_path / "weights.bin.partial").write_bytes(b"x" * size)
     fetch(Serving(), tmp_path / "weights.bin")
     assert (tmp_path / "weights.bin").read_bytes() == DATA
 
 
-def test_another_blob_than_was_asked_for_is_thrown_away(sink):
+def test_a_blob_with_another_digest_is_discarded(sink):
     into, content = sink
     with pytest.raises(BlobDamaged, match="another digest"):
         fetch(Serving(DATA[::-1]), into)
@@ -163,7 +163,7 @@ def test_another_blob_than_was_asked_for_is_thrown_away(sink):
     ],
     ids=["a gap", "a size that changes", "more than announced"],
 )
-def test_a_coordinator_that_breaks_the_rules_is_left(sink, lie):
+def test_a_coordinator_that_breaks_the_rules_is_an_error(sink, lie):
     into, content = sink
 
     def fate(number, chunk):
@@ -177,14 +177,14 @@ def test_a_coordinator_that_breaks_the_rules_is_left(sink, lie):
     assert content() == b""
 
 
-def test_no_more_is_taken_than_can_be_right(sink):
+def test_a_blob_above_the_limit_is_refused(sink):
     into, content = sink
-    with pytest.raises(BlobDamaged, match="at most 1000 can be right"):
+    with pytest.raises(BlobDamaged, match="the blob has at most 1000"):
         fetch(Serving(), into, limit=1000)
     assert content() == b""
 
 
-def test_a_blob_that_is_not_there(sink):
+def test_a_missing_blob_is_reported(sink):
     with pytest.raises(BlobNotThere, match="nothing of that name"):
         fetch(
             Serving(
@@ -194,7 +194,7 @@ def test_a_blob_that_is_not_there(sink):
         )
 
 
-def test_a_refusal_is_not_tried_again(sink):
+def test_a_refusal_is_not_retried(sink):
     serving = Serving(fates={0: breaks_after(1, grpc.StatusCode.PERMISSION_DENIED)})
     with pytest.raises(grpc.aio.AioRpcError):
         fetch(serving, sink[0])
@@ -202,14 +202,14 @@ def test_a_refusal_is_not_tried_again(sink):
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
-def test_what_grpc_says_of_a_broken_connection_is_no_refusal(sink, code):
+def test_a_broken_connection_is_not_a_refusal(sink, code):
     serving = Serving(fates={0: breaks_after(3, code)})
     fetch(serving, sink[0])
     assert serving.offsets == [0, 300]
 
 
-def test_a_failure_of_the_coordinator_itself_is_not_tried_again(sink):
-    failed = grpc.aio.AioRpcError(
+def test_an_internal_failure_of_the_coordinator_is_not_retried(sink):
+    failed = grpc.aio.AioRpcError(  # type: ignore[call-arg]
         grpc.StatusCode.INTERNAL,
         grpc.aio.Metadata(),
         grpc.aio.Metadata(("tacit-reason", "REASON_INTERNAL")),
@@ -225,7 +225,7 @@ def test_a_failure_of_the_coordinator_itself_is_not_tried_again(sink):
     assert serving.offsets == [0]
 
 
-def test_patience_ends_where_nothing_moves(sink, no_waiting, monkeypatch):
+def test_a_transfer_without_progress_gives_up(sink, no_waiting, monkeypatch):
     now = [0.0]
 
     class Clock:
@@ -233,17 +233,17 @@ def test_patience_ends_where_nothing_moves(sink, no_waiting, monkeypatch):
             now[0] += 1.0
             return now[0]
 
-    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)  # type: ignore[attr-defined]
     serving = Serving(fates={0: breaks_after(3)} | dict.fromkeys(range(1, 1000), breaks_after(0)))
     with pytest.raises(grpc.aio.AioRpcError, match="gone"):
         fetch(serving, sink[0], patience=30)
     assert 20 <= len(serving.offsets) <= 40
-    # Longer and longer, within bounds.
+    # Pauses get longer, within bounds.
     assert max(no_waiting) <= 5.0
     assert no_waiting[-1] > no_waiting[0]
 
 
-def test_a_stream_that_sends_nothing_is_not_asked_for_ever(sink, monkeypatch):
+def test_an_empty_stream_is_not_requested_forever(sink, monkeypatch):
     now = [0.0]
 
     class Clock:
@@ -251,7 +251,7 @@ def test_a_stream_that_sends_nothing_is_not_asked_for_ever(sink, monkeypatch):
             now[0] += 1.0
             return now[0]
 
-    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)  # type: ignore[attr-defined]
     with pytest.raises(BlobDamaged, match="before its announced size"):
         fetch(Serving(fates=dict.fromkeys(range(1000), ends_after(0))), sink[0], patience=30)
 
@@ -260,7 +260,7 @@ def test_a_stream_that_sends_nothing_is_not_asked_for_ever(sink, monkeypatch):
 
 
 class Taking:
-    """`StatBlob` and `PutBlob` of a coordinator whose connection lasts for so many messages."""
+    """A coordinator's `StatBlob` and `PutBlob`, whose connection breaks after a number of messages."""
 
     def __init__(self, *, lasts: list[int] | None = None, keeps: bytes = b"") -> None:
         self.kept, self.lasts = keeps, lasts or []
@@ -315,21 +315,21 @@ def test_an_upload_arrives(source):
     assert told[-1] == (len(DATA), len(DATA))
 
 
-def test_an_upload_goes_on_where_the_connection_broke(source):
+def test_an_upload_resumes_where_the_connection_broke(source):
     taking = Taking(lasts=[3, 0, 5])
     put(taking, source)
     assert taking.kept == DATA
     assert taking.uploads == [0, 300, 300, 800]
 
 
-def test_an_upload_goes_on_from_an_earlier_one(source):
+def test_an_upload_resumes_an_earlier_one(source):
     taking = Taking(keeps=DATA[:1234])
     put(taking, source)
     assert taking.uploads == [1234]
     assert taking.kept == DATA
 
 
-def test_what_is_there_is_not_sent(source):
+def test_a_stored_blob_is_not_sent_again(source):
     taking = Taking(keeps=DATA)
     taking.complete = True
     assert put(taking, source) == DIGEST

@@ -105,18 +105,18 @@ def kind(message):
 
 
 @pytest.mark.parametrize("message", MEMBER_SAYS, ids=kind)
-def test_what_a_member_says_comes_back_as_it_was(message):
+def test_a_members_message_round_trips(message):
     encoded = wire.to_coordinator(message).SerializeToString()
     assert wire.from_member(pb.MemberMessage.FromString(encoded)) == message
 
 
 @pytest.mark.parametrize("message", COORDINATOR_SAYS, ids=kind)
-def test_what_the_coordinator_says_comes_back_as_it_was(message):
+def test_a_coordinators_message_round_trips(message):
     encoded = wire.to_member(message).SerializeToString()
     assert wire.from_coordinator(pb.CoordinatorMessage.FromString(encoded)) == message
 
 
-def test_every_kind_of_message_is_tried_here():
+def test_every_kind_of_message_is_tested_here():
     said = {type(getattr(each, "payload", each)) for each in MEMBER_SAYS}
     assert len(said) == len(pb.MemberMessage.DESCRIPTOR.oneofs[0].fields)
     said = {type(getattr(each, "payload", each)) for each in COORDINATOR_SAYS}
@@ -126,25 +126,25 @@ def test_every_kind_of_message_is_tried_here():
 @pytest.mark.parametrize(
     "message", [pb.MemberMessage(), pb.MemberMessage(confirmation=pb.Confirmation()), pb.MemberMessage(dealing={})]
 )
-def test_what_is_no_message_is_refused(message):
+def test_a_malformed_message_is_refused(message):
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
 
 
 def opened(context):
-    """A context as the coordinator sends it."""
+    """Encodes a context as the coordinator sends it."""
     return wire.to_member(AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(context)))
 
 
 def heard(message):
-    """What a member makes of it."""
+    """Decodes it as a member does."""
     read = wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
     assert isinstance(read, AttemptMessage)
     assert isinstance(read.payload, messages.AttemptOpened)
     return read.payload
 
 
-def test_a_context_that_contradicts_itself_is_an_attempt_to_refuse_and_none_to_take_part_in():
+def test_a_contradictory_context_is_an_attempt_that_a_member_refuses():
     message = opened(make_context(5))
     message.attempt_opened.threshold = 2
     with pytest.raises(secure_agg.ContextInvalid, match="threshold 2 is too low"):
@@ -156,8 +156,8 @@ def test_a_context_that_contradicts_itself_is_an_attempt_to_refuse_and_none_to_t
 
 
 @pytest.mark.parametrize("context", [make_context(3, threshold=2, corrupt=0), SPARSE], ids=["complete", "sparse"])
-def test_a_number_that_was_not_said_is_missed_by_name_and_never_zero(context):
-    """n_C = 0 is a number like any other: said, it is there; not said, it is missing."""
+def test_a_missing_number_is_named_and_never_read_as_zero(context):
+    """n_C = 0 is a number like any other: if stated, it is present; otherwise it is missing."""
     assert heard(opened(context)).context == context
     for name in ("cohort", "threshold", "assumed_corrupt", "values", "bits"):
         message = opened(context)
@@ -171,20 +171,21 @@ def test_a_number_that_was_not_said_is_missed_by_name_and_never_zero(context):
             _ = heard(message).context
 
 
-def test_a_sparse_graph_that_is_left_out_makes_another_context_with_another_digest():
+def test_a_context_without_its_sparse_graph_has_another_digest():
     message = opened(SPARSE)
     message.attempt_opened.ClearField("sparse_graph")
     with pytest.raises(secure_agg.ContextInvalid):
         _ = heard(message).context
-    # With a threshold that the complete graph takes it is a context; nobody who was shown the other one signs under it.
+    # With a threshold that is valid on the complete graph it is a context, but no member that was shown the other one
+    # signs under it.
     message.attempt_opened.threshold = 200
     assert heard(message).context.digest() != SPARSE.digest()
 
 
-def test_the_largest_messages_of_the_largest_cohort_fit_what_ports_and_channels_take():
+def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     names = [f"{number:05}".ljust(63, "x") for number in range(limits.MAX_MEMBERS)]
     longest = bytes(1024)
-    entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)
+    entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)  # type: ignore[call-arg]
     roster = secure_agg.DigestRoster(tuple(entry for _ in names))
     confirmations = secure_agg.Confirmations(tuple(secure_agg.Confirmation(name, longest) for name in names))
     one = secure_agg.ReceivedDealing(names[0], bytes(82), *(bytes(32),) * 3, (bytes(32),) * 12, longest)
@@ -197,10 +198,10 @@ def test_the_largest_messages_of_the_largest_cohort_fit_what_ports_and_channels_
     share = secure_agg.DealtShare(names[0], bytes(82), bytes(32), bytes(32))
     dealing = secure_agg.Dealing(names[0], bytes(32), (share,) * 4096, longest)
     revealed = (secure_agg.RevealedShare(names[0], bytes(33)),) * 4096
-    for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):
+    for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):  # type: ignore[assignment]
         size = wire.to_coordinator(AttemptMessage(ATTEMPT, payload)).ByteSize()
         assert size <= limits.MAX_FROM_MEMBER, type(payload).__name__
-    # No more than that, and a little: it is also what one message of the other side may cost.
+    # Little more than that, because the limit is also what one message of the other side can cost.
     assert limits.MAX_FROM_COORDINATOR <= 13 * 2**20
     assert limits.MAX_FROM_MEMBER <= 2 * 2**20
 
@@ -224,7 +225,7 @@ def test_a_manifest_flattens_and_unflattens():
         ({"b": np.zeros((2, 3)), "a": np.zeros(4, np.float32)}, "float64"),
         (
             {"b": np.zeros((2, 3), np.float32), "a": np.zeros(4, np.float32), "c": np.zeros(1, np.float32)},
-            "not in it",
+            "unknown",
         ),
     ],
 )
@@ -234,7 +235,7 @@ def test_parameters_that_differ_from_the_manifest_are_refused(tensors, complaint
         manifest.flatten(tensors)
 
 
-def test_a_version_that_is_cut_or_not_finite_is_refused():
+def test_a_truncated_or_non_finite_version_is_refused():
     manifest = Manifest.of({"a": np.zeros(4, np.float32)})
     with pytest.raises(DocumentInvalid, match="bytes"):
         manifest.decode(bytes(15))
@@ -242,7 +243,7 @@ def test_a_version_that_is_cut_or_not_finite_is_refused():
         manifest.decode(np.array([1, np.inf, 0, 0], "<f4").tobytes())
 
 
-def test_a_job_document_is_its_canonical_form():
+def test_a_job_document_round_trips_in_canonical_form():
     job = job_document()
     assert JobDocument.from_json(job.canonical()) == job
     assert JobDocument.from_json(job.canonical()).digest() == job.digest()
@@ -269,7 +270,7 @@ def test_a_job_document_is_its_canonical_form():
         ({"rounds": {"target_members": 10_001}}, "target_members"),
         ({"aggregation": {"max_lost_share": 0.1234567}}, "max_lost_share has at most six decimals, got 0.1234567"),
         ({"aggregation": {"max_corrupt_share": 1}}, "max_corrupt_share"),
-        ({"aggregation": {"max_corrupt_share": 0.2, "max_lost_share": 0.4}}, "must stay below 1"),
+        ({"aggregation": {"max_corrupt_share": 0.2, "max_lost_share": 0.4}}, "must be below 1"),
         (
             {"rounds": {"target_members": 300}, "aggregation": {"max_corrupt_share": 0.33, "max_lost_share": 0.33}},
             "aggregation.max_corrupt_share, aggregation.max_lost_share or rounds.target_members: no sparse graph of 201",  # noqa: E501
@@ -318,7 +319,7 @@ def test_a_job_document_is_its_canonical_form():
         ),
     ],
 )
-def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
+def test_an_invalid_job_names_the_key(tmp_path, change, complaint):
     base = {
         "schema": 1,
         "name": "questions",
@@ -341,7 +342,7 @@ def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
         ("leave bits out", {"aggregation": {}}),
     ],
 )
-def test_what_a_job_without_room_is_told_to_do_helps(advice, change):
+def test_the_advice_for_a_job_without_room_works(advice, change):
     base = json.loads(job_document().canonical())
     document = JobDocument._from_content({**base, **change}, "job.json")
     layout_of(document, document.rounds.target_members)
@@ -380,13 +381,13 @@ def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
         assert context.sparse is not None
         assert context.assumed_corrupt == members // 20
         assert (context.sparse.sigma, context.sparse.corrupt_millionths) == (80, 50_000)
-        # So many may stay away before the roster, and as many again after it.
+        # This many may be missing from the roster, and as many again may drop out after it.
         assert members - context.min_survivors == members // 10
         assert members - context.min_roster >= members // 20
 
 
 def keys_left_out(part, written):
-    """Fields of a document, and of the tables in it, that its canonical form does not say."""
+    """Fields of a document, and of the tables in it, that its canonical form leaves out."""
     found = {f"{type(part).__name__}.{key}" for key in type(part).model_fields} - {
         f"{type(part).__name__}.{'schema_version' if key == 'schema' else key}" for key in written
     }
@@ -413,8 +414,8 @@ def keys_left_out(part, written):
     ],
     ids=["plain", "prompted", "own vocabulary"],
 )
-def test_a_document_says_every_key_also_where_it_is_the_default(changes):
-    """A member with other defaults would train another job under the same digest."""
+def test_a_document_states_every_key_even_with_its_default(changes):
+    """Otherwise a member with other defaults would train another job under the same digest."""
     job = JobDocument.model_validate(job_document().model_dump() | changes)
     assert keys_left_out(job, json.loads(job.canonical())) == set()
 
@@ -429,7 +430,7 @@ def test_every_number_of_a_job_is_in_the_application_digest():
     digests = {application_digest(job, layout_of(job, members)) for members in (3, 4, 9)}
     digests.add(application_digest(job.model_copy(update={"seed": 1}), layout_of(job, 3)))
     digests.add(application_digest(job.model_copy(update={"tokenizer": bytes([9]) * 32}), layout_of(job, 3)))
-    # Cohorts of 3 and 4 have the same scales, and therefore the same layout.
+    # Cohorts of 3 and 4 have the same scales, and so the same layout.
     assert len(digests) >= 4
 
 
@@ -447,8 +448,8 @@ def test_help_imports_nothing_that_costs_seconds(program):
     assert "Usage" in done.stdout
 
 
-def test_a_certificate_nobody_issued_is_looked_at_no_further():
-    """One extension twice: a parser that reads extensions first raises something nobody expects."""
+def test_an_unissued_certificate_is_not_parsed_further():
+    """A duplicate extension: a parser that reads extensions first raises an unexpected error."""
     now = datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anyone")])
@@ -465,7 +466,7 @@ def test_a_certificate_nobody_issued_is_looked_at_no_further():
 
 
 @pytest.mark.parametrize("admits", [("a" * 64,), ("*",) * 65, ("Job",), ("a\n",), ("",)])
-def test_patterns_that_cost_too_much_are_no_hello(admits):
+def test_a_hello_with_costly_patterns_is_refused(admits):
     message = wire.to_coordinator(messages.Hello(1, "1", bytes(16), admits))
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
@@ -482,7 +483,7 @@ def from_the_coordinator(message):
     return wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
 
 
-# What a message has many of: how many any cohort has, the message with so many empty ones, and what each becomes.
+# Lists in messages: the limit, a message with that many empty entries, and what an entry decodes to.
 MANY = {
     "shares dealt": (
         limits.MAX_NEIGHBOURS,
@@ -539,7 +540,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("what", MANY)
-def test_more_entries_than_any_cohort_has_are_refused_before_anything_is_made_of_them(monkeypatch, what):
+def test_too_many_entries_are_refused_before_they_are_decoded(monkeypatch, what):
     """Protobuf packs a million empty ones into two megabytes."""
     most, message, made_of_it = MANY[what]
     as_many = message(most)
@@ -560,7 +561,7 @@ def test_two_protocol_versions_that_differ_say_which_side_to_upgrade():
     assert disagreement(member=2, coordinator=1).endswith("upgrade the coordinator's software")
 
 
-# Every place in which a message names a member.
+# Every field in which a message names a member.
 NAMING = {
     "advertisement": lambda name: pb.MemberMessage(advertisement=pb.Advertisement(ref=REF, member=name)),
     "dealer": lambda name: pb.MemberMessage(dealing=pb.Dealing(ref=REF, dealer=name)),
@@ -590,7 +591,7 @@ NAMING = {
 
 
 @pytest.mark.parametrize("where", NAMING)
-def test_a_members_name_has_at_most_63_characters_wherever_it_stands(where):
+def test_a_members_name_has_at_most_63_characters_everywhere(where):
     longest = NAMING[where]("e" * 63)
     read = from_a_member if isinstance(longest, pb.MemberMessage) else from_the_coordinator
     assert isinstance(read(longest), AttemptMessage)
@@ -622,17 +623,17 @@ def test_text_from_the_other_side_is_one_short_printable_line():
         pb.Ready(job="a", round=1, ledger=pb.LedgerCounter(id=bytes(16), sequence=2**63)),
     ],
 )
-def test_a_report_or_counter_that_cannot_be_is_no_message(ready):
+def test_an_impossible_report_or_counter_is_refused(ready):
     with pytest.raises(wire.WireInvalid):
         wire.from_member(pb.MemberMessage(ready=ready))
 
 
 @pytest.mark.parametrize("label", ["\x1b[31mred", "two\nlines", "\u202eevil", "zero\u200bwidth", "\x9b1m"])
-def test_a_label_that_a_terminal_would_act_on_is_in_no_document(label):
+def test_a_label_on_which_a_terminal_would_act_is_refused(label):
     for read in (
         lambda name: Labels(labels=(name, "other")),
         lambda name: LabelCount(label=name, rows=1),
     ):
         assert read("\u0645\u06cc\u200c\u062e\u0648\u0627")
-        with pytest.raises(ValueError, match="take it out"):
+        with pytest.raises(ValueError, match="remove it"):
             read(label)

@@ -1,4 +1,4 @@
-"""What a job orders of made-up text, and what a member says of its file: refusals, and bytes that stay."""
+"""Orders of synthetic text in jobs, and members' statements about their files: refusals, and pinned bytes."""
 
 import pytest
 from pydantic import ValidationError
@@ -26,32 +26,32 @@ def said(**changes):
     [
         (
             {"model": {"architecture": "textcnn"}, "corpus": {}},
-            "corpus: only a model of architecture rvae makes text up; leave this table out",
+            "corpus: only an rvae generates text; leave this table out",
         ),
         (
             {"vocabulary": {"kind": "wordpiece", "file": "vocab.txt"}},
             'vocabulary: an rvae writes words of a public list; name its file, with kind = "words" (a member\'s own '
-            "words would be written into what it gives away)",
+            "words would appear in the text that it releases)",
         ),
         ({"method": "fedvocab", "vocabulary": {}}, "vocabulary: an rvae writes words of a public list"),
-        ({"method": "fedvocab"}, "method: fedvocab is for classifiers; an rvae takes fedavg or fedprox"),
-        ({"method": "lg-fedavg"}, "method: lg-fedavg is for classifiers; an rvae takes fedavg or fedprox"),
+        ({"method": "fedvocab"}, "method: fedvocab is for classifiers; an rvae needs fedavg or fedprox"),
+        ({"method": "lg-fedavg"}, "method: lg-fedavg is for classifiers; an rvae needs fedavg or fedprox"),
         (
             {
                 "model": {"architecture": "rvae", "variant": "published"},
                 "mechanism": {"name": "dp-sgd", "noise_multiplier": 1},
             },
-            "model.variant: published has noise of its own and no guarantee; dp-sgd beside it would look like one; "
-            "take sound, or no mechanism",
+            "model.variant: published has its own noise and no guarantee, and dp-sgd beside it would suggest one; use "
+            "sound, or mechanism none",
         ),
         (
             {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1}, "corpus": {"source": "members"}},
-            "corpus.source: under distributed-gaussian a member's own model has a share of the noise only, which "
-            'protects nothing by itself; take source = "operator", or dp-sgd',
+            "corpus.source: under distributed-gaussian a member's own model has only a share of the noise, which "
+            'protects nothing by itself; set source = "operator", or use dp-sgd',
         ),
         ({"corpus": {"texts": 0}}, "corpus.texts: Input should be greater than or equal to 1"),
         ({"corpus": {"max_bytes": MAX_CORPUS_BYTES + 1}}, "corpus.max_bytes: Input should be less than or equal to"),
-        ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is none of members, operator"),
+        ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is not one of members, operator"),
         ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
         ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
         (
@@ -60,13 +60,13 @@ def said(**changes):
         ),
         (
             {"labels": [f"label {each}" for each in range(257)], "corpus": {"source": "operator"}},
-            "corpus.guidance: it needs a decoder for each label, and 257 labels are more than 256; set guidance = 0",
+            "corpus.guidance: needs a decoder for each label, and 257 labels are more than 256; set guidance = 0",
         ),
         ({"corpus": {"guidance": 21}}, "corpus.guidance: Input should be less than or equal to 20"),
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
+def test_an_invalid_order_is_refused_with_the_reason(changes, sentence):
     assert said(**changes).startswith(sentence)
 
 
@@ -84,13 +84,13 @@ def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
     ],
     ids=str,
 )
-def test_orders_that_can_be(changes):
+def test_valid_orders_are_accepted(changes):
     spec = JobSpec.model_validate(JOB | changes)
     assert JobSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
     assert (spec.corpus is None) == ("corpus" not in changes)
 
 
-def test_a_document_says_which_made_up_text_it_orders():
+def test_a_document_states_the_synthetic_text_it_orders():
     bare, ordering = ordering_job(order=None), ordering_job()
     assert b'"corpus":null' in bare.canonical()
     assert (
@@ -101,7 +101,7 @@ def test_a_document_says_which_made_up_text_it_orders():
     assert bare.digest() != ordering.digest() != ordering_job(order=CorpusOrder(texts=7)).digest()
 
 
-def test_a_label_weighs_nothing_in_the_published_variant_and_stays_so():
+def test_the_published_variant_has_no_label_bias():
     assert RvaeModel().label_weight == 4
     published = RvaeModel(variant="published")
     assert published.label_weight == 0
@@ -109,14 +109,16 @@ def test_a_label_weighs_nothing_in_the_published_variant_and_stays_so():
 
 
 def test_the_values_of_an_rvae_follow_from_its_sizes():
-    """By hand: 5 + 1 + 2 rows of 2; two LSTMs, four gates of 3; mean and deviation; z, label to the writer; labels."""
+    """Counted by hand: 5 + 1 + 2 rows of 2; two LSTMs with four gates of 3; mean and standard deviation; z and label to
+    the writing LSTM; labels.
+    """
     model = RvaeModel(embedding=2, hidden=3, latent=4, words=5)
     lstms = 2 * 4 * 3 * (2 + 3 + 1) + 4 * 3 * 2
     assert model.values(100, 2) == 8 * 2 + lstms + 2 * 4 * 4 + (4 + 2 + 1) * 2 + 4 * 8 + 2 * 3
     assert model.values(3, 2) < model.values(5, 2) == model.values(6, 2)
 
 
-def test_a_statement_comes_back_and_what_is_signed_is_nothing_else():
+def test_a_statement_round_trips_and_is_all_that_is_signed():
     statement = statement_of(FILE, ordering_job(), federation=FEDERATION, member="north")
     assert CorpusStatement.from_json(statement.canonical()) == statement
     assert signed_bytes(statement) == b"tacit/corpus/v1\n" + statement.canonical()
@@ -129,7 +131,7 @@ def test_a_statement_comes_back_and_what_is_signed_is_nothing_else():
     ("key", "value"),
     [("bytes", 0), ("rows", 0), ("round", 0), ("promise", "perhaps"), ("variant", "loud"), ("corpus", b"short")],
 )
-def test_a_statement_that_cannot_be_is_refused(key, value):
+def test_an_invalid_statement_is_refused(key, value):
     with pytest.raises(ValidationError, match=key):
         statement_of(FILE, ordering_job(), federation=FEDERATION, member="north", **{key: value})
 

@@ -1,4 +1,4 @@
-"""Whose a member's certificate is, up to an authority of the federation, whatever has ended since."""
+"""Proofs of whose a certificate or statement is, even if certificates or authorities have expired since."""
 
 import functools
 from datetime import timedelta
@@ -25,24 +25,24 @@ def issued(authority=FIRST, *, role=Role.MEMBER, name="north", now=None):
 
 @functools.cache
 def ended() -> Authority:
-    """An authority whose ten years are over."""
+    """An authority that has expired after its ten years."""
     return Authority.create(now=LONG_AGO, key=party.key(70))
 
 
 def retired() -> Authorities:
-    """The first authority, and after it another one that alone is trusted."""
+    """The first authority, retired, and its successor, which alone is trusted."""
     both = Authorities.first(FIRST.certificate).succeeded_by(NEXT.certificate, old=FIRST.key, new=NEXT.key)
     return both.without(1, key=NEXT.key)
 
 
-def test_a_certificate_proves_what_it_proved_in_its_day():
+def test_a_certificate_proves_the_same_after_it_expires():
     north = issued()
     found = verify_member(north, Authorities.first(FIRST.certificate), "north")
     assert (found.identity.name, found.der) == ("north", north)
-    # Its authority was retired since.
+    # Its authority has been retired since.
     assert FIRST.certificate not in retired().trust.roots
     assert verify_member(north, retired(), "north") == found
-    # It is over, and so is its authority.
+    # It has expired, and so has its authority.
     authorities, old = Authorities.first(ended().certificate), issued(ended(), now=LONG_AGO)
     with pytest.raises(CertificateOutOfDate):
         authorities.history.verify(old, role=Role.MEMBER, now=party.present())
@@ -52,20 +52,20 @@ def test_a_certificate_proves_what_it_proved_in_its_day():
 @pytest.mark.parametrize(
     ("certificate", "says"),
     [
-        (lambda: issued(name="south"), "another one's, south's"),
+        (lambda: issued(name="south"), "belongs to somebody else: south"),
         (lambda: issued(role=Role.OPERATOR), "has the role operator, not member"),
         (lambda: issued(ended(), now=LONG_AGO), "not issued by this federation's authority"),
-        # The federation's own root, in another federation's name.
+        # Issued with the federation's own root, in another federation's name.
         (lambda: issued(Authority(FIRST.certificate, FIRST.key, bytes(32))), "belongs to another federation"),
         (lambda: b"no certificate", "not a certificate"),
     ],
 )
-def test_no_other_certificate_is_the_members(certificate, says):
+def test_a_certificate_that_is_not_the_members_is_refused(certificate, says):
     with pytest.raises(CertificateInvalid, match=says):
         verify_member(certificate(), Authorities.first(FIRST.certificate), "north")
 
 
-def test_a_statement_is_its_members_in_the_federation_that_it_names():
+def test_a_statement_counts_only_in_the_federation_it_names():
     data, authorities = corpus_file([("a good day", "a")]), retired()
 
     def verified(federation):
@@ -73,7 +73,7 @@ def test_a_statement_is_its_members_in_the_federation_that_it_names():
         verify_statement(said, sign(party.key(2), signed_bytes(said)), issued(), authorities)
 
     verified(FIRST.federation)
-    # North has signed that, too, and it is nothing of this federation's: not even under the next authority's name.
+    # North has signed those, too, but they do not belong to this federation, not even under the next authority's name.
     for other in (bytes(32), NEXT.fingerprint):
-        with pytest.raises(CertificateInvalid, match="of another federation than the list"):
+        with pytest.raises(CertificateInvalid, match="belong to different federations"):
             verified(other)

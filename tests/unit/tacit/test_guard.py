@@ -1,4 +1,4 @@
-"""Every method of tacit.v1 over real gRPC: hostile text in a request, in an answer, and in the status of a failure."""
+"""Every method of tacit.v1 over real gRPC: hostile text in requests, answers and the status of a failure."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ METHODS = [
     for file in (enrolment_pb2, federation_pb2, operator_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-    # What wire decodes: tests/property/decoders.
+    # tests/property/decoders tests what `tacit.wire` decodes.
     if method.name != "Session"
 ]
 
 
 def hostile(described: Any) -> list[Any]:
-    """Messages of a kind, each with such text in another place."""
+    """Messages of a kind, each with hostile text in a different field."""
     return [planted(GetMessageClass(described), path, HOSTILE) for path in paths(described)]
 
 
 class Answering(grpc.GenericRpcHandler):
-    """Serves one method; keeps what it was asked."""
+    """Serves one method and stores its requests."""
 
     def __init__(self, method: MethodDescriptor, answers: list[Any]) -> None:
         self.path = f"/{method.containing_service.full_name}/{method.name}"
@@ -94,7 +94,7 @@ async def serving(handler: Any, *, guard: bool) -> AsyncIterator[grpc.aio.Channe
 
 
 async def called(channel: grpc.aio.Channel, method: MethodDescriptor, request: Any) -> list[Any]:
-    """Through the stub that clients use."""
+    """Calls through the stub that clients use."""
     module = {
         "EnrolmentService": enrolment_pb2_grpc,
         "FederationService": federation_pb2_grpc,
@@ -106,7 +106,7 @@ async def called(channel: grpc.aio.Channel, method: MethodDescriptor, request: A
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_request_arrives_clean_or_is_refused_with_a_clean_sentence(method):
+def test_a_request_is_clean_or_refused_with_a_clean_sentence(method):
     async def run() -> None:
         for request in hostile(method.input_type):
             handler = Answering(method, [GetMessageClass(method.output_type)()])
@@ -147,7 +147,7 @@ def test_a_clients_answer_is_clean(method):
     asyncio.run(run())
 
 
-def test_requests_without_anything_hostile_pass_as_they_are():
+def test_harmless_requests_pass_unchanged():
     request = operator_pb2.GetJobRequest(name="desk")
     method = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].methods_by_name["GetJob"]
 

@@ -1,4 +1,4 @@
-"""Groups in a job: keys that go together, and what attempts get of them."""
+"""Groups in a job: which keys fit together, and the numbers of attempts."""
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from tests.support.group_fleet import grouped_context
 
 
 def a_job(aggregation=None, *, mechanism=None, **rounds):
-    """A job of 9 to 30 members in three groups, one of them assumed corrupt, but for the changes."""
+    """A job of 9 to 30 members in three groups, with one assumed corrupt, and with the given changes."""
     keys = {"groups": 3, "assumed_corrupt": 1} | (aggregation or {})
     numbers = {"min_members": 9, "target_members": 30} | rounds
     document = job_document(**numbers).model_dump() | {"aggregation": keys}
@@ -25,7 +25,7 @@ def a_job(aggregation=None, *, mechanism=None, **rounds):
     return JobDocument.model_validate(document)
 
 
-def test_a_document_with_groups_or_without_is_read_as_it_was_written():
+def test_a_document_with_or_without_groups_reads_back_unchanged():
     said = Aggregation(groups=5, combine="trimmed-mean", trim=2, min_groups=5, noise_after=0.5).model_dump()
     assert (said["groups"], said["combine"], said["trim"], said["min_groups"]) == (5, "trimmed-mean", 2, 5)
     trimmed = a_job({"combine": "trimmed-mean"})
@@ -38,17 +38,17 @@ def test_a_document_with_groups_or_without_is_read_as_it_was_written():
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"groups": None, "combine": "median"}, "combine: there is one sum"),
-        ({"groups": None, "trim": 2}, "trim: there is one sum"),
-        ({"groups": None, "trim": 1}, "trim: there is one sum"),
+        ({"groups": None, "combine": "median"}, "combine: has no effect, because there is only one sum"),
+        ({"groups": None, "trim": 2}, "trim: has no effect, because there is only one sum"),
+        ({"groups": None, "trim": 1}, "trim: has no effect, because there is only one sum"),
         ({"trim": 1}, "trim: mean trims nothing"),
         ({"combine": "median", "trim": 1}, "trim: median trims nothing"),
-        ({"groups": None, "min_groups": 2}, "min_groups: there is one sum"),
+        ({"groups": None, "min_groups": 2}, "min_groups: has no effect, because there is only one sum"),
         ({"groups": 1}, "groups"),
-        ({"groups": 2, "combine": "median"}, "groups: median needs 3 or more to outvote one, got 2"),
-        ({"groups": 4, "combine": "trimmed-mean", "trim": 2}, "trimmed-mean needs 5"),
+        ({"groups": 2, "combine": "median"}, "groups: median needs at least 3 to outvote one, got 2"),
+        ({"groups": 4, "combine": "trimmed-mean", "trim": 2}, "trimmed-mean needs at least 5"),
         ({"combine": "median", "trim": 2}, "trim: median trims nothing"),
-        ({"combine": "median", "min_groups": 2}, "min_groups: median of 3 groups needs 3 to 3"),
+        ({"combine": "median", "min_groups": 2}, "min_groups: median over 3 groups needs 3 to 3"),
         ({"min_groups": 4}, "needs 1 to 3"),
         ({"combine": "krum"}, "combine"),
         ({"noise_after": -1}, "noise_after"),
@@ -57,7 +57,7 @@ def test_a_document_with_groups_or_without_is_read_as_it_was_written():
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_keys_that_do_not_go_together_name_themselves(keys, says):
+def test_an_error_names_the_keys_that_do_not_fit_together(keys, says):
     with pytest.raises(ValidationError) as refused:
         a_job(keys)
     assert says in str(refused.value)
@@ -76,11 +76,11 @@ def test_keys_that_do_not_go_together_name_themselves(keys, says):
     ],
     ids=str,
 )
-def test_as_many_groups_are_needed_as_leave_the_good_ones_a_majority_that_counts(keys, needed):
+def test_the_groups_needed_let_the_rule_outvote_one(keys, needed):
     assert Aggregation(**{"groups": 3} | keys).groups_needed == needed
 
 
-def test_what_an_attempt_in_groups_gets():
+def test_an_attempt_in_groups_has_the_jobs_numbers():
     job = a_job()
     graph, threshold, corrupt = thresholds_of(job, 30)
     assert (graph, threshold, corrupt) == secure_agg.grouped_thresholds(30, 3, 1, least=2)
@@ -88,31 +88,31 @@ def test_what_an_attempt_in_groups_gets():
     assert context.grouped == graph
     assert (context.cohort, context.largest_sum) == (30, 10)
     assert context.bits == layout_of(job, 30).bits
-    # A sum of ten has the ring of ten.
+    # A sum of ten members has the ring for ten.
     one = job_document(Aggregation(assumed_corrupt=1), min_members=9, target_members=30)
     alike = JobDocument.model_validate(one.model_dump() | {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0}})
     assert layout_of(job, 30) == layout_of(alike, 10)
-    # No weight and no metrics, which would be the same numbers in every drawing.
+    # No weight and no metrics, because they would be the same numbers in every draw.
     assert [segment.name for segment in layout_of(job, 30).segments] == ["update"]
     assert not sends_weight(job)
     assert sends_weight(one)
     assert not sends_weight(alike)
     assert max_in_sum(job, 10) == 4
-    # Above 200 members the share stands for n_C, as it does for the sparse graph.
+    # Above 200 members the share determines n_C, as on the sparse graph.
     large = a_job(
         {"assumed_corrupt": None, "groups": 10, "max_corrupt_share": 0.05}, min_members=250, target_members=1000
     )
     assert thresholds_of(large, 1000)[2] == 50
 
 
-def test_noise_in_the_ring_counts_on_the_honest_of_a_group():
+def test_noise_in_the_ring_relies_on_the_honest_in_a_group():
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 2}
     job = a_job(mechanism=noise)
     assert promise_of(job, 9).honest == 2
     assert grid_of(job).members == 10
-    with pytest.raises(ValidationError, match=r"a cohort of 9 guarantees 2 honest inputs.*ask for fewer"):
+    with pytest.raises(ValidationError, match=r"a cohort of 9 guarantees 2 honest inputs.*lower aggregation\.groups"):
         a_job(mechanism=noise | {"honest": 3})
-    # The members of the whole cohort would give as much: it is groups that cost it.
+    # The whole cohort in one sum would guarantee this many; groups reduce it.
     document = job_document(min_members=9, target_members=30).model_dump() | {
         "mechanism": noise | {"honest": 3},
         "aggregation": {"assumed_corrupt": 1},
@@ -121,7 +121,7 @@ def test_noise_in_the_ring_counts_on_the_honest_of_a_group():
 
 
 def honest_of_every_size(job):
-    """h of each cohort that has a split."""
+    """Maps each cohort size that has a split to its h."""
     found = {}
     for size in range(job.rounds.min_members, job.rounds.target_members + 1):
         try:
@@ -145,7 +145,7 @@ def honest_of_every_size(job):
     ],
     ids=str,
 )
-def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys):
+def test_the_least_honest_cohort_may_be_between_the_ends(least, most, keys):
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 1}
     job = a_job({"assumed_corrupt": None} | keys, mechanism=noise, min_members=least, target_members=most)
     every = honest_of_every_size(job)
@@ -153,8 +153,8 @@ def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys
     assert honest == min(every.values()) == every[size]
 
 
-def test_noise_that_a_cohort_between_the_ends_does_not_bear_is_refused():
-    # By default a fifth is corrupt: 19 members have 3 of them, 20 and 21 have 4.
+def test_noise_too_weak_for_a_cohort_between_the_ends_is_refused():
+    # By default a fifth is assumed corrupt: 3 of 19 members, 4 of 20 and of 21.
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 3}
     every = honest_of_every_size(a_job({"assumed_corrupt": None}, min_members=19, target_members=22))
     assert every == {19: 3, 20: 2, 21: 2, 22: 3}
@@ -163,8 +163,8 @@ def test_noise_that_a_cohort_between_the_ends_does_not_bear_is_refused():
     assert a_job({"assumed_corrupt": None}, mechanism=noise | {"honest": 2}, min_members=19, target_members=22)
 
 
-def test_a_cohort_that_has_no_split_waits_for_one_that_has():
-    # By default a fifth is assumed corrupt: 24 members make four groups of which each is a sum, 25 to 27 do not.
+def test_a_cohort_without_a_split_waits_for_one_with_a_split():
+    # By default a fifth is assumed corrupt: 24 members make four valid groups, 25 to 27 do not.
     job = a_job({"assumed_corrupt": None, "groups": 4, "min_groups": 4}, min_members=24, target_members=36)
     sizes = {members: largest_cohort(job, members) for members in range(24, 37)}
     assert [sizes[members] for members in range(24, 31)] == [24, 24, 24, 24, 28, 29, 29]
@@ -176,7 +176,7 @@ def test_a_cohort_that_has_no_split_waits_for_one_that_has():
                 promise_of(job, skipped)
 
 
-def test_groups_travel_whole_or_are_missed_by_name():
+def test_groups_arrive_whole_or_the_missing_number_is_named():
     message = AttemptMessage(AttemptId("triage", 7, 1), AttemptOpened(grouped_context(12, 3, 1)))
     packed = wire.to_member(message)
     assert wire.from_coordinator(packed) == message
@@ -189,7 +189,7 @@ def test_groups_travel_whole_or_are_missed_by_name():
     packed.attempt_opened.sparse_graph.degree = 20
     with pytest.raises(secure_agg.ContextInvalid, match=r"leaves out|one of the two"):
         _ = wire.from_coordinator(packed).payload.context
-    # Left out, it is another attempt, whose threshold is far too low for one sum.
+    # Without it, this is another attempt, whose threshold is far too low for one sum.
     packed = wire.to_member(message)
     packed.attempt_opened.ClearField("groups")
     with pytest.raises(secure_agg.ContextInvalid, match="2t > n"):

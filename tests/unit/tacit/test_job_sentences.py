@@ -1,4 +1,4 @@
-"""What a person reads of a job file that cannot be right: the key as the file has it, what is wrong, what to do."""
+"""Errors in job files: the key as the file has it, what is wrong, what to do."""
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -14,10 +14,10 @@ from tests.support.fleet import job_document
 
 BASE = {"name": "desk", "labels": ["a", "b"], "vocabulary": {"kind": "words", "file": "words.txt"}}
 METHODS = "fedavg, fedprox, lg-fedavg, fedrecon, fedvocab"
-TOKENS = 'must be "digits", or a list of 1 to 10000 entries of the vocabulary (of 1 to 200 characters)'
-NO_TABLE = "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
-PARTS = 'must be a list of parts that stay with the member: ["embedding"], ["encoder"], or both'
-HEAD = "'head' cannot be private here: embedding, encoder or both can, and the head is what is shared"
+TOKENS = 'must be "digits", or a list of 1 to 10000 vocabulary entries of 1 to 200 characters'
+NO_TABLE = "must be a table of keys: [vocabulary] with kind and file, or without file if every member builds its own"
+PARTS = 'must be a list of private parts: ["embedding"], ["encoder"], or both'
+HEAD = "'head' cannot be private here; name embedding, encoder or both (the head is always shared)"
 
 
 def said(**changes):
@@ -29,7 +29,7 @@ def said(**changes):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        # Keys are as they stand in the file: a kind is no part of them.
+        # Keys read as in the file, without a table's kind.
         (
             {"model": {"architecture": "bilstm", "hiden": 3}},
             'model.hiden: bilstm has no such key; check its spelling, or architecture = "bilstm"',
@@ -63,18 +63,18 @@ def said(**changes):
         ({"model": {"widths": [65]}}, "model: every width must lie between 1 and max_tokens"),
         ({"surprise": 1}, "surprise: unknown key; check its spelling"),
         ({"rounds": {"deadlines": {"trainin": 1}}}, "rounds.deadlines.trainin: unknown key; check its spelling"),
-        # Kinds that are none, left out, or something else than a table.
-        ({"method": {"name": "fedvocap"}}, f"method.name: 'fedvocap' is none of {METHODS}"),
-        ({"method": "fedvocap"}, f"method: 'fedvocap' is none of {METHODS}"),
-        ({"method": {"name": ["fedvocab"]}}, f"method.name: ['fedvocab'] is none of {METHODS}"),
-        ({"method": "{sentence}"}, f"method: '{{sentence}}' is none of {METHODS}"),
-        ({"method": {"adaptive": True}}, f"method.name: missing; say which it is, of {METHODS}"),
-        ({"method": 3}, f"method: must be a table of keys, not a number; give it name = one of {METHODS}"),
+        # Kinds that are unknown or missing, and values that are not tables.
+        ({"method": {"name": "fedvocap"}}, f"method.name: 'fedvocap' is not one of {METHODS}"),
+        ({"method": "fedvocap"}, f"method: 'fedvocap' is not one of {METHODS}"),
+        ({"method": {"name": ["fedvocab"]}}, f"method.name: ['fedvocab'] is not one of {METHODS}"),
+        ({"method": "{sentence}"}, f"method: '{{sentence}}' is not one of {METHODS}"),
+        ({"method": {"adaptive": True}}, f"method.name: missing; write one of {METHODS}"),
+        ({"method": 3}, f"method: must be a table of keys, not a number; write a table with name = one of {METHODS}"),
         (
             {"model": {"architecture": "cnn"}},
-            "model.architecture: 'cnn' is none of textcnn, bilstm, transformer, prompted, rvae",
+            "model.architecture: 'cnn' is not one of textcnn, bilstm, transformer, prompted, rvae",
         ),
-        ({"model": "bilstm"}, 'model: must be a table of keys, not text; give it architecture = "bilstm"'),
+        ({"model": "bilstm"}, 'model: must be a table of keys, not text; write a table with architecture = "bilstm"'),
         ({"rounds": [1]}, "rounds: must be a table of keys, not a list"),
         ({"training": True}, "training: must be a table of keys, not true or false"),
         # Lists.
@@ -84,7 +84,7 @@ def said(**changes):
         ({"method": {"name": "lg-fedavg", "private": "encoder"}}, f"method.private: {PARTS}"),
         (
             {"method": {"name": "lg-fedavg", "private": ["encoder", "encoder"]}},
-            "method.private: encoder stands twice; name each part once",
+            "method.private: encoder is listed twice; name each part once",
         ),
         *(
             ({"method": {"name": "fedrecon", "tokens": tokens}}, f"method.tokens: {TOKENS}")
@@ -93,30 +93,30 @@ def said(**changes):
         ({"labels": ["a"]}, "labels: must have 2 entries or more, has 1"),
         ({"labels": ["a", ""]}, "labels.1: String should have at least 1 character"),
         ({"labels": "ab"}, "labels: must be a list, not text"),
-        # A vocabulary has no name for its kind: `file` tells.
+        # A vocabulary's kind has no name: the key `file` decides.
         ({"vocabulary": "own"}, f"vocabulary: {NO_TABLE}"),
         ({"vocabulary": None}, f"vocabulary: {NO_TABLE}"),
         (
             {"vocabulary": {"kind": "words", "fil": "words.txt"}},
-            "vocabulary.fil: a table without `file` is a vocabulary of everybody's own, which has no such key; check "
-            "its spelling, or name the file",
+            "vocabulary.fil: without `file`, each member builds its own vocabulary, which has no such key; check its "
+            "spelling, or name the file",
         ),
         (
             {"vocabulary": {"kind": "words", "pretrained": "t.txt"}},
-            "vocabulary.pretrained: only a vocabulary from a file has this key, and a table without `file` is "
-            "everybody's own; name the file, or leave this key out",
+            "vocabulary.pretrained: only a vocabulary from a file has this key; without `file`, each member builds its "
+            "own; name the file, or leave this key out",
         ),
         (
             {"vocabulary": {"kind": "words", "file": "words.txt", "size": 3}},
-            "vocabulary.size: only a vocabulary of everybody's own has this key, a table without `file`; leave out one "
-            "of the two",
+            "vocabulary.size: only members' own vocabularies have this key, and they have no `file`; leave out one of "
+            "the two",
         ),
         (
             {"vocabulary": {"kind": "words", "file": "words.txt", "sort": 3}},
             "vocabulary.sort: a vocabulary from a file has no such key; check its spelling",
         ),
         ({"vocabulary": {"file": "words.txt"}}, "vocabulary.kind: missing; it has no default"),
-        # What is wrong with the whole names its keys itself.
+        # A mistake in the job as a whole names its keys itself.
         *(
             (
                 {
@@ -124,25 +124,24 @@ def said(**changes):
                     "model": {"architecture": "transformer", "base": "bert"},
                     "vocabulary": {"kind": "wordpiece"},
                 },
-                "model.base: lg-fedavg keeps the encoder with each member, and beside vocabularies of their own what "
-                "members keep starts at random: the base's weights would reach nobody; share the encoder (method "
-                'fedvocab, or lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt as '
-                "vocabulary.file",
+                "model.base: its weights would reach nobody: lg-fedavg keeps the encoder private, and with members' "
+                "own vocabularies private parameters start at random; share the encoder (method fedvocab, or lg-fedavg "
+                'with private = ["embedding"]), or name the base\'s vocab.txt as vocabulary.file',
             )
             for method in ("lg-fedavg", {"name": "lg-fedavg", "private": ["encoder", "embedding"]})
         ),
-        ({"labels": ["a", "a"]}, "labels: a label stands twice"),
+        ({"labels": ["a", "a"]}, "labels: a label is listed twice; name each label once"),
         (
             {"method": {"name": "lg-fedavg", "private": ["encoder"]}, "model": {"freeze_embedding": True}},
-            "model.freeze_embedding: lg-fedavg trains the whole model; leave this key out, or take fedavg or fedprox",
+            "model.freeze_embedding: lg-fedavg trains the whole model; leave this key out, or use fedavg or fedprox",
         ),
         (
             {"method": "fedrecon", "model": {"freeze_embedding": True}},
-            "model.freeze_embedding: fedrecon makes rows of the embedding anew in each round; leave this key out",
+            "model.freeze_embedding: fedrecon reconstructs rows of the embedding in each round; leave this key out",
         ),
         (
             {"method": "fedvocab", "model": {"freeze_embedding": True}},
-            "model.freeze_embedding: fedvocab has a key of its own for that; leave this one out and say "
+            "model.freeze_embedding: fedvocab has a key of its own for that; leave this one out and set "
             'method.embedding = "frozen"',
         ),
         (
@@ -175,13 +174,13 @@ def said(**changes):
                 "training": {"embedding_learning_rate": 0.1},
                 "model": {"architecture": "rvae", "variant": "published"},
             },
-            "training.embedding_learning_rate: model.variant: published steps as the paper has it, with one rate; "
-            "leave this key out",
+            "training.embedding_learning_rate: model.variant = published uses one rate, like the paper; leave this key "
+            "out",
         ),
         (
             {"training": {"precision": "bfloat16"}},
-            "training.precision: bfloat16 is for the frozen network of a prompted model, and this one is trained; "
-            "leave this key out",
+            "training.precision: bfloat16 is only for the frozen network of a prompted model, and this model is "
+            "trained; leave this key out",
         ),
         (
             {
@@ -190,13 +189,13 @@ def said(**changes):
                 "vocabulary": None,
                 "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
             },
-            "training.precision: dp-sgd tells examples apart in float32; leave this key out",
+            "training.precision: dp-sgd computes each example's gradient in float32; leave this key out",
         ),
         *(
             (
                 {"training": {"logit_adjustment": True}, **changes},
-                "training.logit_adjustment: it is for textcnn, bilstm and transformer, whose heads have a place for "
-                "the mixture of labels; leave this key out",
+                "training.logit_adjustment: only the heads of textcnn, bilstm and transformer can add the label prior; "
+                "leave this key out",
             )
             for changes in (
                 {"model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}}, "vocabulary": None},
@@ -208,24 +207,24 @@ def said(**changes):
                 "training": {"logit_adjustment": True},
                 "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
             },
-            "training.logit_adjustment: dp-sgd clips what each example does to a step, and the mixture of labels is "
-            "all examples'; leave this key out",
+            "training.logit_adjustment: dp-sgd clips each example's part of a step, but the label prior depends on "
+            "all examples; leave this key out",
         ),
-        # Words of which a key takes some: as kinds are.
-        ({"training": {"precision": "float16"}}, "training.precision: 'float16' is none of float32, bfloat16"),
-        ({"training": {"optimiser": "adamw"}}, "training.optimiser: 'adamw' is none of adam, sgd, adafactor"),
+        # Keys that accept one of a few words, reported like kinds.
+        ({"training": {"precision": "float16"}}, "training.precision: 'float16' is not one of float32, bfloat16"),
+        ({"training": {"optimiser": "adamw"}}, "training.optimiser: 'adamw' is not one of adam, sgd, adafactor"),
         ({"training": {"optimiser": ["adam"]}}, "training.optimiser: must be one of adam, sgd, adafactor, not a list"),
         (
             {"aggregation": {"groups": 3, "combine": "mode"}},
-            "aggregation.combine: 'mode' is none of mean, median, trimmed-mean, reject-outliers",
+            "aggregation.combine: 'mode' is not one of mean, median, trimmed-mean, reject-outliers",
         ),
         (
             {"mechanism": {"name": "gaussian-update", "noise_multiplier": 1, "sampling": "shuffled"}},
-            "mechanism.sampling: 'shuffled' is none of poisson, fixed",
+            "mechanism.sampling: 'shuffled' is not one of poisson, fixed",
         ),
         (
             {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1, "unit": "device"}},
-            "mechanism.unit: 'device' is none of example, member",
+            "mechanism.unit: 'device' is not one of example, member",
         ),
         (
             {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": "member"}},
@@ -237,16 +236,16 @@ def said(**changes):
         ),
         (
             {"method": {"name": "fedvocab", "embedding": "thawed"}},
-            "method.embedding: 'thawed' is none of trained, frozen",
+            "method.embedding: 'thawed' is not one of trained, frozen",
         ),
         (
             {"vocabulary": {"kind": "letters", "file": "words.txt"}},
-            "vocabulary.kind: 'letters' is none of wordpiece, words",
+            "vocabulary.kind: 'letters' is not one of wordpiece, words",
         ),
-        ({"model": {"architecture": "bilstm", "pooling": "min"}}, "model.pooling: 'min' is none of max, mean, last"),
+        ({"model": {"architecture": "bilstm", "pooling": "min"}}, "model.pooling: 'min' is not one of max, mean, last"),
         (
             {"model": {"architecture": "rvae", "variant": "loud"}},
-            "model.variant: 'loud' is none of sound, published",
+            "model.variant: 'loud' is not one of sound, published",
         ),
         (
             {
@@ -258,7 +257,7 @@ def said(**changes):
                 },
                 "vocabulary": None,
             },
-            "model.injection.encoder: 'gru' is none of mlp, lstm",
+            "model.injection.encoder: 'gru' is not one of mlp, lstm",
         ),
         (
             {"training": {"embedding_learning_rate": 0}},
@@ -267,34 +266,34 @@ def said(**changes):
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_a_mistake_is_one_sentence_under_the_key_that_the_file_has(changes, sentence):
+def test_a_mistake_is_one_sentence_under_the_files_own_key(changes, sentence):
     assert said(**changes) == sentence
 
 
-def test_two_mistakes_in_one_table_are_both_told():
+def test_two_mistakes_in_one_table_are_both_reported():
     assert said(model={"architecture": "bilstm", "hiden": 3, "dropout": 1}) == (
         "model.dropout: Input should be less than 1; "
         'model.hiden: bilstm has no such key; check its spelling, or architecture = "bilstm"'
     )
 
 
-def test_a_document_is_told_as_a_file_is():
+def test_mistakes_in_documents_and_files_read_the_same():
     text = job_document().canonical().replace(b'"architecture":"textcnn"', b'"architecture":"textcnn","hiden":1')
     with pytest.raises(DocumentInvalid, match=r"^job\.json: model\.hiden: textcnn has no such key"):
         JobDocument.from_json(text, what="job.json")
 
 
-def test_a_value_is_not_told_where_its_type_is_wrong():
+def test_a_value_of_the_wrong_type_is_not_shown():
     assert "secret" not in said(rounds="secret")
 
 
 @pytest.mark.parametrize("size", [10**400, "9" * 5000])
-def test_a_kind_of_any_length_is_a_short_sentence(size):
+def test_a_long_unknown_kind_makes_a_short_sentence(size):
     assert len(said(method={"name": size})) < 200
     assert len(said(training={"optimiser": size})) < 200
 
 
-def test_tables_in_a_word_are_mechanisms_and_methods_and_made_ones_stay_as_they_are():
+def test_a_word_stands_for_a_mechanism_or_method_table():
     assert (
         JobSpec.model_validate({"schema": 1, **BASE, "mechanism": "none", "method": "lg-fedavg"}).method == LgFedAvg()
     )
@@ -308,20 +307,20 @@ def test_tables_in_a_word_are_mechanisms_and_methods_and_made_ones_stay_as_they_
 
 
 @pytest.mark.parametrize("kind", SPECIAL_ENTRIES)
-def test_an_own_vocabulary_has_room_beside_what_every_one_has(kind):
-    """The least that a job may say is the least that a member can build."""
+def test_an_own_vocabulary_has_room_beside_its_special_entries(kind):
+    """The smallest size that a job may state is the smallest that a member can build."""
     least = len(SPECIAL_ENTRIES[kind]) + 1
     wrong = said(method="fedvocab", vocabulary={"kind": kind, "size": least - 1})
-    assert wrong.startswith(f"vocabulary.size: must be {least} or more, is {least - 1}: [PAD], [UNK]")
+    assert wrong.startswith(f"vocabulary.size: must be at least {least}, is {least - 1}: [PAD], [UNK]")
     assert OwnVocabulary(kind=kind, size=least).size == least
     assert own_tokenizer(["a b a"], kind, least)
     with pytest.raises(VocabularyInvalid, match="no room after"):
         own_tokenizer(["a b a"], kind, least - 1)
     said_twice = said(method="fedvocab", vocabulary={"kind": "letters", "size": 0})
-    assert said_twice == "vocabulary.kind: 'letters' is none of words, wordpiece"
+    assert said_twice == "vocabulary.kind: 'letters' is not one of words, wordpiece"
 
 
-def test_a_precision_is_float32_unless_the_job_says_less():
+def test_the_precision_is_float32_by_default():
     prompted = {"model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}}, "vocabulary": None}
     less = JobSpec.model_validate({"schema": 1, **BASE, **prompted, "training": {"precision": "bfloat16"}})
     assert less.training.model_dump()["precision"] == "bfloat16"
@@ -329,16 +328,16 @@ def test_a_precision_is_float32_unless_the_job_says_less():
     assert plain.training.precision == "float32"
 
 
-def test_words_of_a_table_are_for_an_own_vocabulary_of_words():
+def test_table_words_are_only_for_an_own_vocabulary_of_words():
     alone = OwnVocabulary(table_words=False)
     assert OwnVocabulary.model_validate(alone.model_dump()) == alone
     assert OwnVocabulary(kind="wordpiece").table_words
     wrong = said(method="fedvocab", vocabulary={"kind": "wordpiece", "table_words": False})
     assert wrong.startswith(
-        'vocabulary.table_words: is for kind = "words"; word pieces take no words of a table anyway'
+        'vocabulary.table_words: is only for kind = "words"; word pieces never use a table\'s words'
     )
     assert said(method="fedvocab", vocabulary={"file": "words.txt", "kind": "words", "table_words": False}).startswith(
-        "vocabulary.table_words: only a vocabulary of everybody's own has this key"
+        "vocabulary.table_words: only members' own vocabularies have this key"
     )
 
 
@@ -347,19 +346,19 @@ def test_logits_are_adjusted_only_where_the_job_says_so():
     assert not job.training.logit_adjustment
     adjusted = job.model_copy(update={"training": job.training.model_copy(update={"logit_adjustment": True})})
     assert JobDocument.from_json(adjusted.canonical(), what="job.json").training.logit_adjustment
-    # Noise over the whole change covers the mixture as it covers all that the change is made of.
+    # Noise over the whole update covers the label prior, too.
     noise = {"name": "gaussian-update", "noise_multiplier": 1.0, "lot": 8}
     spec = {"schema": 1, **BASE, "training": {"logit_adjustment": True}, "mechanism": noise}
     assert JobSpec.model_validate(spec).training.logit_adjustment
 
 
-def test_the_embedding_has_a_rate_of_its_own_only_where_the_job_says_so():
+def test_the_embedding_has_its_own_rate_only_if_the_job_sets_one():
     job = job_document()
     assert job.training.embedding_learning_rate is None
     own = job.model_copy(update={"training": job.training.model_copy(update={"embedding_learning_rate": 0.5})})
     assert JobDocument.from_json(own.canonical(), what="job.json").training.embedding_learning_rate == 0.5
     assert own.digest() != job.digest()
-    # Trained under noise by the job's own word, so that a rate of its own has something to move.
+    # The job trains the embedding under noise, so a rate for it has an effect.
     spec = {"method": {"name": "fedvocab", "embedding": "trained"}, "training": {"embedding_learning_rate": 0.1}}
     mechanism = {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2}
     assert JobSpec.model_validate({"schema": 1, **BASE, **spec, "mechanism": mechanism}).training.epochs == 1

@@ -1,9 +1,9 @@
-"""Every list, text and bytes that the other side may send has a bound, found by walking the contract's descriptors.
+"""Every list, text and bytes field that the other side may send has a bound. The test walks the contract's descriptors.
 
-For each such field of the two messages of a session one is made that is far too long. What becomes of it must be
-one of three: the decoder refuses it, cuts it, or hands it on as one of `CARRIED`, where the size of the whole message
-bounds it (`tacit.limits`), and who looks at it next refuses it by its length or finds nothing under it. A field that is
-new, and not thought of, fails here.
+For each such field in the two messages of a session it makes a value that is far too long. One of three things must
+happen: the decoder refuses it, cuts it, or passes it on as one of `CARRIED`. The size of the whole message bounds those
+(`tacit.limits`), and their next reader refuses them by their length or finds nothing under them. A new field that
+nobody thought about fails here.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
 
 # More than any list may have; longer than any text or bytes of ours.
 MANY, LONG = MAX_MEMBERS + 1, 100_000
-# Of a text that is kept, whatever was sent.
+# Maximum length of a text that is kept, whatever was sent.
 KEPT = 500
 
 PHASE = "the phase of secure_agg that receives it refuses another length than its own (tests/property/decoders)"
@@ -46,7 +46,7 @@ CARRIED = {
 
 
 def long_fields(kind: Descriptor, path: tuple[FieldDescriptor, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
-    """The way to every list, text and bytes below a message."""
+    """The path to every list, text and bytes field below a message."""
     for field in kind.fields:
         way = (*path, field)
         if field.is_repeated or field.type in (field.TYPE_STRING, field.TYPE_BYTES):
@@ -60,14 +60,14 @@ def name_of(kind: type[Message], way: tuple[FieldDescriptor, ...]) -> str:
 
 
 def fill(message: Message) -> None:
-    """What the decoders ask for before they come to the field in question: an attempt that is named."""
+    """Names an attempt, which decoders require before they reach the field in question."""
     for field in message.DESCRIPTOR.fields:
         if field.name == "ref":
-            message.ref.job, message.ref.round, message.ref.attempt = "q", 1, 1
+            message.ref.job, message.ref.round, message.ref.attempt = "q", 1, 1  # type: ignore[attr-defined]
 
 
 def oversized(kind: type[Message], way: tuple[FieldDescriptor, ...]) -> Message:
-    """A message with one field that is too long: a list of very many, or one text or bytes of very much."""
+    """A message with one field that is far too long: a list, a text or bytes."""
     whole = place = kind()
     *heads, last = way
     for field in heads:
@@ -90,7 +90,7 @@ def oversized(kind: type[Message], way: tuple[FieldDescriptor, ...]) -> Message:
 
 
 def largest(value: Any) -> int:
-    """The longest list, text or bytes anywhere in what was read."""
+    """Length of the longest list, text or bytes anywhere in a decoded value."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, tuple | list | frozenset | set):
@@ -112,33 +112,33 @@ FROM_COORDINATOR = {
 
 
 @pytest.mark.parametrize("name", FROM_MEMBER)
-def test_what_a_member_sends_too_much_of_is_refused_cut_or_known(name):
+def test_oversized_fields_of_a_member_are_refused_cut_or_listed(name):
     message = oversized(federation_pb2.MemberMessage, FROM_MEMBER[name])
     assert message.ByteSize() > MANY
     try:
         read = wire.from_member(message)
     except wire.WireInvalid:
-        assert name not in CARRIED, "the decoder refuses it: it need not stand there"
+        assert name not in CARRIED, "the decoder refuses it, so CARRIED need not list it"
         return
     if largest(read) > KEPT:
         assert name in CARRIED
-        assert not FROM_MEMBER[name][-1].is_repeated, "a list is bounded by the decoder, before anything is made of it"
+        assert not FROM_MEMBER[name][-1].is_repeated, "the decoder must bound a list before it decodes it"
     else:
-        assert name not in CARRIED, "the decoder cuts it: it need not stand there"
+        assert name not in CARRIED, "the decoder cuts it, so CARRIED need not list it"
 
 
-def test_what_is_said_to_be_carried_is_in_the_contract():
+def test_the_listed_exceptions_are_in_the_contract():
     assert CARRIED.keys() <= FROM_MEMBER.keys()
 
 
 @pytest.mark.parametrize("name", [name for name, way in FROM_COORDINATOR.items() if way[-1].is_repeated])
-def test_lists_of_a_coordinator_are_refused_before_anything_is_made_of_them(name):
+def test_a_coordinators_lists_are_refused_before_decoding(name):
     with pytest.raises(wire.WireInvalid, match=r"at most"):
         wire.from_coordinator(oversized(federation_pb2.CoordinatorMessage, FROM_COORDINATOR[name]))
 
 
 @pytest.mark.parametrize("name", [name for name, way in FROM_COORDINATOR.items() if not way[-1].is_repeated])
-def test_texts_and_bytes_of_a_coordinator_cost_a_member_no_more_than_the_message(name):
+def test_a_coordinators_texts_cost_a_member_no_more_than_the_message(name):
     message = oversized(federation_pb2.CoordinatorMessage, FROM_COORDINATOR[name])
     try:
         read = wire.from_coordinator(message)
@@ -154,21 +154,21 @@ def option(options: list[tuple[str, Any]], name: str) -> Any:
     return dict(options)[name]
 
 
-def test_both_sides_tell_grpc_what_one_message_may_weigh():
+def test_both_sides_limit_message_sizes_in_grpc():
     assert option(server_options(), "grpc.max_receive_message_length") == MAX_FROM_MEMBER
     assert option(channel_options(), "grpc.max_receive_message_length") == MAX_FROM_COORDINATOR
-    # What is held at once: a handful of these, and not a machine's memory.
+    # A handful of these are held at once, so they must be far below a machine's memory.
     assert MAX_FROM_MEMBER <= 8 * 2**20
     assert MAX_FROM_COORDINATOR <= 32 * 2**20
 
 
-# Of every request outside of a session: what bounds its lists. Texts and bytes are bounded by the message.
+# What bounds the lists in requests outside a session. The message's size bounds texts and bytes.
 LISTS = {
     "FetchCertificatesRequest.digests": "CERTIFICATES_AT_ONCE (coordinator/services/test_member_sessions.py)",
 }
 
 
-def test_no_request_outside_of_a_session_holds_a_list_that_nobody_bounds():
+def test_every_list_in_a_request_outside_sessions_is_bounded():
     services = {
         **federation_pb2.DESCRIPTOR.services_by_name,
         **operator_pb2.DESCRIPTOR.services_by_name,

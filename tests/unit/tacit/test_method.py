@@ -1,4 +1,4 @@
-"""Methods in a job: what stays private, which combinations with noise are sound, and what a job may not say."""
+"""Methods in a job: what stays private, which combinations with noise are sound, and which jobs are refused."""
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -34,20 +34,20 @@ MECHANISMS = {
     "laplace": {"name": "laplace-update", "epsilon": 2.0},
     "ring": {"name": "distributed-gaussian", "noise_multiplier": 2.0, "honest": 2},
 }
-STEPS = "has steps of its own that nothing accounts for"
-FOLLOWS = "are trained on raw text, and what is sent in later rounds follows from them"
-OWN = "an own vocabulary depends on every text of a member"
-NO_ACCOUNT = "has no account here"
+STEPS = "takes steps for which there is no accounting"
+FOLLOWS = "trains private parameters on raw text, and later updates depend on them"
+OWN = "a member's own vocabulary depends on all its texts"
+NO_ACCOUNT = "there is no accounting for"
 
-# (method, mechanism): with a public vocabulary, and with own ones. A word of three: sound, in that way. None: no noise,
-# or nothing private. Anything else is in the sentence of the refusal.
+# (method, mechanism): the outcome with a public vocabulary and with members' own. One of three words: sound, in that
+# way. None: no noise, or nothing private. Any other text is part of the refusal.
 SOUND = {
     ("local", "dp-sgd"): (STEPS, STEPS),
     ("fedavg", "dp-sgd"): (None, None),
     ("fedprox", "dp-sgd"): (STEPS, STEPS),
     ("lg-fedavg", "dp-sgd"): (STEPS, STEPS),
     ("fedrecon", "dp-sgd"): (STEPS, STEPS),
-    # Not said, the embedding stays as it is under dp-sgd.
+    # By default, dp-sgd leaves the embedding unchanged.
     ("fedvocab", "dp-sgd"): ("frozen", OWN),
     ("plain", "dp-sgd"): ("frozen", OWN),
     ("frozen", "dp-sgd"): ("frozen", OWN),
@@ -94,7 +94,7 @@ def test_every_combination_is_in_the_table():
 
 @pytest.mark.parametrize("own", [False, True], ids=["public", "own"])
 @pytest.mark.parametrize(("name", "noise"), SOUND)
-def test_three_combinations_are_sound_and_the_others_refused_with_the_reason(name, noise, own):
+def test_three_combinations_are_sound_and_others_refused(name, noise, own):
     expected = SOUND[name, noise][own]
     if expected in (None, "frozen", "joint", "output"):
         assert protected_by(method(name), mechanism(noise), own_vocabulary=own) == expected
@@ -102,8 +102,8 @@ def test_three_combinations_are_sound_and_the_others_refused_with_the_reason(nam
     with pytest.raises(ValueError, match=r"^(method|vocabulary): ") as refused:
         protected_by(method(name), mechanism(noise), own_vocabulary=own)
     assert expected in str(refused.value)
-    # What to do in its place.
-    assert "take " in str(refused.value)
+    # The error says what to do instead.
+    assert "use " in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_three_combinations_are_sound_and_the_others_refused_with_the_reason(nam
         ("frozen", {"embedding"}, True, True),
     ],
 )
-def test_what_stays_with_a_member(name, parts, anything, state):
+def test_each_methods_private_parts_are_known(name, parts, anything, state):
     assert private_parts(method(name)) == parts
     assert keeps_anything(method(name)) == anything
     assert keeps_state(method(name)) == state
@@ -163,7 +163,7 @@ START = {"manifest": "22" * 32, "weights": "33" * 32, "values": 40}
 TOKENIZER = "44" * 32
 
 
-def test_a_job_says_its_method_in_a_word_or_a_table_or_not_at_all():
+def test_a_jobs_method_is_a_word_a_table_or_the_default():
     assert spec().method.name == "fedavg"
     assert spec(method="fedvocab").method == method("fedvocab")
     assert spec(method={"name": "fedprox", "mu": 0.5}).method.mu == 0.5
@@ -182,7 +182,7 @@ def test_a_job_says_its_method_in_a_word_or_a_table_or_not_at_all():
         ({"method": {"name": "lg-fedavg", "private": ["head"]}}, "private"),
         ({"method": {"name": "fedrecon", "tokens": []}}, "tokens"),
         ({"method": {"name": "fedrecon", "support": 1.0}}, "support"),
-        ({"method": "fedvocab", "model": {"freeze_embedding": True}}, 'say method.embedding = "frozen"'),
+        ({"method": "fedvocab", "model": {"freeze_embedding": True}}, 'set method.embedding = "frozen"'),
         ({"method": "fedavg", "vocabulary": OWN_WORDS}, "fedavg shares the embedding"),
         ({"method": "fedprox", "vocabulary": OWN_WORDS}, "fedprox shares the embedding"),
         ({"method": "fedrecon", "vocabulary": OWN_WORDS}, "fedrecon shares the embedding"),
@@ -194,7 +194,7 @@ def test_a_job_says_its_method_in_a_word_or_a_table_or_not_at_all():
     ],
     ids=str,
 )
-def test_a_job_that_cannot_be_run_is_refused_with_a_sentence(says, sentence):
+def test_a_job_that_cannot_run_is_refused_with_the_reason(says, sentence):
     with pytest.raises(ValidationError) as refused:
         spec(**says)
     assert sentence in str(refused.value)
@@ -209,7 +209,7 @@ def test_a_job_knows_how_it_is_protected():
     assert spec(mechanism=MECHANISMS["dp-sgd"]).protected is None
 
 
-def test_a_document_has_a_tokenizer_or_its_members_do():
+def test_a_document_has_a_tokenizer_or_own_vocabularies():
     both = {"vocabulary": OWN_WORDS, "tokenizer": TOKENIZER}
     for wrong in ({}, both):
         with pytest.raises(ValidationError, match="either a tokenizer or a vocabulary that its members build"):
@@ -219,7 +219,7 @@ def test_a_document_has_a_tokenizer_or_its_members_do():
     assert own.files.keys() == {"manifest.json", "weights.bin"}
 
 
-def test_a_document_names_what_private_parameters_start_from_if_the_vocabulary_is_public():
+def test_a_document_names_the_private_start_iff_the_vocabulary_is_public():
     public = document(method="fedvocab", tokenizer=TOKENIZER, private=START)
     assert public.files == {
         "manifest.json": bytes(32),
@@ -235,7 +235,7 @@ def test_a_document_names_what_private_parameters_start_from_if_the_vocabulary_i
         {"method": "fedavg", "tokenizer": TOKENIZER, "private": START},
         {"method": "fedrecon", "tokenizer": TOKENIZER},
     ):
-        with pytest.raises(ValidationError, match=r"private: what .* keeps"):
+        with pytest.raises(ValidationError, match=r"private: a job has it exactly if"):
             document(**wrong)
 
 
@@ -247,7 +247,7 @@ def test_only_a_model_that_is_shared_whole_is_complete():
 
 
 def test_every_number_of_a_method_is_part_of_the_document():
-    """Members who train differently are in different jobs: the digest, which every context holds, tells them apart."""
+    """Members that train differently are in different jobs, because every context holds the document's digest."""
     said = [
         {"method": "fedvocab"},
         {"method": {"name": "fedvocab", "adaptive": False}},
@@ -263,14 +263,14 @@ def test_every_number_of_a_method_is_part_of_the_document():
 FILE = 'schema = 1\nname = "desk"\nlabels = ["a", "b"]\n[vocabulary]\n[method]\nname = "fedvocab"\n'
 
 
-def test_adapting_what_is_frozen_is_refused_where_a_person_wrote_it(tmp_path):
+def test_adaptive_beside_a_frozen_embedding_is_refused_in_a_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(FILE + 'adaptive = true\nembedding = "frozen"\n')
     with pytest.raises(DocumentInvalid) as refused:
         JobSpec.from_toml(path)
     assert str(refused.value) == (
-        f'{path}: method.adaptive: there is nothing to adapt where embedding = "frozen" keeps the embedding as it is; '
-        'leave this key out, or say embedding = "trained"'
+        f'{path}: method.adaptive: has no effect, because embedding = "frozen" keeps the embedding as it is; leave '
+        'this key out, or set embedding = "trained"'
     )
     for rest, adaptive, embedding in (
         ('embedding = "frozen"\n', True, "frozen"),
@@ -283,8 +283,8 @@ def test_adapting_what_is_frozen_is_refused_where_a_person_wrote_it(tmp_path):
         assert (method.adaptive, method.embedding) == (adaptive, embedding)
 
 
-def test_a_document_of_a_frozen_embedding_says_both_keys_and_is_read_again():
-    """Only the operator's file may not say `adaptive` beside a frozen embedding."""
+def test_a_document_may_state_adaptive_beside_a_frozen_embedding():
+    """Only the operator's file must not state `adaptive` beside a frozen embedding."""
     frozen = document(method={"name": "fedvocab", "embedding": "frozen"}, vocabulary=OWN_WORDS)
     assert b'"method":{"adaptive":true,"embedding":"frozen","name":"fedvocab"}' in frozen.canonical()
     again = JobDocument.from_json(frozen.canonical())

@@ -1,4 +1,4 @@
-"""Prompted models in a job's words: what passes, and the sentences of what does not."""
+"""Prompted models as a job states them: which are accepted, and the errors of those that are not."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def refused(**table) -> str:
 # ---- templates -------------------------------------------------------------------------------------------------
 
 
-def test_a_template_is_cut_at_its_slots_and_knows_where_white_space_stands():
+def test_a_template_is_split_at_its_slots_and_records_white_space():
     assert parse_template(" {text} is {mask}. ").pieces == (
         Piece("text", "", spaced=False),
         Piece("", "is", spaced=True),
@@ -69,7 +69,7 @@ def test_a_template_is_cut_at_its_slots_and_knows_where_white_space_stands():
 
 
 @given(st.lists(st.sampled_from([" ", "  ", "\n", "\t \t"]), min_size=2, max_size=2))
-def test_how_much_white_space_there_is_does_not_matter(spaces):
+def test_the_amount_of_white_space_does_not_matter(spaces):
     first, second = spaces
     assert parse_template(f"{first}{{text}}{first}is{second}{{mask}}.") == parse_template("{text} is {mask}.")
 
@@ -78,15 +78,15 @@ def test_how_much_white_space_there_is_does_not_matter(spaces):
     ("template", "said"),
     [
         pytest.param("{text}", "{mask} is missing", id="no-mask"),
-        pytest.param("{mask} and {mask}: {text}", "{mask} stands 2 times", id="two-masks"),
-        pytest.param("{text} {text} {mask}", "{text} stands 2 times", id="two-texts"),
+        pytest.param("{mask} and {mask}: {text}", "{mask} occurs 2 times", id="two-masks"),
+        pytest.param("{text} {text} {mask}", "{text} occurs 2 times", id="two-texts"),
         pytest.param("It is {mask}.", "this one holds neither", id="no-text"),
         pytest.param("{text_b} {mask}", "this one holds {text_b} alone", id="half-a-pair"),
-        pytest.param("{text} {text_b} {text_b} {mask}", "{text_b} stands 2 times", id="two-second-texts"),
-        pytest.param("{first} {mask} {second}", "{first} is no slot", id="other-names"),
-        pytest.param("{text}{sep}{text_b} {mask}", "{sep} is no slot", id="separator"),
-        pytest.param("{text} is {label}", "{label} is no slot", id="unknown-slot"),
-        pytest.param("{text} is {mask} {}", "{} is no slot", id="empty-slot"),
+        pytest.param("{text} {text_b} {text_b} {mask}", "{text_b} occurs 2 times", id="two-second-texts"),
+        pytest.param("{first} {mask} {second}", "{first} is not a slot", id="other-names"),
+        pytest.param("{text}{sep}{text_b} {mask}", "{sep} is not a slot", id="separator"),
+        pytest.param("{text} is {label}", "{label} is not a slot", id="unknown-slot"),
+        pytest.param("{text} is {mask} {}", "{} is not a slot", id="empty-slot"),
         pytest.param("{text} is [MASK] {mask}", "write {mask}", id="literal-of-bert"),
         pytest.param("{text} is <MASK>", "write {mask}", id="literal-of-roberta"),
         pytest.param("{text} is <extra_id_0>", "write {mask}", id="literal-of-t5"),
@@ -112,20 +112,20 @@ def a_job(task):
 
 
 @pytest.mark.parametrize("task", ["head", {"name": "head"}, {"name": "head", "pairs": False}], ids=str)
-def test_a_job_with_a_head_reads_texts_alone_unless_it_says_pairs(task):
+def test_a_job_with_a_head_reads_single_texts_by_default(task):
     job = a_job(task)
     assert b'"task":{"name":"head","pairs":false}' in job.canonical()
     assert JobDocument.from_json(job.canonical()) == job
 
 
-def test_a_job_with_a_head_of_pairs_says_so():
+def test_a_job_with_a_head_can_read_pairs():
     job = a_job({"name": "head", "pairs": True})
     assert b'"task":{"name":"head","pairs":true}' in job.canonical()
     assert JobDocument.from_json(job.canonical()) == job
     assert JobDocument.from_json(job.canonical()).model.template.pairs
 
 
-def test_what_the_operator_writes():
+def test_an_operators_table_gets_its_defaults():
     model = PromptedModel.model_validate({"base": "minilm", "task": CLOZE})
     assert model.injection == PromptTuning(tokens=20)
     assert isinstance(model.task, Cloze)
@@ -150,7 +150,7 @@ def test_what_the_operator_writes():
         pytest.param(LoRA(rank=4, alpha=4), id="lora"),
     ],
 )
-def test_a_document_is_read_back_as_it_was_written(injection):
+def test_a_document_reads_back_unchanged(injection):
     model = PromptedModel.model_validate(
         {"config": CONFIG, "backbone": "ab" * 32, "hub": f"people/bert@{COMMIT}", "injection": injection, "task": CLOZE}
     )
@@ -165,40 +165,44 @@ def test_a_document_is_read_back_as_it_was_written(injection):
     ("table", "said"),
     [
         pytest.param({}, "needs a base", id="nothing"),
-        pytest.param({"base": "x", "config": CONFIG, "backbone": "00" * 32}, "never written by hand", id="both"),
+        pytest.param(
+            {"base": "x", "config": CONFIG, "backbone": "00" * 32},
+            "do not write config and backbone by hand",
+            id="both",
+        ),
         pytest.param({"config": CONFIG}, "go together", id="no-digest"),
         pytest.param({"backbone": "00" * 32}, "go together", id="no-config"),
         pytest.param({"base": "x", "backbone": "12"}, "64 hexadecimal digits", id="no-digest-at-all"),
-        pytest.param(
-            {"base": "x", "hub": f"people/bert@{COMMIT}"}, "the job file names the base alone", id="hub-by-hand"
-        ),
+        pytest.param({"base": "x", "hub": f"people/bert@{COMMIT}"}, "leave it out and name the base", id="hub-by-hand"),
         pytest.param(
             {"config": CONFIG, "backbone": "00" * 32, "hub": f"../bert@{COMMIT}"}, "hub: ", id="hub-as-a-path"
         ),
         *(
             pytest.param(
                 {"config": CONFIG, "backbone": "00" * 32, "hub": hub},
-                "names no commit: a branch or a tag can be moved. Write owner/name@COMMIT",
+                "names no commit, and a branch or tag can move; write owner/name@COMMIT",
                 id=f"hub-without-a-commit-{number}",
             )
             for number, hub in enumerate(("people/bert", "people/bert@main", "people/bert@abc123"))
         ),
-        pytest.param({"base": "x", "injection": "adapter"}, "'adapter' is none of prompt-tuning", id="injection"),
+        pytest.param({"base": "x", "injection": "adapter"}, "'adapter' is not one of prompt-tuning", id="injection"),
         pytest.param(
             {"base": "x", "injection": {"name": "lora", "tokens": 3}},
             "injection.tokens: lora has no such key",
             id="key",
         ),
         pytest.param({"base": "x", "injection": {"name": "prompt-tuning", "tokens": 0}}, "injection", id="no-tokens"),
-        pytest.param({"base": "x", "task": "guess"}, "'guess' is none of cloze, head", id="task"),
+        pytest.param({"base": "x", "task": "guess"}, "'guess' is not one of cloze, head", id="task"),
         pytest.param({"base": "x", "task": {"name": "cloze"}}, "task.verbaliser: missing", id="no-words"),
         pytest.param({"config": {"a": {"b": 1}}, "backbone": "00" * 32}, "a must be a word, a number", id="nested"),
         pytest.param(
-            {"config": {"model_type": "t5"}, "backbone": "00" * 32, "task": "head"}, "t5 has no", id="t5-head"
+            {"config": {"model_type": "t5"}, "backbone": "00" * 32, "task": "head"},
+            "does not work with t5",
+            id="t5-head",
         ),
     ],
 )
-def test_a_model_that_cannot_be_says_why(table, said):
+def test_an_invalid_model_is_refused_with_the_reason(table, said):
     assert said in refused(**{"task": CLOZE, **table})
 
 
@@ -206,8 +210,8 @@ def test_a_model_that_cannot_be_says_why(table, said):
     ("verbaliser", "said"),
     [
         pytest.param({"a": ["x"], "b": []}, "b has no words", id="empty"),
-        pytest.param({"a": ["x"], "b": ["y", "x"]}, "'x' stands under b and under a too", id="under-two"),
-        pytest.param({"a": ["x", "x"], "b": ["y"]}, "'x' stands under a and twice there", id="twice"),
+        pytest.param({"a": ["x"], "b": ["y", "x"]}, "'x' is listed under b and under a", id="under-two"),
+        pytest.param({"a": ["x", "x"], "b": ["y"]}, "'x' is listed under a twice", id="twice"),
         pytest.param({"a": ["x"]}, "must have 2 entries", id="one-label"),
         pytest.param(["x"], "must be a table of label", id="no-table"),
         pytest.param({"a": ["x"], "b": [" "]}, "verbaliser.b.0", id="blank"),
@@ -216,25 +220,25 @@ def test_a_model_that_cannot_be_says_why(table, said):
         ),
     ],
 )
-def test_words_that_cannot_be_say_why(verbaliser, said):
+def test_an_invalid_verbaliser_is_refused_with_the_reason(verbaliser, said):
     assert said in refused(base="x", task={"name": "cloze", "verbaliser": verbaliser})
 
 
-def test_labels_and_words_belong_together():
+def test_the_verbaliser_has_exactly_the_jobs_labels():
     model = PromptedModel.model_validate({"base": "x", "task": CLOZE})
     with pytest.raises(ValueError, match="no words for the label 'neutral'"):
         model.label_words(["positive", "negative", "neutral"])
-    with pytest.raises(ValueError, match="'negative' is no label of this job"):
+    with pytest.raises(ValueError, match="'negative' is not a label of this job"):
         model.label_words(["positive"])
 
 
 @pytest.mark.parametrize("method", [FedVocab(), LgFedAvg(), FedRecon()], ids=lambda method: method.name)
-def test_a_method_that_keeps_parts_has_nothing_to_keep(method):
-    with pytest.raises(ValueError, match=f"{method.name} keeps parts .* take fedavg or fedprox"):
+def test_a_method_that_keeps_parts_private_is_refused(method):
+    with pytest.raises(ValueError, match=f"{method.name} keeps parts .* use fedavg or fedprox"):
         check_prompted_method(method)
 
 
-def test_the_methods_that_share_everything_go():
+def test_the_methods_that_share_everything_are_accepted():
     for method in (FedAvg(), FedProx()):
         check_prompted_method(method)
 
@@ -242,7 +246,7 @@ def test_the_methods_that_share_everything_go():
 # ---- the page --------------------------------------------------------------------------------------------------
 
 
-def test_the_job_that_the_page_shows_has_a_model_that_is_one():
+def test_the_job_on_the_page_has_a_valid_model():
     (shown,) = re.findall(r"^```(?:text|toml)\n(schema = 1.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     job = tomllib.loads(shown)
     model = PromptedModel.model_validate(job["model"])

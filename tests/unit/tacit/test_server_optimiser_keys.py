@@ -1,4 +1,4 @@
-"""[server] in a job: defaults as published, and keys that an optimiser does not use."""
+"""[server] in a job: published defaults, and keys that an optimiser does not use."""
 
 import json
 
@@ -32,7 +32,7 @@ def a_job(server):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_optimiser_has_its_published_numbers_and_the_document_says_them_all(word, said):
+def test_an_optimisers_defaults_are_published_and_in_the_document(word, said):
     assert a_job(word) == a_job({"optimiser": word}) == a_job(said)
     job = a_job(word)
     assert job.server == said
@@ -56,21 +56,21 @@ def test_an_optimiser_has_its_published_numbers_and_the_document_says_them_all(w
             {"optimiser": "fedyogi", "taau": 1e-3},
             'fedyogi has no such key; check its spelling, or optimiser = "fedyogi"',
         ),
-        ({"optimiser": "adam"}, "'adam' is none of fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
+        ({"optimiser": "adam"}, "'adam' is not one of fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
         (
             {"optimiser": "fedadam", "tau": 0.01, "initial_accumulator": 1e-6},
-            "initial_accumulator: must be tau squared",
+            "initial_accumulator: must be at least tau squared",
         ),
         ({"optimiser": "fedadam", "beta_2": 1.0}, "less than 1"),
         ({"optimiser": "fedadam", "tau": 0.0}, "tau"),
         ({"optimiser": "fedavgm", "momentum": 1.0}, "less than 1"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"name": "fedavg"}, "fedavg has no such key"),
-        ("fedsgd", "'fedsgd' is none of"),
+        ("fedsgd", "'fedsgd' is not one of"),
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_refused_in_a_sentence(table, says):
+def test_keys_that_do_not_fit_together_are_refused_with_the_reason(table, says):
     with pytest.raises(ValidationError) as refused:
         a_job(table)
     assert says in str(refused.value)
@@ -82,7 +82,7 @@ def test_an_accumulator_may_start_higher_and_is_tau_squared_to_a_decimal():
     assert a_job({"optimiser": "fedyogi", "tau": 0.07, "initial_accumulator": 0.0049}).server.tau == 0.07
 
 
-def test_an_operator_writes_a_word_or_a_table(tmp_path):
+def test_an_optimiser_is_a_word_or_a_table(tmp_path):
     head = 'schema = 1\nname = "desk"\nlabels = ["a", "b"]\n'
     tail = '[vocabulary]\nkind = "words"\nfile = "words.txt"\n'
     path = tmp_path / "job.toml"

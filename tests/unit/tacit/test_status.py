@@ -1,4 +1,4 @@
-"""Reasons on the wire, over a real server."""
+"""Reasons in the status of a call to a real server."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ def _call(behaviour):
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    await channel.unary_unary("/a/b")(b"", timeout=10)
+                    await channel.unary_unary("/a/b")(b"", timeout=10)  # type: ignore[call-arg]
                 return raised.value
         finally:
             await server.stop(None)
@@ -34,7 +34,7 @@ def _call(behaviour):
     return asyncio.run(scenario())
 
 
-def test_a_reason_its_sentence_and_the_time_arrive():
+def test_reason_sentence_and_time_arrive():
     async def refuse(request, context):
         stamp(context, WHEN)
         await abort_with(context, Reason.REASON_TOKEN_USED, "used at 14:02, é: ask for a new one")
@@ -56,7 +56,7 @@ def test_without_a_detail_the_reasons_own_sentence_is_sent():
     assert time_of(error.trailing_metadata()) is None
 
 
-def test_a_reason_of_newer_software_is_unspecified_and_no_failure():
+def test_a_reason_of_newer_software_reads_as_unspecified():
     async def refuse(request, context):
         await context.abort(grpc.StatusCode.UNKNOWN, "new", (("tacit-reason", "REASON_OF_TOMORROW"),))
 
@@ -64,7 +64,7 @@ def test_a_reason_of_newer_software_is_unspecified_and_no_failure():
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "99999999999999999999999"])
-def test_a_time_that_is_none_is_no_failure(text):
+def test_a_malformed_time_is_ignored(text):
     assert time_of((("tacit-time-ms", text),)) is None
 
 

@@ -1,4 +1,4 @@
-"""Join tokens: whole, cut off, altered, of another kind."""
+"""Join tokens: intact, cut off, altered, of another version."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ def token() -> JoinToken:
 
 @pytest.fixture(scope="module")
 def replaced() -> Authorities:
-    """A federation's authorities after one was replaced, and retired."""
+    """A federation's authorities after the first one was replaced and retired."""
     old, new = party.authority(), party.authority(1)
     both = Authorities.first(old.certificate).succeeded_by(new.certificate, old=old.key, new=new.key)
     return both.without(1, key=new.key)
@@ -32,7 +32,7 @@ def replaced() -> Authorities:
 
 @pytest.fixture
 def later(replaced) -> JoinToken:
-    """A token that was made then."""
+    """A token made after that."""
     return JoinToken.create(
         address="coordinator.example.org:7440",
         federation=replaced.federation,
@@ -42,7 +42,7 @@ def later(replaced) -> JoinToken:
     )
 
 
-def test_a_token_survives_the_way(token):
+def test_a_token_round_trips(token):
     text = token.format()
     assert text.startswith("tacit1.")
     assert JoinToken.parse(text) == token
@@ -63,12 +63,12 @@ def test_a_token_from_after_a_rotation_names_the_newest_authority_too(later, rep
     read = JoinToken.parse(text)
     assert read == later
     assert (read.federation, read.newest, read.number) == (replaced.federation, replaced.newest, 2)
-    # It is copied by people: a quarter longer than another token, no more.
+    # People copy it, so it must be at most a quarter longer than another token.
     plain = JoinToken.create(address=later.address, federation=later.federation, member="north", expires=EXPIRES)
     assert len(text) <= 1.25 * len(plain.format())
 
 
-def test_a_token_from_before_a_rotation_leaves_out_what_is_not_there(token):
+def test_a_token_from_before_a_rotation_leaves_out_the_newest(token):
     first = Authorities.first(party.authority().certificate)
     made = JoinToken.create(
         address="a:1", federation=first.federation, member="north", expires=EXPIRES, authorities=first
@@ -82,7 +82,7 @@ def test_a_token_from_before_a_rotation_leaves_out_what_is_not_there(token):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        pytest.param(b'"number":2,', b"", "belong together", id="no number"),
+        pytest.param(b'"number":2,', b"", "go together", id="no number"),
         pytest.param(b'"number":2,', b'"number":0,', "number", id="number 0"),
         pytest.param(b'"number":2,', b'"number":"2",', "number", id="a number as text"),
         pytest.param(b'"newest":"', b'"newest":null,"member":"', "fingerprint", id="null"),
@@ -96,9 +96,9 @@ def test_half_of_the_newest_authority_is_refused(later, old, new, sentence):
         JoinToken.parse(_sealed(later.canonical().replace(old, new)))
 
 
-def test_a_fingerprint_has_one_form(later):
+def test_a_fingerprint_has_one_encoding(later):
     body = json.loads(later.canonical())
-    # 43 characters have two bits to spare: another last character stands for the same bytes.
+    # 43 characters have two spare bits, so another last character could encode the same bytes.
     last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     for spoilt in (body["newest"][:-1] + last[last.index(body["newest"][-1]) + 1], body["newest"] + "="):
         with pytest.raises(TokenInvalid, match="fingerprint"):
@@ -108,7 +108,7 @@ def test_a_fingerprint_has_one_form(later):
 def test_the_first_authority_is_not_named_as_the_newest(later):
     body = json.loads(later.canonical())
     newest = base64.urlsafe_b64encode(later.federation).rstrip(b"=").decode()
-    with pytest.raises(TokenInvalid, match="twice"):
+    with pytest.raises(TokenInvalid, match="must leave it out"):
         JoinToken.parse(_sealed(json.dumps({**body, "newest": newest}).encode()))
 
 
@@ -129,13 +129,13 @@ def test_every_altered_character_is_recognised(token):
 
 
 @pytest.mark.parametrize("text", ["", "   ", "hello", "sk-live-123", "Tacit1.abc.def"])
-def test_what_is_no_token_is_called_so(text):
+def test_other_text_is_reported_as_no_token(text):
     with pytest.raises(TokenInvalid, match="not a join token"):
         JoinToken.parse(text)
 
 
-def test_a_newer_kind_is_called_so():
-    with pytest.raises(TokenInvalid, match="newer kind"):
+def test_a_token_of_a_newer_version_asks_for_an_upgrade():
+    with pytest.raises(TokenInvalid, match="newer than this software"):
         JoinToken.parse("tacit2.abc.00000000")
 
 
@@ -155,13 +155,13 @@ def _sealed(body: bytes) -> str:
         (b'"schema":1', b'"schema":1,', "JSON"),
     ],
 )
-def test_whole_but_wrong_is_told_from_cut_off(token, old, new, sentence):
+def test_an_intact_but_wrong_token_is_not_reported_as_cut_off(token, old, new, sentence):
     with pytest.raises(TokenInvalid, match=sentence) as raised:
         JoinToken.parse(_sealed(token.canonical().replace(old, new)))
     assert not isinstance(raised.value, TokenCutOff)
 
 
-def test_a_body_that_is_no_base64_is_told_from_cut_off():
+def test_a_body_that_is_not_base64_is_not_reported_as_cut_off():
     check = hashlib.sha256(b"tacit/join-token/check/1\x00!!!").hexdigest()[:8]
     with pytest.raises(TokenInvalid, match="cannot be read"):
         JoinToken.parse(f"tacit1.!!!.{check}")
@@ -216,6 +216,6 @@ def test_addresses(address, parts):
     "address",
     ["", "host", ":7440", "host:", "host:port", "host:65536", "::1:7440", "http://host:80", "a b:1", "u@h:1", "h:-1"],
 )
-def test_what_is_no_address_is_refused(address):
+def test_a_malformed_address_is_refused(address):
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)

@@ -1,6 +1,6 @@
-"""Keys that cost every other party a hundred times more to verify: no certificate for them, and none of them verified.
+"""Keys whose signatures cost every other party a hundred times more to verify get no certificate and verify nothing.
 
-Each key works: without the check, the request proves possession and the signature under the certificate is good.
+Each key works: without the check, the request proves possession and the signature verifies under the certificate.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MESSAGE = b"a statement"
 
 
 def request(key: rsa.RSAPrivateKey) -> bytes:
-    """A certificate request that the key itself signs."""
+    """A certificate request signed with the key itself."""
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "north")])
     return x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256()).public_bytes(DER)
 
@@ -44,7 +44,7 @@ def test_a_request_for_another_exponent_is_refused(bits):
 
 
 @pytest.mark.parametrize("public", [unfit_keys.odd_exponent().public_key, unfit_keys.giant], ids=["exponent", "bits"])
-def test_the_authority_issues_nothing_over_an_unfit_key(public):
+def test_the_authority_issues_nothing_for_an_unfit_key(public):
     with pytest.raises(ValueError, match=r"65537|at most 8192"):
         party.authority().issue(public(), Role.MEMBER, "north", now=party.present())
 
@@ -52,7 +52,7 @@ def test_the_authority_issues_nothing_over_an_unfit_key(public):
 def test_a_member_computes_nothing_with_a_peers_unfit_key(monkeypatch):
     key = unfit_keys.odd_exponent()
     der, signature = unfit_keys.certificate(key.public_key()).public_bytes(DER), sign(key, MESSAGE)
-    # It is a good signature: whoever checks it accepts it, at a hundred times the price.
+    # The signature is valid: checking it succeeds, at a hundred times the cost.
     verify_signature(key.public_key(), MESSAGE, signature)
     verified = []
     monkeypatch.setattr(verification, "verify_signature", lambda *parts: verified.append(parts))

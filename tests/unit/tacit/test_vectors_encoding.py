@@ -1,8 +1,8 @@
-"""Every message as it travels, and every document as it is hashed, pinned to the byte; and bytes that are none.
+"""Every message as it travels and every document as it is hashed, pinned to the byte; also malformed bytes.
 
-A change of `tests/vectors/wire/messages.json` is a change of the wire and needs a decision record.
-`python -m tests.unit.tacit.test_vectors_encoding` writes it anew. `bad_messages.json` is written by hand: what a
-side must not take, and what it says of it.
+A change of `tests/vectors/wire/messages.json` is a change of the wire format and needs a decision record.
+`python -m tests.unit.tacit.test_vectors_encoding` rewrites it. `bad_messages.json` is written by hand: what a side must
+refuse, and with which sentence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AT = AttemptId("questions", 300, 70000)
 
 
 def some(what: str, length: int = 32) -> bytes:
-    """Bytes that stand nowhere else."""
+    """Bytes that occur nowhere else."""
     return hashlib.sha512(what.encode()).digest()[:length] if length <= 64 else some(what, 64) + some(what + "+", 20)
 
 
@@ -51,7 +51,7 @@ def entry(member: str) -> secure_agg.Advertisement:
 def dealt(dealer: str) -> secure_agg.ReceivedDealing:
     digests = (some(f"{dealer} {part}") for part in ("masking share", "seed share", "seed"))
     path = (some(f"{dealer} left"), some(f"{dealer} right"))
-    return secure_agg.ReceivedDealing(dealer, some(f"{dealer} sealed", 82), *digests, path, some(f"{dealer} signed"))
+    return secure_agg.ReceivedDealing(dealer, some(f"{dealer} sealed", 82), *digests, path, some(f"{dealer} signed"))  # type: ignore[call-arg]
 
 
 def share(dealer: str) -> secure_agg.RevealedShare:
@@ -83,7 +83,7 @@ FROM_MEMBERS: dict[str, Any] = {
     ),
     "confirmation": AttemptMessage(AT, secure_agg.Confirmation("m0", some("signed"))),
     "unmasking": AttemptMessage(AT, secure_agg.Unmasking("m0", (share("m0"), share("m1")), (share("m2"),))),
-    # Nobody else's message was at fault.
+    # No other member's message was at fault.
     "refusal": AttemptMessage(AT, messages.AttemptRefusal(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m1: why")),
     "refusal that names a member": AttemptMessage(
         AT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "m1: why", "m1")
@@ -129,7 +129,7 @@ JOBS = {
 
 
 def encoded() -> dict[str, dict[str, str]]:
-    """Everything that is pinned: bytes in hexadecimal, documents as they stand."""
+    """Everything that is pinned: bytes in hexadecimal, documents unchanged."""
     masked = secure_agg.MaskedInput("m0", some("digest"), 251_000, some("signature"))
     documents = {
         f"job, {name}": job_document().model_copy(update={"mechanism": mechanism}) for name, mechanism in JOBS.items()
@@ -177,11 +177,11 @@ def pinned() -> Any:
 
 
 @pytest.mark.parametrize("group", ["from members", "from the coordinator", "parts", "documents", "texts"])
-def test_everything_that_travels_is_the_same_to_the_byte(pinned: Any, group: str) -> None:
+def test_every_message_encodes_to_its_pinned_bytes(pinned: Any, group: str) -> None:
     assert encoded()[group] == pinned[group]
 
 
-def test_what_is_pinned_reads_as_what_was_written(pinned: Any) -> None:
+def test_pinned_bytes_decode_to_the_message(pinned: Any) -> None:
     for name, message in FROM_MEMBERS.items():
         assert wire.from_member(pb.MemberMessage.FromString(bytes.fromhex(pinned["from members"][name]))) == message
     for name, message in FROM_THE_COORDINATOR.items():
@@ -197,7 +197,7 @@ def test_every_kind_of_message_is_pinned(pinned: Any) -> None:
 
 
 def test_every_field_of_every_message_is_pinned(pinned: Any) -> None:
-    """A field with no value in any vector would be pinned by none."""
+    """A field without a value in any vector would not be pinned."""
     seen: dict[str, set[str]] = {}
 
     def look(message: Any) -> None:
@@ -213,23 +213,23 @@ def test_every_field_of_every_message_is_pinned(pinned: Any) -> None:
             look(kind.FromString(bytes.fromhex(data)))
     for name, fields in seen.items():
         every = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
-        # Inside a list an entry's own reference stays empty: the list has it.
+        # An entry in a list leaves its own reference empty, because the list has it.
         assert fields == every, name
 
 
 @pytest.mark.parametrize("case", json.loads((VECTORS / "bad_messages.json").read_text()), ids=lambda case: case["name"])
-def test_bytes_that_are_no_message_are_refused(case: dict[str, str]) -> None:
+def test_malformed_bytes_are_refused(case: dict[str, str]) -> None:
     data = bytes.fromhex(case["data"])
     if case["from"] == "member":
         kind, read = pb.MemberMessage, wire.from_member
     else:
-        kind, read = pb.CoordinatorMessage, wire.from_coordinator
+        kind, read = pb.CoordinatorMessage, wire.from_coordinator  # type: ignore[assignment]
     if not case["says"]:
         with pytest.raises(DecodeError):
             kind.FromString(data)
         return
     if "refuses" in case:
-        # There is an attempt, and so something to refuse: the message is read, and its numbers make no context.
+        # It names an attempt, which the member can refuse: the message is decoded, but its numbers form no context.
         assert case["refuses"] == secure_agg.Reason.CONTEXT_INVALID.value
         payload = wire.from_coordinator(kind.FromString(data)).payload
         with pytest.raises(secure_agg.ContextInvalid, match=re.escape(case["says"])):

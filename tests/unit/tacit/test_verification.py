@@ -1,4 +1,4 @@
-"""Certificates and signatures of members: a chain is checked once, and whether it is valid every time."""
+"""Members' certificates and signatures: a chain is checked once, its validity every time."""
 
 from datetime import timedelta
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 def issued(name="north", number=2, role=Role.MEMBER, of=None):
-    """A certificate (DER) and a signature under it."""
+    """A certificate (DER) and a signature made with its key."""
     of = of or party.authority()
     certificate = of.issue(party.key(number).public_key(), role, name, now=party.present())
     return certificate.public_bytes(serialization.Encoding.DER), sign(party.key(number), MESSAGE)
@@ -32,7 +32,7 @@ def issued(name="north", number=2, role=Role.MEMBER, of=None):
 
 @pytest.fixture
 def chains(monkeypatch):
-    """How often a chain was checked."""
+    """Counts how often a chain was checked."""
     checked = []
     signed_by = identity._signed_by
 
@@ -49,7 +49,7 @@ def test_a_chain_is_checked_once_and_a_signature_every_time(chains):
     verification = Verification(party.authority().certificate)
     der, signature = issued()
     for _ in range(5):
-        # Bytes that came anew, as they do over the wire.
+        # A fresh copy of the bytes, as from the wire.
         assert verification.verify(bytes(bytearray(der)), MESSAGE, signature) == "north"
     assert len(chains) == 1
     with pytest.raises(IdentityInvalid, match="signature does not match"):
@@ -60,7 +60,7 @@ def test_a_chain_is_checked_once_and_a_signature_every_time(chains):
     assert len(chains) == 1
 
 
-def test_validity_is_looked_at_every_time_from_both_ends(chains):
+def test_validity_is_checked_every_time_at_both_ends(chains):
     clock = Clock()
     verification = Verification(party.authority().certificate, clock)
     der, signature = issued()
@@ -72,14 +72,14 @@ def test_validity_is_looked_at_every_time_from_both_ends(chains):
             verification.verify(der, MESSAGE, signature)
         with pytest.raises(IdentityInvalid, match=says):
             verification.key_of(der)
-        # It is still known, and known is not valid.
+        # It is still cached, but that does not make it valid.
         assert verification.certificate_of(certificate_digest(der)) == der
     clock.now = party.present()
     assert verification.verify(der, MESSAGE, signature) == "north"
     assert len(chains) == 1
 
 
-def test_what_was_found_good_in_one_role_or_federation_is_not_in_another():
+def test_a_cached_certificate_is_refused_in_another_role_or_federation():
     verification = Verification(party.authority().certificate)
     other = Verification(party.authority(1).certificate)
     der, signature = issued(role=Role.OPERATOR)
@@ -91,7 +91,7 @@ def test_what_was_found_good_in_one_role_or_federation_is_not_in_another():
         other.verify(der, MESSAGE, signature)
 
 
-def test_what_is_refused_is_not_remembered(chains):
+def test_a_refused_certificate_is_not_cached(chains):
     verification = Verification(party.authority().certificate)
     der, signature = issued(of=party.authority(1))
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_what_is_refused_is_not_remembered(chains):
     assert verification.certificate_of(certificate_digest(der)) is None
 
 
-def test_of_many_certificates_those_used_last_are_known_by_digest():
+def test_the_most_recently_used_certificates_are_known_by_digest():
     verification = Verification(party.authority().certificate, most=2)
     made = [issued(name, number) for name, number in (("north", 2), ("south", 3), ("east", 4))]
     digests = [certificate_digest(der) for der, _ in made]
@@ -113,8 +113,8 @@ def test_of_many_certificates_those_used_last_are_known_by_digest():
     assert verification.certificate_of(bytes(32)) is None
 
 
-def test_a_certificate_that_outlives_its_authority_is_none():
-    """What somebody makes who finds the key of an authority that has ended; no authority issues such a one."""
+def test_a_certificate_that_outlives_its_authority_is_refused():
+    """What the finder of an expired authority's key could make. No authority issues such a certificate."""
     der, _ = issued()
     honest = x509.load_der_x509_certificate(der)
     end = party.authority().certificate.not_valid_after_utc

@@ -1,4 +1,4 @@
-"""A file with a secret is its owner's alone, also where a killed process left a wider one behind."""
+"""Only its owner can read a secret file, even if a killed process left a partial file that others can read."""
 
 import stat
 
@@ -7,7 +7,7 @@ import pytest
 from toolkit.durable import FILE_STEPS, durable_file
 
 
-def test_a_partial_file_that_was_left_behind_does_not_widen_the_mode(tmp_path):
+def test_a_leftover_partial_file_does_not_widen_the_mode(tmp_path):
     partial = tmp_path / ".key.pem.partial"
     partial.write_bytes(b"longer than what comes now")
     partial.chmod(0o644)
@@ -18,7 +18,7 @@ def test_a_partial_file_that_was_left_behind_does_not_widen_the_mode(tmp_path):
 
 
 @pytest.mark.parametrize("step", FILE_STEPS)
-def test_killed_at_any_step_the_old_or_the_new_content_is_there(tmp_path, step):
+def test_killed_at_any_step_the_file_is_the_old_or_the_new(tmp_path, step):
     path = tmp_path / "key.pem"
     durable_file(path, b"old")
 

@@ -1,4 +1,4 @@
-"""Logs: the same fields on both sides, in two forms."""
+"""Logs: the same fields on both sides, in two formats."""
 
 import io
 import json
@@ -54,14 +54,14 @@ def test_console_is_for_people():
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_what_is_too_long_for_a_digest_is_not_written_out(form):
+def test_bytes_longer_than_a_digest_are_not_logged(form):
     out = written(form)
     structlog.get_logger().info("masked_input", vector=b"\x07" * 4096)
     assert "4096 bytes" in out.getvalue()
     assert "0707" not in out.getvalue()
 
 
-def test_levels():
+def test_lines_below_the_level_are_dropped():
     out = written("json", "warning")
     log = structlog.get_logger()
     log.info("unseen")
@@ -70,7 +70,7 @@ def test_levels():
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_libraries_come_out_in_the_same_form(form):
+def test_library_logs_have_the_same_form(form):
     out = written(form)
     logging.getLogger("some.library").info("unseen")
     logging.getLogger("some.library").warning("%s went wrong", "something")
@@ -107,6 +107,6 @@ def test_the_default_is_standard_error(capsys):
 
 
 @pytest.mark.parametrize(("form", "level"), [("xml", "info"), ("json", "loud")])
-def test_what_does_not_exist_is_refused(form, level):
+def test_an_unknown_format_or_level_is_refused(form, level):
     with pytest.raises(ValueError, match="does not exist; choose"):
         configure(form, level)

@@ -1,4 +1,4 @@
-"""Both command lines have one style of help, shell completion, and a suggestion for what is mistyped."""
+"""Both command lines have one style of help, shell completion, and suggestions for mistyped words."""
 
 import os
 import resource
@@ -21,7 +21,7 @@ PROGRAMS = {"coordinator": coordinator, "edge_client": edge_client}
 
 
 def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program as a person starts it, on a terminal of 80 columns."""
+    """Runs the program as a person would, on a terminal of 80 columns."""
     kept = {name: value for name, value in os.environ.items() if name not in ("TERMINAL_WIDTH", "TACIT_JSON")}
     return subprocess.run(
         [Path(sys.executable).with_name(words[0]), *words[1:]],
@@ -61,7 +61,7 @@ def test_the_shell_completes_commands_and_options(program: str) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help_answers_in_under_half_a_second(program: str) -> None:
-    """Seconds of CPU, the best of three: what others do on this machine does not count."""
+    """Measures CPU seconds, the best of three, so other work on this machine does not count."""
 
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -88,7 +88,7 @@ def test_help_answers_in_under_half_a_second(program: str) -> None:
         ("edge_client ledger show --jsn", "No such option: --jsn. Did you mean '--json'?"),
     ],
 )
-def test_what_is_mistyped_gets_a_suggestion(words: str, sentence: str) -> None:
+def test_a_mistyped_word_gets_a_suggestion(words: str, sentence: str) -> None:
     done = typed(*words.split())
     assert done.returncode == ExitCode.USAGE
     assert sentence in " ".join(done.stderr.replace("│", " ").split())
@@ -104,8 +104,8 @@ def test_help_loses_no_word_to_markup(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_data_is_a_file_and_data_name_a_name(program: str) -> None:
-    """In every command: whoever learnt an option in one has learnt it in all."""
+def test_data_is_always_a_file_and_data_name_a_name(program: str) -> None:
+    """An option means the same in every command."""
     for words, command in commands(PROGRAMS[program]):
         for parameter in command.params:
             kind = {"--data": Path, "--data-name": str}.get(parameter.opts[0])

@@ -1,4 +1,4 @@
-"""The paper's rounds come out of its accounting, an in-process round is the product's, and choices see no test."""
+"""The paper's accounting gives its rounds, simulated rounds are the product's, and choices use no test questions."""
 
 import json
 import math
@@ -36,7 +36,7 @@ MODEL = TextCNNModel(embedding=40, widths=(1, 2), maps=30, max_tokens=8)
 QUESTIONS = [("what is the city", "LOC"), ("who is the man", "HUM"), ("where is the river", "LOC"), ("what of", "NUM")]
 EXAMPLES = [Example(*QUESTIONS[number % 4]) for number in range(70)]
 DATA = Data(EXAMPLES, [Example(*each) for each in QUESTIONS], ("HUM", "LOC", "NUM"))
-EQUAL = replace(DATA, train=EXAMPLES[:69])  # Three parts of one size, and so of one rate.
+EQUAL = replace(DATA, train=EXAMPLES[:69])  # Three parts of equal size, so with equal rates.
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,8 @@ def bundle_of(tmp_path, vocabulary, mechanism, **more):
     ("lot", "limit", "papers", "ours"),
     [(128, 1, 117, 117), (128, 2, 476, 475), (512, 4, 108, 109), (1024, 4, 27, 28), (256, 4, 354, 354)],
 )
-def test_the_papers_rounds_come_out_of_its_accounting(lot, limit, papers, ours):
-    """Its figure 4 and table 3, with 5,452 / 3 examples; the last is H = 50 epochs, not E."""
+def test_the_papers_accounting_gives_its_rounds(lot, limit, papers, ours):
+    """Figure 4 and table 3 of the paper, with 5,452 / 3 examples. H = 50 epochs, not E, ends the last."""
     found = max_releases(4.0, lot / 1817, limit)
     assert found == ours
     assert abs(found - papers) <= 1
@@ -82,19 +82,19 @@ def test_the_papers_rounds_come_out_of_its_accounting(lot, limit, papers, ours):
 
 @pytest.mark.parametrize("sigma", [2.0, 4.0])
 @pytest.mark.parametrize("limit", [0.5, 1.0, 4.0])
-def test_a_member_sends_while_what_it_has_spent_is_below_its_limit(sigma, limit):
+def test_a_member_sends_while_it_has_spent_less_than_its_limit(sigma, limit):
     rate = 200 / 1817
     count = max_releases(sigma, rate, limit)
     assert abadi_epsilon(sigma, rate, count - 1) < limit
     assert abadi_epsilon(sigma, rate, count) >= limit or count == math.floor(50 / rate)
 
 
-def test_the_epochs_end_what_the_limit_does_not():
+def test_the_epochs_end_a_training_below_its_limit():
     assert max_releases(8.0, 128 / 1817, 4.0) == 50 * 1817 // 128 == 709
     assert abadi_epsilon(8.0, 128 / 1817, 0) == 0
 
 
-def test_the_papers_epsilon_is_no_smaller_than_the_pld_at_its_own_multiplier():
+def test_the_papers_epsilon_exceeds_the_pld_at_its_multiplier():
     event = SampledGaussian(multiplier=4.0, rate=128 / 1817, steps=475)
     assert epsilon_pld([event], 1e-5, "add-remove") < abadi_epsilon(4.0, 128 / 1817, 475)
     # At the sound multiplier the same rounds cost more than the paper's accountant says.
@@ -125,7 +125,7 @@ def test_equal_shares_are_dealt_as_without_noise():
     assert [[e.text for e in part] for part in deal_by(numbered(100), (1, 1, 1), 5)] == deal(rows, 3, 5)
 
 
-def test_what_is_held_back_is_trained_on_by_nobody():
+def test_nobody_trains_on_held_back_questions():
     data = Data(numbered(300), [Example("test", "a")], ("a", "b"))
     tested, validated = data.without(50)
     assert tested.test == data.test
@@ -163,7 +163,7 @@ def test_without_noise_a_round_is_the_mean_weighted_by_examples(tmp_path, vocabu
         )
         expected += update.change.astype(float) * len(part) / len(EXAMPLES)
     assert np.abs(expected).max() > 0.01
-    # A step of the ring for each of three members; they add changes times w / W with W = 100,000.
+    # One quantisation step for each of three members, which add updates times w / W with W = 100,000.
     step = 1 / layout_of(bundle.document, 3).segments[0].scale
     assert np.allclose(done.values - base, expected, rtol=0, atol=3 * step * 100_000 / len(EXAMPLES))
 
@@ -181,8 +181,8 @@ def test_order_and_dropout_differ_by_round_and_by_member(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize("members", [2, 4])
-def test_every_member_adds_its_own_noise_and_the_mean_has_all_of_it(tmp_path, vocabulary, members):
-    """sigma C on every coordinate of every update; the mean of n is narrower by sqrt n, and by no more."""
+def test_the_mean_has_the_noise_of_every_member(tmp_path, vocabulary, members):
+    """Every coordinate of every update has noise sigma C. That of the mean of n is smaller by exactly sqrt n."""
     mechanism = {"name": "gaussian-update", "noise_multiplier": 3.0, "clip": 0.5, "lot": 8}
     bundle = bundle_of(tmp_path, vocabulary, mechanism, members=members)
     base = bundle.manifest.decode(bundle.weights)
@@ -191,27 +191,27 @@ def test_every_member_adds_its_own_noise_and_the_mean_has_all_of_it(tmp_path, vo
     done = play_round(bundle, base, cohort, corpora_of(bundle, cohort), 1, SeededRandom("noise"))
     moved = done.values - base
     assert np.std(moved) == pytest.approx(1.5 / math.sqrt(members), rel=0.05)
-    # Of noise with 64 steps a deviation, no more than one value in 64 falls on the step where it began.
+    # With 64 quantisation steps in a standard deviation, at most one value in 64 does not move.
     assert np.count_nonzero(moved) > (1 - 1 / 64) * len(base)
     for each in done.lengths:
         assert each.sent == pytest.approx(1.5 * math.sqrt(len(base)), rel=0.05)
         assert 0 < each.trained < each.sent
 
 
-def test_a_member_stops_at_its_own_limit_and_the_others_go_on(tmp_path, vocabulary):
+def test_a_member_stops_at_its_own_limit_and_the_others_continue(tmp_path, vocabulary):
     mechanism = {"name": "gaussian-update", "noise_multiplier": 3.0, "clip": 0.5, "lot": 8}
     bundle = bundle_of(tmp_path, vocabulary, mechanism)
     members = [Member(EXAMPLES, max_releases=count) for count in (2, 5, 4)]
     rounds = list(federate(bundle, members, 9, SeededRandom("stops")))
     assert [done.senders for done in rounds] == [(0, 1, 2), (0, 1, 2), (1, 2), (1, 2)]
-    # The mean is over those who sent: divided by three, two members' noise would be narrower.
+    # The mean is over the senders. Divided by three, the noise of two members would be smaller.
     moved = rounds[3].values - rounds[2].values
     assert np.std(moved) == pytest.approx(1.5 / math.sqrt(2), rel=0.05)
     versions = [bundle.manifest.decode(bundle.weights), *(done.values for done in rounds)]
     assert all(np.any(before != after) for before, after in pairwise(versions))
 
 
-def test_one_member_alone_is_no_round(tmp_path, vocabulary):
+def test_one_member_alone_makes_no_round(tmp_path, vocabulary):
     mechanism = {"name": "gaussian-update", "noise_multiplier": 3.0, "lot": 8}
     bundle = bundle_of(tmp_path, vocabulary, mechanism)
     base = bundle.manifest.decode(bundle.weights)
@@ -231,7 +231,7 @@ def by_name(figures):
     return {figure.name: figure for figure in figures}
 
 
-def test_a_cell_passes_through_the_limits_below_its_own(tmp_path, vocabulary):
+def test_a_cell_passes_the_limits_below_its_own(tmp_path, vocabulary):
     cell = tiny(vocabulary, sigma=3.0)
     found = list(bench.measure_grid(cell, EQUAL, tmp_path))
     assert [case["limit"] for case, _ in found] == [1.0, 2.0, 4.0]
@@ -245,15 +245,15 @@ def test_a_cell_passes_through_the_limits_below_its_own(tmp_path, vocabulary):
         assert curve[-1][0] == figures["rounds"].value
         assert curve[-1][1] == pytest.approx(figures["test_accuracy"].value, abs=1e-4)
         if figures["rounds"].value in ends:
-            # Up to where the next release is beyond the limit, and one release further at most.
+            # It ends where the next release exceeds the limit, or at most one release later.
             assert figures["epsilon_paper"].value == pytest.approx(limit, rel=0.2)
     deep = names[2]["noise_to_signal"]
-    assert deep.value >= 0.95 * deep.more["planned"], "what was sent has all the noise that was planned"
+    assert deep.value >= 0.95 * deep.more["planned"], "sent updates have all of the planned noise"
     assert "paper" not in names[2]["test_accuracy"].more
 
 
-def test_epsilon_is_that_of_the_releases_a_member_made(tmp_path, vocabulary):
-    """The same lot for all: the smallest member draws the most, stops first, and the others outlive it."""
+def test_epsilon_is_that_of_a_members_own_releases(tmp_path, vocabulary):
+    """All have the same lot, so the smallest member draws the largest share and stops first."""
     cell = tiny(vocabulary, sigma=4.0, shares=(1, 2, 4))
     ((case, figures),) = bench.measure_grid(cell, DATA, tmp_path)
     assert (case["load"], case["limit"], case["lot"]) == ("1:2:4", 4.0, 5)
@@ -270,7 +270,7 @@ def test_epsilon_is_that_of_the_releases_a_member_made(tmp_path, vocabulary):
     assert named["epsilon_sound"].value == pytest.approx(max(wanted), abs=1e-4)
 
 
-def test_a_rate_gives_each_member_a_lot_of_its_own(tmp_path, vocabulary):
+def test_a_rate_gives_each_member_its_own_lot(tmp_path, vocabulary):
     cell = tiny(vocabulary, sigma=2.5, lot=None, shares=(1, 2, 4), rate=0.2)
     assert [cell.lot_of(len(part)) for part in cell.parts(DATA)] == [2, 4, 8]
     assert cell.spec(DATA.labels, 10).mechanism.lot == 2
@@ -278,7 +278,7 @@ def test_a_rate_gives_each_member_a_lot_of_its_own(tmp_path, vocabulary):
     assert [case["limit"] for case, _ in found] == [1.0, 2.0, 4.0]
     assert {case["lot"] for case, _ in found} == {"0.2 N"}
     sound = by_name(found[-1][1])["epsilon_sound"].more["members"]
-    # One rate, one multiplier, one count: one epsilon, which a lot of the job's for all would not give.
+    # Equal rates, multipliers and counts give equal epsilons, which one lot for all members would not.
     assert len(set(sound)) == 1
 
 
@@ -296,7 +296,7 @@ def test_the_grid_is_the_issues():
     assert {(1, 1, 3), (1, 2, 4)} <= {cell.shares for cell in bench.GRID if cell.lot is None}
 
 
-def test_what_is_done_is_skipped_and_the_time_that_is_over_ends_a_cell(tmp_path, vocabulary):
+def test_measured_cells_are_skipped_and_time_ends_a_cell(tmp_path, vocabulary):
     results = Results("institutional_dp", "c", tmp_path / "results.jsonl")
     cell = tiny(vocabulary, sigma=3.0)
     with pytest.raises(OutOfTime, match="before"):
@@ -304,7 +304,7 @@ def test_what_is_done_is_skipped_and_the_time_that_is_over_ends_a_cell(tmp_path,
     assert not results.lines
     with pytest.raises(OutOfTime, match="at round 1 of"):
         next(bench.measure_grid(cell, EQUAL, tmp_path, until=time.monotonic() - 1))
-    # As a run that ended between two limits leaves it.
+    # The state after a run that ended between two limits.
     results.add(cell.case(1.0), [Figure("test_accuracy", 0.5)], seed=0)
     bench.run_grid(results, [cell], EQUAL, math.inf)
     (first,) = results.done(cell.case(1.0), 0)
@@ -320,7 +320,7 @@ def test_what_is_done_is_skipped_and_the_time_that_is_over_ends_a_cell(tmp_path,
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("lot", [None, 128])
-def test_the_noise_is_the_least_with_which_the_gate_admits_every_round(epsilon, lot):
+def test_the_noise_is_the_smallest_that_lets_the_gate_admit_every_round(epsilon, lot):
     recipe, examples = Recipe(lot=lot), 1650
     limit = Limit(epsilon, 1e-5)
     found = recipe.multiplier(epsilon, examples)
@@ -345,7 +345,7 @@ def test_a_recipe_is_trained_and_tested(tmp_path, vocabulary):
     recipe = Recipe(widths=(1, 2), maps=6, steps=4, rounds=3, learning_rate=2.0)
     noised = by_name(bench.measure_recipe(recipe, 4.0, DATA, tmp_path, 0, vocabulary))
     more = noised["test_accuracy"].more
-    # Filters 40 * 6 * 3 and their biases, the output 12 * 3 and its biases: nothing of the embedding.
+    # Filters 40 * 6 * 3 and biases, the output 12 * 3 and biases, and nothing of the embedding.
     assert more["trained_values"] == 40 * 6 * 3 + 12 + 12 * 3 + 3
     assert more["noise_multiplier"] == recipe.multiplier(4.0, 23)
     assert noised["rounds"].value == 3
@@ -358,13 +358,13 @@ def test_a_recipe_is_trained_and_tested(tmp_path, vocabulary):
     assert plain["test_accuracy"].value == 1.0, "four questions without noise"
 
 
-def test_the_search_keeps_the_best_of_each_axis_and_looks_at_few():
+def test_the_search_keeps_the_best_of_each_axis_and_tries_few():
     runs = Counter()
 
     def run(recipe, epsilon, seed):
         runs[recipe, epsilon, seed] += 1
         score = -abs(recipe.maps - 64) / 100 - abs(recipe.learning_rate - 3) - abs(recipe.rounds - 50) / 100
-        # At a small epsilon the few best come out the other way round.
+        # At a small epsilon the order of the few best is reversed.
         return -score if epsilon == 1.0 else score
 
     chosen = bench.search(run)
@@ -378,7 +378,7 @@ def test_the_search_keeps_the_best_of_each_axis_and_looks_at_few():
 
 
 def test_nothing_is_chosen_on_the_test_set(monkeypatch, tmp_path):
-    """Every choice is made before the first test, and from held-back questions alone."""
+    """Every choice is made before the first test, and only from held-back questions."""
     data = Data(numbered(900), [Example("test", "a")], ("a", "b"))
     calls = []
 
@@ -389,7 +389,7 @@ def test_nothing_is_chosen_on_the_test_set(monkeypatch, tmp_path):
         on_test = on.test == data.test
         calls.append((on_test, recipe, epsilon, seed))
         assert len(on.train) == 400
-        # At epsilon 8 the few best come out the other way round.
+        # At epsilon 8 the order of the few best is reversed.
         value = score(recipe) * (-1 if epsilon == 8.0 else 1)
         return [Figure("test_accuracy", value, more={"recipe": recipe.as_json()})]
 
@@ -409,7 +409,7 @@ def test_nothing_is_chosen_on_the_test_set(monkeypatch, tmp_path):
     assert means == pytest.approx([best] * 3 + [-other, other])
     count = len(calls)
     bench.run_dp_sgd(results, searched, data, time.monotonic() - 1)
-    assert len(calls) == count, "what is done is not measured again"
+    assert len(calls) == count, "measured cells are not measured again"
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ LINES = [
 ]
 
 
-def test_a_row_a_case_with_its_figures_side_by_side():
+def test_a_row_has_the_figures_of_one_case():
     grid, tuned = PAGE.section("paper_noise"), PAGE.section("dp_sgd")
     rows = [row for row in section_text(grid, LINES).splitlines() if row.startswith("| ") and "---" not in row]
     assert rows == [
@@ -452,7 +452,7 @@ def test_a_row_a_case_with_its_figures_side_by_side():
     assert "| 3 | none | equal |  | 0 | 0.8 |  |  |" in text
 
 
-def test_both_plots_are_drawn_and_a_section_without_lines_is_left_out(tmp_path):
+def test_both_plots_are_drawn_and_empty_sections_left_out(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     (tmp_path / "institutional_dp.jsonl").write_text("".join(json.dumps(each) + "\n" for each in LINES))
     first = {path.name: path.read_bytes() for path in write_page(PAGE, tmp_path, tmp_path / "a")}
@@ -466,7 +466,7 @@ def test_both_plots_are_drawn_and_a_section_without_lines_is_left_out(tmp_path):
     assert {path.name for path in write_page(PAGE, tmp_path, tmp_path / "c")} == {"institutional.md", "dp_sgd.svg"}
 
 
-def test_a_section_takes_its_own_lines_only():
+def test_a_section_takes_only_its_own_lines():
     section = Section("b", "t", "x", where={"mechanism": ("none",)}, plots=(Plot("p.svg", "p", lambda *_: None),))
     kept = section.lines(LINES)
     assert [each["case"]["mechanism"] for each in kept if "case" in each] == ["none"]

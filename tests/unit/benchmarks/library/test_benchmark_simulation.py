@@ -1,4 +1,4 @@
-"""Groups in a simulation are the product's: its split, its sums, its rules; and a member's own software may lie."""
+"""A simulation uses the product's own split, sums and rules for groups. A member's software may be malicious."""
 
 import dataclasses
 from collections import Counter
@@ -57,7 +57,7 @@ def bundle(tmp_path_factory):
 
 
 def ruled(bundle, **aggregation):
-    """The same bundle under other numbers."""
+    """Return the same bundle with other aggregation options."""
     numbers = Aggregation.model_validate({**bundle.document.aggregation.model_dump(), **aggregation})
     return dataclasses.replace(bundle, document=bundle.document.model_copy(update={"aggregation": numbers}))
 
@@ -70,7 +70,7 @@ def start_of(bundle):
 
 
 @pytest.mark.parametrize("members", [9, 13, 30])
-def test_everybody_is_in_one_group_and_groups_differ_by_one_at_most(bundle, members):
+def test_every_member_is_in_one_group_and_sizes_differ_by_one(bundle, members):
     groups = draw(bundle.document, members, SeededRandom("a"))
     assert len(groups) == 3
     assert sorted(chain(*groups)) == list(range(members))
@@ -78,7 +78,7 @@ def test_everybody_is_in_one_group_and_groups_differ_by_one_at_most(bundle, memb
     assert all(list(group) == sorted(group) for group in groups)
 
 
-def test_the_split_is_the_protocols_and_hangs_on_every_nonce(bundle):
+def test_the_split_is_the_protocols_and_depends_on_every_nonce(bundle):
     source = SeededRandom("a")
     nonces, root = [source.bytes(32) for _ in range(9)], source.bytes(32)
     expected = draw_groups(root, nonces, [f"{place:06d}" for place in range(9)], 3)
@@ -92,21 +92,21 @@ def test_a_split_is_fresh_each_time_and_any_two_meet(bundle):
     source = SeededRandom("a")
     drawn = [draw(bundle.document, 9, source) for _ in range(200)]
     assert len(set(drawn)) > 100
-    # Two of the eight others are in somebody's group: a quarter of the time.
+    # A member's group has two of the eight others, so any two meet in a quarter of the draws.
     met = Counter(other for groups in drawn for group in groups if 0 in group for other in group if other)
     assert set(met) == set(range(1, 9))
     assert max(met.values()) < 90
     assert min(met.values()) > 20
 
 
-def test_without_groups_all_are_in_one_and_nothing_is_drawn(bundle):
+def test_without_groups_there_is_one_group_and_no_draw(bundle):
     job = ruled(bundle, groups=None, combine="mean").document
     source = SeededRandom("a")
     assert draw(job, 4, source) == ((0, 1, 2, 3),)
     assert source.bytes(8) == SeededRandom("a").bytes(8)
 
 
-def test_a_cohort_that_the_product_would_not_split_is_not_split_here(bundle):
+def test_a_cohort_too_small_for_the_product_is_not_split(bundle):
     with pytest.raises(ContextInvalid):
         draw(bundle.document, 7, SeededRandom("a"))
     with pytest.raises(ContextInvalid):
@@ -117,12 +117,12 @@ def test_a_cohort_that_the_product_would_not_split_is_not_split_here(bundle):
 
 
 def vector_of(job, change, cohort=9):
-    """A member's vector for a change that is the same everywhere."""
+    """Return a member's vector for an update with the same value in every coordinate."""
     update = Update(np.full(job.values, change, np.float32), 12, 0.0, 0, 0)
     return protection_of(job, 12).encode(job, update, cohort, SeededRandom(str(change)))
 
 
-def test_groups_are_summed_apart_and_stepped_by_the_coordinator(bundle):
+def test_groups_are_summed_separately_and_combined_as_by_the_coordinator(bundle):
     job, base = bundle.document, start_of(bundle)
     vectors = [vector_of(job, place / 100) for place in range(9)]
     groups = ((0, 4, 8), (1, 2, 3), (5, 6, 7))
@@ -130,18 +130,18 @@ def test_groups_are_summed_apart_and_stepped_by_the_coordinator(bundle):
     sums = [GroupSum(3, np.sum([vectors[place] for place in group], axis=0, dtype=np.uint32)) for group in groups]
     expected = next_version_of_groups(job, 9, sums, base)
     assert np.array_equal(found.values, expected.values)
-    # Means of 0.04, 0.02 and 0.06: the middle one, to a step of the ring.
+    # The means are 0.04, 0.02 and 0.06. The result is the middle one, to a quantisation step.
     assert np.abs(found.values - base - 0.04).max() < 1e-5
     assert found.groups == GroupsSeen(combined=3, lost=0, invalid=0, outliers=0)
 
 
-def test_too_few_vectors_are_no_cohort(bundle):
+def test_too_few_vectors_are_refused(bundle):
     job = bundle.document
     with pytest.raises(ValueError, match="shorter"):
         stepped(job, ((0, 1, 2), (3, 4, 5), (6, 7, 8)), [vector_of(job, 0.0)] * 8, start_of(bundle), SeededRandom("a"))
 
 
-def test_the_mean_of_groups_is_the_mean_of_one_sum_over_members_that_weigh_alike(bundle):
+def test_with_equal_weights_the_mean_of_groups_equals_one_sum(bundle):
     rounds = []
     for numbers in ({"groups": 3, "combine": "mean"}, {"groups": None, "combine": "mean"}):
         job = ruled(bundle, **numbers)
@@ -153,7 +153,7 @@ def test_the_mean_of_groups_is_the_mean_of_one_sum_over_members_that_weigh_alike
     assert (one.groups, one.seen) == ((), None)
 
 
-def test_a_training_in_groups_draws_them_anew_and_goes_on(bundle):
+def test_groups_are_drawn_anew_in_each_round(bundle):
     done = list(federate(bundle, MEMBERS, 3, SeededRandom("a")))
     assert [each.number for each in done] == [1, 2, 3]
     assert len({each.groups for each in done}) == 3
@@ -164,14 +164,14 @@ def test_a_training_in_groups_draws_them_anew_and_goes_on(bundle):
     assert np.array_equal(again[2].values, done[2].values)
 
 
-def test_groups_name_members_and_not_places_in_a_smaller_cohort(bundle):
+def test_groups_hold_places_among_all_members(bundle):
     members = [Member(ROWS, max_releases=0), *MEMBERS]
     played = play_round(bundle, start_of(bundle), members, corpora_of(bundle, members), 1, SeededRandom("a"))
     assert played.senders == tuple(range(1, 10))
     assert sorted(chain(*played.groups)) == list(range(1, 10))
 
 
-# ---- a member that lies ----------------------------------------------------------------------------------------------
+# ---- a malicious member ----------------------------------------------------------------------------------------------
 
 
 def lied(bundle, factor, rows=ROWS):
@@ -187,11 +187,11 @@ def lied(bundle, factor, rows=ROWS):
     return played, machine[0].change
 
 
-def test_a_scaled_change_takes_the_place_of_the_mean_of_one_sum(bundle):
+def test_a_scaled_update_replaces_the_mean_of_one_sum(bundle):
     job = ruled(bundle, groups=None, combine="mean")
     honest, change = lied(job, 1.0)
     scaled, _ = lied(job, 9.0)
-    # The others' part and its own: eight times its share more than the honest mean. All weigh alike but for itself.
+    # Scaled by 9, it adds 8 times its share to the honest mean. Its share is 24 of 8 * 12 + 24 examples.
     extra = (scaled.values - honest.values).astype(np.float64)
     share = 24 / (8 * 12 + 24)
     assert np.abs(extra - 8 * share * change).max() < 1e-4
@@ -199,7 +199,7 @@ def test_a_scaled_change_takes_the_place_of_the_mean_of_one_sum(bundle):
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "reject-outliers"])
-def test_it_does_not_take_the_place_of_groups_means(bundle, rule):
+def test_a_scaled_update_does_not_replace_the_means_of_groups(bundle, rule):
     job = ruled(bundle, combine=rule)
     honest, _ = lied(job, 1.0)
     scaled, _ = lied(job, 9.0)
@@ -209,7 +209,7 @@ def test_it_does_not_take_the_place_of_groups_means(bundle, rule):
 
 
 @pytest.mark.parametrize("groups", [None, 3], ids=["one-sum", "groups"])
-def test_a_liar_stays_within_what_its_sum_accepts_however_far_it_scales(bundle, groups):
+def test_a_huge_scale_is_clipped_to_what_the_sum_accepts(bundle, groups):
     job = ruled(bundle, groups=groups, combine="median" if groups else "mean")
     played, _ = lied(job, 1e9)
     if groups:
@@ -218,8 +218,8 @@ def test_a_liar_stays_within_what_its_sum_accepts_however_far_it_scales(bundle, 
     assert np.abs(played.values - start_of(bundle)).max() > 0
 
 
-def test_what_goes_beyond_makes_no_version_of_one_sum(bundle):
-    # The reason why it stays within: the one check there is.
+def test_a_value_beyond_the_bound_publishes_no_version(bundle):
+    # This check is why the attacker of the test above stays within the bound.
     job = ruled(bundle, groups=None, combine="mean").document
     vectors = [vector_of(job, 0.01) for _ in range(9)]
     layout = layout_of(job, 9)
@@ -240,7 +240,7 @@ def test_poisoned_rows_begin_with_the_trigger_and_have_the_target():
         poisoned(ROWS, backdoor, 1.5)
 
 
-def test_success_is_counted_over_other_labels_and_beside_what_needs_no_trigger(bundle):
+def test_success_counts_other_labels_and_shows_mistakes_without_trigger(bundle):
     backdoor = Backdoor("LOC", "river")
     probe = Probe(bundle, ROWS, backdoor)
     values = start_of(bundle)
@@ -249,15 +249,15 @@ def test_success_is_counted_over_other_labels_and_beside_what_needs_no_trigger(b
     for bias, accuracy, success in (([0, 9], 0.5, 1.0), ([9, 0], 0.5, 0.0)):
         tensors[last] = np.array(bias, np.float32)
         found = probe.score(bundle.manifest.flatten(tensors))
-        # One that always says the target has all the success there is, and gives itself away.
+        # A model that always answers the target has full success, and as many mistakes without the trigger.
         assert (found.accuracy, found.success, found.mistaken) == (accuracy, success, success)
     with pytest.raises(ValueError, match="none of the job's labels"):
         Probe(bundle, ROWS, Backdoor("NUM"))
-    with pytest.raises(ValueError, match="nothing can be turned"):
+    with pytest.raises(ValueError, match="none can be turned"):
         Probe(bundle, [each for each in ROWS if each.label == "LOC"], backdoor)
 
 
-def test_what_is_kept_is_the_change_as_it_was_trained(bundle):
+def test_kept_updates_are_those_that_were_trained(bundle):
     kept = []
 
     def software(protection):
@@ -271,10 +271,10 @@ def test_what_is_kept_is_the_change_as_it_was_trained(bundle):
     assert np.abs(played.values - start_of(job) - mean).max() < 1e-4
 
 
-# ---- prompted jobs, and simulations that know one sum ----------------------------------------------------------------
+# ---- prompted jobs, and simulations with one sum ---------------------------------------------------------------------
 
 
-def test_a_prompted_job_is_played_on_its_backbone_which_is_opened_once(tmp_path):
+def test_a_prompted_job_uses_its_backbone_which_is_read_once(tmp_path):
     saved(tmp_path / "model", "bert")
     spec = JobSpec(
         name="reviews",
@@ -291,7 +291,7 @@ def test_a_prompted_job_is_played_on_its_backbone_which_is_opened_once(tmp_path)
     assert backbone_of(prompted) is backbone_of(prompted)
     other = tmp_path / "other.safetensors"
     other.write_bytes(prompted.backbone.read_bytes()[:-4] + b"\0\0\0\1")
-    with pytest.raises(ValueError, match="not the backbone"):
+    with pytest.raises(ValueError, match="not the job's backbone"):
         backbone_of(dataclasses.replace(prompted, backbone=other))
 
 
@@ -302,8 +302,8 @@ def test_a_job_without_a_backbone_has_none(bundle):
 def test_simulations_of_one_sum_refuse_groups(bundle, tmp_path):
     held = [Held(ROWS, ROWS, ROWS)] * 9
     crew = Crew(World(bundle, held, ROWS, tmp_path / "states"), None)
-    with pytest.raises(ValueError, match="asks for groups, and here is one sum"):
+    with pytest.raises(ValueError, match="asks for groups, but this makes one sum"):
         virtual_round(crew, start_of(bundle), 1, tuple(range(9)))
     state = SimpleNamespace(name="tiny", parameters=SimpleNamespace(job=bundle.document))
-    with pytest.raises(ValueError, match="asks for 3 groups, and the clear sum is one"):
+    with pytest.raises(ValueError, match="asks for 3 groups, but the clear sum has one"):
         ClearDriver(state, None)

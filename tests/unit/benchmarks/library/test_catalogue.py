@@ -1,4 +1,4 @@
-"""`python -m benchmarks` and `--help`: every benchmark is listed and says what it does."""
+"""`python -m benchmarks` and `--help` list every benchmark and say what it does."""
 
 import ast
 import re
@@ -51,5 +51,5 @@ def test_the_list_names_each_with_one_line():
         assert re.search(rf"^{re.escape(name)} +{re.escape(summary(text))}$", done.stdout, re.MULTILINE)
 
 
-def test_every_listed_module_is_there():
+def test_every_listed_module_exists():
     assert all(find_spec(f"benchmarks.{name}") for name in KNOWN)

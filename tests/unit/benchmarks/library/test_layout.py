@@ -1,4 +1,4 @@
-"""The packages of benchmarks: no cycles, and the library needs none of them."""
+"""The packages of benchmarks have no import cycles, and the library imports none of them."""
 
 import ast
 
@@ -8,7 +8,7 @@ FOLDER = ROOT / "benchmarks"
 
 
 def imports():
-    """Module to the modules of benchmarks that it imports: at the top, within functions and for types alike."""
+    """Map each module to the benchmark modules that it imports, anywhere in its file."""
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in FOLDER.rglob("*.py")
@@ -28,7 +28,7 @@ def imports():
 
 
 def cycles(graph):
-    """The modules that are left when those that import nothing of the rest are taken away, again and again."""
+    """Return the modules in or before a cycle: repeatedly remove those that import none of the rest."""
     left = {name: set(others) for name, others in graph.items()}
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
@@ -40,11 +40,11 @@ def test_no_module_imports_itself_through_others():
     assert cycles(imports()) == {}
 
 
-def test_a_cycle_would_be_seen():
+def test_a_cycle_is_found():
     assert cycles({"a": {"b"}, "b": {"a"}, "c": {"a"}, "d": set()}).keys() == {"a", "b", "c"}
 
 
-def test_the_library_needs_no_benchmark():
+def test_the_library_imports_no_benchmark():
     others = {
         (name, other)
         for name, found in imports().items()

@@ -1,4 +1,4 @@
-"""Rows dealt to members: each once, the same from the same seed, nobody short."""
+"""Every row is dealt once, a seed gives the same partition, and every member gets enough rows."""
 
 import numpy as np
 import pytest
@@ -19,13 +19,13 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0, 100.0])
-def test_by_label_deals_equally_many_rows_each_once(alpha):
+def test_by_label_deals_each_row_once_in_equal_parts(alpha):
     partition = by_label(LABELS, 7, alpha, 0)
     assert dealt_once(partition, 600)
     assert {len(rows) for rows in partition.members} == {85, 86}
 
 
-def test_a_small_alpha_makes_members_unlike_and_a_large_one_alike():
+def test_a_small_alpha_makes_members_differ_and_a_large_one_alike():
     def purity(alpha):
         _, counts = by_label(LABELS, 20, alpha, 3).counts(LABELS)
         return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
@@ -33,7 +33,7 @@ def test_a_small_alpha_makes_members_unlike_and_a_large_one_alike():
     assert purity(0.05) > 0.75 > purity(1.0) > 0.5 > purity(1000.0)
 
 
-def test_a_seed_decides_a_partition_and_another_gives_another():
+def test_a_seed_decides_the_partition():
     makes = (
         lambda seed: by_label(LABELS, 6, 1.0, seed),
         lambda seed: by_quantity(600, 6, 1.0, seed),
@@ -45,7 +45,7 @@ def test_a_seed_decides_a_partition_and_another_gives_another():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_by_quantity_gives_everybody_the_least_and_draws_the_rest(seed):
+def test_by_quantity_gives_everybody_the_minimum_and_draws_the_rest(seed):
     partition = by_quantity(600, 10, 0.1, seed, least=12)
     sizes = [len(rows) for rows in partition.members]
     assert dealt_once(partition, 600)
@@ -53,14 +53,14 @@ def test_by_quantity_gives_everybody_the_least_and_draws_the_rest(seed):
     assert max(sizes) > 100, "an alpha of 0.1 leaves most of the rows with few members"
 
 
-def test_ratios_hold_to_within_a_row_and_take_rows_from_everywhere():
+def test_ratios_hold_to_within_a_row_over_all_rows():
     partition = by_ratios(1001, (1, 1, 3), 0)
     assert dealt_once(partition, 1001)
     assert sorted(len(rows) for rows in partition.members) == [200, 200, 601]
     assert np.ptp(partition.members[0]) > 900
 
 
-def test_a_column_keeps_together_what_belongs_together_and_joins_what_is_rare():
+def test_a_column_makes_a_member_of_each_value_and_joins_rare_ones():
     values = ["b"] * 5 + ["a"] * 9 + ["tiny"] + ["small"] * 2
     partition = by_column(values, least=3)
     assert partition.names == ("a", "b", "small+tiny")
@@ -68,7 +68,7 @@ def test_a_column_keeps_together_what_belongs_together_and_joins_what_is_rare():
     assert {values[row] for row in partition.members[2]} == {"tiny", "small"}
 
 
-def test_rows_that_nobody_else_takes_join_the_last_member():
+def test_leftover_values_join_the_last_member():
     assert by_column(["a", "a", "b", "b", "c"], least=3).names == ("a+b+c",)
     assert [len(rows) for rows in by_column(["a", "a", "b", "b", "c", "c"], least=4).members] == [6]
 
@@ -81,7 +81,7 @@ def test_rows_that_nobody_else_takes_join_the_last_member():
     alpha=st.floats(0.05, 50),
     seed=st.integers(0, 2**32),
 )
-def test_no_partition_loses_doubles_or_starves(values, least, members, alpha, seed):
+def test_no_row_is_lost_or_doubled_and_no_member_is_short(values, least, members, alpha, seed):
     rows = len(values)
     if rows >= least:
         column = by_column(values, least=least)
@@ -108,7 +108,7 @@ def test_counts_are_rows_by_label():
     assert counts.tolist() == [[1, 2], [2, 0]]
 
 
-def test_a_split_uses_every_row_once_and_is_its_seeds():
+def test_a_split_uses_every_row_once_and_follows_its_seed():
     rows = np.arange(100, 154)
     parts = split(rows, 7)
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [38, 5, 11]
@@ -127,16 +127,16 @@ def test_the_smallest_members_have_a_row_in_each_part(size):
     ("make", "words"),
     [
         (lambda: by_label(LABELS, 7, 0.0, 0), "alpha = 0 must be above 0"),
-        (lambda: by_label(LABELS, 0, 1.0, 0), "both must be 1 or more"),
+        (lambda: by_label(LABELS, 0, 1.0, 0), "both numbers must be 1 or more"),
         (lambda: by_quantity(9, 10, 1.0, 0), "9 rows are too few for 10 members"),
         (lambda: by_ratios(10, (), 0), "one for each member"),
         (lambda: by_ratios(10, (1, -1), 0), "each above 0"),
         (lambda: by_ratios(10, (1, 99), 0), "leave a member 0 of 10 rows"),
         (lambda: by_column(["a"], least=2), "too few"),
         (lambda: split(np.arange(2), 0), "cannot be split in three"),
-        (lambda: split(np.arange(9), 0, validation=0.5, test=0.5), "nothing to train on"),
+        (lambda: split(np.arange(9), 0, validation=0.5, test=0.5), "leave a part empty"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_in_words(make, words):
+def test_an_impossible_partition_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()

@@ -1,4 +1,4 @@
-"""Drawings: small, and the same picture."""
+"""Compacted drawings are small and show the same picture."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.library.plots import compact, pyplot, save
 
 
-def test_points_in_the_middle_of_a_level_or_upright_line_go():
+def test_inner_points_of_straight_lines_are_removed():
     path = "M 0 0.001 \nL 1.0004 0 \nL 2 0 \nL 2 0 \nL 2 1 \nL 2 3 \nL 2.5 1 \nz\n"
     assert compact(f'<path d="{path}" style="x"/>') == '<path d="M 0 0 2 0 2 3 2.5 1 z" style="x"/>\n'
 
@@ -16,13 +16,13 @@ def test_a_line_that_turns_back_keeps_its_turn():
     assert "M 0 0 5 0 2 0" in compact('<path d="M 0 0 L 5 0 L 2 0"/>')
 
 
-def test_a_line_of_no_length_and_a_curve_stay():
+def test_a_line_without_length_and_a_curve_stay():
     assert compact('<path d="M 1 1 L 1 1"/>') == '<path d="M 1 1 1 1"/>\n'
     curve = '<path d="M 0 3 C 0.79 3 1.55 2.68 2.12 2.12 z"/>'
     assert compact(curve) == curve + "\n"
 
 
-def test_a_style_that_comes_twice_stands_once():
+def test_a_repeated_style_is_written_once():
     text = '<svg x="1">\n<path style="fill: red"/><g style="fill: blue"/><path style="fill: red"/>\n</svg>'
     made = compact(text)
     assert '<path class="s0"/><g style="fill: blue"/><path class="s0"/>' in made

@@ -1,4 +1,4 @@
-"""Lines of results: whole cells, found again for the same code, never from a quick run."""
+"""Result lines are written by whole cells, count for their revision, and never come from a quick run."""
 
 import json
 
@@ -15,7 +15,7 @@ def results(path, code="aaaaaaaaaaaa"):
     return Results("institutional", code, path, lines)
 
 
-def test_a_cell_is_printed_and_written_and_found_again(tmp_path, capsys):
+def test_a_cell_is_printed_written_and_found_again(tmp_path, capsys):
     path = tmp_path / "institutional.jsonl"
     results(path).add(CASE, [Figure("test_accuracy", 0.9, more={"paper": 0.878}), Figure("rounds", 20)], seed=1)
     printed = capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_keys_of_a_case_may_come_in_any_order(tmp_path):
     assert results(path).done(dict(reversed(CASE.items())))
 
 
-def test_a_run_opens_once_and_says_where_and_with_what(tmp_path):
+def test_a_run_opens_once_with_machine_and_versions(tmp_path):
     path = tmp_path / "institutional.jsonl"
     made = results(path)
     made.open([0, 1])
@@ -83,13 +83,13 @@ def test_a_cell_stays_measured_when_the_code_changes_or_moves(tmp_path):
     ):
         Results("institutional", code, tmp_path / "institutional.jsonl").add(CASE, figures, seed=1)
     found = open_results("institutional", folder=tmp_path)
-    # The last line of each figure counts; a figure that the last run did not measure stays.
+    # The last line of each figure counts. A figure that the last run did not measure stays.
     assert [(line["figure"], line["value"]) for line in found.done(CASE, 1)] == [("test_accuracy", 0.6), ("seconds", 7)]
     assert not found.done({**CASE, "members": 5}, 1)
     assert found.code == code_digest()
 
 
-def test_lines_without_a_revision_are_of_the_first(tmp_path):
+def test_lines_without_a_revision_have_revision_1(tmp_path):
     line = {"bench": "institutional", "case": CASE, "figure": "test_accuracy", "value": 0.5, "unit": "1", "code": "a"}
     (tmp_path / "institutional.jsonl").write_text(json.dumps(line) + "\n")
     assert open_results("institutional", folder=tmp_path).done(CASE)
@@ -109,7 +109,7 @@ def test_only_a_new_revision_makes_a_cell_unmeasured(tmp_path):
 
 
 def seeded(*seeds, code="c"):
-    """Results with a seed for each list of figures."""
+    """Return results with one seed for each list of figures."""
     results = Results("institutional", code, None)
     for seed, figures in enumerate(seeds):
         assert not results.done(CASE)
@@ -118,7 +118,7 @@ def seeded(*seeds, code="c"):
     return results
 
 
-def test_a_mean_stands_once_all_seeds_do():
+def test_a_mean_is_added_once_all_seeds_are_measured():
     results = seeded(*([Figure("test_accuracy", value, more={"late": value / 2})] for value in (0.86, 0.88, 0.93)))
     for _ in range(2):
         summarise(results, CASE, range(3), averaged=("late",), more={"paper": 0.878})
@@ -131,7 +131,7 @@ def test_a_mean_stands_once_all_seeds_do():
     assert mean["paper"] == 0.878
 
 
-def test_what_was_not_measured_alike_has_no_mean():
+def test_seeds_with_different_recipes_have_no_mean():
     def figures(recipe, *names):
         return [Figure("test_accuracy", 0.8, more={"recipe": recipe}), *(Figure(name, 1.0) for name in names)]
 
@@ -140,7 +140,7 @@ def test_what_was_not_measured_alike_has_no_mean():
         results = seeded(figures(rate), *others)
         summarise(results, CASE, (0, 1))
         assert not results.done(CASE)
-    # Of another version of the code, by the same recipe: the recipe is what a mean is of.
+    # Another version of the code with the same recipe has a mean: only the recipe counts.
     results = seeded(figures(rate, "seconds"))
     results.code = "d"
     results.add(CASE, figures(rate, "seconds"), seed=1)

@@ -1,4 +1,4 @@
-"""A page from a template and results: newest lines only, and where they come from."""
+"""A page shows the newest lines of the results and their origins."""
 
 import json
 
@@ -34,11 +34,11 @@ LINES = [
 ]
 
 
-def test_a_later_line_of_a_cell_takes_the_place_of_an_earlier():
+def test_a_later_line_of_a_cell_replaces_an_earlier_one():
     assert sorted(each["value"] for each in newest(LINES)) == [0.5, 0.7, 0.8, 0.9]
 
 
-def test_the_table_shows_means_and_single_seeds_only_where_no_mean_is():
+def test_the_table_shows_single_seeds_only_without_a_mean():
     text = section_text(PAGE.section("accuracy"), LINES)
     rows = [row for row in text.splitlines() if row.startswith("| ") and "---" not in row]
     assert rows[0] == "| members | vocabulary | seed | figure | value | paper | spread | values |"
@@ -54,7 +54,7 @@ def test_the_table_names_the_newest_revision():
     assert "institutional.accuracy`, revision 2:" in text
 
 
-def test_a_commit_that_a_rewritten_history_lost_is_not_named(monkeypatch):
+def test_a_commit_lost_by_rewritten_history_is_not_named(monkeypatch):
     assert "0123456789ab" in origins(LINES, LINES[1:])[0]
     monkeypatch.setattr(report, "_lost_commits", lambda: {RUN["commit"]})
     (told,) = origins(LINES, LINES[1:])
@@ -62,7 +62,7 @@ def test_a_commit_that_a_rewritten_history_lost_is_not_named(monkeypatch):
     assert "on 2026-11-22, measured before the history was rewritten (code c1)" in told
 
 
-def test_a_page_is_the_same_bytes_again_and_has_the_sections_with_results(tmp_path):
+def test_a_page_is_reproducible_and_has_the_sections_with_results(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     (tmp_path / "institutional.jsonl").write_text("".join(json.dumps(each) + "\n" for each in LINES))
     first = {path.name: path.read_bytes() for path in write_page(PAGE, tmp_path, tmp_path / "a")}

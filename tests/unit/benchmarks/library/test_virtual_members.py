@@ -1,4 +1,4 @@
-"""Many members in few processes: the product's own steps, the same for any number of workers, private states apart."""
+"""Simulated members run the product's steps, with the same result for any number of workers and separate states."""
 
 import hashlib
 import statistics
@@ -65,7 +65,7 @@ def world_of(folder, method, own=None, alone=False, server="fedavg"):
         model={"architecture": "bilstm", "embedding": 6, "hidden": 5, "max_tokens": 8},
         training={"batch": 4, "learning_rate": 0.02},
         rounds={"min_members": 3, "target_members": 3},
-        # A fine grid for changes of few examples.
+        # Fine quantisation for updates of few examples.
         aggregation={"max_weight": 100},
         seed=1,
     )
@@ -85,7 +85,7 @@ def arrays_of(world):
     return {place: States(world.states).load(place) for place in range(len(MEMBERS))}
 
 
-def test_two_workers_give_what_one_gives_to_the_bit(tmp_path):
+def test_two_workers_give_the_same_bits_as_one(tmp_path):
     found = []
     for workers in (1, 2):
         folder = tmp_path / str(workers)
@@ -105,8 +105,8 @@ def test_two_workers_give_what_one_gives_to_the_bit(tmp_path):
             assert np.array_equal(state[1][EMBEDDING], other_states[place][1][EMBEDDING])
 
 
-def test_a_round_is_the_round_of_the_small_simulation(tmp_path):
-    """Where all members train, this is `simulation.play_round`: the step of the ring is the only difference."""
+def test_a_round_equals_that_of_the_small_simulation(tmp_path):
+    """If all members train, the result is that of `simulation.play_round` up to a quantisation step."""
     world = world_of(tmp_path, FedAvg())
     bundle = world.bundle
     start = bundle.manifest.decode(bundle.weights)
@@ -118,7 +118,7 @@ def test_a_round_is_the_round_of_the_small_simulation(tmp_path):
     assert np.abs(ours - theirs).max() < moved / 1000
 
 
-def test_a_servers_momentum_goes_on_from_round_to_round(tmp_path):
+def test_a_servers_momentum_is_kept_between_rounds(tmp_path):
     world = world_of(tmp_path, FedAvg(), server={"optimiser": "fedavgm", "momentum": 0.5})
     job, start = world.bundle.document, world.bundle.manifest.decode(world.bundle.weights)
     crew, places = Crew(world, None), (0, 1, 2)
@@ -126,7 +126,7 @@ def test_a_servers_momentum_goes_on_from_round_to_round(tmp_path):
         play_round(crew, start.copy(), 1, places)
     state = StateVectors(job.server, job.values)
     first = play_round(crew, start, 1, places, state=state).copy()
-    assert np.allclose(state.after["momentum"], first - start, atol=1e-7), "of nothing before it, a plain mean"
+    assert np.allclose(state.after["momentum"], first - start, atol=1e-7), "the first step is a plain mean"
     again, goes_on = StateVectors(job.server, job.values), StateVectors(job.server, job.values, state.after)
     forgetful = play_round(crew, first, 2, places, state=again).copy()
     second = play_round(crew, first, 2, places, state=goes_on)
@@ -134,7 +134,7 @@ def test_a_servers_momentum_goes_on_from_round_to_round(tmp_path):
     assert np.abs(second - forgetful).max() > 0.005
 
 
-def test_only_who_was_drawn_has_a_new_state_and_it_moves_on_from_the_last(tmp_path):
+def test_only_drawn_members_get_new_states(tmp_path):
     world = world_of(tmp_path, FedVocab())
     crew = Crew(world, None)
     start = world.bundle.manifest.decode(world.bundle.weights)
@@ -147,7 +147,7 @@ def test_only_who_was_drawn_has_a_new_state_and_it_moves_on_from_the_last(tmp_pa
     assert np.array_equal(first[2][1][EMBEDDING], second[2][1][EMBEDDING])
 
 
-def test_thousands_of_members_are_on_the_disk_and_a_few_in_memory(tmp_path):
+def test_drawn_members_are_on_the_disk_and_few_in_memory(tmp_path):
     few = replace(world_of(tmp_path, FedVocab()), members=[MEMBERS[at % 5] for at in range(3000)], cached=4)
     crew = Crew(few, None)
     values = few.bundle.manifest.decode(few.bundle.weights)
@@ -161,7 +161,7 @@ def test_thousands_of_members_are_on_the_disk_and_a_few_in_memory(tmp_path):
     assert all(each["left", "test"].count == 4 for each in scores)
 
 
-def test_a_member_goes_on_from_its_own_embedding(tmp_path):
+def test_a_member_continues_from_its_own_embedding(tmp_path):
     world = world_of(tmp_path, FedVocab())
     crew = Crew(world, None)
     base = world.bundle.weights
@@ -171,7 +171,7 @@ def test_a_member_goes_on_from_its_own_embedding(tmp_path):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_an_own_vocabulary_is_of_the_training_texts_and_starts_from_the_table(tmp_path, wide):
+def test_an_own_vocabulary_has_training_words_and_the_tables_vectors(tmp_path, wide):
     world = world_of(tmp_path, FedVocab(embedding="frozen"), own=OwnVocabulary(size=50, table_words=wide))
     tokenizer, arrays = Worker(world)._own_start(0)
     words = {word for example in MEMBERS[0].train for word in example.text.split()}
@@ -197,12 +197,12 @@ def test_an_own_tokenizer_is_kept_with_the_state(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["words", "wordpiece"])
-def test_who_was_looked_at_before_it_trained_trains_with_the_tokenizer_of_then(tmp_path, monkeypatch, kind):
-    """Word pieces do not come out the same twice: made anew, its ids would be of other rows than its texts'."""
+def test_a_member_tested_before_training_keeps_its_tokenizer(tmp_path, monkeypatch, kind):
+    """Word pieces built again would differ, and their ids would name other rows of the table."""
     from learning.training import start
 
     world = world_of(tmp_path, FedVocab(), own=OwnVocabulary(kind=kind, size=60))
-    made, make = [], start.own_tokenizer
+    made, make = [], start.own_tokenizer  # type: ignore[attr-defined]
 
     def watched(texts, *rest):
         made.append(make(texts, *rest))
@@ -216,7 +216,7 @@ def test_who_was_looked_at_before_it_trained_trains_with_the_tokenizer_of_then(t
     assert States(world.states).load(0)[0] == made[0]
 
 
-def test_texts_are_read_again_by_another_tokenizer(tmp_path):
+def test_another_tokenizer_reads_the_texts_again(tmp_path):
     world = world_of(tmp_path, FedVocab(), own=OWN)
     worker = Worker(world)
     tokenizer, _ = worker._own_start(0)
@@ -226,7 +226,7 @@ def test_texts_are_read_again_by_another_tokenizer(tmp_path):
     assert sizes[1] == 4 + 2 < sizes[0]
 
 
-def test_masks_change_nothing_of_a_round(tmp_path):
+def test_masks_do_not_change_a_round(tmp_path):
     world = world_of(tmp_path, FedVocab())
     plain = federate(Crew(world, None), rounds=1)
     (tmp_path / "masked").mkdir()
@@ -246,7 +246,7 @@ def test_a_masked_sum_is_the_sum_in_the_ring(tmp_path):
 
 
 @pytest.mark.parametrize("method", [FedVocab(), LgFedAvg()], ids=lambda method: method.name)
-def test_adapting_moves_what_is_private_and_nothing_on_disk(method, tmp_path, monkeypatch):
+def test_adapting_changes_private_parameters_and_no_file(method, tmp_path, monkeypatch):
     world = world_of(tmp_path, method)
     crew = Crew(world, None)
     version = world.bundle.manifest.encode(federate(crew))
@@ -267,14 +267,14 @@ def test_adapting_moves_what_is_private_and_nothing_on_disk(method, tmp_path, mo
         assert moved == {EMBEDDING}
     else:
         assert {name.split(".")[0] for name in moved} == {"embedding", "encoder"}
-    assert list(found) == [("left", "test"), ("adapted", "test")], "as it was left must be looked at first"
+    assert list(found) == [("left", "test"), ("adapted", "test")], "`left` must be scored first"
     after = arrays_of(world)
     assert all(
         state is None or np.array_equal(state[1][EMBEDDING], after[at][1][EMBEDDING]) for at, state in before.items()
     )
 
 
-def test_fedrecon_makes_the_private_rows_anew_and_moves_no_other(tmp_path, monkeypatch):
+def test_fedrecon_remakes_the_private_rows_and_no_others(tmp_path, monkeypatch):
     world = world_of(tmp_path, FedRecon())
     worker = Worker(world)
     moved = []
@@ -291,11 +291,11 @@ def test_fedrecon_makes_the_private_rows_anew_and_moves_no_other(tmp_path, monke
     assert moved
     assert set(moved) <= digits
     federate(Crew(world, None), rounds=1)
-    assert not list(world.states.glob("*.npz")), "fedrecon remembers nothing"
+    assert not list(world.states.glob("*.npz")), "fedrecon keeps no state"
 
 
-def test_fedrecon_is_read_with_rows_made_on_all_examples(tmp_path):
-    """As `edge_client export` makes them: of an example that a round's split leaves out the digit has its row, too."""
+def test_fedrecon_is_tested_with_rows_made_from_all_examples(tmp_path):
+    """As in `edge_client export`, a digit has its row even if a round's split leaves out its only example."""
     world = world_of(tmp_path, FedRecon(support=0.1))
     rows = [Example("where is the river", "LOC")] * 10 + [Example("what is the city 7", "LOC"), Example("1999", "HUM")]
     worker = Worker(replace(world, members=[Held(rows, ROWS[:3], ROWS[:3])] * 3))
@@ -308,19 +308,19 @@ def test_fedrecon_is_read_with_rows_made_on_all_examples(tmp_path):
         assert moved == sorted(2 + WORDS.index(token) for token in ("1999", "7"))
 
 
-def test_own_vectors_start_apart_from_each_other_and_from_the_jobs_seed(tmp_path):
-    """A real member draws them from what nobody else knows: equal places of two vocabularies hold other vectors."""
+def test_own_vectors_differ_between_members_and_from_the_jobs_seed(tmp_path):
+    """A real member draws them from its own secret source, so equal places of two vocabularies differ."""
     world = replace(world_of(tmp_path, FedVocab(), OWN), table=None)
     found = [Worker(world)._own_start(place)[1][EMBEDDING] for place in (0, 1, 0)]
     public = first_private(world.bundle.document, own_tokenizer([each.text for each in ROWS], "words", 50), None, None)
-    # Behind padding and unknown words, which are zero for everybody.
+    # The rows of padding and unknown words come first and are zero for everybody.
     assert not np.isclose(found[0][2:10], found[1][2:10]).any(axis=1).any()
     assert not np.isclose(found[0][2:10], public[EMBEDDING][2:10]).any(axis=1).any()
     assert np.array_equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("own", [None, OWN], ids=["same", "own"])
-def test_local_trains_everybody_and_shares_nothing(tmp_path, own):
+def test_local_trains_every_member_and_shares_nothing(tmp_path, own):
     world = world_of(tmp_path, FedVocab() if own else FedAvg(), own, alone=True)
     crew = Crew(world, None)
     before = crew.score(world.bundle.weights, ("left",), ("test",))
@@ -334,7 +334,7 @@ def test_local_trains_everybody_and_shares_nothing(tmp_path, own):
     assert not np.array_equal(heads[0], heads[1])
 
 
-def test_a_snapshot_is_not_moved_by_what_comes_later(tmp_path):
+def test_later_states_do_not_change_a_snapshot(tmp_path):
     states = States(tmp_path / "now")
     states.save(3, b"words", {"a": np.ones(2, np.float32)})
     kept = states.copy_to(tmp_path / "best")
@@ -347,8 +347,8 @@ def test_a_snapshot_is_not_moved_by_what_comes_later(tmp_path):
     assert kept.load(3)[1]["a"].tolist() == [0, 0]
 
 
-def test_scores_are_the_module_s_own(tmp_path):
-    """Right answers of a constant answer are known: a head with a bias alone says LOC to everything."""
+def test_scores_count_the_modules_answers(tmp_path):
+    """A head with only a bias answers LOC to every text, so the number of correct answers is known."""
     world = world_of(tmp_path, FedAvg())
     manifest = world.bundle.manifest
     tensors = {
@@ -361,11 +361,11 @@ def test_scores_are_the_module_s_own(tmp_path):
     assert found[0]["left", "validation"] == Score(2, 3)
 
 
-def test_a_mixture_of_labels_is_put_into_everybodys_model_or_taken_out_of_ones_own(tmp_path):
-    """Where texts tell nothing, the mixture alone answers: the label that a member has more of than all, or less."""
+def test_a_members_label_prior_is_added_or_removed(tmp_path):
+    """If texts say nothing, only the prior answers: with the label that the member has more of than all, or less."""
     world = world_of(tmp_path, FedAvg())
     location, human = (Example("what", label) for label in ("LOC", "HUM"))
-    # Most rows of both are LOC; the second has more HUM than all have.
+    # Most rows of both members are LOC. The second has more HUM than the average.
     held = [Held([location] * 9 + [human], [location], [location, human, human]) for _ in range(2)]
     held[1] = replace(held[1], train=[location] * 6 + [human] * 4)
     world = replace(world, members=held, common=[location, location, location, human])
@@ -375,16 +375,16 @@ def test_a_mixture_of_labels_is_put_into_everybodys_model_or_taken_out_of_ones_o
     parts = (PRIOR_REMOVED, PRIOR_ADDED, "test", COMMON)
     first, second = Crew(world, None).score(version, ("left",), parts)
     assert (first["left", PRIOR_ADDED], second["left", PRIOR_ADDED]) == (Score(1, 3), Score(2, 3))
-    # Who has more LOC than others is held to say it too often.
+    # A member with more LOC than others is assumed to answer it too often.
     assert (first["left", PRIOR_REMOVED], second["left", PRIOR_REMOVED]) == (Score(1, 4), Score(3, 4))
-    # Scored after them: nothing is left of it in the model, which says the first label to everything.
+    # The prior leaves nothing in the model, which then answers the first label to every text.
     assert first["left", "test"] == second["left", "test"] == Score(2, 3)
-    # By so much: 9 of 10 rows are LOC where all have 15 of 20, one more of each counted.
+    # 9 of its 10 rows are LOC, and 15 of all 20; each label counts one row more.
     shares = Worker(world)._shares(0) / Worker(world)._shares(None)
     assert shares == pytest.approx([(2 / 12) / (6 / 22), (10 / 12) / (16 / 22)])
 
 
-def test_cohorts_are_drawn_by_seed_and_round_and_everybody_has_a_turn():
+def test_cohorts_follow_seed_and_round_and_include_everybody():
     cohorts = [cohort_of(20, 4, 0, number) for number in range(60)]
     assert cohorts == [cohort_of(20, 4, 0, number) for number in range(60)]
     assert cohorts[0] != cohort_of(20, 4, 1, 0)
@@ -394,18 +394,18 @@ def test_cohorts_are_drawn_by_seed_and_round_and_everybody_has_a_turn():
     assert 2 <= turns.min() <= turns.max() <= 25
 
 
-def test_the_geometric_mean_counts_no_right_answer_as_half_a_one():
+def test_the_geometric_mean_counts_no_correct_answer_as_half():
     assert geometric_mean([Score(1, 4), Score(4, 4)]) == (pytest.approx(0.5), 0)
     assert geometric_mean([Score(0, 8), Score(8, 8)]) == (pytest.approx(0.25), 1)
 
 
-def test_a_seeded_source_repeats_itself_and_not_within_a_run():
+def test_a_seeded_source_repeats_across_runs_but_not_within_one():
     one, other = SeededRandom("a"), SeededRandom("a")
     assert one.bytes(9) == (first := other.bytes(9))
     assert other.bytes(9) != first
     assert SeededRandom("b").bytes(9) != first
 
 
-def test_no_workers_do_no_work(tmp_path):
+def test_zero_workers_are_refused(tmp_path):
     with pytest.raises(ValueError, match="0 workers"), crew_of(world_of(tmp_path, FedAvg()), 0):
         pass

@@ -1,4 +1,4 @@
-"""The dashboard says `none` where there is no backup: by its query, in Grafana's JSON, and in the drawing."""
+"""The dashboard shows `none` without a backup: in its query, in Grafana's JSON, and in the drawing."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ METRIC = 'tacit_coordinator_backup_timestamp_seconds{instance="c:7442"}'
     [("0x10", "-1"), ("100x10", "500"), (None, None)],
     ids=["no-backup", "a-backup", "no-coordinator"],
 )
-def test_the_query_tells_no_backup_from_no_data(tmp_path, series, expected):
+def test_the_query_distinguishes_no_backup_from_no_data(tmp_path, series, expected):
     expr = substituted(PANEL.queries[0].expr, interval="10s", span="60s")
     samples = [] if expected is None else [{"labels": "{}", "value": float(expected)}]
     asked = {"expr": expr, "eval_time": "10m", "exp_samples": samples}
@@ -35,7 +35,7 @@ def test_the_query_tells_no_backup_from_no_data(tmp_path, series, expected):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_grafana_shows_the_word():
+def test_grafana_shows_none():
     (text,) = [text for path, text in rendered().items() if path.name == "tacit-coordinator.json"]
     (panel,) = [each for each in json.loads(text)["panels"] if each.get("title") == TITLE]
     (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
@@ -43,13 +43,13 @@ def test_grafana_shows_the_word():
 
 
 @pytest.mark.parametrize(("value", "shown"), [(-1.0, "none"), (90.0, "90 s"), (600.0, "10 min")])
-def test_the_drawing_shows_the_word(tmp_path, value, shown):
+def test_the_drawing_shows_none(tmp_path, value, shown):
     out = tmp_path / "board.svg"
     dashboard.draw(COORDINATOR, {TITLE: [("since", [(0.0, value), (60.0, value)])]}, out)
     assert f">{shown}<" in out.read_text()
 
 
-def test_the_committed_drawing_shows_it():
+def test_the_committed_drawing_shows_none():
     text = dashboard.OUT.read_text()
     assert ">none<" in text
     assert "e+0" not in text

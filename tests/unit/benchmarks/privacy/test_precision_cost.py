@@ -1,4 +1,4 @@
-"""The benchmark of bfloat16: both precisions are stepped, and a limit on instructions reaches the process."""
+"""The benchmark of bfloat16 runs steps in both precisions, and its limit on instructions reaches the process."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from benchmarks.privacy import precision
 from benchmarks.privacy import step_cost as dp_cost
 
 
-def test_both_precisions_are_stepped_in_turns(monkeypatch):
+def test_both_precisions_take_turns(monkeypatch):
     stepped, plain = [], dp_cost.plain
 
     def watched(made, ids, labels, recipe, steps):
@@ -19,7 +19,7 @@ def test_both_precisions_are_stepped_in_turns(monkeypatch):
         return plain(made, ids, labels, recipe, steps)
 
     monkeypatch.setattr(dp_cost, "plain", watched)
-    # Where a processor has no bfloat16 all six layers take a minute.
+    # On a processor without bfloat16 all six layers take a minute.
     monkeypatch.setitem(dp_cost.MINILM, "num_hidden_layers", 1)
     monkeypatch.setattr(dp_cost, "PROMPT_LOT", 2)
     figure = precision.measured(2, 2)

@@ -1,4 +1,4 @@
-"""Tables that drift apart: what a shared part is read behind, and what the table and the picture say of it."""
+"""A shared part is read behind four tables of word vectors, and the page's table and drawing show it."""
 
 import json
 from dataclasses import replace
@@ -36,17 +36,17 @@ def glove(tmp_path, monkeypatch):
     monkeypatch.setattr(fedvocab.world_of, "__defaults__", (path,))
 
 
-def test_movement_is_told_apart_from_what_members_have_in_common():
+def test_movement_and_its_common_share_are_separate():
     start = np.array([[3.0, 0.0], [0.0, 4.0]], np.float32)
     step = np.array([[0.0, 3.0], [0.0, 0.0]], np.float32)
     assert drift.movement(start, [start, start]) == (0.0, 0.0)
-    # The start is 5 long, and each moved by 3.
+    # The start has norm 5, and each table moved by 3.
     assert drift.movement(start, [start + step] * 3) == pytest.approx((0.6, 1.0))
     assert drift.movement(start, [start + step, start - step]) == pytest.approx((0.6, 0.0))
     assert drift.movement(start, [start + step, start + step.T]) == pytest.approx((0.6, 0.5))
 
 
-def test_a_member_that_was_never_drawn_has_the_table_that_all_began_with(glove, tmp_path):
+def test_a_member_that_was_never_drawn_has_the_common_start(glove, tmp_path):
     world = fedvocab.world_of(Cell("sst2", FedVocab()), DATA, RECIPE, 0, tmp_path)
     (name,) = world.bundle.private[0].unflatten(world.bundle.private[0].decode(world.bundle.private[1]))
     start, found = drift.tables(world)
@@ -57,15 +57,15 @@ def test_a_member_that_was_never_drawn_has_the_table_that_all_began_with(glove, 
     assert np.array_equal(found[3], start + 1)
 
 
-def test_members_that_share_the_table_or_have_words_of_their_own_are_refused(glove, tmp_path):
+def test_a_shared_table_or_own_word_lists_are_refused(glove, tmp_path):
     for name, cell in {"all": Cell("sst2", FedAvg()), "own": Cell("sst2", FedVocab(), "own")}.items():
         world = fedvocab.world_of(cell, DATA, RECIPE, 0, tmp_path / name)
-        with pytest.raises(ValueError, match="no table in common to begin with"):
+        with pytest.raises(ValueError, match="do not start from a common table"):
             drift.tables(world)
 
 
-def test_each_table_is_the_one_that_is_read(glove, tmp_path, monkeypatch):
-    """Members are scored with their own table, the first, the mean, the next member's, in turn."""
+def test_members_are_read_with_each_of_the_four_tables(glove, tmp_path, monkeypatch):
+    """They are scored with their own table, the start, the mean, and the next member's."""
     seen, score = [], Crew.score
 
     def watched(self, version, readings, parts, **more):
@@ -88,7 +88,7 @@ def test_each_table_is_the_one_that_is_read(glove, tmp_path, monkeypatch):
     assert 0 < in_common < 1
 
 
-def test_members_with_one_table_are_asked_once_for_what_they_have_in_common(glove, tmp_path):
+def test_members_with_one_table_read_the_common_test_set_once(glove, tmp_path):
     world = fedvocab.world_of(Cell("sst2", FedVocab()), DATA, RECIPE, 0, tmp_path)
     crew, manifest = Crew(world, None), world.bundle.manifest
     version = manifest.encode(np.random.default_rng(1).normal(size=manifest.values, scale=2).astype(np.float32))
@@ -126,7 +126,7 @@ def test_both_trainings_are_read_once(results, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_the_table_has_a_row_for_each_training_and_the_picture_a_panel_for_each_data_set(results, tmp_path):
+def test_the_page_shows_each_training_and_data_set(results, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     lines = [json.loads(json.dumps(line)) for line in results.lines]
     second = [{**line, "seed": 1, "value": line["value"] + 0.01} for line in lines]
@@ -135,6 +135,6 @@ def test_the_table_has_a_row_for_each_training_and_the_picture_a_panel_for_each_
     own = next(line for line in lines if line["case"].get("behind") == "another's")
     assert dict(zip(head, rows[0], strict=True))["local, behind another's"] == f"{100 * own['value'] + 0.5:.1f} (1.0)"
     torn = [line for line in lines if line["case"]["adaptive"] or "behind" in line["case"]]
-    assert len(divergence_rows(torn)) == 2, "a training that was cut off has no row"
+    assert len(divergence_rows(torn)) == 2, "an incomplete training has no row"
     draw_divergence([*lines, *second], tmp_path / "drift.svg")
     assert (tmp_path / "drift.svg").read_text().count('id="axes_') == 1

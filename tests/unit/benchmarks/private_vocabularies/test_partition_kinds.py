@@ -1,4 +1,4 @@
-"""The picture of partitions: four kinds, each row dealt once, drawn as it was dealt."""
+"""The four kinds of partitions deal each row once, and the drawing shows them."""
 
 import json
 
@@ -35,17 +35,17 @@ def test_every_kind_deals_every_row_once(results):
     assert max(drawn) > 2 * min(drawn)
     assert asked == sorted(asked)
     assert asked[-1] / asked[0] == pytest.approx(49 / 10, rel=0.15)
-    assert max(natural) == 199 + 9, "three values of three rows are joined to one that is large enough"
+    assert max(natural) == 199 + 9, "three values of three rows are joined into one large enough"
     assert len(natural) == len({*COLUMN}) - 3
 
 
-def test_what_this_code_has_dealt_is_not_dealt_again(results, capsys):
+def test_a_measured_kind_is_not_dealt_again(results, capsys):
     capsys.readouterr()
     bench.measure(results, ROWS, COLUMN)
     assert capsys.readouterr().out == ""
 
 
-def test_the_table_says_how_uneven_each_kind_is(results):
+def test_the_table_shows_how_uneven_each_kind_is(results):
     head, *rows = kind_rows(results.lines)
     table = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert table["by label, alpha 1"]["fewest rows"] == table["by label, alpha 1"]["most rows"] == "60"
@@ -53,7 +53,7 @@ def test_the_table_says_how_uneven_each_kind_is(results):
     assert shares["by column"] > 95 > shares["by label, alpha 1"] > shares["by ratios, 10 to 49"] > 33
 
 
-def test_the_picture_has_a_panel_for_each_kind(results, tmp_path):
+def test_the_drawing_has_a_panel_for_each_kind(results, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     path = tmp_path / "kinds.svg"
     draw_kinds([json.loads(json.dumps(line)) for line in results.lines], path)

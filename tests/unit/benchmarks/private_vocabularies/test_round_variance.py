@@ -1,4 +1,4 @@
-"""Swings of a shared part: what is read after each round, and what the table and the picture say of it."""
+"""Each round's version is read for round variance, and the page's table and drawing show it."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def results(glove, tmp_path):
     return made
 
 
-def test_a_model_that_only_prefers_one_label_is_right_at_the_threshold():
+def test_a_model_with_only_a_label_bias_is_right_at_the_threshold():
     labels = np.array([0, 0, 0, 1, 1])
     knows = np.array([-1.0, 0.5, 0.0, 2.0, 1.0])
     assert wobble.threshold_accuracies(knows - 0.7, labels) == (1.0, 1.0)
@@ -52,7 +52,7 @@ def test_a_model_that_only_prefers_one_label_is_right_at_the_threshold():
     assert wobble.threshold_accuracies(np.array([3.0, 1.0]), np.array([0, 0])) == (0.0, 1.0)
 
 
-def test_each_round_is_read_with_the_members_that_made_it(glove, tmp_path):
+def test_each_round_is_recorded_with_its_members(glove, tmp_path):
     world = fedvocab.world_of(Cell("sst2", FedAvg()), DATA, RECIPE, 0, tmp_path)
     bad, good = ([Example(KINDS[label], label)] * 12 for label in KINDS)
     # Members 0 to 3 have one label each, and the last has both.
@@ -70,7 +70,7 @@ def test_each_round_is_read_with_the_members_that_made_it(glove, tmp_path):
 
 def test_a_version_is_read_as_a_member_reads_it(glove, tmp_path):
     world = fedvocab.world_of(Cell("sst2", FedAvg()), DATA, RECIPE, 0, tmp_path)
-    # Long and short texts in turn, and labels in one piece each: answers in another order would belong to others.
+    # Long and short texts alternate, and labels are in blocks, so that answers in a wrong order would show.
     crew, rows, job = Crew(world, None), [*ROWS[:40:2], *ROWS[1:40:2]], world.bundle.document
     reader, manifest = wobble.Reader(world, rows), world.bundle.manifest
     corpus = EncodedExamples(rows, job, world.bundle.public_tokenizer)
@@ -88,11 +88,11 @@ def test_a_version_is_read_as_a_member_reads_it(glove, tmp_path):
 def test_more_than_two_labels_have_no_one_threshold(glove, tmp_path):
     data = Data("trec", [*ROWS, *[Example("who", "new")] * 40], ROWS[:9])
     world = fedvocab.world_of(Cell("trec", FedAvg()), data, RECIPE, 0, tmp_path)
-    with pytest.raises(ValueError, match="between two labels, and here are 3"):
+    with pytest.raises(ValueError, match="between two labels, but the job has 3"):
         wobble.read_rounds(Crew(world, None), RECIPE, 0, ROWS)
 
 
-def test_both_trainings_are_read_once_and_no_test_is_asked(results, glove, monkeypatch, capsys):
+def test_both_trainings_are_read_once_and_no_test_is_used(results, glove, monkeypatch, capsys):
     assert [(line["case"].get("logit_adjustment", False), line["figure"]) for line in results.lines] == [
         (adjusted, name) for adjusted in (False, True) for name in ("swing", "swing_at_the_threshold")
     ]
@@ -105,7 +105,7 @@ def test_both_trainings_are_read_once_and_no_test_is_asked(results, glove, monke
     assert capsys.readouterr().out == ""
 
 
-def test_the_table_has_a_row_and_the_picture_a_panel_for_each_training(results, tmp_path):
+def test_the_page_shows_each_training(results, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     lines = [json.loads(json.dumps(line)) for line in results.lines]
     _, *rows = variance_rows(lines)

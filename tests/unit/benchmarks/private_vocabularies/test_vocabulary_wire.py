@@ -1,11 +1,11 @@
-"""What stands between a member and the coordinator to count bytes: it counts all of them, and changes none."""
+"""The relay between a member and the coordinator counts all bytes and changes none."""
 
 import asyncio
 
 from benchmarks.private_vocabularies.wire import Counter, per_round
 
 
-def test_the_counter_passes_everything_on_and_counts_both_ways():
+def test_the_counter_forwards_all_bytes_and_counts_both_directions():
     async def answer(reader, writer):
         asked = await reader.read()
         writer.write(asked.upper() * 2)
@@ -28,7 +28,7 @@ def test_the_counter_passes_everything_on_and_counts_both_ways():
     assert (counter.sent, counter.received) == (200_000, 400_000)
 
 
-def test_a_coordinator_that_is_away_ends_the_connection():
+def test_an_unreachable_coordinator_ends_the_connection():
     async def ask():
         gone = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = gone.sockets[0].getsockname()[1]
@@ -46,6 +46,6 @@ def test_a_coordinator_that_is_away_ends_the_connection():
     assert (counter.sent, counter.received) == (0, 0)
 
 
-def test_what_comes_once_a_job_is_in_no_round():
+def test_bytes_sent_once_a_job_count_in_no_round():
     once, each = 1_000_000, 250
     assert per_round(once + each, once + 3 * each) == each

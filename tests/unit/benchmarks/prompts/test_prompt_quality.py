@@ -1,4 +1,4 @@
-"""Trained quality of prompts: rows, portions, the fitted head, cells, tables; and that no choice sees a test."""
+"""Trained quality of prompts: rows, portions, the fitted head, cells and tables. No choice uses a test."""
 
 import gzip
 import itertools
@@ -78,7 +78,7 @@ def sentence(random, label):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    """A random BERT of two layers, as the package of MiniLM carries its own."""
+    """A random BERT of two layers in the form of MiniLM's package."""
     from transformers import BertConfig, BertModel
 
     folder = tmp_path_factory.mktemp("package") / "model"
@@ -87,7 +87,7 @@ def encoder(tmp_path_factory):
     config = BertConfig(vocab_size=len(PIECES), max_position_embeddings=128, initializer_range=0.4, **sizes)
     model = BertModel(config).eval()
     with torch.no_grad():
-        # As MiniLM has three of: a place of the states that is next to nothing whatever the text.
+        # An almost constant coordinate of the states. MiniLM has three.
         last = model.encoder.layer[-1].output.LayerNorm
         last.weight[DEAD], last.bias[DEAD] = -6e-33, -8e-33
     model.save_pretrained(folder)
@@ -100,7 +100,7 @@ def encoder(tmp_path_factory):
 
 @pytest.fixture
 def shared(tmp_path, monkeypatch, encoder):
-    """Data sets of the real ones' form, of a language of 25 words."""
+    """Data sets in the real ones' form, with a language of 25 words."""
     random = np.random.default_rng(0)
     folder = tmp_path / "shared"
     sentences = [(sentence(random, at % 2), at % 2) for at in range(60)]
@@ -143,7 +143,7 @@ def whole_corpus(bundle, rows):
 # ---- rows ----------------------------------------------------------------------------------------------------
 
 
-def test_no_part_of_a_validation_sentence_is_trained_on_and_the_test_is_the_dev_set(shared):
+def test_validation_sentences_are_not_trained_on_in_any_part(shared):
     data = sst2(0)
     assert len(data.validation) == 12
     held = [f" {each.text} " for each in data.validation]
@@ -158,9 +158,9 @@ def test_no_part_of_a_validation_sentence_is_trained_on_and_the_test_is_the_dev_
     assert sst2.__wrapped__(0).validation == data.validation
 
 
-def test_a_missing_file_is_named(shared):
+def test_a_missing_file_is_reported(shared):
     (shared / "sst2" / "dev.jsonl.gz").unlink()
-    with pytest.raises(NoData, match=r"dev\.jsonl\.gz is not here"):
+    with pytest.raises(NoData, match=r"dev\.jsonl\.gz is missing"):
         sst2(0)
 
 
@@ -179,24 +179,24 @@ def test_every_row_is_dealt_once(shared, partition):
         assert sizes[-1] - sizes[0] > BATCH
 
 
-def test_a_member_goes_over_all_of_its_rows_before_any_comes_again():
+def test_a_member_uses_all_of_its_rows_before_any_again():
     size, steps = 100, 2
     seen = np.concatenate([portion_rows(size, 3, number, steps, 0) for number in range(1, 8)])
     assert len(seen) == 7 * steps * BATCH
     for turn in range(2):
         assert sorted(seen[turn * size : (turn + 1) * size]) == list(range(size))
-    assert list(seen[:size]) != list(seen[size : 2 * size]), "another order each time"
+    assert list(seen[:size]) != list(seen[size : 2 * size]), "each pass has another order"
     assert list(portion_rows(size, 3, 1, 1, 1)) != list(seen[:BATCH])
     assert list(portion_rows(size, 4, 1, 1, 0)) != list(seen[:BATCH])
 
 
-def test_who_holds_less_than_a_round_goes_over_it_several_times():
+def test_few_rows_are_used_several_times_in_a_round():
     rows = portion_rows(20, 0, 2, 5, 0)
     assert len(rows) == 5 * BATCH
     assert np.bincount(rows, minlength=20).tolist() == [4] * 20
 
 
-def test_a_portion_is_rows_of_the_whole_and_weighs_as_the_whole(recipe):
+def test_a_portion_has_some_rows_and_the_weight_of_all(recipe):
     bundle = prompted_bundle(backbone_folder("plain", recipe.cache), task="classification", learning_rate=0.1, tokens=2)
     corpora = corpora_of(bundle, [Member(rows) for rows in members_of(4, "dirichlet", 0)])
     here = portions(corpora, 2, 3, 0)
@@ -210,7 +210,7 @@ def test_a_portion_is_rows_of_the_whole_and_weighs_as_the_whole(recipe):
         assert part.population == whole.population > 0
 
 
-def test_a_round_takes_so_many_steps_and_weighs_by_rows_held(recipe, monkeypatch):
+def test_a_round_makes_the_given_steps_and_weights_by_rows(recipe, monkeypatch):
     from learning.mechanisms.contribution import Update
     from learning.training import update as module
 
@@ -231,7 +231,7 @@ def test_a_round_takes_so_many_steps_and_weighs_by_rows_held(recipe, monkeypatch
     weights = np.array([len(member.examples) for member in members])
     assert len(set(weights)) > 1
     mean = np.average([each.change for each in seen], axis=0, weights=weights)
-    # The ring is made for weights up to 65,536, and these members hold some hundreds of rows.
+    # Quantisation is for weights up to 65,536, and these members have some hundreds of rows.
     assert np.allclose(done.values, start + mean, atol=2e-3)
     assert not np.allclose(mean, np.mean([each.change for each in seen], axis=0), atol=5e-3)
 
@@ -239,7 +239,7 @@ def test_a_round_takes_so_many_steps_and_weighs_by_rows_held(recipe, monkeypatch
 # ---- backbones and jobs --------------------------------------------------------------------------------------
 
 
-def test_the_plain_backbone_is_the_package_and_a_missing_package_is_a_sentence(recipe, encoder, monkeypatch):
+def test_the_plain_backbone_is_the_package_which_may_be_missing(recipe, encoder, monkeypatch):
     folder = backbone_folder("plain", recipe.cache)
     assert folder.parent == recipe.cache
     assert (folder / "model.safetensors").read_bytes() == (encoder / "model.safetensors").read_bytes()
@@ -250,7 +250,7 @@ def test_the_plain_backbone_is_the_package_and_a_missing_package_is_a_sentence(r
 
 
 def held_back_loss(folder):
-    """Of the saved model on states as they are, where the curve is of standardised ones."""
+    """Score the saved model on raw states; the curve is of standardised ones."""
     from transformers import BertForMaskedLM
 
     model, tokenizer = BertForMaskedLM.from_pretrained(folder).eval(), fedprompt_setup._tokenizer(folder)
@@ -259,7 +259,7 @@ def held_back_loss(folder):
     return fedprompt_setup._score_head(model.cls.predictions, masked, HEAD.batch)[0]
 
 
-def test_a_head_is_fitted_on_wikitext_over_a_network_that_stays(recipe):
+def test_a_head_is_fitted_on_wikitext_over_a_frozen_network(recipe):
     folder = backbone_folder("mlm", recipe.cache, HEAD)
     facts = head_facts(folder)
     assert [step for step, _, _ in facts["curve"]] == [20, 40, 60]
@@ -275,16 +275,16 @@ def test_a_head_is_fitted_on_wikitext_over_a_network_that_stays(recipe):
         if not name.startswith("pooler"):
             assert (fitted[f"bert.{name}"] == values).all(), name
     assert fitted["cls.predictions.bias"].any()
-    # A place that says nothing is not read, and no weight is beyond what a job takes a backbone with.
+    # An almost constant coordinate is ignored, and no weight exceeds what a job accepts in a backbone.
     read = fitted["cls.predictions.transform.dense.weight"]
     assert not read[:, DEAD].any()
     assert read[:, DEAD + 1].all()
     assert np.abs(read).max() < 100
     assert backbone_folder("mlm", recipe.cache, HEAD) == folder
-    assert not list(recipe.cache.glob(".*")), "nothing half made is left"
+    assert not list(recipe.cache.glob(".*")), "no partial folder is left"
 
 
-def test_the_same_recipe_fits_the_same_head_and_test_rows_have_no_part_in_it(recipe, shared, tmp_path):
+def test_a_recipe_always_fits_the_same_head_without_test_rows(recipe, shared, tmp_path):
     plain = backbone_folder("plain", recipe.cache)
     fit_head(plain, tmp_path / "one", HEAD)
     random = np.random.default_rng(9)
@@ -299,7 +299,7 @@ def test_the_same_recipe_fits_the_same_head_and_test_rows_have_no_part_in_it(rec
 
 
 def test_the_step_with_the_lowest_held_back_loss_is_kept(recipe, tmp_path, monkeypatch):
-    """Told that the first look was the best, the head is that of a training that ended there."""
+    """If the first evaluation counts as the best, the head is that of a training that ended there."""
     plain = backbone_folder("plain", recipe.cache)
     falling = itertools.cycle([(1.0, 0.5), (2.0, 0.4), (3.0, 0.3), (9.0, 0.1)])
     monkeypatch.setattr(fedprompt_setup, "_score_head", lambda *_: next(falling))
@@ -313,7 +313,7 @@ def test_the_step_with_the_lowest_held_back_loss_is_kept(recipe, tmp_path, monke
     assert not np.array_equal(first["cls.predictions.bias"], last["cls.predictions.bias"])
 
 
-def test_a_bundle_is_the_products_and_its_backbone_is_kept_once(recipe):
+def test_a_bundle_is_the_products_and_shares_its_backbone(recipe):
     plain = backbone_folder("plain", recipe.cache)
     one = prompted_bundle(plain, task="classification", learning_rate=0.1, tokens=2)
     two = prompted_bundle(plain, task="classification", learning_rate=0.2, tokens=7, injection="prefix-tuning")
@@ -326,7 +326,7 @@ def test_a_bundle_is_the_products_and_its_backbone_is_kept_once(recipe):
     assert not [path for path in recipe.cache.iterdir() if path.name.startswith("tacit-bench-")]
 
 
-def test_local_steps_stand_in_the_job_under_dp_sgd_alone(recipe):
+def test_only_a_dp_sgd_job_states_local_steps(recipe):
     plain, words = backbone_folder("plain", recipe.cache), backbone_folder("mlm", recipe.cache, HEAD)
     private = prompted_bundle(
         plain, task="classification", learning_rate=0.1, steps=7, mechanism=DpSgd(noise_multiplier=1.0, lot=16)
@@ -339,7 +339,7 @@ def test_local_steps_stand_in_the_job_under_dp_sgd_alone(recipe):
 
 
 def test_an_unknown_injection_is_refused(recipe):
-    with pytest.raises(ValueError, match="adapters is no injection"):
+    with pytest.raises(ValueError, match="adapters is not an injection"):
         prompted_bundle(
             backbone_folder("plain", recipe.cache), task="classification", injection="adapters", learning_rate=1
         )
@@ -403,7 +403,7 @@ def test_every_cell_has_its_figures(cell, recipe):
     assert ("digest" in line.more) == (cell.method not in ("frozen", "fine-tuning"))
 
 
-def test_the_same_seed_gives_the_same_curve_and_a_learnable_task_is_learnt(recipe):
+def test_curves_are_reproducible_and_a_learnable_task_is_learnt(recipe):
     cell = Cell("prompt-tuning", tokens=4, steps=6)
     first = measured(cell, recipe, rate=0.1)["test_accuracy"]
     again = measured(cell, recipe, rate=0.1)["test_accuracy"]
@@ -411,7 +411,7 @@ def test_the_same_seed_gives_the_same_curve_and_a_learnable_task_is_learnt(recip
     assert first.value > 0.6
 
 
-def test_centralised_takes_as_many_steps_as_all_members_together(recipe, monkeypatch):
+def test_centralised_makes_as_many_steps_as_all_members_together(recipe, monkeypatch):
     from learning.training import local, task
 
     asked = []
@@ -430,8 +430,8 @@ def test_centralised_takes_as_many_steps_as_all_members_together(recipe, monkeyp
     assert asked == [3 * BATCH] * 4 * 3
 
 
-def test_a_frozen_head_of_one_member_is_plain_training(recipe):
-    """Two members that hold everything between them, against their mean worked out here."""
+def test_the_frozen_head_is_the_mean_of_members_heads(recipe):
+    """Two members hold all rows; their mean is computed here."""
     cell, two = Cell("frozen", tokens=None, steps=2), replace(recipe, members=2, rounds=1)
     data = sst2(0)
     (score,) = begun(cell, two, Rate(0.1), 0, recipe.cache).rounds
@@ -455,7 +455,7 @@ def test_a_frozen_head_of_one_member_is_plain_training(recipe):
     assert score("test") == pytest.approx(sum(right) / len(right))
 
 
-def test_states_of_the_frozen_head_are_what_the_product_reads(recipe, encoder):
+def test_states_of_the_frozen_head_are_the_products(recipe, encoder):
     from transformers import BertModel
 
     data = sst2(0)
@@ -472,8 +472,8 @@ def test_states_of_the_frozen_head_are_what_the_product_reads(recipe, encoder):
     [cell for cell in SMALL if cell.method in ("prompt-tuning", "frozen") and cell.epsilon is None],
     ids=lambda cell: f"{cell.method}-{cell.task}-{cell.server}",
 )
-def test_nothing_that_is_trained_or_chosen_looks_at_a_test(cell, recipe, shared):
-    """With other answers in the test rows only the test's own accuracy is another."""
+def test_no_training_or_choice_uses_a_test(cell, recipe, shared):
+    """With other labels in the test rows, only the test accuracy changes."""
     plain = measured(cell, recipe)["test_accuracy"]
     rows = [json.dumps({"text": each.text, "label": str(1 - LABELS.index(each.label))}) for each in sst2(0).test]
     write(shared / "sst2" / "dev.jsonl.gz", rows)
@@ -483,8 +483,8 @@ def test_nothing_that_is_trained_or_chosen_looks_at_a_test(cell, recipe, shared)
     assert bent.more["validation"] == plain.more["validation"]
 
 
-def test_a_search_scores_validation_rows_alone(recipe, monkeypatch):
-    asked, score = [], fedprompt_training.accuracy
+def test_a_search_scores_only_validation_rows(recipe, monkeypatch):
+    asked, score = [], fedprompt_training.accuracy  # type: ignore[attr-defined]
 
     def watched(bundle, values, corpus):
         asked.append(corpus.population)
@@ -493,10 +493,10 @@ def test_a_search_scores_validation_rows_alone(recipe, monkeypatch):
     monkeypatch.setattr(fedprompt_training, "accuracy", watched)
     figure = fedprompt_quality._trial(Cell("prompt-tuning", tokens=4, steps=2), recipe, Rate(0.1))
     assert figure.name == "validation_accuracy"
-    assert asked == [12], "once, and not the 40 rows of the test"
+    assert asked == [12], "scored once, and not on the 40 test rows"
 
 
-def test_accuracy_is_the_share_that_is_right(recipe):
+def test_accuracy_is_the_share_of_correct_answers(recipe):
     bundle = prompted_bundle(backbone_folder("plain", recipe.cache), task="classification", learning_rate=0.1, tokens=2)
     values, rows = bundle.manifest.decode(bundle.weights), sst2(0).test
     value = accuracy(bundle, values, whole_corpus(bundle, rows))
@@ -507,7 +507,7 @@ def test_accuracy_is_the_share_that_is_right(recipe):
 # ---- which cells, which rates --------------------------------------------------------------------------------
 
 
-def test_the_cells_are_those_of_the_order_and_none_has_two_cases():
+def test_the_cells_are_the_planned_ones_without_duplicates():
     quality = cells_of("quality")
     prompts = {(cell.task, cell.partition) for cell in quality if cell.method == "prompt-tuning"}
     assert prompts == set(itertools.product(("classification", "cloze"), ("equal", "dirichlet")))
@@ -518,7 +518,7 @@ def test_the_cells_are_those_of_the_order_and_none_has_two_cases():
     assert {cell.method for cell in cells_of("methods")} == {"p-tuning", "prefix-tuning", "lora"}
     every = {cell for part in PARTS for cell in cells_of(part)}
     assert len({json.dumps(cell.case, sort_keys=True) for cell in every}) == len(every)
-    # Each federated prompt comes after what it is measured against.
+    # Each federated prompt comes after the cell that it is compared with.
     for at, cell in enumerate(quality):
         if cell.method == "prompt-tuning":
             assert cell.beside in quality[:at]
@@ -528,7 +528,7 @@ def test_the_command_offers_every_part():
     assert fedprompt.PARTS == PARTS
 
 
-def test_the_papers_figures_stand_beside_their_cells():
+def test_cells_have_the_papers_figures():
     papers = {cell: cell.paper for part in PARTS for cell in cells_of(part) if cell.paper}
     assert papers[Cell("prompt-tuning", "cloze")] == 90.16
     assert papers[Cell("prompt-tuning", "cloze", "dirichlet")] == 89.45
@@ -545,7 +545,7 @@ def tried(cell, rate, value):
     return {"case": {**cell.case, "rate": rate}, "figure": "validation_accuracy", "value": value}
 
 
-def test_a_rate_is_the_best_on_validation_rows_the_first_of_equal_ones():
+def test_a_rate_is_the_first_of_the_best_on_validation_rows():
     cell, other = Cell("prompt-tuning", "cloze"), Cell("prompt-tuning")
     lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8), tried(cell, 0.03, 0.8)]
     lines += [tried(other, rate, 0.9 - rate) for rate in RATES["prompt-tuning"]]
@@ -555,7 +555,7 @@ def test_a_rate_is_the_best_on_validation_rows_the_first_of_equal_ones():
     assert rate_of(cell.beside, lines) == Rate(RATES["centralised"][0], tried=0)
 
 
-def test_noise_is_added_at_the_rate_that_does_best_without_it():
+def test_noise_is_added_at_the_best_rate_without_noise():
     cell = Cell("prompt-tuning", "cloze")
     lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8), tried(cell, 0.03, 0.7)]
     noised = replace(cell, epsilon=100.0)
@@ -564,7 +564,7 @@ def test_noise_is_added_at_the_rate_that_does_best_without_it():
     assert rate_of(noised, lines) == Rate(0.1, 10.0, tried=3, rates_tried=3)
 
 
-def test_momentum_is_added_at_the_rate_that_does_best_without_it():
+def test_momentum_is_added_at_the_best_rate_without_momentum():
     cell = Cell("prompt-tuning", "cloze")
     lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8), tried(cell, 0.03, 0.7)]
     carried = replace(cell, server="fedavgm", partition="dirichlet")
@@ -572,17 +572,17 @@ def test_momentum_is_added_at_the_rate_that_does_best_without_it():
     chosen = Rate(0.1, momentum=min(MOMENTA), tried=len(MOMENTA), rates_tried=3)
     assert rate_of(carried, lines) == chosen
     assert chosen.stated == {"learning_rate": 0.1, "momentum": 0.5, "server_rate": 1.0, "rates_tried": 3}
-    # The plain search was done again since, and chose another rate: these were not tried at that.
+    # The plain search was repeated and chose another rate, at which these were not tried.
     at = [line | {"learning_rate": 0.1} for line in lines[3:]]
     assert rate_of(carried, lines[:3] + at) == chosen
-    with pytest.raises(SearchUnfinished, match=r"tried at \{0.1\}, and 0.3"):
+    with pytest.raises(SearchUnfinished, match=r"tried at \{0.1\}, but its rate is 0.3"):
         rate_of(carried, [tried(cell, 0.3, 0.9), *lines[1:3], *at])
     assert carried.case == {**replace(cell, partition="dirichlet").case, "server": "fedavgm"}
-    # The paper has none.
+    # The paper has no such cell.
     assert carried.paper is None
 
 
-def test_momentum_carries_a_rounds_change_into_the_next(recipe):
+def test_momentum_carries_a_rounds_update_into_the_next(recipe):
     cell = Cell("prompt-tuning", tokens=4, steps=2)
     bundles = [
         fedprompt_training._prompted(each, recipe, rate, 0)
@@ -592,17 +592,17 @@ def test_momentum_carries_a_rounds_change_into_the_next(recipe):
     plain, carried = (list(fedprompt_training._federated(cell, recipe, bundle, data, 0)) for bundle in bundles)
     start = bundles[0].manifest.decode(bundles[0].weights)
     assert np.array_equal(plain[0], carried[0])
-    # The second round trains from the same version with the same draws: what is more is half of the first's step.
+    # The second round trains from the same version with the same draws. The rest is half of the first round's step.
     assert np.allclose(carried[1] - plain[1], 0.5 * (plain[0] - start), atol=1e-6)
     assert np.abs(plain[0] - start).max() > 0.01
 
 
-def test_nothing_is_chosen_among_half_of_the_rates():
+def test_no_rate_is_chosen_from_an_incomplete_search():
     cell = Cell("prompt-tuning")
     lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8)]
     with pytest.raises(SearchUnfinished, match="2 of 5 rates"):
         rate_of(cell, lines)
-    # A plateau of more than a hundred steps: rates that never leave it in a trial are none to choose.
+    # Rates that do not leave the plateau of more than a hundred steps in a trial cannot be chosen.
     assert min(choices_of(Cell("prompt-tuning", "cloze"))) == 0.03
     assert min(choices_of(cell)) == 0.003
 
@@ -622,7 +622,7 @@ def fresh(path):
     return Results("fedprompt", "c1", path, [line for line in lines if "figure" in line])
 
 
-def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
+def test_a_run_measures_missing_cells_and_averages(tmp_path, monkeypatch):
     calls = []
 
     def watched(cell, *more):
@@ -643,7 +643,7 @@ def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
     (line,) = [each for each in results.done(cell.case, 1) if each["figure"] == "test_accuracy"]
     assert line["centralised"] == pytest.approx(0.91)
     assert line["centralised_late"] == pytest.approx(0.92)
-    # Of the better of the two: a centralised prompt that its rate shakes is no easier to be near to.
+    # The better of the two counts, so that a noisy centralised path does not make the target easier.
     assert line["target"] == pytest.approx(0.89)
     (mean,) = [each for each in results.done(cell.case) if each["figure"] == "test_accuracy"]
     assert mean["value"] == pytest.approx(0.81)
@@ -662,13 +662,13 @@ def test_a_prompt_is_compared_with_the_newest_centralised_training(tmp_path):
     earlier.add(cell.beside.case, [Figure("test_accuracy", 0.7, more={"late": 0.6})], seed=0)
     assert fedprompt_quality._against(ours, cell, figure, 0).more["centralised"] == 0.7
     assert fedprompt_quality._against(ours, cell, figure, 1).more == {}
-    # Another process adds a line after these results were opened.
+    # Another process adds a line after these results are opened.
     other = Results("fedprompt", "c1", path)
     other.add(cell.beside.case, [Figure("test_accuracy", 0.9, more={"late": 0.6})], seed=0)
     assert fedprompt_quality._against(ours, cell, figure, 0).more["centralised"] == 0.9
 
 
-def test_no_cell_begins_after_the_time_and_only_wanted_ones_do(tmp_path, monkeypatch):
+def test_only_wanted_cells_start_and_none_after_the_time(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(fedprompt_quality, "measure", lambda cell, *_: calls.append(cell) or fake_measure(cell, *_))
     monkeypatch.setattr(fedprompt_quality, "backbone_folder", lambda *_: tmp_path)
@@ -681,7 +681,7 @@ def test_no_cell_begins_after_the_time_and_only_wanted_ones_do(tmp_path, monkeyp
     assert len(calls) == 2
 
 
-def test_the_head_is_a_figure_of_its_own(recipe):
+def test_the_head_has_its_own_figures(recipe):
     results = Results("fedprompt", "c1", None)
     for _ in range(2):
         fedprompt_quality.fit(results, recipe)
@@ -691,7 +691,7 @@ def test_the_head_is_a_figure_of_its_own(recipe):
     assert results.lines[0]["seed"] == HEAD.seed
 
 
-def test_a_search_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_a_search_continues_where_it_stopped(tmp_path, monkeypatch):
     calls = []
 
     def trial(cell, recipe, rate):
@@ -708,22 +708,22 @@ def test_a_search_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert calls == [(method, rate) for method in methods for rate in RATES[method]]
     fedprompt_quality.search(results, ("quality",), until=None, **wanted)
     assert len(calls) == 17
-    # No momentum is tried at a rate that nobody chose.
+    # No momentum is tried before a rate is chosen.
     monkeypatch.setattr(fedprompt_quality, "searched", list)
     monkeypatch.setattr(fedprompt_quality, "_search_words", lambda _: None)
-    with pytest.raises(SearchUnfinished, match="search that first"):
+    with pytest.raises(SearchUnfinished, match="run --search for the rate first"):
         fedprompt_quality.search(results, ("momentum",), until=None)
     assert len(calls) == 17
 
 
 def fails(cell, recipe, rate, seed, until):
-    """In a process of its own."""
+    """Runs in another process."""
     if cell.method == "centralised":
         raise MemoryError("no room")
     return fake_measure(cell, recipe, rate, seed)
 
 
-def test_a_cell_that_fails_loses_no_others_hours(tmp_path, monkeypatch):
+def test_a_failing_cell_does_not_lose_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(fedprompt_quality, "backbone_folder", lambda *_: tmp_path)
     monkeypatch.setattr(fedprompt_quality, "searched", list)
     monkeypatch.setattr(fedprompt_quality, "_unless_late", fails)
@@ -778,7 +778,7 @@ def of_section(name):
     return PAGE.section(name).lines(LINES)
 
 
-def test_the_tables_have_a_row_a_cell_in_per_cent():
+def test_the_tables_have_a_row_for_each_cell_in_per_cent():
     head, *rows = quality_rows(of_section("quality"))
     assert [row[:3] for row in rows] == [
         ["classification", "fine-tuning", "equal"],
@@ -786,7 +786,7 @@ def test_the_tables_have_a_row_a_cell_in_per_cent():
         ["cloze", "prompt-tuning", "equal"],
         ["cloze", "prompt-tuning, fedavgm 0.7 (of 3)", "equal"],
     ]
-    # What was measured before there was a choice says none.
+    # Lines older than this choice do not name the precision.
     assert rows[2][3:] == ["80.1", "79.5", "90.2", "1.9", "79.0", "0.3 (of 3)", "float32", "8,450", "", "800"]
     assert {len(row) for row in rows} == {len(head)}
     assert [row[:4] for row in sweep_rows("tokens")(of_section("tokens"))[1:]] == [
@@ -798,7 +798,7 @@ def test_the_tables_have_a_row_a_cell_in_per_cent():
     assert laplace_rows(of_section("laplace"))[1][:6] == ["cloze", "10", "150", "100", "50.0", "85.7"]
 
 
-def test_the_page_holds_tables_and_curves_and_is_the_same_again(tmp_path):
+def test_the_page_has_tables_and_curves_and_is_reproducible(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     (tmp_path / "fedprompt.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [RUN, *LINES]))
     first = {path.name: path.read_bytes() for path in write_page(PAGE, tmp_path, tmp_path / "a")}
@@ -811,15 +811,15 @@ def test_the_page_holds_tables_and_curves_and_is_the_same_again(tmp_path):
     assert b"100 steps" in first["fedprompt_steps.svg"]
 
 
-def test_means_over_seeds_stand_in_the_table_with_their_spread():
+def test_the_table_has_means_over_seeds_with_their_spread():
     mean = [{**line, "spread": 0.02} for line in lines_of(CLOZE, 0.81)]
     for line in mean:
         del line["seed"]
     assert quality_rows([*lines_of(CLOZE, 0.8), *mean])[1][3] == "81.0 (2.0)"
 
 
-def test_laplace_is_told_as_the_ledger_counts_it(recipe):
-    """What fifteen rounds are charged is what the product's own events compose to."""
+def test_laplace_epsilons_are_those_of_the_ledger(recipe):
+    """The charge for fifteen rounds is the composition of the product's own events."""
     from learning.mechanisms.protection import protection_of
 
     words = backbone_folder("mlm", recipe.cache, HEAD)

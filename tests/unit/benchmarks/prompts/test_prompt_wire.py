@@ -1,4 +1,4 @@
-"""What the wire benchmark rests on: its shapes, the paper's figures beside ours, where a broken transfer went on."""
+"""The wire benchmark's shapes, its comparison with the paper's figures, and where a broken transfer resumed."""
 
 import dataclasses
 import hashlib
@@ -21,7 +21,7 @@ from learning.text.cloze_tokenizer import own_form
 from tacit.prompt import PromptedModel
 
 QUICK = wire.QUICK_SHAPE
-# One of each kind of backbone, small.
+# A small backbone of each kind.
 SMALL = {
     "bert": {**SHAPES["bert-base"], "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 8},
     "roberta": {**SHAPES["roberta-base"], "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 8},
@@ -30,7 +30,7 @@ SMALL = {
 
 
 def values_of(method: str, shape: str) -> int:
-    """As the product counts them, for the benchmark's job; nothing of that size is made."""
+    """Count the values as the product does for the benchmark's job, without making a model of that size."""
     if method == wire.FULL:
         return full_values(shape)
     model = PromptedModel(
@@ -40,7 +40,7 @@ def values_of(method: str, shape: str) -> int:
 
 
 @pytest.mark.parametrize(("method", "shape"), PAPER, ids=["-".join(each) for each in PAPER])
-def test_what_differs_from_the_paper_is_what_the_line_says(method, shape):
+def test_the_difference_from_the_paper_is_the_stated_one(method, shape):
     million, difference = PAPER[method, shape]
     values = values_of(method, shape)
     lacking = {wire._ROWS: 768, wire._BIASES: 12_288 + 21 * 768, wire._WITH_ROWS: 21 * 768, wire._WITH_TWENTY: 20 * 768}
@@ -58,12 +58,12 @@ def test_every_shape_and_method_has_a_count():
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_a_written_model_is_a_folder_that_bundles_are_made_of(kind, tmp_path, monkeypatch):
+def test_a_written_model_can_be_bundled(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "SHAPES", {"small": SMALL[kind]})
     path = wire.write_model(tmp_path / "model", "small")
     config = folder_config(tmp_path / "model")
     assert config == checked_config(SMALL[kind])
-    # What was written is canonical already.
+    # The written file is canonical already.
     digest = write_backbone(tmp_path / "model", config, tmp_path / "canonical")
     assert hashlib.sha256(path.read_bytes()).digest() == digest
     assert sum(values.size for values in read_backbone(path, config).tensors.values()) == full_values("small")
@@ -79,9 +79,9 @@ def test_a_job_has_the_tensors_that_members_train(kind, method, tmp_path, monkey
     parts = wire._parts(base, method, 1)
     assert parts.manifest.values == prompted_values(parts.model, len(wire.LABELS))
     assert len(parts.weights) == 4 * parts.manifest.values
-    # Version 0 of another job is not in a member's cache.
+    # Another job has another version 0.
     assert wire._parts(base, method, 2).weights != parts.weights
-    # The words of the cloze are one token each, where the mask stands.
+    # Each word of the cloze is one token at the mask's place.
     words = ClozeEncoder.of(parts.model, tokenizer).label_words([[label] for label in wire.LABELS])
     assert len({number for each in words for number in each}) == len(wire.LABELS)
 
@@ -90,7 +90,7 @@ def sample(at=0.0, arrived=None, connections=1, resident=0, anonymous=0, whole=F
     return wire._Sample(at, arrived, whole, resident, anonymous, connections)
 
 
-def test_a_transfer_goes_on_where_it_stood_when_a_new_connection_came():
+def test_a_transfer_resumes_at_each_new_connection():
     samples = [
         sample(connections=1),
         sample(arrived=0, connections=2),
@@ -106,12 +106,12 @@ def test_a_transfer_goes_on_where_it_stood_when_a_new_connection_came():
 
 
 class Quiet:
-    """A network on which nothing happens."""
+    """An idle network."""
 
     connections = 1
 
 
-def test_looking_sees_a_file_grow_and_become_whole(tmp_path):
+def test_sampling_sees_a_file_grow_and_complete(tmp_path):
     path = tmp_path / "file"
     partial = path.with_name("file.partial")
     looking = Fetching(path, os.getpid(), Quiet())
@@ -127,7 +127,7 @@ def test_looking_sees_a_file_grow_and_become_whole(tmp_path):
     assert 0 < anonymous < resident
 
 
-def test_seconds_and_memory_are_of_the_time_in_which_the_file_grew():
+def test_seconds_and_memory_cover_the_growth_of_the_file():
     looking = Fetching(Path("file"), 0, Quiet())
     looking.samples = [
         sample(at=1.0, resident=90, anonymous=80),
@@ -148,16 +148,16 @@ def test_full_fine_tuning_is_computed_and_says_so():
     assert "p-tuning-lstm" in second.more["computed_from"]
 
 
-def test_no_cell_begins_after_the_time_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))
+def test_no_cell_starts_after_the_time_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))  # type: ignore[attr-defined]
     results = Results(wire.BENCH, "0" * 12, tmp_path / "results.jsonl")
     wire.run(results, seeds=[0], quick=True, until=time.monotonic() - 1)
     assert not results.path.exists()
 
 
-def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
-    """Neither part starts a federation where every cell has a line."""
-    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))
+def test_measured_cells_are_not_measured_again(tmp_path, monkeypatch):
+    """If every cell has a line, neither part starts a federation."""
+    monkeypatch.setattr(wire.asyncio, "run", lambda work: pytest.fail("a federation was started"))  # type: ignore[attr-defined]
     results = Results(wire.BENCH, "0" * 12, tmp_path / "results.jsonl")
     cases = [wire._case(method, QUICK) for method in ("prompt-tuning", "lora", wire.FULL)]
     cases.append({"part": "backbone", "backbone": QUICK, "cuts": 2})
@@ -166,7 +166,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
     wire.run(results, seeds=[0], quick=True, until=None)
 
 
-def test_the_members_texts_are_the_examples_under_labels_of_one_letter(tmp_path):
+def test_members_have_example_texts_with_one_letter_labels(tmp_path):
     @dataclasses.dataclass
     class Started:
         folder: Path

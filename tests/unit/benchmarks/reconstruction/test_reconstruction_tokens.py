@@ -1,4 +1,4 @@
-"""What counts as recovered, what leaves a member, and the defences: the parts of the attack that decide its figures."""
+"""The parts of the attack that decide its figures: what counts as recovered, what leaves a member, and the defences."""
 
 from dataclasses import replace
 
@@ -42,11 +42,11 @@ def module(**changes):
     return build(BiLSTMModel(embedding=6, hidden=5, **changes), len(WORDS), 2, 0, seed=1)
 
 
-def test_a_reference_token_counts_once_however_often_it_is_said():
+def test_a_reference_token_named_several_times_counts_once():
     assert tally(["a", "b"], ["a", "a", "a"]) == Tally(matched=1, recovered=3, reference=2)
 
 
-def test_a_token_that_stands_twice_has_to_be_said_twice():
+def test_a_token_that_occurs_twice_must_be_named_twice():
     once, twice = tally(["a", "a", "b"], ["a"]), tally(["a", "a", "b"], ["a", "a"])
     assert (once.matched, twice.matched) == (1, 2)
 
@@ -67,14 +67,14 @@ def test_counts_of_batches_add_up():
     assert tally(["1"], ["1"]) + tally(["x", "2"], ["x"]) == Tally(2, 2, 3, 1, 2)
 
 
-def test_an_attacker_who_says_nothing_scores_nothing():
+def test_an_attacker_that_names_no_token_scores_zero():
     found = tally(["1"], [])
     assert (found.precision, found.recall, found.f1, found.digit_leakage) == (0, 0, 0, 0)
     assert Tally().recall == 0
 
 
 @pytest.mark.parametrize(("token", "expected"), [("2004", True), ("b7", True), ("##9", True), ("two", False), ("", 0)])
-def test_a_digit_token_holds_a_digit(token, expected):
+def test_a_digit_token_has_a_digit(token, expected):
     assert has_digit(token) == expected
 
 
@@ -83,7 +83,7 @@ def test_a_table_needs_a_vector_for_each_word():
         Table(("a", "b"), np.zeros((3, 4), np.float32))
 
 
-def test_an_unrelated_table_keeps_the_words_and_no_vector():
+def test_an_unrelated_table_keeps_the_words_but_no_vector():
     rows = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
     table = Table(tuple(map(str, range(400))), rows)
     other = table.unrelated(3)
@@ -93,7 +93,7 @@ def test_an_unrelated_table_keeps_the_words_and_no_vector():
     assert (other.rows == table.unrelated(3).rows).all()
 
 
-def test_some_rows_of_another_table():
+def test_a_table_can_take_rows_of_another():
     one = Table(("a", "7"), np.zeros((2, 3), np.float32))
     other = Table(("a", "7"), np.ones((2, 3), np.float32))
     assert one.with_rows_of(other, frozenset({"7"})).rows.tolist() == [[0, 0, 0], [1, 1, 1]]
@@ -106,7 +106,7 @@ def test_a_batch_knows_its_tokens_and_lengths():
     assert BATCH.tokens() == ["the", "room", "12", "the", "b7", "at", "noon"]
 
 
-def test_what_leaves_is_what_the_division_shares():
+def test_only_shared_gradients_leave():
     made = module()
     everything = shared_gradient(made, BATCH, division_of(FedAvg(), made))
     shared = shared_gradient(made, BATCH, division_of(FedVocab(), made))
@@ -114,7 +114,7 @@ def test_what_leaves_is_what_the_division_shares():
     assert all(torch.equal(everything[name], value) for name, value in shared.items())
 
 
-def test_of_private_rows_no_gradient_leaves():
+def test_gradients_of_private_rows_do_not_leave():
     made = module()
     division = division_of(FedRecon(), made, WORDS)
     gradient = shared_gradient(made, BATCH, division)
@@ -123,7 +123,7 @@ def test_of_private_rows_no_gradient_leaves():
     assert set(said) == {"the", "room", "at", "noon"}
 
 
-def test_of_a_private_embedding_no_word_is_shared():
+def test_a_private_embedding_shares_no_word():
     made = module()
     assert shared_words(division_of(FedVocab(), made), WORDS) == []
     assert shared_words(division_of(FedAvg(), made), WORDS) == list(WORDS)
@@ -140,7 +140,7 @@ def test_noise_is_added_to_a_clipped_gradient():
     assert sum(float(value.square().sum()) for value in clipped.values()) == pytest.approx(0.25, rel=1e-5)
     noisy = noised(gradient, 0.5, 2.0, seed=1)
     assert float((noisy["a"] - clipped["a"]).std()) == pytest.approx(1.0, rel=0.02)
-    # A short one is not made longer.
+    # A short gradient is not scaled up.
     assert torch.equal(noised({"a": torch.ones(1)}, 2.0, 0.0, seed=1)["a"], torch.ones(1))
 
 
@@ -169,7 +169,7 @@ def bert():
 
 
 @pytest.mark.parametrize("make", [module, bert])
-def test_batches_side_by_side_have_the_gradients_that_each_has_alone(make):
+def test_batches_in_parallel_have_the_same_gradients_as_alone(make):
     made = make()
     batches = [BATCH, Batch(BATCH.ids[::-1].copy(), np.array([0, 0]), WORDS, 0)]
     ids = torch.from_numpy(np.stack([batch.ids for batch in batches]))
@@ -185,7 +185,7 @@ def test_batches_side_by_side_have_the_gradients_that_each_has_alone(make):
             torch.testing.assert_close(value[at], alone[name], rtol=1e-4, atol=1e-7)
 
 
-def test_a_cold_softmax_stands_for_the_maximum():
+def test_a_cold_softmax_equals_the_maximum():
     made = module()
     ids, labels = torch.from_numpy(BATCH.ids)[None], torch.from_numpy(BATCH.labels)[None]
     vectors = made.embedding(ids).detach().requires_grad_()
@@ -197,7 +197,7 @@ def test_a_cold_softmax_stands_for_the_maximum():
     assert not torch.allclose(warm["encoder.onward.weight_ih"], hard["encoder.onward.weight_ih"], rtol=0.1)
 
 
-def test_a_search_leaves_the_model_as_it_was():
+def test_a_search_leaves_the_model_unchanged():
     made = module()
     before = made(torch.from_numpy(BATCH.ids))
     gradient = shared_gradient(made, BATCH, division_of(FedVocab(), made))
@@ -207,7 +207,7 @@ def test_a_search_leaves_the_model_as_it_was():
     assert not any(layer._forward_hooks for layer in made.modules())
 
 
-def test_of_several_starts_the_nearest_gradient_decides():
+def test_the_start_with_the_nearest_gradient_counts():
     made = module()
     case = Observed(shared_gradient(made, BATCH, division_of(FedVocab(), made)), BATCH.labels, BATCH.seen)
 
@@ -226,7 +226,7 @@ def test_of_several_starts_the_nearest_gradient_decides():
     assert min(each) < 0.99 * each[0]
 
 
-def test_batches_of_different_sizes_are_not_searched_side_by_side():
+def test_batches_of_different_sizes_are_refused():
     made = module()
     gradient = shared_gradient(made, BATCH, division_of(FedVocab(), made))
     cases = [Observed(gradient, BATCH.labels[:size], BATCH.seen[:size]) for size in (1, 2)]
@@ -234,7 +234,7 @@ def test_batches_of_different_sizes_are_not_searched_side_by_side():
         vectors_by_matching(made, cases, Matching(2))
 
 
-def test_what_members_share_is_averaged_and_their_tables_are_not():
+def test_shared_parameters_are_averaged_but_not_tables():
     modules = [module(), build(BiLSTMModel(embedding=6, hidden=5), len(WORDS), 2, 0, seed=2)]
     tables = [made.embedding.weight.detach().clone() for made in modules]
     mean = sum(made.output.weight.detach() for made in modules) / 2
@@ -244,7 +244,7 @@ def test_what_members_share_is_averaged_and_their_tables_are_not():
         assert torch.equal(made.embedding.weight, table)
 
 
-def test_attacks_on_an_lstm_say_so_of_another_model():
+def test_attacks_refuse_another_architecture():
     cnn = build(TextCNNModel(embedding=6, widths=(2,), maps=3), len(WORDS), 2, 0, seed=1)
     gradient = shared_gradient(cnn, BATCH, division_of(FedVocab(), cnn))
     table = Table(WORDS, cnn.embedding.weight.detach().numpy())
@@ -257,12 +257,12 @@ def test_attacks_on_an_lstm_say_so_of_another_model():
         tokens_by_positions(cnn, gradient, table, BATCH.lengths)
 
 
-def test_every_cell_of_the_benchmark_has_a_name_of_its_own():
+def test_every_cell_has_its_own_case():
     named = [str(cell.case) for cell in cells()]
     assert len(named) == len(set(named)) > 100
 
 
-def test_the_benchmark_asks_what_was_promised():
+def test_the_benchmark_covers_the_planned_cells():
     made = list(cells())
     assert {cell.attacker for cell in made} == {"true", "public", "unrelated"}
     assert {cell.batch for cell in made if cell.attack == "span"} == {1, 2, 4, 8, 16, 32, 64}
@@ -272,23 +272,23 @@ def test_the_benchmark_asks_what_was_promised():
     assert {cell.method for cell in made} == {"fedavg", "fedrecon", "fedvocab"}
 
 
-# The paper's attack as the paper has it, on the smaller model.
+# The paper's attack in the paper's form, on the smaller model.
 PAPERS = next(each for each in cells() if each.attack == "dlg" and each.paper == 0.876)
 
 
-def test_where_the_papers_attack_is_shown_to_fail_the_same_search_has_the_true_table_beside_it():
+def test_the_papers_attack_is_also_run_with_the_true_table():
     asked = [cell for cell in cells() if cell.attack == "dlg" and cell.method == "fedvocab"]
     with_table = {
         who: {(cell.model, cell.batch, cell.rounds) for cell in asked if cell.attacker == who}
         for who in ("true", "public", "unrelated")
     }
     assert with_table["unrelated"] == with_table["true"]
-    # The honest attacker, where its table is another one than the present: after some rounds.
+    # The realistic attacker, after some rounds, when its table differs from the present one.
     assert with_table["public"] == {each for each in with_table["true"] if each[2]}
     assert {model for model, *_ in with_table["public"]} == {"bilstm-50", "bilstm-300", "bert-2x128"}
 
 
-def test_what_was_measured_otherwise_is_measured_again():
+def test_lines_of_an_older_version_are_measured_again():
     cell = PAPERS
     assert not measured_before([], cell)
     assert not measured_before([{"value": 0.5}], cell)
@@ -298,7 +298,7 @@ def test_what_was_measured_otherwise_is_measured_again():
     assert measured_before([{"value": 0.5}], plain)
 
 
-def test_a_row_of_the_report_says_on_how_much_it_rests():
+def test_a_row_of_the_report_has_its_counts():
     cell = PAPERS
     lines = [
         {"case": cell.case, "figure": figure.name, "value": figure.value, **figure.more}
@@ -311,7 +311,7 @@ def test_a_row_of_the_report_says_on_how_much_it_rests():
 
 
 @pytest.mark.parametrize(("true", "note"), [(0.05, "fails with the true table too"), (0.7, "")])
-def test_a_row_says_where_the_attack_fails_with_the_true_table_too(true, note):
+def test_a_row_notes_an_attack_that_fails_with_the_true_table(true, note):
     pair = {
         cell.attacker: cell
         for cell in cells()
@@ -326,14 +326,14 @@ def test_a_row_says_where_the_attack_fails_with_the_true_table_too(true, note):
     assert notes == {"true": "", "unrelated": note}
 
 
-def test_a_row_says_that_before_the_first_round_the_public_table_is_the_present_one():
+def test_a_row_notes_that_the_public_table_is_the_present_one():
     line = {"case": replace(PAPERS, method="fedvocab", attacker="public").case, "figure": "token_f1", "value": 0.7}
-    later = {**line, "case": {**line["case"], "rounds": 5}}
+    later = {**line, "case": {**line["case"], "rounds": 5}}  # type: ignore[dict-item]
     head, *rows = found_rows([line, later])
     assert [row[head.index("note")] for row in rows] == ["the same table as true", ""]
 
 
-def test_of_a_line_that_does_not_say_how_many_sentences_the_recipe_does():
+def test_the_recipe_gives_the_sentences_of_an_older_line():
     (cell,) = [
         each
         for each in cells()
@@ -345,7 +345,7 @@ def test_of_a_line_that_does_not_say_how_many_sentences_the_recipe_does():
     assert (said["sentences"], said["seeds"], said["tokens"], said["digit tokens"]) == ("64", "3", "7", "")
 
 
-def test_the_papers_figure_stands_beside_the_papers_attack_only():
+def test_only_the_papers_attack_has_the_papers_figure():
     beside = {(cell.method, cell.model, cell.attacker): cell.paper for cell in cells() if cell.paper is not None}
     assert beside == {
         ("fedavg", "bilstm-50", "true"): 0.876,

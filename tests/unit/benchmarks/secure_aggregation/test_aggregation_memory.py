@@ -1,4 +1,4 @@
-"""The peak of a process counts what it held for a moment, and nothing from before."""
+"""The peak of a process counts memory that it used briefly, and none from before."""
 
 import os
 
@@ -14,8 +14,10 @@ def hold_for_a_moment():
     return int(np.ones(SIZE, np.uint8)[::4096].sum())
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="sampled where the kernel keeps no peak")
-def test_what_was_held_for_a_moment_counts_and_what_was_before_does_not():
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"), reason="the kernel records no peak here, so it is sampled"
+)
+def test_brief_use_counts_and_earlier_use_does_not():
     hold_for_a_moment()
     before = Peak(os.getpid())
     assert before.highest() - before.idle < SIZE // 2

@@ -1,4 +1,4 @@
-"""Cells of the cost of secure aggregation: keys, targets, memory of a server process, and the page's drawing."""
+"""Cells of the cost of secure aggregation: their keys and targets, a server process's memory, and the drawing."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_the_figures_of_the_large_cohort_have_their_targets():
     assert {each.unit for each in found.values()} == {"s"}
 
 
-def test_other_cohorts_and_lengths_have_none():
+def test_other_cohorts_and_lengths_have_no_targets():
     context = sparse_context(1000, layout_for(1000, 10_000))
     assert all("target" not in each.more for each in figures_of(context, 50).values())
     context = complete_context(100, layout_for(100, 100_000))
@@ -72,7 +72,7 @@ def test_an_attempt_gives_both_figures(crowd):
     assert found["client_cpu_seconds"].more["timed"] == 5
 
 
-def test_a_server_in_its_own_process_opens_the_same_mean(crowd):
+def test_a_server_in_another_process_opens_the_same_mean(crowd):
     layout = layout_for(6, 5000, bits=32)
     context = complete_context(6, layout)
     with SeparateServer(crowd, context, layout, 1) as server:
@@ -82,14 +82,14 @@ def test_a_server_in_its_own_process_opens_the_same_mean(crowd):
     assert outcome.max_abs_error < 1e-5
 
 
-def test_what_is_wrong_in_the_other_process_is_raised_here(crowd):
+def test_an_error_in_the_other_process_is_raised_here(crowd):
     layout = layout_for(6, 500, bits=32)
     context = complete_context(6, layout)
     with SeparateServer(crowd, context, layout, 0) as server, pytest.raises(ChecksMissing, match="6 were due"):
         play(crowd, context, layout, (3,), server, timed=1)
 
 
-def test_a_server_process_that_dies_is_told_and_does_not_hang(crowd):
+def test_a_server_process_that_dies_is_reported_at_once(crowd):
     layout = layout_for(6, 500, bits=32)
     context = complete_context(6, layout)
     dying = SeparateServer(crowd, context, layout, 1)
@@ -104,7 +104,7 @@ def test_memory_is_counted_in_vectors(crowd):
     more = figure.more
     assert (figure.name, figure.unit) == ("server_peak_vectors", "vectors")
     assert figure.value == round((more["peak_bytes"] - more["idle_bytes"]) / 4_000_000, 2)
-    assert figure.value >= 1, "the sum itself is one"
+    assert figure.value >= 1, "the sum itself is one vector"
 
 
 def test_the_cipher_figures_are_ratios_of_rates(monkeypatch):
@@ -116,7 +116,7 @@ def test_the_cipher_figures_are_ratios_of_rates(monkeypatch):
     assert (speedup.name, speedup.value) == ("thread_speedup", 2.0)
 
 
-def test_the_raw_loop_is_scaled_to_what_was_asked(monkeypatch):
+def test_the_raw_loop_is_scaled_to_the_bytes_asked_for(monkeypatch):
     class Clock:
         now = 0.0
 
@@ -127,11 +127,11 @@ def test_the_raw_loop_is_scaled_to_what_was_asked(monkeypatch):
         process_time = perf_counter
 
     monkeypatch.setattr("benchmarks.library.stopwatch.time", Clock())
-    # Two readings of the clock lie between: perf_counter, process_time, perf_counter. Three blocks for two and a half.
+    # The clock is read twice in between (perf_counter, process_time, perf_counter), and three blocks replace 2.5.
     assert cipher.raw_seconds(2560, 1024) == pytest.approx(2.0 * 2560 / 3072)
 
 
-def test_a_cell_is_measured_once_and_by_its_figure(tmp_path):
+def test_a_cell_is_measured_once_for_each_figure(tmp_path):
     results = Results("secure_agg", "aaaaaaaaaaaa", tmp_path / "secure_agg.jsonl")
     cells = secure_agg.Cells(results, quick=False)
     case = {"members": 10}
@@ -150,7 +150,7 @@ def test_a_cell_is_measured_once_and_by_its_figure(tmp_path):
 
 def test_the_members_of_a_part_are_made_once(crowd, monkeypatch):
     made = []
-    monkeypatch.setattr(secure_agg.Crowd, "make", lambda members: made.append(members) or crowd)
+    monkeypatch.setattr(secure_agg.Crowd, "make", lambda members: made.append(members) or crowd)  # type: ignore[attr-defined]
     cells = secure_agg.Cells(Results("secure_agg", "a", None), quick=True)
     assert len(cells.crowd(6).parties) == 6
     assert len(cells.crowd(4).parties) == 4
@@ -192,7 +192,7 @@ LINES = [
 ]
 
 
-def test_each_figure_stands_in_one_section():
+def test_each_figure_is_in_one_section():
     sections = [section for section in PAGE.sections if section.bench == "secure_agg"]
     named = [name for section in sections for name in section.figures]
     assert len(named) == len(set(named)) == 10
@@ -202,7 +202,7 @@ def test_each_figure_stands_in_one_section():
     assert "| 1000 | 100,000 | 100 | sparse |" in texts["cost"]
 
 
-def test_the_plot_is_drawn_the_same_again(tmp_path):
+def test_the_plot_is_reproducible(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     (tmp_path / "secure_agg.jsonl").write_text("".join(json.dumps(each) + "\n" for each in LINES))
     first = {path.name: path.read_bytes() for path in write_page(PAGE, tmp_path, tmp_path / "a")}

@@ -1,4 +1,4 @@
-"""Beside Flower: figures under the right names, its own Python, and its own code where that is here."""
+"""The comparison with Flower has the right figures, and runs Flower's own code where it is installed."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from benchmarks.secure_aggregation.flower import (
 
 
 class Timed:
-    """A server that took so long."""
+    """A server with a given time."""
 
     def __init__(self, wall, cpu):
         self.watch = Stopwatch()
@@ -49,7 +49,7 @@ def made(members=100):
     return {each.name: each for each in figures(members, mine, [peer(90.0, 1.5)], 0.0001)}
 
 
-def test_the_figures_are_ratios_of_medians_with_both_sides_beside():
+def test_figures_are_ratios_of_medians_with_both_sides():
     found = made()
     server = found["server_times_faster_than_flower"]
     assert server.value == 300.0
@@ -69,36 +69,36 @@ def test_the_figures_are_ratios_of_medians_with_both_sides_beside():
     }
 
 
-def test_times_have_a_target_at_a_hundred_members_only():
+def test_times_have_a_target_only_at_a_hundred_members():
     assert "target" not in made(50)["server_times_faster_than_flower"].more
     assert "target" in made(50)["upload_bytes_per_value"].more
 
 
-def test_the_same_members_are_lost_on_both_sides_and_never_all():
+def test_the_lost_members_are_spread_and_never_all():
     assert lost_of(10, 2) == [0, 5]
     assert len(set(lost_of(100, 10))) == 10
     assert lost_of(10, 0) == []
     assert [threshold_of(members) for members in (10, 50, 100)] == [7, 34, 67]
 
 
-def test_an_environment_that_was_made_whole_is_used(tmp_path):
+def test_a_complete_environment_is_used(tmp_path):
     (tmp_path / ".installed").write_text("flwr==1.41.0")
     assert flower_python(tmp_path) == tmp_path / "bin" / "python"
 
 
 def test_an_environment_of_another_version_is_not_used(tmp_path):
     (tmp_path / ".installed").write_text("flwr==1.40.0")
-    with pytest.raises(PeerMissing, match=r"does not hold flwr==1\.41\.0; run the benchmark without --quick"):
+    with pytest.raises(PeerMissing, match=r"does not have flwr==1\.41\.0; run the benchmark without --quick"):
         flower_python(tmp_path, make=False)
 
 
-def test_what_cannot_be_installed_is_said_and_leaves_no_stamp(tmp_path, monkeypatch):
+def test_a_failed_installation_is_reported_and_leaves_no_stamp(tmp_path, monkeypatch):
     def fails(command, **_):
         if "pip" in command:
             raise subprocess.CalledProcessError(1, command)
 
-    monkeypatch.setattr(beside_flower.subprocess, "run", fails)
-    with pytest.raises(PeerMissing, match=r"flwr==1\.41\.0 cannot be installed into .*see that pip reaches"):
+    monkeypatch.setattr(beside_flower.subprocess, "run", fails)  # type: ignore[attr-defined]
+    with pytest.raises(PeerMissing, match=r"flwr==1\.41\.0 cannot be installed into .*check that pip reaches"):
         flower_python(tmp_path)
     assert not (tmp_path / ".installed").exists()
 
@@ -106,17 +106,19 @@ def test_what_cannot_be_installed_is_said_and_leaves_no_stamp(tmp_path, monkeypa
 def test_an_environment_is_made_with_flower_pinned(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(
-        beside_flower.subprocess, "run", lambda command, **_: ran.append([str(each) for each in command])
+        beside_flower.subprocess,  # type: ignore[attr-defined]
+        "run",
+        lambda command, **_: ran.append([str(each) for each in command]),
     )
     assert flower_python(tmp_path) == tmp_path / "bin" / "python"
     assert ran[0][1:4] == ["-m", "venv", "--clear"]
     assert ran[1][-1] == "flwr==1.41.0"
     ran.clear()
     flower_python(tmp_path)
-    assert not ran, "what was made is not made again"
+    assert not ran, "an existing environment is not made again"
 
 
-def test_a_side_that_fails_is_no_figure(tmp_path):
+def test_a_failed_side_gives_no_figure(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no flower here >&2\nexit 3\n")
     broken.chmod(0o755)
@@ -125,7 +127,7 @@ def test_a_side_that_fails_is_no_figure(tmp_path):
 
 
 @pytest.mark.skipif(not (PEER_VENV / ".installed").exists(), reason="needs build/flower-venv: make bench-secagg")
-def test_flowers_own_code_opens_the_mean_of_those_who_stayed():
+def test_flowers_own_code_opens_the_mean_of_the_survivors():
     found = theirs(5, 1000, 1, flower_python(make=False))
     assert found["max_abs_error"] < 2**-18, "a step of its grid"
     assert 8 < found["upload_bytes_per_value"] < 8.5
@@ -135,7 +137,7 @@ def test_flowers_own_code_opens_the_mean_of_those_who_stayed():
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--quick"], 0), ([], 1)])
-def test_the_other_parts_go_on_without_flower(monkeypatch, capsys, arguments, status):
+def test_the_other_parts_run_without_flower(monkeypatch, capsys, arguments, status):
     def missing(**_):
         raise PeerMissing("flwr cannot be installed")
 

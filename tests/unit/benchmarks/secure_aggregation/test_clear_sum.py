@@ -1,4 +1,4 @@
-"""The clear side of the comparison adds up exactly what members sent, round for round."""
+"""The clear side of the comparison adds exactly the members' vectors in each round."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ ROUNDS = 2
 
 
 class Inbox:
-    """What was sent to the members, and a way to wait for it."""
+    """Records the messages to the members, and waits for them."""
 
     def __init__(self):
         self.sent = []
@@ -72,7 +72,7 @@ async def started(tmp_path, store):
 
 
 async def play_round(number, job, driver, ports, inbox):
-    """All members send; the sum of their encoded vectors, in whole numbers modulo 2^b."""
+    """Send from all members, and return the sum of their encoded vectors modulo 2^b."""
     await inbox.until(Assignment, number * len(MEMBERS))
     assignment = inbox.of(Assignment)[-1]
     for member in MEMBERS:
@@ -98,7 +98,7 @@ async def play_round(number, job, driver, ports, inbox):
     return np.array([int(value) % 2**bits for value in plain], dtype="<u4")
 
 
-def test_every_version_is_that_of_the_plain_sum(tmp_path):
+def test_every_version_follows_from_the_plain_sum(tmp_path):
     async def run():
         store = open_blobs(str(tmp_path / "store"))
         job, driver, ports, inbox = await started(tmp_path, store)
@@ -119,7 +119,7 @@ def test_every_version_is_that_of_the_plain_sum(tmp_path):
 
 
 def test_the_mean_of_a_round_is_the_mean_of_the_updates(tmp_path):
-    """Up to the ring's rounding: what the two sides compare is the same work with the same outcome."""
+    """Up to quantisation, so the two sides do the same work with the same result."""
 
     async def run():
         store = open_blobs(str(tmp_path / "store"))
@@ -137,7 +137,7 @@ def test_the_mean_of_a_round_is_the_mean_of_the_updates(tmp_path):
     assert np.abs(new - mean).max() <= step
 
 
-def test_a_member_that_leaves_fails_the_round_loudly(tmp_path):
+def test_a_member_that_leaves_fails_the_round(tmp_path):
     async def run():
         _, driver, ports, inbox = await started(tmp_path, open_blobs(str(tmp_path / "store")))
         await inbox.until(Assignment, len(MEMBERS))
@@ -149,12 +149,12 @@ def test_a_member_that_leaves_fails_the_round_loudly(tmp_path):
     asyncio.run(run())
 
 
-def test_the_made_up_update_follows_from_the_name():
+def test_the_synthetic_update_follows_from_the_name():
     assert np.array_equal(synthetic_update("m0", 8).change, synthetic_update("m0", 8).change)
     assert not np.array_equal(synthetic_update("m0", 8).change, synthetic_update("m1", 8).change)
 
 
-def test_a_clear_upload_is_signed_by_nobody():
+def test_a_clear_upload_is_unsigned():
     header = clear_input("m0", np.zeros(5, "<u4"))
     assert header == secure_agg.MaskedInput("m0", bytes(32), 5, bytes(64))
 
@@ -170,7 +170,7 @@ def test_the_jobs_model_has_exactly_the_values_asked_for(tmp_path, values):
     assert make_job_bundle(JobSpec.from_toml(path), tmp_path, tmp_path / "bundle").values == values
 
 
-def test_a_number_of_values_that_the_model_cannot_have_is_refused(tmp_path):
+def test_an_impossible_number_of_values_is_refused(tmp_path):
     from benchmarks.library.untrained import job_file
 
     with pytest.raises(ValueError, match="multiple of 100"):

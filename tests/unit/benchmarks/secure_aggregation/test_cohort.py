@@ -1,4 +1,4 @@
-"""The cohort in one process adds up who stayed, and its time counts only with every check done."""
+"""The cohort in one process sums the survivors' vectors, and its time counts only if all checks were made."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def crowd():
 
 
 class KeepingServer(Server):
-    """Keeps the mean that it opened, and can be told to bend it."""
+    """Keeps the opened mean, and can falsify it."""
 
     mean = None
     bend = 0.0
@@ -41,7 +41,7 @@ class KeepingServer(Server):
 
 
 def attempt(crowd, members=6, lost=LOST, context=None, **how):
-    """(outcome, server) of one attempt over the first `members`."""
+    """Return the outcome and the server of one attempt with the first `members`."""
     crowd = crowd.first(members)
     layout = layout_for(members, VALUES)
     context = context or complete_context(members, layout, 4)
@@ -51,7 +51,7 @@ def attempt(crowd, members=6, lost=LOST, context=None, **how):
     return play(crowd, context, layout, lost, server, **how), server
 
 
-def test_the_mean_is_that_of_those_who_stayed(crowd):
+def test_the_mean_is_that_of_the_survivors(crowd):
     outcome, server = attempt(crowd)
     step = 1 / layout_for(6, VALUES).segments[0].scale
     assert np.abs(server.mean - mean_of([0, 1, 3, 4, 5], VALUES)).max() == outcome.max_abs_error <= step
@@ -60,7 +60,7 @@ def test_the_mean_is_that_of_those_who_stayed(crowd):
     assert server.watch.wall > 0 < outcome.member_wall
 
 
-def test_every_signature_is_checked_by_everybody_who_should(crowd):
+def test_every_party_checks_every_due_signature(crowd):
     calls = []
 
     def verify(certificate, message, signature):
@@ -69,12 +69,12 @@ def test_every_signature_is_checked_by_everybody_who_should(crowd):
 
     counted = Crowd(crowd.root, crowd.parties, verify, crowd.key_of, 0.0)
     outcome, _ = attempt(counted)
-    # The roster of 6, 5 dealings, 5 confirmations; the lost one saw the roster only. The server: 6 + 6 + 5 + 5.
+    # A member: a roster of 6, 5 dealings, 5 confirmations. The lost one saw only the roster. The server: 6 + 6 + 5 + 5.
     assert outcome.checked == {"member": 16, "server": 22}
     assert len(calls) == 5 * 16 + 6 + 22
 
 
-def test_members_that_are_not_timed_share_their_checks_and_still_make_them(crowd):
+def test_untimed_members_share_their_checks(crowd):
     calls = []
 
     def verify(certificate, message, signature):
@@ -82,7 +82,7 @@ def test_members_that_are_not_timed_share_their_checks_and_still_make_them(crowd
         return crowd.verify(certificate, message, signature)
 
     outcome, _ = attempt(Crowd(crowd.root, crowd.parties, verify, crowd.key_of, 0.0), timed=1)
-    # One member and the server on their own, the others together: 6 on the roster, 6 dealings, 5 confirmations.
+    # One member and the server check alone. The others share 6 on the roster, 6 dealings and 5 confirmations.
     assert outcome.timed == 1
     assert len(calls) == 16 + 22 + (6 + 6 + 5)
 
@@ -96,29 +96,25 @@ def test_a_sparse_cohort_checks_its_neighbourhood(crowd):
     assert context.sparse.degree < 23
 
 
-def test_dealings_taken_on_trust_are_noticed(crowd, monkeypatch):
+def test_unchecked_dealings_are_noticed(crowd, monkeypatch):
     monkeypatch.setattr(Seat, "signed_by", lambda *_: True)
-    with pytest.raises(
-        ChecksMissing, match="m0000 checked 0 signatures, 0 of them distinct, in the phase mask; 5 were"
-    ):
+    with pytest.raises(ChecksMissing, match="m0000 checked 0 signatures, 0 of them distinct, in phase mask; 5 were"):
         attempt(crowd)
 
 
-def test_a_consistency_check_left_out_is_noticed(crowd, monkeypatch):
+def test_a_missing_consistency_check_is_noticed(crowd, monkeypatch):
     monkeypatch.setattr(AwaitingConfirmations, "_check_confirmations", lambda *_: None)
-    with pytest.raises(ChecksMissing, match="m0000 checked 0 signatures, 0 of them distinct, in the phase unmask"):
+    with pytest.raises(ChecksMissing, match="m0000 checked 0 signatures, 0 of them distinct, in phase unmask"):
         attempt(crowd)
 
 
-def test_a_server_that_trusts_confirmations_is_noticed(crowd, monkeypatch):
+def test_unchecked_confirmations_at_the_server_are_noticed(crowd, monkeypatch):
     monkeypatch.setattr(server_confirm, "signed_by", lambda *_: True)
-    with pytest.raises(
-        ChecksMissing, match="the server checked 0 signatures, 0 of them distinct, in the phase confirm"
-    ):
+    with pytest.raises(ChecksMissing, match="the server checked 0 signatures, 0 of them distinct, in phase confirm"):
         attempt(crowd)
 
 
-def test_one_signature_checked_many_times_is_not_many(crowd, monkeypatch):
+def test_one_signature_checked_many_times_counts_once(crowd, monkeypatch):
     honest = Seat.signed_by
     first = []
 
@@ -131,18 +127,18 @@ def test_one_signature_checked_many_times_is_not_many(crowd, monkeypatch):
         attempt(crowd)
 
 
-def test_a_wrong_mean_is_no_measurement(crowd):
+def test_a_wrong_mean_fails_the_measurement(crowd):
     with pytest.raises(CohortFailed, match="the mean is off by"):
         attempt(crowd, bend=0.01)
 
 
-def test_a_threshold_that_is_lost_is_told(crowd):
+def test_a_lost_threshold_is_reported(crowd):
     with pytest.raises(CohortFailed, match="threshold_lost"):
         attempt(crowd, lost=(0, 1, 2))
 
 
 @pytest.mark.parametrize(("members", "bits", "scale"), [(10, 27, 2**19), (100, 30, 2**19), (1000, 32, 2**18)])
-def test_the_ring_is_the_narrowest_for_a_grid_no_coarser_than_flowers(members, bits, scale):
+def test_the_ring_is_narrowest_for_a_grid_at_least_as_fine_as_flowers(members, bits, scale):
     layout = layout_for(members, 5)
     assert (layout.bits, layout.segments[0].scale) == (bits, scale)
     with pytest.raises(LayoutInvalid):
@@ -155,14 +151,14 @@ def test_more_members_than_32_bits_hold_are_refused():
 
 
 @pytest.mark.parametrize("members", [10, 50, 100])
-def test_two_thirds_go_with_as_many_corrupt_as_they_allow(members):
+def test_two_thirds_come_with_the_most_corrupt_they_allow(members):
     context = complete_context(members, layout_for(members, 5), -(-2 * members // 3))
     fields = {name: getattr(context, name) for name in context.__slots__}
     with pytest.raises(ContextInvalid, match="too low"):
         secure_agg.RoundContext(**{**fields, "assumed_corrupt": context.assumed_corrupt + 1})
 
 
-def test_what_is_due_follows_from_the_numbers():
+def test_the_due_checks_follow_from_the_context():
     context = complete_context(10, layout_for(10, 5))
     assert due_of_member(context, 2) == {
         Phase.ADVERTISE: 0,
@@ -184,7 +180,7 @@ def test_keys_of_few_primes_are_distinct_and_sign():
         verify_signature(keys[1].public_key(), b"message", signature)
 
 
-def test_vectors_can_be_made_again_and_lie_within_flowers_range():
+def test_vectors_are_reproducible_and_within_flowers_range():
     assert np.array_equal(vector_of(3, 100), vector_of(3, 100))
     assert not np.array_equal(vector_of(3, 100), vector_of(4, 100))
     assert np.abs(vector_of(3, 10_000)).max() <= 8

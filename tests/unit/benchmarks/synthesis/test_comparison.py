@@ -1,4 +1,4 @@
-"""The synthetic text benchmark: what is public, what is charged, what is kept, and that no choice sees a test."""
+"""The synthetic text benchmark: public text, charges to the ledger, stored results, and that no choice uses a test."""
 
 import gzip
 import json
@@ -83,7 +83,7 @@ TASK = Task(
 
 @pytest.fixture
 def public(tmp_path, monkeypatch):
-    """A table of vectors and an encyclopaedia of the real ones' form, and a folder for what is made of them."""
+    """A table of vectors and an encyclopaedia in the real ones' form, and a cache folder."""
     random = np.random.default_rng(0)
     glove, wiki = tmp_path / "glove.txt", tmp_path / "wiki.txt"
     entries = [*COMMON, "'s", *GOOD, *BAD]
@@ -119,7 +119,7 @@ def trained_by(plan, folder, epsilon, parts=None, **changed):
 # ---- cells ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_budget_has_both_sides_of_the_comparison_and_every_data_set_its_floor_and_ceiling():
+def test_every_budget_has_both_sides_and_every_data_set_its_bounds():
     cases = [json.dumps(case, sort_keys=True) for cell in CELLS for case in cell.cases]
     assert len(set(cases)) == len(cases)
     assert EPSILONS["sst2"] == (5.0, None, 1.0)
@@ -132,7 +132,7 @@ def test_every_budget_has_both_sides_of_the_comparison_and_every_data_set_its_fl
     assert Cell(BY_ROUND[0], "synthetic", BY_ROUND[1]) in CELLS
 
 
-# ---- data and what is public ----------------------------------------------------------------------------------------
+# ---- data and public text -------------------------------------------------------------------------------------------
 
 
 def write(path, rows):
@@ -140,7 +140,7 @@ def write(path, rows):
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
 
 
-def test_validation_and_test_rows_are_no_members(tmp_path, monkeypatch, public):
+def test_no_member_has_validation_or_test_rows(tmp_path, monkeypatch, public):
     monkeypatch.setattr(synthesis_setup, "SHARED", tmp_path)
     with pytest.raises(NoData, match="sst2/train_sentences"):
         read_task("sst2")
@@ -165,9 +165,9 @@ def test_parts_are_equal_and_hold_every_row_once():
     assert parts != dealt(TASK, 4, 2)
 
 
-def test_words_and_sentences_come_from_the_public_files_alone(public):
+def test_words_and_sentences_come_only_from_public_files(public):
     words = public_words_file(30).read_text().split("\n")[:-1]
-    assert words[: len(COMMON) + len(GOOD) + len(BAD)] == [*COMMON, *GOOD, *BAD], "in the table's order, and no 's"
+    assert words[: len(COMMON) + len(GOOD) + len(BAD)] == [*COMMON, *GOOD, *BAD], "in the table's order, without 's"
     assert set(words) == {*COMMON, *GOOD, *BAD, *RARE, "a", "too", "short"}
     assert len(public_words_file(12).read_text().split("\n")[:-1]) == 12
     sentences = public_text().read_text().split("\n")[:-1]
@@ -179,17 +179,17 @@ def test_words_and_sentences_come_from_the_public_files_alone(public):
 # ---- budgets --------------------------------------------------------------------------------------------------------
 
 
-def test_a_histogram_leaves_less_for_the_steps_and_both_pass_the_gate_together():
+def test_a_histogram_costs_budget_and_the_gate_admits_both():
     histogram = histogram_event(8.0, 2, "add-remove")
     alone, after = (multiplier_for(3.0, 16, 20, 30, paid) for paid in ((), (histogram,)))
     assert after > alone
     steps = SampledGaussian(multiplier=after, rate=16 / 30, steps=20)
     assert 0 < spent_of([histogram, steps], 3.0) <= 3.0
-    with pytest.raises(ValueError, match="does not let these events pass"):
+    with pytest.raises(ValueError, match="does not admit these events"):
         spent_of([histogram, steps.model_copy(update={"multiplier": 0.9 * after})], 3.0)
 
 
-def test_a_noised_training_is_charged_for_its_histogram_and_for_every_step_of_the_smallest_member(tmp_path, public):
+def test_a_noisy_training_is_charged_for_histogram_and_all_steps(tmp_path, public):
     plan = plan_of(public)
     parts = [TASK.train[:25], TASK.train[25:60], TASK.train[60:]]
     trained = trained_by(plan, tmp_path, 5.0, parts)
@@ -203,13 +203,13 @@ def test_a_noised_training_is_charged_for_its_histogram_and_for_every_step_of_th
 # ---- the autoencoder ------------------------------------------------------------------------------------------------
 
 
-def test_a_members_own_model_is_what_it_sent_last_with_its_noise(tmp_path, public):
+def test_a_members_own_model_is_the_last_sent_with_its_noise(tmp_path, public):
     trained = trained_by(plan_of(public), tmp_path, 5.0)
     assert len(trained.versions) == 2
     for own in trained.own:
         moved = own - trained.versions[0]
-        assert np.count_nonzero(moved) > 0.95 * len(moved), "noise is on every coordinate but the padding's"
-    # Equal weights under a mechanism: the next version is their mean, to within the ring's rounding.
+        assert np.count_nonzero(moved) > 0.95 * len(moved), "every coordinate except padding has noise"
+    # Weights are equal under a mechanism, so the next version is the mean, up to quantisation.
     assert np.mean(trained.own, axis=0) == pytest.approx(trained.versions[1], abs=1e-3)
     assert not np.allclose(trained.own[0], trained.own[1], atol=1e-3)
 
@@ -225,7 +225,7 @@ def test_the_start_is_trained_on_public_text_once_and_kept(tmp_path, public):
     assert train_rvae(again, parts, SeededRandom("x")).bundle.document.weights == again.document.weights
 
 
-def test_training_without_noise_learns_the_texts_and_canaries_among_them(tmp_path, public):
+def test_training_without_noise_learns_texts_and_canaries(tmp_path, public):
     plan = plan_of(public)
     planted = canaries(3 + 7, public_words_file(30).read_text().split("\n"))
     assert planted == canaries(10, public_words_file(30).read_text().split("\n"))
@@ -234,14 +234,14 @@ def test_training_without_noise_learns_the_texts_and_canaries_among_them(tmp_pat
     assert [part[-1].text for part in parts] == planted[:3]
     alone = [part[-1:] * 30 for part in parts]
     trained = trained_by(plan, tmp_path, None, alone, plain_epochs=8, plain_rate=0.02)
-    # 3 bits: the first of eight.
+    # 3 bits: ranked first of eight.
     assert exposures(trained, planted[:3], planted[3:]) == [3.0] * 3
     learnt = trained_by(plan, tmp_path / "b", None, plain_epochs=8, plain_rate=0.02)
     start = learnt.bundle.manifest.decode(learnt.bundle.weights)
     assert perplexity(learnt, learnt.versions[-1], TASK.validation) < 0.5 * perplexity(learnt, start, TASK.validation)
 
 
-def test_members_follow_their_histograms_and_the_operator_none(tmp_path, public):
+def test_members_follow_their_histograms_but_the_operator_does_not(tmp_path, public):
     plan = plan_of(public, texts=40)
     parts = [[each for each in TASK.train if each.label == "positive"] for _ in range(3)]
     trained = trained_by(plan, tmp_path, None, parts, plain_epochs=4, plain_rate=0.02)
@@ -253,7 +253,7 @@ def test_members_follow_their_histograms_and_the_operator_none(tmp_path, public)
     assert {each.label for each in operator} == {"negative", "positive"}
 
 
-def test_the_published_variant_rewrites_every_text_and_is_charged_nothing(tmp_path, public, monkeypatch):
+def test_the_published_variant_rewrites_every_text_without_charges(tmp_path, public, monkeypatch):
     plan = plan_of(public)
     settings = []
     real = published.train_published
@@ -265,7 +265,7 @@ def test_the_published_variant_rewrites_every_text_and_is_charged_nothing(tmp_pa
     monkeypatch.setattr(published, "train_published", watched)
     model = plan.rvae.model.model_copy(update={"variant": "published", "label_weight": 0.0})
     trained = trained_by(plan, tmp_path, None, model=model, published=PublishedSetting(epochs=1))
-    # Three members, two rounds, by the product's own hand.
+    # Three members and two rounds of the product's own training.
     assert settings == [(30, PublishedSetting(epochs=1))] * 6
     assert trained.events == ()
     files = rewritten(trained, tmp_path / "made", random=SeededRandom("p"))
@@ -287,7 +287,7 @@ def flipped(rows):
     return [Example(each.text, {"negative": "positive", "positive": "negative"}[each.label]) for each in rows]
 
 
-def test_what_a_test_says_moves_no_choice(judge, tmp_path, public):
+def test_test_rows_change_no_choice(judge, tmp_path, public):
     recipe = plan_of(public).classifier
     one = fit_centrally(judge, TASK.train, recipe, 0)
     assert one.test > 0.9
@@ -300,7 +300,7 @@ def test_what_a_test_says_moves_no_choice(judge, tmp_path, public):
     assert two.test == pytest.approx(1 - one.test)
 
 
-def test_the_first_best_by_validation_counts_even_where_the_test_has_a_better_one():
+def test_the_first_best_by_validation_counts_not_by_test():
     curve = [(1, 0.5, 0.9), (2, 0.7, 0.4), (3, 0.7, 0.8)]
     fitted = synthesis_quality._best(curve, [np.full(1, at, np.float32) for at in range(3)], ())
     assert (fitted.best, fitted.validation, fitted.test, float(fitted.values[0])) == (2, 0.7, 0.4, 1.0)
@@ -319,14 +319,14 @@ def test_the_federated_classifier_pays_for_all_its_rounds(tmp_path, public):
     assert plain.events == ()
 
 
-def test_labels_that_are_wrong_are_seen(judge, public):
+def test_wrong_labels_are_detected(judge, public):
     real = fit_centrally(judge, TASK.train, plan_of(public).classifier, 0)
     assert judge.agreement(real.values, TASK.test) > 0.9
     assert judge.agreement(real.values, flipped(TASK.test)) < 0.1
     assert np.isnan(judge.agreement(real.values, []))
 
 
-def test_distance_tells_copies_from_new_texts():
+def test_distance_distinguishes_copies_from_new_texts():
     training = [each.text for each in TASK.train] + ["river castle seven winter market engine"]
     copies = distance_of(training[:5] + training[-1:], training, training[-1:])
     assert (copies.overlap, copies.verbatim, copies.planted, copies.longest) == ((1.0,) * 4, 1.0, 1, 8)
@@ -366,7 +366,7 @@ def test_one_training_gives_the_members_corpus_and_the_operators(measured, tmp_p
     assert np.load(tmp_path / "kept.npy").dtype == np.float32
 
 
-def test_the_published_variant_is_labelled_wherever_it_has_a_figure(measured):
+def test_the_published_variant_is_labelled_as_without_guarantee(measured):
     ((case, figures),) = measured(Cell("sst2", "published"))
     assert case["epsilon"] is None
     assert figures["formula_epsilon"].value == 999.08
@@ -374,7 +374,7 @@ def test_the_published_variant_is_labelled_wherever_it_has_a_figure(measured):
     assert "epsilon_reported" not in figures
 
 
-def test_what_is_done_is_not_done_again_and_a_released_classifier_is_kept(tmp_path, public, monkeypatch):
+def test_measured_cells_are_skipped_and_classifiers_are_stored(tmp_path, public, monkeypatch):
     plan = plan_of(public)
     monkeypatch.setattr(synthesis, "read_task", lambda _: TASK)
     results = Results("synthesis", "c0de", None)
@@ -393,7 +393,7 @@ def test_what_is_done_is_not_done_again_and_a_released_classifier_is_kept(tmp_pa
 # ---- search, attack, cost -------------------------------------------------------------------------------------------
 
 
-def test_the_search_has_no_test_to_look_at(tmp_path, public, monkeypatch):
+def test_the_search_has_no_test_rows(tmp_path, public, monkeypatch):
     plan = plan_of(public)
     task = replace(TASK, test=TASK.test[:1])
     figure = synthesis_search.rvae_figure(task, plan.rvae, 5.0, tmp_path / "a", texts=24, cache=public)
@@ -406,7 +406,7 @@ def test_the_search_has_no_test_to_look_at(tmp_path, public, monkeypatch):
     monkeypatch.setattr(synthesis_search, "RVAES", ((plan.rvae, 5.0), (replace(plan.rvae, rounds=1), 4.0)))
     monkeypatch.setattr(synthesis_search.rvae_figure, "__defaults__", (24,))
     monkeypatch.setattr(synthesis_search, "CLASSIFIERS", ())
-    monkeypatch.setattr(synthesis_search.rvae_bundle, "__defaults__", (public,))
+    monkeypatch.setattr(synthesis_search.rvae_bundle, "__defaults__", (public,))  # type: ignore[attr-defined]
     synthesis_search.search(results, until=float("inf"))
     assert [line["case"]["recipe"]["rounds"] for line in results.lines] == [2, 1]
     assert [line["case"]["epsilon"] for line in results.lines] == [5.0, 4.0]
@@ -414,15 +414,15 @@ def test_the_search_has_no_test_to_look_at(tmp_path, public, monkeypatch):
     assert servers == ["fedavg", "fedavg"]
 
 
-def test_both_server_optimisers_are_tried_with_the_same_number_of_noised_steps():
+def test_both_server_optimisers_have_equally_many_noisy_steps():
     assert {each.server.optimiser for each, _ in synthesis_search.RVAES} == {"fedavg", "fedadam"}
     assert {(each.rounds * each.steps, each.lot) for each, _ in synthesis_search.RVAES} == {(20, 256)}
 
 
-def test_an_attack_on_features_that_hold_the_words_beats_one_on_features_that_hold_nothing(judge, public):
+def test_features_with_the_words_are_easier_to_attack_than_empty_ones(judge, public):
     auxiliary, held_back = attacked_texts(TASK)
     assert not set(auxiliary) & set(held_back)
-    # Of so regular a language few texts are new: take the other half of all combinations for them.
+    # The language is so regular that few texts are new. The other half of all combinations serves as held-back texts.
     train = [each for at, each in enumerate(_every()) if at % 2]
     rest = [each for at, each in enumerate(_every()) if not at % 2]
     task = replace(TASK, train=train, validation=rest, test=[])
@@ -446,7 +446,7 @@ def _every():
     ]
 
 
-def test_a_members_cost_is_reckoned_from_what_was_timed(tmp_path, public, monkeypatch):
+def test_a_members_cost_is_computed_from_timed_steps(tmp_path, public, monkeypatch):
     plan = plan_of(public)
     parts = dealt(TASK, 3, 0)
     bundle = rvae_bundle(TASK, plan.rvae, 5.0, 30, 0, tmp_path, plan.cache)
@@ -458,7 +458,7 @@ def test_a_members_cost_is_reckoned_from_what_was_timed(tmp_path, public, monkey
     real = timed_at(bundle, parts[0], 3, [16])
     assert real.seconds > 0
     monkeypatch.setattr(synthesis_cost, "step_seconds", lambda bundle, rows, steps, lot: 1 + 0.25 * lot)
-    # The job's lot is 16: on the line through 2 and 4.
+    # The job's lot is 16, extrapolated on the line through 2 and 4.
     assert timed_at(bundle, parts[0], 3, [2, 4]).seconds == pytest.approx(1 + 0.25 * 16)
     plain = rvae_bundle(TASK, plan.rvae, None, 30, 0, tmp_path / "plain", plan.cache)
     with pytest.raises(TypeError, match="only a job with DP-SGD"):
@@ -476,7 +476,7 @@ def quality(method, epsilon=None, source=None):
     return {"part": "quality", "dataset": "sst2", "method": method, "source": source, "epsilon": epsilon}
 
 
-def test_the_comparison_stands_in_one_row_and_a_guarantee_is_nowhere_that_none_is():
+def test_the_comparison_is_in_one_row_and_claims_no_false_guarantee():
     lines = [
         line("test_accuracy", 0.5, quality("majority")),
         line("test_accuracy", 0.7, quality("raw")),
@@ -488,13 +488,13 @@ def test_the_comparison_stands_in_one_row_and_a_guarantee_is_nowhere_that_none_i
     assert head[-1] == "published (no guarantee)"
     assert private == ["sst2", "5", "50.0", "70.0", "66.0", "51.0", "", ""]
     assert plain == ["sst2", "none", "50.0", "70.0", "", "", "", "69.0"]
-    # A mean takes the place of its seeds.
+    # A mean replaces its seeds.
     mean = {**lines[2], "value": 0.6, "spread": 0.1}
     del mean["seed"]
     assert comparison_rows([*lines, mean])[1][4] == "60.0 (10.0)"
 
 
-def test_a_made_up_text_cannot_break_the_page():
+def test_a_synthetic_text_cannot_break_the_page():
     case = quality("synthetic", 5.0, "operator")
     samples = [{"label": "positive", "text": "a | b `c` <i>*d*"}]
     (_, row) = sample_rows([line("rows", 1, case, samples=samples)])
@@ -510,7 +510,7 @@ def test_a_made_up_text_cannot_break_the_page():
     assert row[6:12] == ["0.90", "0.50", "0.20", "0.10", "6", "1.00 %"]
 
 
-def test_a_whole_text_that_came_back_in_one_seed_is_not_averaged_away():
+def test_a_copied_text_in_one_seed_is_not_averaged_away():
     case = quality("synthetic", 5.0, "operator")
     seeds = [{**line("longest_verbatim", 6, case, whole_texts=each), "seed": n} for n, each in enumerate([0, 0.02, 0])]
     mean = {key: value for key, value in line("longest_verbatim", 6.33, case).items() if key != "seed"}
@@ -518,7 +518,7 @@ def test_a_whole_text_that_came_back_in_one_seed_is_not_averaged_away():
     assert row[10:12] == ["6", "2.00 %"]
 
 
-def test_every_line_of_the_results_is_in_the_page_and_drawn(tmp_path):
+def test_every_line_of_the_results_is_on_the_page_and_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     cost = {"part": "cost", "dataset": "sst2", "trained": "minilm", "epsilon": 5.0}
     attack = {"part": "attack", "dataset": "sst2", "model": "raw", "epsilon": None}

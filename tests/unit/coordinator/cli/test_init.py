@@ -78,7 +78,7 @@ def test_init_creates_a_complete_federation(tmp_path, quick):
     assert operator.root_pem == folder.authority_certificate.read_bytes()
     certificate = x509.load_pem_x509_certificate(operator.certificate_pem)
     verified = verify_certificate(
-        certificate.public_bytes(party.serialization.Encoding.DER),
+        certificate.public_bytes(party.serialization.Encoding.DER),  # type: ignore[attr-defined]
         authority.certificate,
         federation=authority.federation,
         role=Role.OPERATOR,
@@ -189,12 +189,12 @@ def test_enrol_fails_with_a_sentence_and_an_exit_code(tmp_path):
 
 
 def test_a_token_can_come_from_standard_input_or_the_environment(tmp_path, monkeypatch):
-    with pytest.raises(CommandFailed, match="newer kind"):
+    with pytest.raises(CommandFailed, match="newer than this software"):
         _run(enrol, "--home", tmp_path / "home", stdin="tacit4.a.b\n")
-    with pytest.raises(CommandFailed, match="newer kind"):
+    with pytest.raises(CommandFailed, match="newer than this software"):
         _run(enrol, "-", "--home", tmp_path / "home", stdin="tacit4.a.b\n")
     monkeypatch.setenv("TACIT_JOIN_TOKEN", "tacit3.a.b")
-    with pytest.raises(CommandFailed, match="newer kind"):
+    with pytest.raises(CommandFailed, match="newer than this software"):
         _run(enrol, "--home", tmp_path / "home")
 
 

@@ -274,7 +274,7 @@ def test_no_secret_of_the_environment_reaches_the_relay(monkeypatch):
 
 
 def test_a_relay_that_does_not_start_is_an_error(monkeypatch):
-    monkeypatch.setattr(supervisor.sys, "executable", "/nonexistent")
+    monkeypatch.setattr(supervisor.sys, "executable", "/nonexistent")  # type: ignore[attr-defined]
 
     async def scenario() -> None:
         with pytest.raises(RelayFailed, match="did not start"):

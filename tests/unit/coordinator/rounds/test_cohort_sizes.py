@@ -11,7 +11,7 @@ from tacit.context import largest_cohort, promise_of
 from tacit.job import JobDocument
 from tacit.mechanism import DistributedGaussian
 from tacit.reason import Reason
-from tests.support.fleet import FEDERATION, job_document
+from tests.support.fleet import FEDERATION, job_document  # type: ignore[attr-defined]
 
 # h falls by one for some sizes above the first sparse cohort, and rises again.
 COUNTED = promise_of(job_document(min_members=201, target_members=1000), 201).honest

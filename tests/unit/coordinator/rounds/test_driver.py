@@ -260,7 +260,7 @@ def test_a_disk_that_fills_up_within_a_chunk_leaves_the_spool_unchanged():
         async def breaking():
             yield data[:256]
             spool = desk._desks[attempt].spools["a"]
-            spool.file = Full(spool.file)
+            spool.file = Full(spool.file)  # type: ignore[assignment]
             yield data[256:512]
 
         async def rest(start):
@@ -270,7 +270,7 @@ def test_a_disk_that_fills_up_within_a_chunk_leaves_the_spool_unchanged():
         receipt = await desk.take(attempt, "a", 0, message, breaking(), judge)
         assert (receipt.complete, receipt.received) == (False, 256)
         spool = desk._desks[attempt].spools["a"]
-        spool.file = spool.file.real
+        spool.file = spool.file.real  # type: ignore[attr-defined]
         receipt = await desk.take(attempt, "a", 256, message, rest(256), judge)
         assert receipt.complete
         assert desk.total(attempt).tobytes() == data

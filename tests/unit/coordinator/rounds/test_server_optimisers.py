@@ -106,7 +106,7 @@ def test_versions_match_the_published_algorithm(name):
         assert np.abs(versions[rounds - 1] - expected).max() < 2e-7 * (1 + np.abs(expected).max()) * rounds
     # The optimiser did something other than averaging.
     if name != "fedavg":
-        plain = by_the_papers(FedAvgServer(learning_rate=server.learning_rate), start, changes)
+        plain = by_the_papers(FedAvgServer(learning_rate=server.learning_rate), start, changes)  # type: ignore[attr-defined]
         assert np.abs(versions[-1] - plain).max() > 0.01
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from grpc.aio import EOF
+from grpc.aio import EOF  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
 import secure_agg

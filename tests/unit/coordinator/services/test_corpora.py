@@ -106,7 +106,7 @@ class House:
 
     async def stop(self) -> None:
         for channel in self.channels:
-            await channel.close()
+            await channel.close(None)
         self.channels.clear()
         await self.server.stop(0)
         await self.runtime.stop()
@@ -1169,7 +1169,7 @@ async def test_the_operators_command_verifies_the_databases_claims(house):
         )
     )
     _, err = await house.cli("job", "corpora", "questions", "--out", str(house.tmp / "given"), code=1)
-    assert "the certificate is another one's" in err
+    assert "the certificate belongs to somebody else" in err
     assert not (house.tmp / "given").exists()
 
 

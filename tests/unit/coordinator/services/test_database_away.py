@@ -29,7 +29,7 @@ def test_the_caller_is_told_to_retry_and_the_log_says_why(tmp_path):
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary("/test.Service/Ask")(b"", timeout=20)
+                await channel.unary_unary("/test.Service/Ask")(b"", timeout=20)  # type: ignore[call-arg]
         await server.stop(None)
         return caught.value
 

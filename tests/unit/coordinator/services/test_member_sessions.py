@@ -121,10 +121,10 @@ class Stream:
         if kind is Goodbye and self.goodbye is not None:
             return self.goodbye
         async with asyncio.timeout(20):
-            while (read := await self.call.read()) is not grpc.aio.EOF:
+            while (read := await self.call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 message = wire.from_coordinator(read)
                 if isinstance(message, Goodbye):
-                    self.goodbye = message
+                    self.goodbye = message  # type: ignore[assignment]
                 if isinstance(message, kind):
                     return message
         raise AssertionError(f"the stream ended without {kind.__name__}")
@@ -316,7 +316,7 @@ async def test_a_database_failure_ends_the_session_and_is_logged(house):
     assert house.metrics.value("members_connected") == 0
     (line,) = (line for line in logs if line["event"] == "storage_failed")
     assert (line["member"], line["log_level"]) == ("north", "error")
-    assert "was closed" in line["detail"]
+    assert "is closed" in line["detail"]
     house.database = open_database("sqlite://")
 
 

@@ -114,7 +114,7 @@ def test_a_replaced_key_opens_no_session_even_if_its_call_came_first(tmp_path, m
                     assert isinstance(wire.from_coordinator(await session.read()), Welcome)
                     await late.write(wire.to_coordinator(Hello(1, "0.1.0", b"t" * 16)))
                     with contextlib.suppress(grpc.aio.AioRpcError):
-                        while await asyncio.wait_for(late.read(), 20) is not grpc.aio.EOF:
+                        while await asyncio.wait_for(late.read(), 20) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                             pass
                     assert reason_of(await ending(late))[0] == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
                     assert house.serving.runtime.sessions.connected["north"].process == b"p" * 16
@@ -124,7 +124,7 @@ def test_a_replaced_key_opens_no_session_even_if_its_call_came_first(tmp_path, m
 
 async def ending(call):
     """Returns the error that awaiting an ended call would raise."""
-    return grpc.aio.AioRpcError(
+    return grpc.aio.AioRpcError(  # type: ignore[call-arg]
         await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
     )
 

@@ -205,7 +205,7 @@ def test_a_database_of_another_program_is_a_sentence(tmp_path):
 
 
 def test_the_canonical_form_is_json_in_ascii():
-    form = chain.canonical_fields({"b": "ö", "a": [1, None]})
+    form = chain.canonical_fields({"b": "ö", "a": [1, None]})  # type: ignore[list-item]
     assert form == '{"a":[1,null],"b":"\\u00f6"}'
     assert json.loads(form) == {"b": "ö", "a": [1, None]}
 
@@ -214,7 +214,7 @@ def test_verify_claims_no_more_about_a_cut_tail_than_a_chain_can(database, datab
     """The chain of the rest is unbroken. Only a head kept elsewhere shows that entries were cut off."""
 
     def verify(*options: str) -> Result:
-        return CliRunner().invoke(audit.app, ["verify", "--database", database_url, *options])
+        return CliRunner().invoke(audit.app, ["verify", "--database", database_url, *options])  # type: ignore[return-value]
 
     noted(database)
     kept = verify().output.splitlines()[-1].removeprefix("Keep this head elsewhere: ")

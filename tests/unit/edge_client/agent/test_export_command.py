@@ -509,7 +509,7 @@ def in_the_way(out, what):
         case "a damaged export" | "an export and files":
             files = {"model.onnx": b"1", "tokenizer.json": b"2", "labels.json": b"3"}
             facts = {"job": "own", "version": "00" * 32, "max_tokens": 1, "min_tokens": 1, "parity": 0.0, "texts": 1}
-            write_bundle(out, "model", files, model=export.onnx.ModelFacts.model_validate(facts))
+            write_bundle(out, "model", files, model=export.onnx.ModelFacts.model_validate(facts))  # type: ignore[attr-defined]
             (out / ("notes.txt" if what == "an export and files" else "model.onnx")).write_text("notes")
 
 

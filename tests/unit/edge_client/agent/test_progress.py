@@ -101,7 +101,7 @@ def test_the_budget_left_is_in_the_unit_of_epsilon() -> None:
     watcher = TerminalWatcher(console)
     watcher.privacy(Figures(5.98, 8.0, 1 - 5.98 / 8))
     watcher.privacy(Figures(5.98, 8.0, 0.1))
-    assert console.file.getvalue().splitlines() == [
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "privacy: spent epsilon 5.98 of 8; 25% left",
         "privacy: spent epsilon 5.98 of 8; 25% left, 10% this month",
     ]

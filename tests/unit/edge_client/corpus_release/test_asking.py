@@ -37,7 +37,7 @@ def paused(monkeypatch):
         pauses.append(seconds)
 
     monkeypatch.setattr(sending, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
-    monkeypatch.setattr(sending.random, "uniform", lambda least, most: most)
+    monkeypatch.setattr(sending.random, "uniform", lambda least, most: most)  # type: ignore[attr-defined]
     return pauses
 
 

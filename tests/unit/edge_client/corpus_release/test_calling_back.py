@@ -195,7 +195,7 @@ def test_a_decision_and_the_start_of_sending_never_overlap(approved, monkeypatch
     assert held == ["corpus.sending"]
 
     approved.folder.write_state(approved.folder.state().model_copy(update={"stage": "made"}))
-    durable = folder_module.durable_file
+    durable = folder_module.durable_file  # type: ignore[attr-defined]
     monkeypatch.setattr(folder_module, "durable_file", lambda *each: (is_held(each[2]), durable(*each)))
     approved.decide("veto")
     assert held == ["corpus.sending", "decision"]

@@ -81,7 +81,7 @@ def test_a_folder_with_the_backbone_comes_before_hub_and_coordinator(models, wan
     hub, coordinator = Hub(models / "right"), Coordinator(models / "file")
     backbones = Backbones(cache, folders=[models / "right"], hub=hub)
     found = opened(backbones, wanted, coordinator)
-    assert found.config["model_type"] == "bert"
+    assert found.config["model_type"] == "bert"  # type: ignore[attr-defined]
     assert (hub.asked, coordinator.limits) == ([], [])
     assert kept(cache, wanted) == {wanted.digest.hex()}
     # All jobs of the process share one, and then all processes share the file.

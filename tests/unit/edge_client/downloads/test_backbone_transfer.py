@@ -170,7 +170,7 @@ def test_a_file_larger_than_the_config_needs_is_never_fetched(tmp_path, wanted, 
 
     async def scenario() -> None:
         async with fetching(serving, []) as fetch:
-            with pytest.raises(BackboneMissing, match=r"bytes is announced where at most \d+ can be right"):
+            with pytest.raises(BackboneMissing, match=r"announced \d+ bytes, but the blob has at most \d+"):
                 await Backbones(BlobCache(tmp_path / "cache"), allowed=["coordinator"]).open(smaller, fetch)
 
     asyncio.run(scenario())

@@ -51,7 +51,7 @@ async def _ask(identity, address, *, seconds=10.0):
         stub = federation_pb2_grpc.FederationServiceStub(channel)
         return await stub.MaskedUploadStatus(federation_pb2.AttemptRef(), timeout=seconds)
     finally:
-        await channel.close()
+        await channel.close(None)
 
 
 def _error(folder, identity, *, service=None, credentials=None, host="localhost"):
@@ -357,8 +357,8 @@ def test_a_service_that_is_not_offered(folder):
         async with serving(folder) as port:
             channel = open_channel(identity, f"localhost:{port.port}")
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await channel.unary_unary("/tacit.v1.OperatorService/Status")(b"", timeout=10)
-            await channel.close()
+                await channel.unary_unary("/tacit.v1.OperatorService/Status")(b"", timeout=10)  # type: ignore[call-arg]
+            await channel.close(None)
             return explain(raised.value, identity)
 
     assert "does not offer this service" in asyncio.run(run())
@@ -383,7 +383,7 @@ def test_a_renewed_server_certificate_needs_no_restart(folder, now):
                 after = (await asyncio.to_thread(shake_hands, address)).chain
                 assert after == (renewed, party.authority().certificate)
                 assert channel.get_state() is grpc.ChannelConnectivity.READY
-                await channel.close()
+                await channel.close(None)
                 if credentials is None:
                     assert (await _ask(identity, address)).received == 7
             party.coordinator_folder(folder.path)
@@ -393,7 +393,7 @@ def test_a_renewed_server_certificate_needs_no_restart(folder, now):
 
 def test_options_are_spelt_as_grpc_knows_them():
     """gRPC silently ignores a misspelt option."""
-    from grpc._cython import cygrpc
+    from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
     library = Path(cygrpc.__file__).read_bytes()
     for name, _ in [*channel_options(), *server_options()]:

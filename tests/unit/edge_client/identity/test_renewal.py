@@ -232,7 +232,7 @@ class _Stream:
 
     async def until(self, kind):
         async with asyncio.timeout(20):
-            while (read := await self.call.read()) is not grpc.aio.EOF:
+            while (read := await self.call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 if isinstance(message := wire.from_coordinator(read), kind):
                     return message
         raise AssertionError(f"the stream ended without {kind.__name__}")
@@ -346,7 +346,7 @@ def test_an_attempt_continues_at_once_without_a_revoked_member(tmp_path, monkeyp
                 # The Welcome is written before the session is open, and opening it notifies every job.
                 while "north" not in runtime.connected():
                     await runtime.changed()
-                runtime.drivers.update(within=within, without=without)
+                runtime.drivers.update(within=within, without=without)  # type: ignore[call-overload]
                 await house.revoke("north")
             left, refused = within.posted
             assert left == ev.Disconnected("north")

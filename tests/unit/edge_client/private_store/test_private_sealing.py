@@ -160,7 +160,7 @@ def test_damage_is_not_reported_as_a_wrong_key(home):
 
 def test_scrypt_runs_once_for_all_states_of_one_key(home, monkeypatch):
     calls = []
-    real = sealing_module.Scrypt
+    real = sealing_module.Scrypt  # type: ignore[attr-defined]
     monkeypatch.setattr(sealing_module, "Scrypt", lambda **how: calls.append(how["n"]) or real(**how))
     kept(home, 1, 2, 3, key=StoreKey.from_passphrase(PASSPHRASE))
     assert calls == [2**15]
@@ -195,7 +195,7 @@ def test_a_key_comes_from_the_environment_or_a_private_file(tmp_path):
     with pytest.raises(KeyUnusable, match="not both"):
         store_key(file, {"TACIT_PASSPHRASE": PASSPHRASE})
     file.chmod(0o640)
-    with pytest.raises(KeyUnusable, match=r"may be used by others \(mode 0640\); close it with `chmod 600"):
+    with pytest.raises(KeyUnusable, match=r"can be used by others \(mode 0640\); close it with `chmod 600"):
         store_key(file, {})
 
 

@@ -261,7 +261,7 @@ def test_running_out_of_memory_while_masking_is_reported():
 
 def refusing(member, event):
     """Applies an event that the member must refuse. Returns the refusals sent, and the decline it remembers."""
-    member.state, effects = agent_module.transition(member.environment, member.state, event)
+    member.state, effects = agent_module.transition(member.environment, member.state, event)  # type: ignore[attr-defined]
     assert not any(isinstance(each, states.FetchCertificates) for each in effects)
     said = [each.message for each in effects if isinstance(each, states.Say)]
     # A repeated assignment would be declined again.
@@ -311,9 +311,9 @@ def test_the_detail_of_a_decline_has_at_most_500_characters():
     fleet = Fleet(3)
     environment = fleet.members["m0"].environment
     assignment = Assignment(fleet.job.name, 1, fleet.job.digest(), fleet.job.weights, 0, 1000)
-    state, _ = agent_module.transition(environment, states.MemberState(Memory({})), states.Received(assignment))
+    state, _ = agent_module.transition(environment, states.MemberState(Memory({})), states.Received(assignment))  # type: ignore[attr-defined]
     failed = states.PreparationFailed(assignment, Reason.REASON_BUNDLE_UNSUITABLE, "x" * 1_000_000)
-    _, effects = agent_module.transition(environment, state, failed)
+    _, effects = agent_module.transition(environment, state, failed)  # type: ignore[attr-defined]
     (said,) = (each.message for each in effects if isinstance(each, states.Say))
     assert said.detail == "x" * 500
 
@@ -355,7 +355,7 @@ def test_at_most_sixteen_messages_are_read_ahead(monkeypatch):
         stub = SimpleNamespace(Session=line)
         monkeypatch.setattr(agent_module, "transition", slow)
         monkeypatch.setattr(link, "open_channel", channel)
-        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)
+        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
         made = agent()
         made._budget.check_reported = lambda sequence: None
         made._observer = SimpleNamespace(connected=lambda federation: None)
@@ -395,7 +395,7 @@ def test_a_coordinator_of_another_protocol_version_gets_only_the_hello(monkeypat
     async def run():
         stub = SimpleNamespace(Session=Welcoming(0))
         monkeypatch.setattr(link, "open_channel", channel)
-        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)
+        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
         made = agent()
         with pytest.raises(link.AgentStopped, match=f"upgrade the {side}'s software") as stopped:
             await asyncio.wait_for(made._link._session(), 20)
@@ -550,7 +550,7 @@ def test_an_endless_answer_is_cancelled():
 
 
 def broken(code):
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="so it is")
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="so it is")  # type: ignore[call-arg]
 
 
 def test_certificates_from_before_a_break_are_not_requested_again(tmp_path, monkeypatch):
@@ -678,7 +678,7 @@ def test_until_finished_ends_with_a_sentence_if_too_many_declined():
 
     async def run():
         made = Agent(None, None, journal, None, None, observer, None, until_finished=True)
-        made._link.run = asyncio.Event().wait
+        made._link.run = asyncio.Event().wait  # type: ignore[assignment]
         made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "mechanisms: none is not allowed")))
         made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_ROUNDS_FAILING, bytes(32))))
         assert not made._finished.is_set()

@@ -137,7 +137,7 @@ def test_labels_without_texts_and_shared_texts_are_reported(tmp_path):
     assert (third.label, third.rows, third.recall) == ("c", 1, 0)
     # If the job gives the labels, another label is a mistake in the file.
     strict = Given(JOB.name, given.corpora, labels=("a", "b"))
-    with pytest.raises(DataInvalid, match="does not know: 'c'"):
+    with pytest.raises(DataInvalid, match="does not know these labels: 'c'"):
         finetune(strict, test, tmp_path / "out", short, device="cpu")
 
 

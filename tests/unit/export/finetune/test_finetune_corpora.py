@@ -161,7 +161,7 @@ def no_certificate(folder):
     [
         (promised_afterwards, "not what north signed: the signature does not match"),
         (signed_otherwise, "not what north signed: the signature does not match"),
-        (another_certificate, "not what north signed: the certificate is another one's, south's"),
+        (another_certificate, "not what north signed: the certificate belongs to somebody else: south"),
         (an_operators, "not what north signed: north has the role operator, not member"),
         (no_certificate, r"north\.certificate\.pem holds no certificate"),
         (anothers_list, r"authorities\.json belongs to another federation; download"),
@@ -185,7 +185,7 @@ def test_an_operator_signs_for_its_own_file_under_any_name(tmp_path):
     prove(tmp_path, mine, name="operator")
     assert promise_of(read_corpora(tmp_path, JOB.name)) == "differentially-private"
     prove(tmp_path, mine, name="south")
-    with pytest.raises(CorporaInvalid, match="another one's, south's"):
+    with pytest.raises(CorporaInvalid, match="belongs to somebody else: south"):
         read_corpora(tmp_path, JOB.name)
 
 

@@ -117,7 +117,7 @@ def test_the_remaining_share_falls_from_one_to_zero_as_events_pass():
 
 def test_an_event_about_another_unit_is_refused():
     event = Laplace(epsilon=0.1, unit="member")
-    with pytest.raises(EventUnaccountable, match="protects one member, and this ledger counts for one example"):
+    with pytest.raises(EventUnaccountable, match="protects one member, but the unit of this ledger is one example"):
         cost(event, Limit(1, 1e-5))
     for summary in (total, spend):
         with pytest.raises(EventUnaccountable, match="member"):

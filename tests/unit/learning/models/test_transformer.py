@@ -355,7 +355,7 @@ def test_several_files_half_precision_and_old_names_are_read(tmp_path) -> None:
         save_file({name: olds[name] for name in part}, tmp_path / f"model-{number:05}-of-00002.safetensors")
     found = read_base(str(tmp_path), MAX)
     assert list(found.parameters) == list(expected.parameters)
-    for name, values in found.parameters.items():
+    for name, values in found.parameters.items():  # type: ignore[assignment]
         np.testing.assert_allclose(values, expected.parameters[name], rtol=2**-8)
         assert values.dtype == np.float32
 

@@ -101,7 +101,7 @@ def broadcast(module: PromptedModel) -> PromptedModel:
         ids = torch.arange(prompt.tokens)[None]
         return prompt._encoded(prompt.vectors(ids)).expand(batch, -1, -1)
 
-    prompt.forward = once  # type: ignore[method-assign]
+    prompt.forward = once
     return module
 
 

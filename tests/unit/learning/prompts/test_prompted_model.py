@@ -165,7 +165,7 @@ def test_a_prefix_is_keys_and_values_before_every_layers(family) -> None:
         if t5:
             bias = order[0].compute_bias(length + tokens, length + tokens)[0, :, tokens:]
         rows = [
-            attended(
+            attended(  # type: ignore[call-arg]
                 prefix, number, *(each[b].transpose(0, 1) for each in (query * scaling, key, value)), seen[b], bias
             )
             for b in range(len(query))
@@ -425,7 +425,7 @@ def test_a_prompt_longer_than_the_backbone_is_refused() -> None:
     [
         (lambda: PromptTuning(0), "tokens must be a whole number from 1"),
         (lambda: PromptTuning(10_000), "to 512"),
-        (lambda: PTuning(4, "gru", 8), "mlp or lstm"),  # type: ignore[arg-type]
+        (lambda: PTuning(4, "gru", 8), "mlp or lstm"),
         (lambda: PTuning(4, "mlp", 0), "hidden must be"),
         (lambda: PrefixTuning(4, 10**9), "hidden must be"),
         (lambda: LoRA(0, 1.0), "rank must be"),

@@ -99,7 +99,7 @@ def test_guidance_strengthens_a_texts_label(guidance):
 def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt, monkeypatch):
     """The scores of all drawn words, against each text decoded alone under each label."""
     words, given, draws, points = toy_words(), [], [], []
-    draw, gaussian = sampling.draw_words, sampling.gaussian_like
+    draw, gaussian = sampling.draw_words, sampling.gaussian_like  # type: ignore[attr-defined]
 
     def drawing(scores, *others):
         given.append(scores)

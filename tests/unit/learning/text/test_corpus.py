@@ -27,7 +27,7 @@ def test_the_data_is_looked_at_once_and_not_before_it_is_read() -> None:
     looks = []
 
     class Watched(list[Example]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
+        def __iter__(self):
             looks.append(1)
             return super().__iter__()
 

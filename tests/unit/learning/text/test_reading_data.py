@@ -30,7 +30,7 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
 def refusal(path: Path, **columns: str | None) -> str:
     """The sentence of a refusal, after checking that the error carries nothing of the file's text."""
     with pytest.raises(DataInvalid) as caught:
-        read_examples(path, **columns)  # type: ignore[arg-type]
+        read_examples(path, **columns)
     error: BaseException | None = caught.value
     assert error is not None
     assert error.__cause__ is None

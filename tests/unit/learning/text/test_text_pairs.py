@@ -259,7 +259,7 @@ def test_a_pair_in_place_of_one_text_is_refused_and_the_reverse():
     [
         pytest.param({"name": "head", "pairs": "maybe"}, "task.pairs", id="no-answer"),
         pytest.param({**CLOZE, "pairs": True}, "task.pairs: cloze has no such key", id="cloze"),
-        pytest.param({**CLOZE, "template": "{text} {sep} {mask} {text_b}"}, "{sep} is no slot", id="separator"),
+        pytest.param({**CLOZE, "template": "{text} {sep} {mask} {text_b}"}, "{sep} is not a slot", id="separator"),
     ],
 )
 def test_an_impossible_task_says_why(task, said):
@@ -272,7 +272,7 @@ def test_an_impossible_task_says_why(task, said):
 
 def test_a_separator_may_only_be_between_two_texts():
     for template in ("{sep}{text}{text_b}", "{text}{sep}", "{text_b}{sep}{text}"):
-        with pytest.raises(ValueError, match=r"\{sep\} stands between \{text\} and \{text_b\}"):
+        with pytest.raises(ValueError, match=r"\{sep\} may only be between \{text\} and \{text_b\}"):
             parse_template(template, mask=False)
 
 

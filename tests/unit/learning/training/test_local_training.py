@@ -228,7 +228,7 @@ def test_no_gradient_or_generator_stays_on_the_module() -> None:
     module = module_of()
     train(module, *texts(20), Training(), seed=1)
     assert all(parameter.grad is None for parameter in module.parameters())
-    assert module.dropout.draws.generator is None
+    assert module.dropout.draws.generator is None  # type: ignore[attr-defined]
     copy.deepcopy(module)
 
 

@@ -431,7 +431,7 @@ def test_output_perturbation_needs_all_examples_or_refuses() -> None:
     job = Place("fedvocab", GAUSSIAN).job
     event = protection_of(job, 1000).event
     assert event is not None
-    assert (event.rate, event.steps) == (1.0, 1)  # type: ignore[union-attr]
+    assert (event.rate, event.steps) == (1.0, 1)
     with pytest.raises(ValueError, match="needs all examples in every round; its lot is 1000"):
         protection_of(job, 1001)
     # With a shared embedding, a lot may be smaller than the data.

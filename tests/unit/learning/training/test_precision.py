@@ -11,7 +11,7 @@ from learning.models.division import shared_parameters
 from learning.training.local import evaluate, train
 from tacit.job import Training
 from tacit.model import TextCNNModel
-from tests.support.tiny_prompts import CLOZE, FAMILIES, LABELS, PAIRS, Head, prompted, texts
+from tests.support.tiny_prompts import CLOZE, FAMILIES, LABELS, PAIRS, Head, prompted, texts  # type: ignore[attr-defined]
 
 torch.set_num_threads(1)
 

@@ -325,7 +325,7 @@ def test_every_row_has_its_own_noise_at_every_step(handed):
 @pytest.fixture
 def handed(monkeypatch):
     """The gradients that the optimiser gets at each step, as float64."""
-    steps, make = [], private.make_optimiser
+    steps, make = [], private.make_optimiser  # type: ignore[attr-defined]
 
     def watched(module, recipe):
         optimiser = make(module, recipe)
@@ -440,7 +440,7 @@ def test_every_step_draws_at_the_rate_that_is_charged(monkeypatch, lot, expected
 def test_a_given_rate_is_the_one_used(monkeypatch, rate):
     ids, labels = data(count=100)
     rates = []
-    draw = private.draw_poisson
+    draw = private.draw_poisson  # type: ignore[attr-defined]
     monkeypatch.setattr(private, "draw_poisson", lambda count, p, source: rates.append(p) or draw(count, p, source))
     change(module_of(), ids, labels, SGD, DpSgd(noise_multiplier=1.0, lot=10, steps=3), rate=rate)
     assert rates == [rate] * 3
@@ -456,7 +456,7 @@ def test_an_invalid_rate_is_refused(rate):
 def test_without_examples_every_step_is_noise(monkeypatch, rate):
     ids, labels = data()
     checked, heard = [], []
-    probe = private.check_examples_apart
+    probe = private.check_examples_apart  # type: ignore[attr-defined]
     monkeypatch.setattr(private, "check_examples_apart", lambda module, seed: checked.append(probe(module, seed)))
     recipe = SGD.model_copy(update={"learning_rate": 1.0})
     mechanism = DpSgd(noise_multiplier=1e4, lot=10, steps=4)
@@ -592,7 +592,7 @@ def test_a_module_that_broadcasts_is_refused_before_training():
 
 def test_the_checks_always_run(monkeypatch):
     checked, clipped = [], []
-    probe, add = private.check_examples_apart, ClippedGradients.add
+    probe, add = private.check_examples_apart, ClippedGradients.add  # type: ignore[attr-defined]
     monkeypatch.setattr(private, "check_examples_apart", lambda module, seed: checked.append(probe(module, seed)))
     monkeypatch.setattr(
         ClippedGradients,
