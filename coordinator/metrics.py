@@ -124,6 +124,15 @@ INSTRUMENTS = (
         "seconds since 1970",
         ("job",),
     ),
+    Instrument("version_norm", "gauge", "Euclidean norm of the newest version.", "", ("job",)),
+    Instrument("version_change", "gauge", "Euclidean norm of the newest version's change.", "", ("job",)),
+    Instrument(
+        "versions_exploded",
+        "counter",
+        "Versions whose norm, or whose change, is far larger than those before them.",
+        "versions",
+        ("job",),
+    ),
     Instrument(
         "evaluation_accuracy",
         "gauge",
@@ -420,6 +429,7 @@ class Metrics:
         self._of.add("attempts", 0, job=job, outcome="published", reason="")
         self._of.add("members_left_out", 0, job=job)
         self._of.add("training_windows_extended", 0, job=job)
+        self._of.add("versions_exploded", 0, job=job)
         for phase in _LOSING_PHASES:
             for reason in ("phase_deadline", "disconnected"):
                 self._of.add("dropouts", 0, job=job, phase=phase, reason=reason)
@@ -447,6 +457,15 @@ class Metrics:
         """Sets the newest version, published now or at `at`. Called once after a restart, too."""
         self._of.set("model_version", number, job=job)
         self._of.set("version_published_timestamp_seconds", self._clock() if at is None else at, job=job)
+
+    def version_norms(self, job: str, *, norm: float, change: float) -> None:
+        """Sets the norms of the newest version and of its change. Called once after a restart, too."""
+        self._of.set("version_norm", norm, job=job)
+        self._of.set("version_change", change, job=job)
+
+    def version_exploded(self, job: str) -> None:
+        """Records that a version has exploded."""
+        self._of.add("versions_exploded", job=job)
 
     def training(self, job: str, *, loss: float, accuracy: float) -> None:
         """Sets the training metrics of the last sum."""

@@ -112,6 +112,9 @@ class Runtime:
         # Otherwise these gauges would be empty until the next version.
         times = await self.database.run(lambda session: job_times(session, stored.name))
         self.metrics.version_published(stored.name, stored.version_number, times.published)
+        if stored.norms:
+            newest = stored.norms[-1]
+            self.metrics.version_norms(stored.name, norm=newest.version, change=newest.change)
         if times.round_opened is not None:
             self.metrics.round_opened(stored.name, stored.round, times.round_opened)
         if stored.training is not None:

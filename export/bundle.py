@@ -11,7 +11,7 @@ document, files. For a prompted job, `export.prompted_bundle` first prepares the
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tok
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
 from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid, sentence_of
-from tacit.job import JobDocument, JobSpec, PrivateStart, VocabularyFile
+from tacit.job import BundledWeights, JobDocument, JobSpec, VocabularyFile
 from tacit.manifest import Manifest
 from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
@@ -50,6 +50,8 @@ class JobBundle:
     private: tuple[Manifest, bytes] | None = None
     # The canonical backbone file of a prompted job.
     backbone: Path | None = None
+    # What the job freezes, by name.
+    frozen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def public_tokenizer(self) -> bytes:
@@ -61,6 +63,10 @@ class JobBundle:
         if self.tokenizer is None:
             raise BundleInvalid(f"job {self.document.name} has no tokenizer: its members build their own")
         return self.tokenizer
+
+    def parameters(self, values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """A version's parameters, (d,), and the frozen ones beside them, by name."""
+        return {**self.manifest.unflatten(values), **self.frozen}
 
 
 # Keys of the specification that have another form in the document, or are not needed once there are weights.
@@ -116,19 +122,17 @@ def _make(
     tensors = division.shared(module)
     manifest = Manifest.of(tensors)
     weights = manifest.encode(manifest.flatten(tensors))
-    start = None
+    private = frozen = None
     if tokenizer is not None:
         files["tokenizer.json"] = tokenizer
         if kept := division.private(module):
-            private = Manifest.of(kept)
-            data = private.encode(private.flatten(kept))
-            files |= {"private.json": private.canonical(), "private.bin": data}
-            start = PrivateStart(
-                manifest=private.digest(), weights=hashlib.sha256(data).digest(), values=private.values
-            )
+            private = _bundled("private", kept, files)
             report(
                 f"private: {private.values:,} values in {len(kept)} tensors start from the bundle and stay with members"
             )
+    if fixed := division.frozen_values(module):
+        frozen = _bundled("frozen", fixed, files)
+        report(f"frozen: {frozen.values:,} values ({', '.join(fixed)}) are fetched once and never sent")
     try:
         document = JobDocument(
             **{name: getattr(spec, name) for name in type(spec).model_fields if name not in _OPERATORS_OWN},
@@ -138,15 +142,24 @@ def _make(
             tokenizer=None if tokenizer is None else hashlib.sha256(tokenizer).digest(),
             weights=hashlib.sha256(weights).digest(),
             values=manifest.values,
-            private=start,
+            private=private,
+            frozen=frozen,
         )
     except ValidationError as error:
         # The grid of the noise in the ring depends on the number of values, which the specification did not know.
         raise DocumentInvalid(f"job {spec.name}: {sentence_of(error)}") from error
     files |= {"job.json": document.canonical(), "manifest.json": manifest.canonical(), "weights.bin": weights}
     write_bundle(out, "job", files)
-    report(f"model: {manifest.values:,} values in {len(tensors)} tensors, {manifest.bytes / 1e6:.1f} MB")
+    report(f"model: {manifest.values:,} values in {len(tensors)} tensors, {manifest.bytes / 1e6:,.2f} MB")
     return document
+
+
+def _bundled(name: str, tensors: Mapping[str, NDArray[np.float32]], files: dict[str, bytes]) -> BundledWeights:
+    """Adds parameters that are not shared to the bundle's files, as NAME.json and NAME.bin, and names them."""
+    manifest = Manifest.of(tensors)
+    data = manifest.encode(manifest.flatten(tensors))
+    files |= {f"{name}.json": manifest.canonical(), f"{name}.bin": data}
+    return BundledWeights(manifest=manifest.digest(), weights=hashlib.sha256(data).digest(), values=manifest.values)
 
 
 def read_job_bundle(folder: Path) -> JobBundle:
@@ -166,7 +179,12 @@ def read_job_bundle(folder: Path) -> JobBundle:
     files = bundle.files
     tokenizer = None if document.tokenizer is None else files["tokenizer.json"]
     backbone = folder / BACKBONE_FILE if BACKBONE_FILE in document.files else None
-    return JobBundle(document, manifest, files["weights.bin"], tokenizer, _read_private(bundle, document), backbone)
+    private, frozen = (
+        _read_bundled(bundle, document.private, "private"),
+        _read_bundled(bundle, document.frozen, "frozen"),
+    )
+    fixed = {} if frozen is None else frozen[0].unflatten(frozen[0].decode(frozen[1]))
+    return JobBundle(document, manifest, files["weights.bin"], tokenizer, private, backbone, fixed)
 
 
 def _starting_prompt(
@@ -332,15 +350,16 @@ def _check_names(bundle: Bundle, document: JobDocument, manifest: Manifest) -> N
         )
 
 
-def _read_private(bundle: Bundle, document: JobDocument) -> tuple[Manifest, bytes] | None:
-    if document.private is None:
+def _read_bundled(bundle: Bundle, part: BundledWeights | None, name: str) -> tuple[Manifest, bytes] | None:
+    if part is None:
         return None
+    file, data = f"{name}.json", bundle.files[f"{name}.bin"]
     try:
-        manifest = Manifest.from_json(bundle.files["private.json"], what=str(bundle.folder / "private.json"))
-        manifest.decode(bundle.files["private.bin"])
+        manifest = Manifest.from_json(bundle.files[file], what=str(bundle.folder / file))
+        manifest.decode(data)
     except DocumentInvalid as error:
         raise BundleInvalid(f"{error}; make the bundle again") from error
-    return manifest, bundle.files["private.bin"]
+    return manifest, data
 
 
 def _tokenizer(vocabulary: VocabularyFile, folder: Path) -> bytes:

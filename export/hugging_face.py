@@ -97,6 +97,7 @@ def export_hf(
     samples: "Sequence[TextRow]",
     *,
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
     origin: Origin = UNKNOWN_ORIGIN,
 ) -> ExportReport:
     """Writes the folder `out`.
@@ -109,6 +110,7 @@ def export_hf(
         out: the folder.
         samples: texts to compare on (pairs, if the job reads pairs).
         backbone: the backbone of a prompted job.
+        frozen: the parameters that the job freezes, by name.
         origin: what the README says of the version besides its digest.
 
     Raises:
@@ -122,11 +124,9 @@ def export_hf(
     check_place(out, "hf")
     if not samples:
         raise ValueError("no texts to compare the exported model on; give at least one")
-    from learning.models.assembly import assembled
-    from learning.text.corpus import encoder_of
+    from learning.models.assembly import whole_model
 
-    encoder = encoder_of(document, tokenizer)
-    module, _ = assembled(document, encoder, manifest, manifest.decode(weights), {}, backbone)
+    module, encoder = whole_model(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen)
     adapter = isinstance(document.model, PromptedModel) and isinstance(document.model.injection, LoRA)
     made = _adapter(document, module, encoder) if adapter else _model(document, module, encoder)
     difference = checked_parity(module, made.run, encoder, samples, only_texts=True)

@@ -104,6 +104,7 @@ def export_model(
     *,
     mixture: NDArray[np.float32] | None = None,
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
     split: bool = False,
     origin: Origin = UNKNOWN_ORIGIN,
 ) -> ExportReport:
@@ -124,6 +125,7 @@ def export_model(
             logits. The bundle's head then holds them, and is just as private.
         backbone: the backbone of a prompted job. The file then holds it with the prompt inside, and only the label
             words' rows of the vocabulary projection.
+        frozen: the parameters that the job freezes, by name.
         split: write the prompt and the backbone apart.
         origin: what the README says of the version besides its digest.
 
@@ -142,13 +144,11 @@ def export_model(
         raise ValueError(
             f"job {document.name} trains its whole model, so there is no backbone to share; leave out --split"
         )
-    from learning.models.assembly import assembled
-    from learning.text.corpus import encoder_of
+    from learning.models.assembly import whole_model
 
-    encoder = encoder_of(document, tokenizer)
-    module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
-    if mixture is not None:
-        _adjust_logits(module, mixture)
+    module, encoder = whole_model(
+        document, manifest, weights, tokenizer, private, mixture=mixture, backbone=backbone, frozen=frozen
+    )
     version = hashlib.sha256(weights).digest()
     if split:
         made = _split(module)
@@ -246,14 +246,6 @@ class _Made:
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]]
     backbone: bytes | None = None
     words: tuple[int, ...] = ()
-
-
-def _adjust_logits(module: "TextClassifier", mixture: NDArray[np.float32]) -> None:
-    """Adds logarithms of the labels' shares, (L,), to the head, which training left them out of."""
-    import torch
-
-    with torch.no_grad():
-        module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
 
 
 def _whole(model: bytes) -> _Made:

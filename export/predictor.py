@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from export.figures import log_softmax
 from export.prompted import PromptedBackbone, PromptFile
 from learning.text.cloze import ClozeEncoder
 from learning.text.data import TextRow
@@ -22,7 +23,7 @@ from learning.text.encoder import TextEncoder
 from tacit.bundle import BundleInvalid, Labels, ModelFacts, backbone_folder, read_bundle
 from tacit.documents import DocumentInvalid
 
-__all__ = ["Prediction", "Predictor", "log_softmax"]
+__all__ = ["Prediction", "Predictor"]
 
 
 Run = Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -207,10 +208,3 @@ def _encoder(tokenizer: bytes, facts: ModelFacts) -> TextEncoder | ClozeEncoder:
     if (template := facts.read_as) is not None:
         return ClozeEncoder(tokenizer, template, facts.max_tokens, facts.min_tokens)
     return TextEncoder(tokenizer, facts.max_tokens, facts.min_tokens, frame=facts.frame)
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Log-probabilities along the last axis, in float64, without overflow."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result

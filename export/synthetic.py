@@ -7,10 +7,12 @@ All randomness comes from the system.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learning.synthesis.ordered import ordered_texts, statement_about
 from learning.synthesis.writing import write_corpus
@@ -43,6 +45,7 @@ def synthesise(
     order: CorpusOrder,
     federation: bytes,
     round: int,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> SyntheticCorpus:
     """Writes OUT/operator.jsonl and OUT/operator.statement.json, and creates the folder.
 
@@ -57,6 +60,7 @@ def synthesise(
         order: how many texts to generate, and how words are drawn.
         federation: SHA-256 that names the federation, 32 bytes.
         round: number of the version.
+        frozen: the parameters that the job freezes, by name.
 
     Raises:
         ValueError: the job does not train an autoencoder, the weights are damaged, or all texts are empty.
@@ -65,7 +69,7 @@ def synthesise(
     if not isinstance(job.model, RvaeModel):
         raise ValueError(f"job {job.name} trains a {job.model.architecture}, which generates no text; an rvae does")
     evenly = np.ones(len(job.labels), dtype=np.int64)
-    arrays = manifest.unflatten(manifest.decode(weights))
+    arrays = manifest.unflatten(manifest.decode(weights)) | dict(frozen or {})
     texts = ordered_texts(job, order, arrays, tokenizer, evenly, SystemRandom())
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{OPERATOR}.jsonl"

@@ -1,4 +1,4 @@
-"""Fetches and checks what a coordinator serves of a job, for a round's preparation, `edge_client export` and
+"""Fetches and checks what a coordinator serves of a job, for a round's preparation, a member's own model and
 `edge_client run --dry-run`.
 
 Guarantees: a job document is the requested one, in its canonical form. A manifest has as many values as the document
@@ -15,11 +15,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learning.text.cloze_tokenizer import check_cloze_form
 from learning.text.encoder import check_own_form
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument
+from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel
 
@@ -29,6 +30,7 @@ __all__ = [
     "checked_job",
     "checked_manifest",
     "checked_values",
+    "fetch_frozen",
     "fetch_job",
     "fetch_manifest",
     "fetch_private_start",
@@ -127,10 +129,28 @@ async def fetch_private_start(blob: Blob, job: JobDocument) -> tuple[Manifest, b
     Raises:
         DocumentInvalid: As in `checked_manifest` and `checked_values`.
     """
-    if job.private is None:
-        return None
-    what = "the private parameters' manifest"
-    data = await blob(job.private.manifest, Manifest.max_bytes)
-    manifest = await asyncio.to_thread(checked_manifest, data, job.private.values, what)
-    values = await blob(job.private.weights, 4 * job.private.values)
-    return manifest, await asyncio.to_thread(checked_values, values, manifest, "the start of private parameters")
+    return None if job.private is None else await _fetch_weights(blob, job.private, "private")
+
+
+async def fetch_frozen(blob: Blob, job: JobDocument, manifest: Manifest) -> dict[str, NDArray[np.float32]]:
+    """Fetches the parameters that the job freezes, by name; empty if it freezes none.
+
+    A member has them in its cache after the first round.
+
+    Raises:
+        DocumentInvalid: As in `checked_manifest` and `checked_values`, or `manifest`, of what is shared, lists one of
+            them.
+    """
+    if job.frozen is None:
+        return {}
+    frozen, data = await _fetch_weights(blob, job.frozen, "frozen")
+    manifest.check_apart(frozen)
+    return frozen.unflatten(frozen.decode(data))
+
+
+async def _fetch_weights(blob: Blob, weights: BundledWeights, kind: str) -> tuple[Manifest, bytes]:
+    data = await blob(weights.manifest, Manifest.max_bytes)
+    what = f"the {kind} parameters' manifest"
+    manifest = await asyncio.to_thread(checked_manifest, data, weights.values, what)
+    values = await blob(weights.weights, 4 * weights.values)
+    return manifest, await asyncio.to_thread(checked_values, values, manifest, f"the start of {kind} parameters")

@@ -87,8 +87,8 @@ def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[
     data.write_text("\n".join(deal(rows, 1, cell.seed)[0]) + "\n", encoding="utf-8")
     examples = read_examples(data)
     tester = Tester(folder / "bundle")
-    manifest = tester.bundle.manifest
-    load_shared(tester.module, manifest.unflatten(manifest.decode(tester.bundle.weights)))
+    start = tester.bundle.manifest.decode(tester.bundle.weights)
+    load_shared(tester.module, tester.bundle.parameters(start))
     ids = tester.encoder.encode([example.text for example in examples])
     used = np.unique(np.append(ids, tester.encoder.pad_id))
     snapshots: list[dict[str, Any]] = []

@@ -83,6 +83,5 @@ class Tester:
         from learning.training.local import evaluate
 
         if weights is not None:
-            manifest = self.bundle.manifest
-            load_shared(self.module, manifest.unflatten(manifest.decode(weights)))
+            load_shared(self.module, self.bundle.parameters(self.bundle.manifest.decode(weights)))
         return evaluate(self.module, self._ids, self._labels).accuracy

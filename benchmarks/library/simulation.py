@@ -262,6 +262,7 @@ def play_round(
                 corpus=corpora[place],
                 base=version,
                 protection=watched,
+                frozen=bundle.frozen,
                 backbone=backbone,
                 random=random,
                 seed=_seed(job, number, place),

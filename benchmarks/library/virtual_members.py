@@ -246,6 +246,7 @@ class Worker:
             base=version,
             protection=protection,
             private=private,
+            frozen=self._world.bundle.frozen,
             random=random,
             seed=seed_of(job.seed, job.name, number, place),
             device="cpu",
@@ -391,6 +392,7 @@ class Worker:
         division = division_of(job.method, module, words)
         division.load_shared(module, bundle.manifest.unflatten(bundle.manifest.decode(version)))
         division.load_private(module, private)
+        division.load_frozen(module, bundle.frozen)
         return module, division
 
     def _corpus(self, place: int, part: str, tokenizer: bytes) -> "EncodedExamples":

@@ -21,7 +21,7 @@ from coordinator.domain.jobs import EndAttempt, JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports
-from coordinator.rounds.publish import Step, next_version
+from coordinator.rounds.publish import Step, next_version, norms_of
 from coordinator.rounds.state import JobState
 from tacit.context import context_of
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, JobEnded
@@ -98,11 +98,12 @@ class ClearDriver(JobDriver):
         base = await asyncio.to_thread(ports.store.get, state.version)
         result, step = await asyncio.to_thread(_open, state, len(cohort), ports.uploads.total(attempt), base)
         version = await asyncio.to_thread(ports.store.put, step.values.tobytes())
+        norms = await asyncio.to_thread(norms_of, np.frombuffer(base, "<f4"), step.values)
         number = state.version_number + 1
         end = EndAttempt(attempt, True, Reason.REASON_UNSPECIFIED, "", cohort, (), result, version, step.training)
         await self._persist(
             (
-                fx.PublishVersion(number, version, state.round),
+                fx.PublishVersion(number, version, state.round, norms),
                 end,
                 fx.EndRound(state.round, True, Reason.REASON_UNSPECIFIED),
             )

@@ -84,7 +84,7 @@ def step_seconds(bundle: "JobBundle", examples: Sequence[Example], steps: int, l
 
     job = bundle.document
     corpus = EncodedExamples(examples, job, bundle.public_tokenizer)
-    module, _ = assembled(job, corpus, bundle.manifest, bundle.manifest.decode(bundle.weights), {}, None)
+    module, _ = assembled(job, corpus, bundle.manifest, bundle.manifest.decode(bundle.weights), {}, None, bundle.frozen)
     read = corpus.read()
     at = [time.process_time()]
 

@@ -162,13 +162,14 @@ class Judge:
         """Load values, (d,), into the module."""
         from learning.models import load_shared
 
-        load_shared(self.module, self.bundle.manifest.unflatten(values))
+        load_shared(self.module, self.bundle.parameters(values))
 
     def values(self) -> Vector:
-        """Return the module's values, (d,)."""
-        from learning.models import shared_parameters
+        """Return the module's shared values, (d,)."""
+        from learning.models import division_of
 
-        return self.bundle.manifest.flatten(shared_parameters(self.module))
+        division = division_of(self.bundle.document.method, self.module)
+        return self.bundle.manifest.flatten(division.shared(self.module))
 
     def scores(self) -> tuple[float, float]:
         """Return the accuracy of the present module on validation rows and on test rows."""

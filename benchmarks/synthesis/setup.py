@@ -310,28 +310,34 @@ def rvae_bundle(
         training = Training(batch=256, optimiser=recipe.optimiser, learning_rate=recipe.learning_rate)
     spec = _job(task, recipe, seed, cache, training=training, mechanism=mechanism)
     make_job_bundle(spec, folder, folder / "bundle")
-    weights = _start(task, recipe, folder, cache)
-    bundle = read_job_bundle(folder / "bundle")
-    digest = hashlib.sha256(weights).digest()
-    return replace(bundle, weights=weights, document=bundle.document.model_copy(update={"weights": digest}))
+    bundle, start = read_job_bundle(folder / "bundle"), _start(task, recipe, folder, cache)
+    weights = bundle.manifest.encode(
+        bundle.manifest.flatten({tensor.name: start[tensor.name] for tensor in bundle.manifest.tensors})
+    )
+    digest, frozen = hashlib.sha256(weights).digest(), {name: start[name] for name in bundle.frozen}
+    document = bundle.document.model_copy(update={"weights": digest})
+    return replace(bundle, weights=weights, frozen=frozen, document=document)
 
 
-def _start(task: Task, recipe: RvaeRecipe, folder: Path, cache: Path) -> bytes:
-    """Return the weights of a bundle whose job names the public text. All seeds and epsilons share them."""
+def _start(task: Task, recipe: RvaeRecipe, folder: Path, cache: Path) -> dict[str, NDArray[np.float32]]:
+    """Return all parameters of a bundle whose job names the public text. All seeds and epsilons share them."""
+    from safetensors.numpy import load_file, save_file
+
     from export.bundle import make_job_bundle, read_job_bundle
 
     model = recipe.model.model_copy(update={"variant": "sound"})
     key = hashlib.sha256(f"{model.model_dump_json()}/{recipe.start_texts}/{len(task.labels)}".encode()).hexdigest()[:12]
-    path = cache / f"synthesis-start-{key}.bin"
+    path = cache / f"synthesis-start-{key}.safetensors"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         start = PublicStart(file=str(public_text(cache)), texts=recipe.start_texts)
         spec = _job(task, replace(recipe, model=model), 0, cache, start=start)
         make_job_bundle(spec, folder, folder / "start")
         fresh = path.with_suffix(".new")
-        fresh.write_bytes(read_job_bundle(folder / "start").weights)
+        made = read_job_bundle(folder / "start")
+        save_file(made.parameters(made.manifest.decode(made.weights)), fresh)
         fresh.replace(path)
-    return path.read_bytes()
+    return load_file(path)
 
 
 # ---- members --------------------------------------------------------------------------------------------------------
@@ -398,7 +404,7 @@ class Trained:
 
         job, words = self.bundle.document, self.words
         module = build_blank(job.model, len(words.entries), len(job.labels), 0)
-        load_shared(module, self.bundle.manifest.unflatten(values))
+        load_shared(module, self.bundle.parameters(values))
         if not isinstance(module, Rvae):
             raise TypeError("the job's model is not an autoencoder")
         return module

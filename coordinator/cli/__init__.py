@@ -8,10 +8,11 @@ takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
 
 from coordinator.cli import audit, authority, job, member, operator
 from coordinator.cli.backup import backup, restore
+from coordinator.cli.evaluate import evaluate
 from coordinator.cli.finetune import finetune
 from coordinator.cli.health import health
 from coordinator.cli.init import init
-from coordinator.cli.model import evaluate, export
+from coordinator.cli.model import export
 from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
@@ -44,7 +45,7 @@ app.add_typer(member.app, name="member", help="Invite, list and revoke members."
 app.add_typer(operator.app, name="operator", help="Issue, list and revoke operators' certificates.")
 app.add_typer(authority.app, name="authority", help="Show, replace and retire the federation's authority.")
 app.add_typer(job.app, name="job", help="Create, start, inspect and steer training jobs.")
-app.command(short_help="Measure a version on your own data.")(evaluate)
+app.command(short_help="Measure versions on your own data.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
 app.command(short_help="Sample synthetic texts from a version of an rvae job.")(sample)
 app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)

@@ -308,6 +308,8 @@ def _versions_table(versions: "Sequence[operator_pb2.Version]") -> str:
                 percent(measured.accuracy) if measured else "-",
                 f"{measured.loss:.4f}" if measured else "-",
                 str(measured.examples) if measured else "-",
+                f"{item.norm:.4g}" if item.norm else "-",
+                f"{item.change:.4g}" if item.change else "-",
             ]
         )
-    return table(["VERSION", "DIGEST", "ROUND", "MADE", "ACCURACY", "LOSS", "EXAMPLES"], rows)
+    return table(["VERSION", "DIGEST", "ROUND", "MADE", "ACCURACY", "LOSS", "EXAMPLES", "NORM", "CHANGE"], rows)

@@ -1,17 +1,16 @@
-"""`coordinator evaluate` and `coordinator export`: measure a job's versions, and make them runnable elsewhere.
+"""`coordinator export` makes a version of a job runnable elsewhere; `coordinator evaluate` uses the same parts.
 
-The server never runs a model. These commands fetch a version by digest, convert it to ONNX (or, for an export, to what
-transformers and peft load) on this machine with the code of `export`, and measure the ONNX model, which is what an
-export would ship. They need the export extra.
+The server never runs a model. Both commands fetch a version by digest and convert it on this machine with the code of
+`export`: to ONNX, which is what is measured, or for an export to what transformers and peft load. They need the export
+extra.
 """
 
-import asyncio
 import functools
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,27 +27,52 @@ from coordinator.cli.common import (
     progress_bar,
     run,
 )
-from toolkit.console import CommandFailed, ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from export.card import Origin
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["Material", "Version", "evaluate", "export", "fetch_material"]
-
-RECONNECT_SECONDS = 2.0
-# Number of texts on which an evaluation compares its export with the trained model.
-PARITY_SAMPLES = 16
+__all__ = [
+    "Job",
+    "JobFiles",
+    "Material",
+    "Tools",
+    "Version",
+    "export",
+    "export_version",
+    "fetch_files",
+    "fetch_material",
+    "fetch_version",
+    "load_tools",
+]
 
 Job = Annotated[str, typer.Argument(help="The job's name.")]
 Version = Annotated[
     int | None,
     typer.Option("--version", min=0, help="The version's number. Default: the newest.", show_default=False),
 ]
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """A job's state, and what all its versions need to run."""
+
+    detail: "operator_pb2.JobDetail"
+    document: "JobDocument"
+    manifest: "Manifest"
+    tokenizer: bytes
+    # A prompted job's backbone in its canonical file; it exists while the command runs.
+    backbone: Path | None = None
+    # What the job freezes, by name.
+    frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,8 @@ class Material:
     round: int = 0
     created_ms: int = 0
     members: int = 0
+    # What the job freezes, by name.
+    frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
 
 class Format(StrEnum):
@@ -75,41 +101,6 @@ class Format(StrEnum):
 
     ONNX = "onnx"
     HF = "hf"
-
-
-def evaluate(
-    job: Job,
-    data: Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv or .tsv, plain or .gz.")],
-    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
-    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
-    text_b: Annotated[
-        str | None,
-        typer.Option(
-            help="The column of --data that holds a pair's second text, if the job reads pairs. Default: text_b, if "
-            "that column exists.",
-            show_default=False,
-        ),
-    ] = None,
-    version: Version = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Also measure every new version until the job ends.")
-    ] = False,
-    operator: Operator = None,
-    folder: Dir = None,
-    as_json: Json = False,
-) -> None:
-    """Measure a version on your own data. The coordinator stores the result and exports it as a metric."""
-    if follow and version is not None:
-        fail("--follow measures the newest version and all later ones; leave out --version", ExitCode.USAGE)
-    tools = _tools()
-    where = operator_folder(operator, folder)
-    try:
-        examples = tools.read_examples(data, text=text, label=label, text_b=text_b)
-    except (ValueError, OSError) as error:
-        fail(str(error), ExitCode.USAGE)
-    with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
-        work = _Evaluation(tools, job, data, examples, Path(scratch), as_json)
-        run(work.follow(where) if follow else work.once(where, version))
 
 
 def export(
@@ -157,7 +148,7 @@ def export(
 
     if split and format is Format.HF:
         fail("--split is for --format onnx; leave one of the two out", ExitCode.USAGE)
-    tools = _tools()
+    tools = load_tools()
     try:
         # Check before fetching gigabytes; writing checks again.
         check_place(out, "hf" if format is Format.HF else "prompt" if split else "model")
@@ -177,7 +168,7 @@ def export(
                 return await fetch_material(stub, job, version, Path(scratch), quiet=as_json, check=check)
 
         material = run(work())
-        report = _export(tools, material, out, given, split=split, format=format, origin=_origin(material))
+        report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
     # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
@@ -206,99 +197,8 @@ def export(
         )
 
 
-class _Evaluation:
-    """Measures versions, one after another, on one file of examples."""
-
-    def __init__(
-        self, tools: "_Tools", job: str, data: Path, examples: Sequence[Any], scratch: Path, as_json: bool
-    ) -> None:
-        """`scratch` is an empty folder for files fetched once for all versions, and for each version's export."""
-        import hashlib
-
-        self._tools = tools
-        self._job = job
-        self._examples = examples
-        self._scratch = scratch
-        self._as_json = as_json
-        with data.open("rb") as file:
-            self._digest = hashlib.file_digest(file, "sha256").digest()
-
-    async def once(self, where: Path, version: int | None) -> None:
-        async with operator_stub(where) as stub:
-            await self._measure(stub, version)
-
-    async def follow(self, where: Path) -> None:
-        """Measures the newest version and every later one, once each. It waits for a coordinator that restarts."""
-        following: int | None = None
-        while True:
-            try:
-                async with operator_stub(where) as stub:
-                    async for job in self._watch(stub):
-                        following = job.version_number if following is None else following
-                        while following <= job.version_number:
-                            await self._measure(stub, following)
-                            following += 1
-                        if _over(job):
-                            return
-            except CommandFailed as error:
-                if following is None or error.code is not ExitCode.UNREACHABLE:
-                    raise
-                typer.echo(f"{error.sentence}; trying again", err=True)
-            await asyncio.sleep(RECONNECT_SECONDS)
-
-    async def _watch(self, stub: "OperatorServiceStub") -> "AsyncIterator[operator_pb2.Job]":
-        from tacit.v1 import operator_pb2
-
-        async for status in stub.Watch(operator_pb2.StatusRequest()):
-            job = next((job for job in status.jobs if job.name == self._job), None)
-            if job is None:
-                fail(
-                    f"there is no job named {self._job}; list the jobs with `coordinator job list`",
-                    ExitCode.NOT_FOUND,
-                )
-            yield job
-
-    async def _measure(self, stub: "OperatorServiceStub", version: int | None) -> None:
-        from tacit.v1 import operator_pb2
-
-        material = await fetch_material(stub, self._job, version, self._scratch, quiet=self._as_json)
-        found = await asyncio.to_thread(self._run, material)
-        evaluation = operator_pb2.Evaluation(
-            version_number=material.number,
-            version=material.digest,
-            accuracy=found.accuracy,
-            loss=found.loss,
-            examples=found.examples,
-            data=self._digest,
-        )
-        await stub.RecordEvaluation(
-            operator_pb2.RecordEvaluationRequest(job=self._job, evaluation=evaluation), timeout=CALL_SECONDS
-        )
-        if self._as_json:
-            from coordinator.cli.shown import evaluation_json
-
-            shown = evaluation_json(evaluation)
-            # Only the coordinator knows when it stored the result.
-            del shown["at_ms"]
-            print_json({"job": self._job, **shown})
-        else:
-            typer.echo(
-                f"version {material.number}: accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, "
-                f"{found.examples} examples"
-            )
-
-    def _run(self, material: Material) -> Any:
-        with tempfile.TemporaryDirectory(dir=self._scratch) as made:
-            out = Path(made) / "model"
-            _export(self._tools, material, out, self._examples[:PARITY_SAMPLES])
-            try:
-                return self._tools.evaluate_bundle(out, self._examples)
-            except ValueError as error:
-                fail(str(error), ExitCode.USAGE)
-
-
 @dataclass(frozen=True)
-class _Tools:
+class Tools:
     """The functions of `export`, imported once they are needed."""
 
     export_model: Any
@@ -309,7 +209,7 @@ class _Tools:
     read_backbone: Any
 
 
-def _tools() -> _Tools:
+def load_tools() -> Tools:
     try:
         from export.evaluate import evaluate_bundle, read_examples, text_rows
         from export.hugging_face import export_hf
@@ -321,7 +221,7 @@ def _tools() -> _Tools:
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
-    return _Tools(export_model, export_hf, evaluate_bundle, read_examples, text_rows, read_backbone)
+    return Tools(export_model, export_hf, evaluate_bundle, read_examples, text_rows, read_backbone)
 
 
 def _check_format(document: "JobDocument", format: Format) -> None:
@@ -344,8 +244,8 @@ def _origin(material: Material) -> "Origin":
     return Origin(material.number, material.round, material.created_ms, material.members or None)
 
 
-def _export(
-    tools: _Tools,
+def export_version(
+    tools: Tools,
     material: Material,
     out: Path,
     given: Sequence[Any],
@@ -382,6 +282,7 @@ def _export(
             material.tokenizer,
             out,
             samples,
+            frozen=material.frozen,
             **more,
         )
     except ImportError as error:
@@ -410,19 +311,30 @@ async def fetch_material(
     quiet: bool,
     check: "Callable[[JobDocument], None] | None" = None,
 ) -> Material:
-    """Fetches a version and everything it needs, and verifies each part by its digest.
+    """Fetches a version and everything it needs. Arguments and errors are those of the two functions that it calls."""
+    files = await fetch_files(stub, job, scratch, quiet=quiet, check=check)
+    return await fetch_version(stub, files, version, quiet=quiet)
+
+
+async def fetch_files(
+    stub: "OperatorServiceStub",
+    job: str,
+    scratch: Path,
+    *,
+    quiet: bool,
+    check: "Callable[[JobDocument], None] | None" = None,
+) -> JobFiles:
+    """Fetches what all versions of a job need, and verifies each part by its digest.
 
     Args:
         stub: The operator's service.
         job: The job's name.
-        version: The version's number, or None for the newest.
         scratch: The folder for a backbone, which may already be there.
         quiet: Whether to hide progress bars.
         check: Called with the job document before anything large is fetched; raises CommandFailed to refuse it.
 
     Raises:
-        CommandFailed: there is no such version, its documents cannot be read, or the job shares only a part of its
-            model.
+        CommandFailed: there is no such job, its documents cannot be read, or it shares only a part of its model.
     """
     from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid
@@ -432,29 +344,22 @@ async def fetch_material(
     from tacit.prompt import MAX_BACKBONE_BYTES
     from tacit.v1 import operator_pb2
 
-    async def blob(digest: bytes, what: str = "") -> bytes:
-        data = bytearray()
-        with progress_bar(f"fetching {what}", quiet=quiet or not what) as progress:
-            await fetch_blob(stub.FetchBlob, digest, data, progress=progress)
-        return bytes(data)
-
     detail: operator_pb2.JobDetail = await stub.GetJob(operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS)
-    wanted = detail.job.version_number if version is None else version
-    found = next((item for item in detail.versions if item.number == wanted), None)
-    if found is None:
-        fail(
-            f"job {job} has no version {wanted}; the newest is {detail.job.version_number}",
-            ExitCode.NOT_FOUND,
-        )
     try:
-        document = JobDocument.from_json(await blob(detail.job.document), what="the job document")
-        manifest = Manifest.from_json(await blob(document.manifest), what="the manifest")
+        document = JobDocument.from_json(await _blob(stub, detail.job.document), what="the job document")
+        manifest = Manifest.from_json(await _blob(stub, document.manifest), what="the manifest")
+        frozen: Mapping[str, NDArray[np.float32]] = {}
+        if (part := document.frozen) is not None:
+            listed = Manifest.from_json(await _blob(stub, part.manifest), what="the frozen parameters' manifest")
+            values = await _blob(stub, part.weights, "the frozen parameters", quiet=quiet)
+            frozen = listed.unflatten(listed.decode(values))
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     if not document.complete or document.tokenizer is None:
         fail(
             f"job {job} shares only a part of its model ({document.method.name}), and its members keep the rest, so it "
-            "cannot run here; a member exports its own model with `edge_client export`",
+            "cannot run here; a member exports its own model with `edge_client export`, and measures it with "
+            "`edge_client evaluate`",
             ExitCode.REFUSED,
         )
     if check is not None:
@@ -464,17 +369,40 @@ async def fetch_material(
         backbone = scratch / named.hex()
         with progress_bar("fetching the backbone", quiet=quiet) as progress:
             await fetch_blob(stub.FetchBlob, named, backbone, limit=MAX_BACKBONE_BYTES, progress=progress)
+    return JobFiles(detail, document, manifest, await _blob(stub, document.tokenizer), backbone, frozen)
+
+
+async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool) -> Material:
+    """Fetches a version, and verifies it by its digest.
+
+    Args:
+        stub: The operator's service.
+        files: What the job's versions need.
+        version: The version's number, or None for the newest.
+        quiet: Whether to hide the progress bar.
+
+    Raises:
+        CommandFailed: there is no such version.
+        BlobNotThere: the coordinator's store does not hold it.
+    """
+    job = files.detail.job
+    wanted = job.version_number if version is None else version
+    found = next((item for item in files.detail.versions if item.number == wanted), None)
+    if found is None:
+        fail(f"job {job.name} has no version {wanted}; the newest is {job.version_number}", ExitCode.NOT_FOUND)
+    weights = await _blob(stub, found.digest, f"version {wanted}", quiet=quiet)
     return Material(
-        document=document,
-        manifest=manifest,
-        tokenizer=await blob(document.tokenizer),
-        weights=await blob(found.digest, f"version {wanted}"),
+        document=files.document,
+        manifest=files.manifest,
+        tokenizer=files.tokenizer,
+        weights=weights,
         number=wanted,
         digest=found.digest,
-        backbone=backbone,
+        backbone=files.backbone,
+        frozen=files.frozen,
         round=found.round,
         created_ms=found.created_ms,
-        members=_members(detail, found.round),
+        members=_members(files.detail, found.round),
     )
 
 
@@ -484,7 +412,11 @@ def _members(detail: "operator_pb2.JobDetail", number: int) -> int:
     return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
-def _over(job: "operator_pb2.Job") -> bool:
-    from tacit.v1 import operator_pb2
+async def _blob(stub: "OperatorServiceStub", digest: bytes, what: str = "", *, quiet: bool = True) -> bytes:
+    """Fetches a blob into memory, with a progress bar if it is not quiet. Raises BlobNotThere and BlobDamaged."""
+    from tacit.blobs import fetch_blob
 
-    return job.status in (operator_pb2.JOB_STATUS_FINISHED, operator_pb2.JOB_STATUS_ABORTED)
+    data = bytearray()
+    with progress_bar(f"fetching {what}", quiet=quiet) as progress:
+        await fetch_blob(stub.FetchBlob, digest, data, progress=progress)
+    return bytes(data)

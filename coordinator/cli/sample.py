@@ -79,6 +79,7 @@ def sample(
             order=order,
             federation=authorities.federation,
             round=material.number,
+            frozen=material.frozen,
         )
     except (ValueError, OSError) as error:
         fail(f"version {material.number} of job {job} cannot be sampled: {error}", ExitCode.FAILED)

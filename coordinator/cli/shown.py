@@ -80,6 +80,7 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
         "status": job_status(job),
         "reason": _reason(job.reason),
         "waiting": job.waiting or None,
+        "warning": job.warning or None,
         "document": job.document.hex(),
         "round": job.round,
         "rounds_total": job.rounds_total,
@@ -174,6 +175,8 @@ def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
                 "digest": item.digest.hex(),
                 "round": item.round,
                 "created_ms": item.created_ms,
+                "norm": item.norm or None,
+                "change": item.change or None,
                 "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
             }
             for item in detail.versions

@@ -121,6 +121,7 @@ def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
             phase += f" {job.answered}/{job.cohort}"
         elif job.phase == "training":
             phase += f" {job.members_ready}/{job.members_connected} ready"
+        waiting = f"{job.waiting}." if job.waiting and job.warning else job.waiting
         measured = job.evaluation
         accuracy = f"{percent(measured.accuracy)} (v{measured.version_number})" if measured.examples else "-"
         trained = percent(job.training.accuracy) if job.training.examples else "-"
@@ -133,7 +134,7 @@ def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
                 f"{job.version_number} {job.version.hex()[:8]}",
                 accuracy,
                 trained,
-                " ".join(part for part in (why(job.reason), job.waiting) if part) or "-",
+                " ".join(part for part in (why(job.reason), waiting, job.warning) if part) or "-",
             ]
         )
     return table(["JOB", "STATUS", "ROUND", "PHASE", "VERSION", "MEASURED", "TRAINING", "WHY"], rows)

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
-__all__ = ["Dropout", "EndAttempt", "GroupsSeen", "JobStatus", "LiveJob", "TrainingMetrics"]
+__all__ = ["Dropout", "EndAttempt", "Exploded", "GroupsSeen", "JobStatus", "LiveJob", "Norms", "TrainingMetrics"]
 
 
 class JobStatus(StrEnum):
@@ -25,6 +26,45 @@ class TrainingMetrics:
     examples: float
     loss: float
     accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Euclidean norms of a round's step: of the version it started from, of the version it made, and of the change."""
+
+    base: float
+    version: float
+    change: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exploded:
+    """A version whose norm, or whose change, is far larger than those of the versions before it.
+
+    Attributes:
+        number: the version's number.
+        measure: what is too large.
+        times: how many times as large as before.
+        than: the version to compare it with, whose norm was smallest, or that it changed.
+    """
+
+    number: int
+    measure: Literal["norm", "change"]
+    times: float
+    than: int
+
+    @property
+    def sentence(self) -> str:
+        """What happened and what to do, for the operator."""
+        what = (
+            f"its norm is {self.times:.3g} times that of version {self.than}"
+            if self.measure == "norm"
+            else f"its change is {self.times:.3g} times as long as those before it"
+        )
+        return (
+            f"version {self.number} has exploded: {what}. Compare it with version {self.than} by `coordinator "
+            "evaluate`; if it is worse, abort the job and create one with a lower training.learning_rate or clip"
+        )
 
 
 @dataclass(frozen=True, slots=True)

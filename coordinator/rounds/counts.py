@@ -32,6 +32,7 @@ __all__ = [
     "StaleReady",
     "StatusChanged",
     "TrainingMeasured",
+    "VersionExploded",
     "VersionPublished",
     "WindowExtended",
 ]
@@ -39,9 +40,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """One count. `what` is its name in the log."""
+    """One count. `what` is its name in the log, where `warns` makes it a warning."""
 
     what: ClassVar[str]
+    warns: ClassVar[bool] = False
 
     @property
     def fields(self) -> dict[str, str | int | float]:
@@ -249,6 +251,20 @@ class VersionPublished(Count):
     number: int
     digest: str
     optimiser: str
+    norm: float
+    change: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionExploded(Count):
+    """A version's norm, or its change, is far larger than those before it."""
+
+    what: ClassVar[str] = "version_exploded"
+    warns: ClassVar[bool] = True
+    number: int
+    measure: str
+    times: float
+    than: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,13 +23,20 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
-from coordinator.domain.jobs import EndAttempt, JobStatus, LiveJob
+from coordinator.domain.jobs import EndAttempt, JobStatus, LiveJob, Norms
 from coordinator.metrics import Metrics
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
-from coordinator.rounds.publish import GroupSum, ResultInvalid, Step, next_version, next_version_of_groups
+from coordinator.rounds.publish import (
+    GroupSum,
+    ResultInvalid,
+    Step,
+    next_version,
+    next_version_of_groups,
+    norms_of,
+)
 from coordinator.rounds.server_state import stored_state
 from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, TrainingWindow
 from coordinator.rounds.timers import Timer
@@ -105,6 +112,8 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         version_number=stored.version_number,
         version=stored.version,
         server_state=stored.server_state,
+        norms=stored.norms,
+        exploded=stored.exploded,
         awaited=frozenset(stored.cohort),
     )
     if not state.one_sum_a_version:
@@ -344,7 +353,7 @@ class JobDriver:
         try:
             totals = self._ports.uploads.totals(effect.attempt)
             base = await asyncio.to_thread(self._ports.store.get, state.version)
-            (result, step, server_state), seconds = await _in_thread(
+            (result, step, norms, server_state), seconds = await _in_thread(
                 _open, effect, state, totals, base, self._ports.store
             )
             self._ports.metrics.aggregation_cpu(state.name, "publish", seconds)
@@ -365,7 +374,7 @@ class JobDriver:
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error)))
         else:
             found = (step.training, step.groups, server_state, step.metrics_invalid)
-            self.post(ev.Computed(effect.attempt, result, version, *found))
+            self.post(ev.Computed(effect.attempt, result, version, norms, *found))
 
     def _count(self, effect: fx.Count) -> None:
         metrics, job = self._ports.metrics, self._state.name
@@ -402,11 +411,14 @@ class JobDriver:
                 metrics.training_window_extended(job)
             case counts.VersionPublished():
                 metrics.version_published(job, effect.number)
+                metrics.version_norms(job, norm=effect.norm, change=effect.change)
+            case counts.VersionExploded():
+                metrics.version_exploded(job)
             case counts.TrainingMeasured():
                 metrics.training(job, loss=effect.loss, accuracy=effect.accuracy)
             case counts.StatusChanged():
                 metrics.job_status(job, effect.status.value)
-        self._log.info(effect.what, **effect.fields)
+        (self._log.warning if effect.warns else self._log.info)(effect.what, **effect.fields)
 
 
 async def _in_thread(
@@ -459,11 +471,12 @@ def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[
 
 def _open(
     effect: fx.Compute, state: JobState, totals: Mapping[int, NDArray[np.uint32]], base: bytes, store: BlobStore
-) -> tuple[bytes, Step, Mapping[str, bytes]]:
+) -> tuple[bytes, Step, Norms, Mapping[str, bytes]]:
     """Opens the sums and steps the version.
 
     Returns:
-        The digest of the opened sums, the next version, and the digests of its server optimiser state by name.
+        The digest of the opened sums, the next version, the step's norms, and the digests of the version's server
+        optimiser state by name.
 
     Raises:
         ResultInvalid: the sums are at fault; the state that the round started from is what was stored.
@@ -490,7 +503,7 @@ def _open(
             # fail the same way.
             carried.check()
             raise
-        return result, step, carried.finish()
+        return result, step, norms_of(start, step.values), carried.finish()
 
 
 def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) -> None:
@@ -516,6 +529,8 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
                 entry.digest,
                 entry.round,
                 now_ms,
+                norms=entry.norms,
+                exploded=entry.exploded,
                 optimiser=entry.optimiser,
                 server_state=entry.server_state,
             )

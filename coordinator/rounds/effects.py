@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import secure_agg
-from coordinator.domain.jobs import EndAttempt, JobStatus
+from coordinator.domain.jobs import EndAttempt, Exploded, JobStatus, Norms
 from coordinator.rounds.counts import Count
 from coordinator.rounds.timers import Timer
 from tacit.attempt import AttemptId
@@ -78,6 +78,8 @@ class PublishVersion:
     number: int
     digest: bytes
     round: int
+    norms: Norms
+    exploded: Exploded | None = None
     optimiser: str = "fedavg"
     server_state: Mapping[str, bytes] = field(default_factory=dict)
 

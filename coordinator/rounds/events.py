@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import secure_agg
-from coordinator.domain.jobs import GroupsSeen, TrainingMetrics
+from coordinator.domain.jobs import GroupsSeen, Norms, TrainingMetrics
 from coordinator.rounds.timers import Timer
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, MemberPayload
@@ -108,6 +108,7 @@ class Computed:
     attempt: AttemptId
     result: bytes
     version: bytes
+    norms: Norms
     training: TrainingMetrics | None
     groups: GroupsSeen | None = None
     server_state: Mapping[str, bytes] = field(default_factory=dict)

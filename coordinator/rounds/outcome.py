@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from coordinator.domain.explosion import WINDOW, explosion
 from coordinator.domain.jobs import EndAttempt, JobStatus
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
@@ -23,8 +24,10 @@ def computed(step: Step, event: ev.Computed) -> None:
     number = state.version_number + 1
     finished = number >= state.parameters.job.rounds.count
     optimiser = state.parameters.job.server.optimiser
+    norms = event.norms
+    exploded = explosion(number, state.parameters.job.values, state.norms, norms)
     records: list[fx.Record] = [
-        fx.PublishVersion(number, event.version, state.round, optimiser, event.server_state),
+        fx.PublishVersion(number, event.version, state.round, norms, exploded, optimiser, event.server_state),
         EndAttempt(
             attempt=phase.attempt,
             published=True,
@@ -43,7 +46,19 @@ def computed(step: Step, event: ev.Computed) -> None:
     step.do(counts.PhaseEnded(phase="publish", seconds=seconds_since(step, phase.phase_ms), attempt=phase.attempt))
     step.do(counts.AttemptPublished(attempt=phase.attempt))
     step.do(counts.RoundPublished(survivors=len(phase.survivors), version=number))
-    step.do(counts.VersionPublished(number=number, digest=event.version.hex(), optimiser=optimiser))
+    step.do(
+        counts.VersionPublished(
+            number=number,
+            digest=event.version.hex(),
+            optimiser=optimiser,
+            norm=norms.version,
+            change=norms.change,
+        )
+    )
+    if exploded is not None:
+        step.do(
+            counts.VersionExploded(number=number, measure=exploded.measure, times=exploded.times, than=exploded.than)
+        )
     if event.groups is not None:
         step.do(counts.GroupsCombined(groups=event.groups))
     if event.training is not None:
@@ -63,6 +78,8 @@ def computed(step: Step, event: ev.Computed) -> None:
         version=event.version,
         version_number=number,
         server_state=event.server_state,
+        norms=(*state.norms, norms)[-WINDOW:],
+        exploded=state.exploded or exploded,
         confirmed_sums=(),
         round_open=False,
         failed_rounds=0,

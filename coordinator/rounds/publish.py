@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator import robust
-from coordinator.domain.jobs import GroupsSeen, TrainingMetrics
+from coordinator.domain.jobs import GroupsSeen, Norms, TrainingMetrics
 from coordinator.rounds.optimiser import ServerState, StateNeeded, state_names, step_of
 from secure_agg import Layout, RandomSource, SystemRandom
 from tacit.job import Aggregation, JobDocument
 from tacit.vector import layout_of
 
-__all__ = ["GroupSum", "ResultInvalid", "Step", "next_version", "next_version_of_groups"]
+__all__ = ["GroupSum", "ResultInvalid", "Step", "next_version", "next_version_of_groups", "norms_of"]
 
 _BLOCK = 64 * 1024
 
@@ -148,6 +148,20 @@ def next_version_of_groups(
         # `values` is a view of the first kept sum. Its coordinates here were just read, and nobody reads them again.
         stepping.into(values[here], base[here], robust.combine(rows, numbers, shares))
     return Step(values, None, seen)
+
+
+def norms_of(base: NDArray[np.float32], values: NDArray[np.float32]) -> Norms:
+    """Returns the norms of a step.
+
+    Args:
+        base: float32 (d,), the version that the round started from.
+        values: float32 (d,), the version that it made.
+    """
+    squares = np.zeros(3)
+    for here in _slices(len(values)):
+        before, after = base[here].astype(np.float64), values[here].astype(np.float64)
+        squares += [float(each @ each) for each in (before, after, after - before)]
+    return Norms(*(float(each) for each in np.sqrt(squares)))
 
 
 class _Stepping:

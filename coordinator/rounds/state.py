@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import secure_agg
-from coordinator.domain.jobs import Dropout, JobStatus
+from coordinator.domain.jobs import Dropout, Exploded, JobStatus, Norms
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
@@ -126,6 +126,9 @@ class JobState:
     phase: Halted | TrainingWindow | Aggregating | Publishing = Halted()
     # Digests of the server optimiser's state with the present version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
+    # Norms of the newest steps, oldest first, and the first version that exploded.
+    norms: tuple[Norms, ...] = ()
+    exploded: Exploded | None = None
     # For each dealer, the members that refused its dealing in this round.
     complaints: Mapping[str, frozenset[str]] = field(default_factory=dict)
     # Without noise: each U3 given to members for the present version. A member that confirmed one confirms no other.

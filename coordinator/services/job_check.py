@@ -12,7 +12,7 @@ from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.errors import BlobMissing, StorageError
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument
+from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import MAX_BACKBONE_BYTES
@@ -44,8 +44,12 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 f"the job document announces {document.values} values, but its manifest has {manifest.values}"
                 "; create the bundle again"
             )
-        _check_rvae(document, manifest)
+        frozen = _check_bundled(store, document.frozen, "frozen")
+        if frozen is not None:
+            manifest.check_apart(frozen)
+        _check_rvae(document, manifest, *(() if frozen is None else (frozen,)))
         _check_weights(store, manifest, document.weights, "the starting weights")
+        _check_bundled(store, document.private, "private")
         if document.tokenizer is not None and not _size(store, document.tokenizer, "the tokenizer"):
             raise DocumentInvalid("the tokenizer is empty; create the bundle again")
         if isinstance(document.model, PromptedModel) and document.model.backbone is not None:
@@ -54,12 +58,6 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 raise DocumentInvalid(
                     f"the backbone has {size} bytes, but members accept 1 to {MAX_BACKBONE_BYTES}; use a smaller base"
                 )
-        if (private := document.private) is not None:
-            what = "the private parameters' manifest"
-            kept = _read(Manifest, store, private.manifest, what)
-            if kept.values != private.values:
-                raise DocumentInvalid(f"{what} has {kept.values} values, not {private.values}; create the bundle again")
-            _check_weights(store, kept, private.weights, "the private parameters' start")
         layout_of(document, document.rounds.target_members)
     except StorageError as error:
         raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, error.sentence) from error
@@ -68,15 +66,28 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
     return document
 
 
-def _check_rvae(job: JobDocument, manifest: Manifest) -> None:
+def _check_bundled(store: BlobStore, part: BundledWeights | None, kind: str) -> Manifest | None:
+    """Checks parameters of the bundle that are not shared, and returns their manifest; None if the job has none."""
+    if part is None:
+        return None
+    what = f"the {kind} parameters' manifest"
+    manifest = _read(Manifest, store, part.manifest, what)
+    if manifest.values != part.values:
+        raise DocumentInvalid(f"{what} has {manifest.values} values, not {part.values}; create the bundle again")
+    _check_weights(store, manifest, part.weights, f"the {kind} parameters' start")
+    return manifest
+
+
+def _check_rvae(job: JobDocument, *manifests: Manifest) -> None:
     """Checks that an rvae bundle has the parameters that this release trains; every member would refuse others."""
     if not isinstance(job.model, RvaeModel):
         return
-    rows = next((each.shape[0] for each in manifest.tensors if each.name == "embedding.weight"), 0)
-    wanted = job.model.values(rows - 1 - len(job.labels), len(job.labels))
-    if rows and wanted != manifest.values:
+    tensors = [each for manifest in manifests for each in manifest.tensors]
+    rows = next((each.shape[0] for each in tensors if each.name == "embedding.weight"), 0)
+    wanted, values = job.model.values(rows - 1 - len(job.labels), len(job.labels)), sum(each.size for each in tensors)
+    if rows and wanted != values:
         raise DocumentInvalid(
-            f"the bundle has {manifest.values} values, but an rvae of these sizes has {wanted}: another release made "
+            f"the bundle has {values} values, but an rvae of these sizes has {wanted}: another release made "
             "it; create the bundle again"
         )
 

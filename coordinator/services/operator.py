@@ -495,6 +495,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             evaluation=None if job.evaluation is None else _evaluation(job.evaluation),
             training=None if job.training is None else _training(job.training),
             waiting="" if live is None else live.waiting,
+            warning="" if job.exploded is None else job.exploded.sentence,
         )
 
 
@@ -600,6 +601,8 @@ def _version(item: records.StoredVersion) -> operator_pb2.Version:
         digest=item.digest,
         round=item.round,
         created_ms=item.created_ms,
+        norm=item.norm or 0.0,
+        change=item.change or 0.0,
         evaluations=[_evaluation(evaluation) for evaluation in item.evaluations],
     )
 

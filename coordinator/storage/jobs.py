@@ -9,12 +9,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, TrainingMetrics
+from coordinator.domain.explosion import WINDOW
+from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Norms, TrainingMetrics
 from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
@@ -79,6 +81,9 @@ class StoredVersion:
     round: int  # 0 for version 0.
     created_ms: int
     evaluations: tuple[StoredEvaluation, ...]
+    # Euclidean norms of the version and of its change; None if unknown (the start has no change).
+    norm: float | None = None
+    change: float | None = None
     # Digests of the server optimiser's state with this version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -137,6 +142,9 @@ class StoredJob:
     training: TrainingMetrics | None  # Of the newest published attempt.
     # Of the newest version; see `StoredVersion`.
     server_state: Mapping[str, bytes]
+    # Of the newest steps, oldest first, and the first version that exploded.
+    norms: tuple[Norms, ...] = ()
+    exploded: Exploded | None = None
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------
@@ -255,6 +263,8 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         evaluation=_newest_evaluation(s, row.name),
         training=_newest_training(s, row.name),
         server_state=_server_state(s, row.name, version.number),
+        norms=_newest_norms(s, row.name),
+        exploded=_exploded(row),
     )
 
 
@@ -488,12 +498,14 @@ def publish_version(
     round: int,
     now_ms: int,
     *,
+    norms: Norms,
+    exploded: Exploded | None = None,
     optimiser: str = "fedavg",
     server_state: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Records the next version, made by `round`, and the digests of its server optimiser state.
+    """Records the next version, made by `round`, its norms, and the digests of its server optimiser state.
 
-    The blobs are stored already.
+    The blobs are stored already. Of the versions that exploded, the job keeps the first; the journal has them all.
 
     Raises:
         OutOfOrder: the number is not the next one, or the round is unknown or has a version.
@@ -507,7 +519,18 @@ def publish_version(
             f"version {number} of {job} from round {round} does not follow version {newest.number} "
             f"from round {newest.round}"
         )
-    s.add(VersionRow(job=job, number=number, digest=digest, round=round, created_ms=now_ms))
+    newest.norm = norms.base
+    s.add(
+        VersionRow(
+            job=job,
+            number=number,
+            digest=digest,
+            round=round,
+            created_ms=now_ms,
+            norm=norms.version,
+            change=norms.change,
+        )
+    )
     s.flush()
     carried = {} if server_state is None else server_state
     for name, vector in carried.items():
@@ -522,7 +545,25 @@ def publish_version(
         round=round,
         optimiser=optimiser,
         server_state=[f"{name} {vector.hex()}" for name, vector in sorted(carried.items())],
+        norm=norms.version,
+        change=norms.change,
     )
+    if exploded is not None:
+        row = _job(s, job)
+        if row.exploded_version is None:
+            row.exploded_version, row.exploded_measure = exploded.number, exploded.measure
+            row.exploded_times, row.exploded_than = exploded.times, exploded.than
+        note(
+            s,
+            "version_exploded",
+            job,
+            now_ms,
+            version=digest.hex(),
+            number=number,
+            measure=exploded.measure,
+            times=exploded.times,
+            than=exploded.than,
+        )
     s.flush()
 
 
@@ -543,7 +584,14 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
         carried[state.version][state.name] = state.digest
     return [
         StoredVersion(
-            row.number, row.digest, row.round, row.created_ms, tuple(measured[row.number]), carried[row.number]
+            row.number,
+            row.digest,
+            row.round,
+            row.created_ms,
+            tuple(measured[row.number]),
+            row.norm,
+            row.change,
+            carried[row.number],
         )
         for row in found
     ]
@@ -613,6 +661,23 @@ def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: 
 def _server_state(s: Session, job: str, version: int) -> dict[str, bytes]:
     mine = (ServerStateRow.job == job, ServerStateRow.version == version)
     return {row.name: row.digest for row in s.scalars(select(ServerStateRow).where(*mine).order_by("name"))}
+
+
+def _newest_norms(s: Session, job: str) -> tuple[Norms, ...]:
+    query = select(VersionRow).where(VersionRow.job == job).order_by(VersionRow.number.desc()).limit(WINDOW + 1)
+    rows = list(s.scalars(query))[::-1]
+    return tuple(
+        Norms(before.norm, row.norm, row.change)
+        for before, row in pairwise(rows)
+        if before.norm is not None and row.norm is not None and row.change is not None
+    )
+
+
+def _exploded(row: JobRow) -> Exploded | None:
+    if row.exploded_version is None or row.exploded_times is None or row.exploded_than is None:
+        return None
+    measure = cast(Literal["norm", "change"], row.exploded_measure)
+    return Exploded(row.exploded_version, measure, row.exploded_times, row.exploded_than)
 
 
 def _evaluation(row: EvaluationRow, digest: bytes) -> StoredEvaluation:

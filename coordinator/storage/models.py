@@ -197,6 +197,13 @@ class JobRow(Base):
         _one_of("status", "running", "paused", "finished", "aborted"),
         _digest_check("document"),
         CheckConstraint("rounds_total > 0", name="has_rounds"),
+        _one_of("exploded_measure", "norm", "change"),
+        CheckConstraint(
+            "(exploded_version IS NULL) = (exploded_times IS NULL) AND "
+            "(exploded_version IS NULL) = (exploded_measure IS NULL) AND "
+            "(exploded_version IS NULL) = (exploded_than IS NULL)",
+            name="exploded_at_once",
+        ),
     )
 
     name: Mapped[str] = mapped_column(_Name, primary_key=True)
@@ -206,6 +213,11 @@ class JobRow(Base):
     reason: Mapped[str | None] = mapped_column(_Word)
     created_ms: Mapped[int] = mapped_column(BigInteger)
     changed_ms: Mapped[int] = mapped_column(BigInteger)
+    # The first version that exploded (`coordinator.domain.explosion`), and how.
+    exploded_version: Mapped[int | None] = mapped_column(Integer)
+    exploded_measure: Mapped[str | None] = mapped_column(_Word)
+    exploded_times: Mapped[float | None] = mapped_column(Double)
+    exploded_than: Mapped[int | None] = mapped_column(Integer)
     # Abandoned rounds up to this one no longer count as failures in a row, because the operator resumed the job.
     forgiven_round: Mapped[int] = mapped_column(Integer, default=0)
 
@@ -304,6 +316,9 @@ class VersionRow(Base):
     digest: Mapped[bytes] = mapped_column(LargeBinary(32))
     round: Mapped[int] = mapped_column(Integer)
     created_ms: Mapped[int] = mapped_column(BigInteger)
+    # Euclidean norms of the version and of its change. The start has no change, and no norm before version 1.
+    norm: Mapped[float | None] = mapped_column(Double)
+    change: Mapped[float | None] = mapped_column(Double)
 
 
 class ServerStateRow(Base):

@@ -179,6 +179,15 @@ _ROUNDS = Row(
             (Query(f"max by (job) ({_c('model_version')})", "{{job}}"),),
         ),
         Panel(
+            "Norms",
+            "Norm of each job's newest version, and of its change. A jump means that training may have diverged.",
+            "none",
+            (
+                Query(f"max by (job) ({_c('version_norm')})", "{{job}} version"),
+                Query(f"max by (job) ({_c('version_change')})", "{{job}} change"),
+            ),
+        ),
+        Panel(
             "Rounds that ended",
             "Rounds published or abandoned in each step of the graph.",
             "none",

@@ -1,8 +1,9 @@
 """`edge_client run --dry-run` prints what each open job would send from this machine, and what the policy says to it.
 
-It opens no session, so the coordinator does not count on this member, and it trains nothing. Of the member's data it
-looks only at the labels and, for jobs on pairs, at whether there are second texts; of a table of vectors, only at its
-width. It does not fetch a prompted job's backbone.
+It opens no session, so the coordinator does not count on this member, and it trains nothing. It also says how much of
+the member's texts each job's model would read: which share of the tokens is unknown, and which share of the texts is
+cut. That is only printed. Of a table of vectors it looks at the width and, for an own vocabulary, at the words. It does
+not fetch a prompted job's backbone.
 """
 
 import asyncio
@@ -18,21 +19,26 @@ from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.corpus_release.making import order_of
 from edge_client.downloads.backbones import Wanted
 from edge_client.identity.connection import exit_code_of, explain, open_channel
+from edge_client.ledger.outlook import Outlook, outlook, stored_state
+from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
-from edge_client.private_store import PrivateStore, StoreError
+from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.session.keeping import TableUnused, table_unused
-from learning.artifacts import fetch_job, fetch_manifest
+from learning.artifacts import fetch_job, fetch_manifest, fetch_tokenizer
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.protection import protection_of
 from learning.synthesis.setting import NO_GUARANTEE
+from learning.text.corpus import coverage_of
+from learning.text.coverage import Coverage
 from learning.text.data import ColumnMissing, DataInvalid, check_labels, check_pairs
+from learning.text.encoder import TokenizerInvalid
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.context import context_of
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
-from tacit.method import keeps_anything, keeps_state, private_parts
+from tacit.method import OwnVocabulary, keeps_anything, keeps_state, private_parts
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES, reads_pairs
 from tacit.reason import Reason, sentence
@@ -41,7 +47,7 @@ from tacit.v1 import federation_pb2_grpc
 from tacit.vector import layout_of
 from toolkit.console import CommandFailed, print_json, printable
 
-__all__ = ["ClosedJob", "FrozenPart", "Plan", "StartingTable", "dry_run", "plan_of"]
+__all__ = ["ClosedJob", "FrozenPart", "Plan", "Reading", "StartingTable", "dry_run", "plan_of"]
 
 _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
 
@@ -148,6 +154,72 @@ class StartingTable:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How much of the member's texts a job's model would read.
+
+    Attributes:
+        coverage: The shares; None if they cannot be computed.
+        own: Whether the vocabulary is the member's own, as it is or as a first round would build it.
+        problem: Why they cannot be computed; None if they can.
+    """
+
+    coverage: Coverage | None = None
+    own: bool = False
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, job: JobDocument, tokenizer: bytes | None, member: Member, key_file: Path | None) -> "Reading":
+        """Encodes the member's texts with the job's tokenizer or, if members build their own, with the member's.
+
+        Args:
+            job: The job.
+            tokenizer: The job's tokenizer.json, if it has one.
+            member: The member.
+            key_file: The key file that seals the member's private states, if any.
+        """
+        try:
+            own = None if job.vocabulary is None else _own_tokenizer(job, job.vocabulary, member, key_file)
+            if (read_with := own or tokenizer) is None:
+                return cls(problem="the job has no tokenizer; tell the operator")
+            found = coverage_of(job, read_with, member.examples)
+            return cls(found, own is not None) if found.texts else cls(problem="no row has a second text")
+        except (StoreError, ValueError) as error:
+            return cls(problem=str(error))
+
+    def sentence(self, job: JobDocument) -> str:
+        """Says both shares, or why they are not known."""
+        if self.coverage is None:
+            return f"how much of your texts it would read is not known: {self.problem}"
+        which = "your own vocabulary" if self.own else "the job's vocabulary"
+        return f"with {which}, {self.coverage.sentence(job.model.max_tokens)}"
+
+    def as_json(self, job: JobDocument) -> dict[str, Any]:
+        """Returns what `--json` prints."""
+        if self.coverage is None:
+            return {"problem": self.problem}
+        return {"own_vocabulary": self.own, **self.coverage.as_json(job.model.max_tokens)}
+
+
+def _own_tokenizer(job: JobDocument, wanted: OwnVocabulary, member: Member, key_file: Path | None) -> bytes:
+    """Returns the member's own tokenizer of the job, or one as its first round would build it, which is not kept.
+
+    Raises:
+        StoreError: There is a private state that cannot be opened.
+        VocabularyInvalid, TableInvalid: No vocabulary can be built.
+    """
+    from learning.training.start import own_vocabulary
+
+    store = PrivateStore(member.home, member.identity.federation, member.data_name)
+    if store.has(job.name, job.digest()):
+        store = PrivateStore(member.home, member.identity.federation, member.data_name, store_key(key_file))
+        kept = store.peek(job.name, job.digest())
+        if kept is not None and kept.tokenizer is not None:
+            return kept.tokenizer
+    table = None if member.table is None else member.table.path
+    return own_vocabulary(wanted, [each.text for each in member.examples], table)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What this member would send for one job."""
 
@@ -164,6 +236,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     # Only if the member names a table.
     table: StartingTable | None = None
+    reading: Reading | None = None
+    # How far the budget reaches. None: the job costs nothing, or nobody knows what.
+    outlook: Outlook | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
         """Returns the masked vector's segments. The size of the cohort changes only their scale."""
@@ -186,14 +261,17 @@ class Plan:
             "mechanism": self.job.mechanism.model_dump(mode="json"),
             "epsilon_a_round": self.epsilon_a_round,
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
+            "outlook": None if self.outlook is None else self.outlook.as_json(),
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
+            "frozen": None if self.job.frozen is None else self.job.frozen.values,
             "backbone": None if self.backbone is None else self.backbone.as_json(),
             "embedding_table": None if self.table is None else self.table.as_json(),
             "reads_pairs": reads_pairs(self.job.model),
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
             "max_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
+            "reading": None if self.reading is None else self.reading.as_json(self.job),
             "orders_texts": None if (order := order_of(self.job)) is None else order.texts,
             "takes_part": not self.refusals,
             "refusals": list(self.refusals),
@@ -224,8 +302,11 @@ class ClosedJob:
         return {"job": self.name, "status": self.status, "takes_part": False, "refusals": [self.why]}
 
 
-def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
-    """Returns the member's own verdict on a job, for the smallest cohort that the job allows."""
+def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Reading | None = None) -> Plan:
+    """Returns the member's own verdict on a job, for the smallest cohort that the job allows.
+
+    `reading` is shown with it, and decides nothing.
+    """
     refusals = []
     try:
         member.policy.check_job(job, federation=member.identity.federation)
@@ -252,12 +333,14 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
             backbone = FrozenPart.of(job.model, member)
         except BackboneInvalid as error:
             refusals.append(str(error))
-    one, all_rounds = None, None
+    one, all_rounds, reach = None, None, None
     try:
-        one, all_rounds = _costs(job, member)
-    except ValueError as error:
+        one, all_rounds, reach = _costs(job, member)
+    except (ValueError, LedgerError) as error:
         refusals.append(str(error))
-    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table)
+    if reach is not None and reach.refused_by is not None:
+        refusals.append(f"{reach.refused_by} allows no further round now")
+    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach)
 
 
 def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
@@ -328,11 +411,13 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return f"there is no formula for it here, so all labels get equal parts ({error})"
 
 
-def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
-    """Returns epsilon of one round and of all, as the ledger's gate counts; None without a mechanism.
+def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None, Outlook | None]:
+    """Returns epsilon of one round and of all, as the ledger's gate counts, and how far the budget reaches; None
+    without a mechanism.
 
     Raises:
         ValueError: There is no formula for the cost.
+        LedgerError: The ledger cannot be read.
     """
     from learning.accounting.spend import epsilon_counted, total
 
@@ -343,10 +428,12 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
         trust_central_noise=member.policy.trust_central_noise,
     ).event
     if event is None:
-        return None, None
+        return None, None, None
     limit = member.policy.limit()
     one = total([event], limit)
-    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta)
+    state = stored_state(member.home, member.data_name)
+    reach = outlook(member.policy, job, event, state, federation=member.identity.federation)
+    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta), reach
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
@@ -362,10 +449,10 @@ def dry_run(options: RunOptions) -> None:
     """
     member = load_member(options)
     try:
-        plans, closed = asyncio.run(_plans(member, options.jobs))
+        plans, closed = asyncio.run(_plans(member, options))
     except grpc.aio.AioRpcError as error:
         raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
-    except DocumentInvalid as error:
+    except (DocumentInvalid, TokenizerInvalid) as error:
         raise CommandFailed(f"{error}; the coordinator may be newer than this software; upgrade it") from error
     except (BlobDamaged, BlobNotThere) as error:
         raise CommandFailed(f"the coordinator does not serve the files of its jobs ({error}); try again") from error
@@ -386,8 +473,9 @@ def dry_run(options: RunOptions) -> None:
         _print(f"The coordinator has no job{named}; ask the operator, or try again later.")
 
 
-async def _plans(member: Member, patterns: tuple[str, ...]) -> tuple[list[Plan], list[ClosedJob]]:
+async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan], list[ClosedJob]]:
     """Returns plans of the open jobs, and the closed jobs if they were named or no job is open."""
+    patterns = options.jobs
     async with open_channel(member.identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
 
@@ -407,7 +495,9 @@ async def _plans(member: Member, patterns: tuple[str, ...]) -> tuple[list[Plan],
                 continue
             document = await fetch_job(blob, job.name, job.job_document)
             manifest = await fetch_manifest(blob, document)
-            plans.append(plan_of(document, manifest, member))
+            tokenizer = await fetch_tokenizer(blob, document)
+            reading = await asyncio.to_thread(Reading.of, document, tokenizer, member, options.private_key_file)
+            plans.append(plan_of(document, manifest, member, reading))
         return plans, closed if patterns or not plans else []
 
 
@@ -443,6 +533,11 @@ def _show(plan: Plan, member: Member) -> None:
         _print(f"  stays here: {_kept(job)}")
     if (table := plan.table) is not None and table.width == table.needed:
         _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers like the job's")
+    if plan.reading is not None:
+        _print(f"  reads your texts: {plan.reading.sentence(job)}")
+    if job.frozen is not None:
+        values, size = job.frozen.values, 4 * job.frozen.values / 1e6
+        _print(f"  stays frozen: {values:,} values of the embedding, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
         _print(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
@@ -460,10 +555,14 @@ def _show(plan: Plan, member: Member) -> None:
             f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
             f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
         )
+    if plan.outlook is not None:
+        _print(f"  {plan.outlook.sentence}")
     for note in plan.notes:
         _print(f"  note: {note}")
     if plan.refusals:
         for refusal in plan.refusals:
             _print(f"  refused: {refusal}")
     else:
-        _print("  the policy allows it: `edge_client run` would take part")
+        reach = plan.outlook
+        partly = f" in {reach.possible} of {reach.rounds} rounds" if reach is not None and reach.spent_by else ""
+        _print(f"  the policy allows it: `edge_client run` would take part{partly}")

@@ -45,7 +45,7 @@ __all__ = ["Member", "RunOptions", "Table", "load_member", "run_member"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `edge_client run`. `edge_client export` shares those on the data and the machine."""
+    """The options of `edge_client run`. `export` and `evaluate` share those on the data and the machine."""
 
     data: Path
     text: str = "text"

@@ -53,6 +53,10 @@ class LogWatcher:
             self._last_training = now
             log.info("training", job=job, round=round, step=step, steps=steps, loss=f"{loss:.4f}")
 
+    def training_failing(self, job: str, round: int, why: str) -> None:
+        """Logs that the training went wrong, although its update is sent."""
+        log.warning("training_failing", job=job, round=round, why=why)
+
     def ready(self, job: str, round: int, update: Update) -> None:
         """Logs that the update is trained."""
         # Under a mechanism, training computes nothing but the change, so there is no accuracy.
@@ -129,6 +133,10 @@ class TerminalWatcher:
         """Moves the progress line of training."""
         self._bar(job, round, "training", step, steps, f"loss {loss:.3f}")
 
+    def training_failing(self, job: str, round: int, why: str) -> None:
+        """Prints that the training went wrong, although its update is sent."""
+        self._line(f"{job}: round {round}: {why}.")
+
     def ready(self, job: str, round: int, update: Update) -> None:
         """Prints that the update is trained."""
         self._line(f"{job}: update ready, waiting for the others")
@@ -172,6 +180,7 @@ class MeteredWatcher:
         self._sent: dict[AttemptId, int] = {}
         # No metric counts these, so they go straight to the other watcher.
         self.training = watcher.training
+        self.training_failing = watcher.training_failing
         self.encoded = watcher.encoded
         self.job_over = watcher.job_over
 

@@ -3,6 +3,7 @@
 from edge_client.cli.corpus import app as corpus
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
+from edge_client.cli.evaluate import evaluate
 from edge_client.cli.export import export
 from edge_client.cli.ledger import app as ledger
 from edge_client.cli.policy import app as policy
@@ -37,6 +38,7 @@ app.command()(doctor)
 app.command()(renew)
 app.command()(run)
 app.command()(export)
+app.command(short_help="Measure your own model on your own texts.")(evaluate)
 app.command()(predict)
 app.add_typer(policy, name="policy")
 app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, before you join.")

@@ -1,17 +1,12 @@
 """`edge_client export` writes this member's own model, for `edge_client predict`."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from toolkit.console import json_requested, print_json, printable
-
-if TYPE_CHECKING:
-    from edge_client.agent.exporting import Watch
+from edge_client.cli.watching import watching
+from toolkit.console import json_requested, print_json
 
 __all__ = ["export"]
 
@@ -98,7 +93,7 @@ def export(
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),
     )
-    with sentences(), _watching(quiet) as watch:
+    with sentences(), watching(quiet) as watch:
         done = export_own(job, options, out, epochs=epochs, split=split, watch=watch)
     shared = done.report.shared
     if quiet:
@@ -126,30 +121,3 @@ def export(
         )
     if done.private:
         typer.echo(f"{done.private:,} of its values are private to you: keep the folder on this machine.")
-
-
-@contextmanager
-def _watching(quiet: bool) -> Iterator["Watch"]:
-    """Yields what shows progress: sentences on standard error and, on a terminal, a bar. When quiet, neither."""
-    from edge_client.agent.exporting import Watch
-
-    if quiet or not sys.stderr.isatty():
-        yield Watch() if quiet else Watch(say=lambda line: typer.echo(printable(line), err=True))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("adapting"),
-        BarColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
-        task = bar.add_task("", total=None, note="", visible=False)
-
-        def step(step: int, steps: int, loss: float) -> None:
-            note = f"loss {loss:.3f}"
-            bar.update(task, completed=step, total=steps, note=note, visible=step < steps, refresh=step in (1, steps))
-
-        yield Watch(lambda line: bar.console.print(printable(line), markup=False), step)

@@ -1,6 +1,6 @@
 """`edge_client policy ...` writes the policy, shows it, and checks a job against it. It works offline."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -10,6 +10,7 @@ from toolkit.console import ExitCode, fail, json_requested, print_json, printabl
 
 if TYPE_CHECKING:
     from edge_client.identity.home import MemberIdentity
+    from edge_client.ledger.outlook import Outlook
     from edge_client.policy.conditions import Conditions
     from edge_client.policy.policy import Policy
     from edge_client.policy.verdicts import Verdict
@@ -43,8 +44,16 @@ def check(
     policy: PolicyFile = None,
     examples: Annotated[
         int | None,
-        typer.Option(min=1, help="How many examples you have: prints what the job costs.", show_default=False),
+        typer.Option(
+            min=1,
+            help="How many examples you have: prints what the job costs, and in how many of its rounds the budget lets "
+            "you take part.",
+            show_default=False,
+        ),
     ] = None,
+    data_name: Annotated[
+        str, typer.Option(help="Your name for the data: what its ledger has charged counts against the budget.")
+    ] = "data",
     now: Annotated[bool, typer.Option("--now", help="Also check this machine: hours, memory, power.")] = False,
     device: Annotated[
         str | None, typer.Option(help="With --now: the device that trains. Default: the fastest.", show_default=False)
@@ -59,7 +68,8 @@ def check(
 
     --all and --json print every rule.
 
-    The exit code is 0 if this member would take part, as far as can be told here, and 4 if a rule refuses.
+    The exit code is 0 if this member would take part in the next round, as far as can be told here, and 4 if a rule or
+    the budget refuses it.
     """
     from edge_client.identity.home import home_path
     from edge_client.policy.verdicts import Outcome
@@ -74,9 +84,14 @@ def check(
         manifest=manifest,
         conditions=_conditions(rules, device) if now else None,
     )
-    cost = _cost(rules, offered, examples) if examples is not None else None
-    refused = [verdict for verdict in verdicts if verdict.outcome is Outcome.REFUSED]
-    takes_part = not refused and (cost is None or cost.fitting != 0)
+    cost = None
+    if examples is not None:
+        cost = _cost(rules, offered, examples, folder, data_name, identity.federation if identity else None)
+    reach = cost.outlook if cost else None
+    refused = [verdict.rule for verdict in verdicts if verdict.outcome is Outcome.REFUSED]
+    if reach is not None and reach.refused_by is not None:
+        refused.append(reach.refused_by)
+    takes_part = not refused
     if as_json or json_requested():
         print_json(
             {
@@ -84,7 +99,8 @@ def check(
                 "policy": source,
                 "takes_part": takes_part,
                 "verdicts": [_as_json(verdict) for verdict in verdicts],
-                "cost": asdict(cost) if cost else None,
+                "cost": cost.as_json() if cost else None,
+                "outlook": reach.as_json() if reach else None,
             }
         )
     else:
@@ -96,12 +112,15 @@ def check(
             typer.echo(f"{hidden} more {'rule refuses' if hidden == 1 else 'rules refuse'} nothing; --all shows them.")
         if cost:
             typer.echo(printable(f"cost     {cost.sentence}"))
+        elif not refused and offered.mechanism.name != "none":
+            typer.echo("cost     unknown: give --examples N, and this says how many rounds the budget allows")
+        if reach:
+            typer.echo(f"budget   {reach.sentence}")
         if refused:
-            typer.echo(f"This member would not take part: {', '.join(verdict.rule for verdict in refused)}.")
-        elif takes_part:
-            typer.echo("This member would take part, as far as can be told here.")
+            typer.echo(f"This member would not take part: {', '.join(refused)}.")
         else:
-            typer.echo("This member would not take part: epsilon.")
+            partly = f" in {reach.possible} of {reach.rounds} rounds" if reach and reach.spent_by else ""
+            typer.echo(f"This member would take part{partly}, as far as can be told here.")
     raise typer.Exit(int(ExitCode.OK if takes_part else ExitCode.REFUSED))
 
 
@@ -211,64 +230,64 @@ def _conditions(policy: "Policy", device: str | None) -> "Conditions":
 class _Cost:
     """What a job's rounds cost an untouched ledger. Numbers are None if unknown, or if the job promises nothing.
 
-    `epsilon` is the least limit whose gate lets all rounds pass, at `delta`. `fitting` is how many rounds the policy's
-    limits let pass.
+    `epsilon` is the least limit whose gate lets all rounds pass, at `delta`. `outlook` is how far the policy's limits
+    reach, after what the ledger holds.
     """
 
     sentence: str
     epsilon: float | None = None
     delta: float | None = None
-    rounds: int | None = None
-    fitting: int | None = None
+    outlook: "Outlook | None" = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what `--json` prints. The outlook has a place of its own."""
+        return {"sentence": self.sentence, "epsilon": self.epsilon, "delta": self.delta}
 
 
-def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cost:
-    import dataclasses
-
-    import numpy as np
-
-    from learning.accounting.spend import EventUnaccountable, RenyiFilter, cost, epsilon_counted
+def _cost(
+    policy: "Policy",
+    job: "JobDocument | JobSpec",
+    examples: int,
+    home: Path,
+    data_name: str,
+    federation: bytes | None,
+) -> _Cost:
+    from edge_client.ledger.outlook import outlook, stored_state
+    from edge_client.ledger.store import LedgerError
+    from learning.accounting.spend import EventUnaccountable, cost, epsilon_counted
     from learning.mechanisms.protection import protection_of
-    from tacit.job import JobDocument, JobSpec
+    from tacit.job import JobSpec
 
-    if isinstance(job, JobSpec):
-        if job.mechanism.name == "distributed-gaussian":
-            return _Cost("depends on the number of values; make the bundle, and check its job.json")
-        # Under the other mechanisms, the cost of a release depends on none of these.
-        unknown = {"manifest": bytes(32), "tokenizer": bytes(32), "weights": bytes(32), "values": 1}
-        job = JobDocument.model_validate(job.model_dump(exclude={"vocabulary", "start"}) | unknown)
+    if isinstance(job, JobSpec) and job.mechanism.name == "distributed-gaussian":
+        return _Cost("depends on the number of values; make the bundle, and check its job.json")
     try:
         protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
         limit = policy.limit()
         one = cost(protection.event, limit)
+        state = stored_state(home, data_name)
+        reach = outlook(policy, job, protection.event, state, federation=federation)
+    except LedgerError as error:
+        fail(str(error), ExitCode.FAILED)
     except (EventUnaccountable, ValueError) as error:
         return _Cost(f"unknown: {error}")
-    filters = [RenyiFilter(limit)]
-    if policy.epsilon_a_job is not None:
-        filters.append(RenyiFilter(dataclasses.replace(limit, epsilon=policy.epsilon_a_job)))
-    rounds = job.rounds.count
-
-    def passes(count: int) -> bool:
-        return all(each.admits(np.zeros_like(one), count * one) for each in filters)
-
-    # Bisection for the most rounds that pass, since every further round only adds to the cost.
-    low, high = 0, rounds
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if passes(middle) else (low, middle - 1)
-    least = epsilon_counted(rounds * one, limit.delta)
-    budget = f"the policy allows {limit.epsilon:g}" + (
-        f", and {policy.epsilon_a_job:g} for a job" if policy.epsilon_a_job is not None else ""
-    )
-    fit = "all rounds fit" if low == rounds else f"{low} rounds fit"
+    least = epsilon_counted(job.rounds.count * one, limit.delta)
     again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
-        f"{rounds} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
-        f"{limit.delta:g}, as its gate counts; {budget}: {fit}{again}"
+        f"{job.rounds.count} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
+        f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}{again}"
     )
-    return _Cost(sentence, least, limit.delta, rounds, low)
+    return _Cost(sentence, least, limit.delta, reach)
+
+
+def _limits(policy: "Policy") -> str:
+    said = f"{policy.epsilon:g}"
+    if policy.epsilon_a_job is not None:
+        said += f", {policy.epsilon_a_job:g} for a job"
+    if policy.epsilon_a_month is not None:
+        said += f", {policy.epsilon_a_month:g} a month"
+    return said
 
 
 # ---- show and init --------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ def run(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Send nothing. Print what each open job would send, and what the policy says to it."
+            "--dry-run",
+            help="Send nothing. Print what each open job would send, what the policy says to it, and how much of your "
+            "texts its model would read (unknown words, texts that are cut).",
         ),
     ] = False,
     log_format: Annotated[

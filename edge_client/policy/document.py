@@ -60,8 +60,8 @@ class PolicyDocument(Document):
     base_models: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
         description="Weights that a job may start from: SHA-256 of version 0, in hexadecimal. If members keep "
-        "parameters that start from the job's numbers, also list the SHA-256 of those (private.bin). For a prompted "
-        "job, also that of its backbone. Empty: any.",
+        "parameters that start from the job's numbers, also list the SHA-256 of those (private.bin). If the job "
+        "freezes an embedding, also that of frozen.bin. For a prompted job, also that of its backbone. Empty: any.",
         examples=["00" * 32],
     )
     backbones: Annotated[tuple[Source, ...], AtMost(_MAX_KINDS)] = Field(

@@ -36,6 +36,8 @@ def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
     start = {"the weights": offer.job.weights}
     if offer.job.private is not None:
         start["the private weights"] = offer.job.private.weights
+    if offer.job.frozen is not None:
+        start["the frozen weights"] = offer.job.frozen.weights
     if isinstance(offer.job.model, PromptedModel) and offer.job.model.backbone is not None:
         start["the backbone"] = offer.job.model.backbone
     refused = {what: digest for what, digest in start.items() if digest not in policy.base_models}

@@ -112,6 +112,9 @@ class Observer(Protocol):
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
         """Called after each step of local training."""
 
+    def training_failing(self, job: str, round: int, why: str) -> None:
+        """Called if the training went wrong and its update is sent nevertheless."""
+
     def ready(self, job: str, round: int, update: Update) -> None:
         """Called when the update is trained."""
 

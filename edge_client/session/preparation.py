@@ -19,7 +19,7 @@ import errno
 import functools
 import hashlib
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -36,7 +36,14 @@ from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
-from learning.artifacts import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
+from learning.artifacts import (
+    fetch_frozen,
+    fetch_job,
+    fetch_manifest,
+    fetch_private_start,
+    fetch_tokenizer,
+    fetch_version,
+)
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
@@ -57,7 +64,12 @@ from tacit.prompt import reads_pairs
 from tacit.reason import Reason
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from learning.backbones.stored import StoredBackbone
+
+    Arrays = Mapping[str, NDArray[np.float32]]
 
 __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
 
@@ -90,6 +102,9 @@ class TrainingWatcher(Protocol):
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
         """Called after each step."""
+
+    def training_failing(self, job: str, round: int, why: str) -> None:
+        """Called if the training went wrong and its update is sent nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +153,19 @@ def _unsuitable() -> Iterator[None]:
 
 
 def _trained_model(
-    job: JobDocument, assignment: Assignment, manifest: Manifest, base: bytes, tokenizer: bytes | None, update: Update
+    job: JobDocument,
+    assignment: Assignment,
+    manifest: Manifest,
+    base: bytes,
+    frozen: "Arrays",
+    tokenizer: bytes | None,
+    update: Update,
 ) -> TrainedModel | None:
     """Returns the version plus this member's own change with its noise, if the job orders text from its members."""
     if order_of(job) is None or tokenizer is None:
         return None
     values = manifest.decode(base) + update.change
-    return TrainedModel(job, tokenizer, assignment.round, assignment.version, manifest.unflatten(values))
+    return TrainedModel(job, tokenizer, assignment.round, assignment.version, {**manifest.unflatten(values), **frozen})
 
 
 class Preparer:
@@ -221,6 +242,7 @@ class Preparer:
             self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
         with _unsuitable():
             base = await fetch_version(blob, job, manifest, assignment.version_number, assignment.version)
+            frozen = await fetch_frozen(blob, job, manifest)
             tokenizer = await fetch_tokenizer(blob, job)
             backbone = await self._backbone(job, fetch)
             found = await self._found(job)
@@ -238,7 +260,9 @@ class Preparer:
                 # Only now, because this reads the data and writes to the disk, and a job that cannot pay for a round
                 # must do neither.
                 kept, corpus = await self._made(job, tokenizer, found, start)
-                update, staged = await self._train(assignment, job, manifest, corpus, base, protection, kept, backbone)
+                update, staged = await self._train(
+                    assignment, job, manifest, corpus, base, protection, kept, frozen, backbone
+                )
             except Exception as error:
                 unheard = self._forfeited(error, job, protection, reserved)
                 self._budget.release(reserved, "training did not end")
@@ -247,7 +271,7 @@ class Preparer:
                 # The task was cancelled from outside, whatever the data is.
                 self._budget.release(reserved, "training did not end")
                 raise
-            model = _trained_model(job, assignment, manifest, base, tokenizer, update)
+            model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
 
     def _forfeited(
@@ -431,6 +455,7 @@ class Preparer:
         base: bytes,
         protection: Protection,
         kept: PrivateState | None,
+        frozen: "Arrays",
         backbone: "StoredBackbone | None",
     ) -> tuple[Update, str | None]:
         """Returns the update and the token of the staged private parameters, if there are any."""
@@ -450,6 +475,7 @@ class Preparer:
                     base=base,
                     protection=protection,
                     private=None if kept is None else kept.arrays,
+                    frozen=frozen,
                     backbone=backbone,
                     random=self._random,
                     seed=self._seed(assignment, job),
@@ -458,6 +484,7 @@ class Preparer:
                         job.name, assignment.round, step, steps, loss
                     ),
                     cancelled=cancelled.is_set,
+                    warn=lambda why: self._watcher.training_failing(job.name, assignment.round, why),
                 )
             except VersionDiverged as error:
                 version = f"version {assignment.version_number}"

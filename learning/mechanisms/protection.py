@@ -23,7 +23,7 @@ from learning.accounting.costs import Noised, event_of_job
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms import noise
 from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
-from tacit.job import JobDocument
+from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.vector import NOISE_ROOM, grid_of, layout_of, max_in_sum
 
@@ -203,12 +203,13 @@ class _RingNoise:
 
 
 def protection_of(
-    job: JobDocument, examples: int, *, own: OwnNumbers | None = None, trust_central_noise: bool = False
+    job: JobDocument | JobSpec, examples: int, *, own: OwnNumbers | None = None, trust_central_noise: bool = False
 ) -> Protection:
     """The protection that a job's mechanism gives on one member's machine.
 
     Args:
-        job: The job.
+        job: The job. A specification will do, except under `distributed-gaussian`, whose cost depends on the number
+            of values.
         examples: N, the member's examples.
         own: The member's own numbers.
         trust_central_noise: Whether `distributed-gaussian` is charged by the noise of h honest members together. If
@@ -222,8 +223,8 @@ def protection_of(
     mechanism = job.mechanism
 
     def cost(noised: Noised) -> PrivacyEvent:
-        most = max_in_sum(job, job.rounds.target_members)
-        return event_of_job(job, noised, examples, values=job.values, members=most, central=trust_central_noise)
+        most, values = max_in_sum(job, job.rounds.target_members), job.values if isinstance(job, JobDocument) else 1
+        return event_of_job(job, noised, examples, values=values, members=most, central=trust_central_noise)
 
     match mechanism:
         case NoMechanism():
@@ -280,8 +281,9 @@ def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "Trainin
         return None
     try:
         result = task.plain(rows)
-    except (TrainingDiverged, RuntimeError, MemoryError):
+    except (TrainingDiverged, RuntimeError, MemoryError) as error:
         # Running out of memory must not show either: a text can be chosen to need too much.
+        task.failed(str(error) or type(error).__name__)
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0)

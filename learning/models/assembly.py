@@ -1,16 +1,19 @@
-"""Assembles a job's model from its two halves: the shared parameters, and those that the member keeps."""
+"""Assembles a job's model from its parts: shared parameters, those that the member keeps, and frozen ones."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from learning.models import TextClassifier, build_blank, values_of
 from learning.models.division import Division, division_of
 from learning.prompts.assembly import build_prompted, prompted_values
 from learning.text.cloze import ClozeEncoder
-from learning.text.corpus import EncodedExamples
+from learning.text.corpus import EncodedExamples, encoder_of
+from learning.text.encoder import TextEncoder
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -19,7 +22,10 @@ from tacit.model import PromptedModel
 if TYPE_CHECKING:
     from learning.backbones.stored import StoredBackbone
 
-__all__ = ["Entries", "assembled", "check_size"]
+__all__ = ["NOTHING", "Entries", "assembled", "check_size", "whole_model"]
+
+# The parameters of a part that a job's model does not have.
+NOTHING: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
 
 
 class Entries(Protocol):
@@ -57,6 +63,7 @@ def assembled(
     shared: NDArray[np.float32],
     private: Mapping[str, NDArray[np.float32]],
     backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
 ) -> tuple[TextClassifier, Division]:
     """Builds the module on the CPU, in evaluation mode, with its division.
 
@@ -68,13 +75,14 @@ def assembled(
         shared: (d,) The shared values in the manifest's order.
         private: All parameters that the job's method keeps with the member, by name; empty if it keeps none.
         backbone: The backbone of a prompted job.
+        frozen: All parameters that the job freezes, by name; empty if it freezes none.
 
     Raises:
-        ParametersDiffer: A half does not fit this model, such as a manifest that lists a private parameter.
+        ParametersDiffer: A part does not fit this model, such as a manifest that lists a private or frozen parameter.
         DocumentInvalid: `shared` is not a vector of this manifest, or the model has another size.
         ValueError: The method finds nothing to keep.
     """
-    values = manifest.values + sum(each.size for each in private.values())
+    values = manifest.values + sum(each.size for part in (private, frozen) for each in part.values())
     if isinstance(job.model, PromptedModel):
         module = _prompted(job, job.model, entries, values, backbone)
     else:
@@ -83,7 +91,44 @@ def assembled(
     division = division_of(job.method, module, entries.words())
     division.load_shared(module, manifest.unflatten(shared))
     division.load_private(module, private)
+    division.load_frozen(module, frozen)
     return module, division
+
+
+def whole_model(
+    job: JobDocument,
+    manifest: Manifest,
+    weights: bytes,
+    tokenizer: bytes,
+    private: Mapping[str, NDArray[np.float32]] | None = None,
+    *,
+    mixture: NDArray[np.float32] | None = None,
+    backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] | None = None,
+) -> tuple[TextClassifier, TextEncoder | ClozeEncoder]:
+    """Builds the module that answers, on the CPU and in evaluation mode, and its encoder.
+
+    Args:
+        job: The job.
+        manifest: The names and shapes of the shared parameters.
+        weights: The version's bytes.
+        tokenizer: The job's tokenizer.json, or the member's own.
+        private: All parameters that the member keeps, if the job's method keeps any.
+        mixture: (L,) Logarithms of the shares of the member's labels, if the job's training left them out of the
+            logits. They are added to the head.
+        backbone: The backbone of a prompted job.
+        frozen: All parameters that the job freezes, by name.
+
+    Raises:
+        ParametersDiffer, DocumentInvalid, ValueError: As in `assembled`.
+        TokenizerInvalid, TemplateInvalid: As in `encoder_of`.
+    """
+    encoder = encoder_of(job, tokenizer)
+    module, _ = assembled(job, encoder, manifest, manifest.decode(weights), private or {}, backbone, frozen or {})
+    if mixture is not None:
+        with torch.no_grad():
+            module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
+    return module, encoder
 
 
 def _prompted(

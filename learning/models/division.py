@@ -1,8 +1,10 @@
-"""Decides, by parameter name, what of a model is shared and what stays on the member's machine. No other module does.
+"""Decides, by parameter name, what of a model is shared, what stays on the member's machine, and what never moves. No
+other module does.
 
-Guarantees: every value of a model is either shared or private, never both and never neither. Private values are in no
-array that `shared` returns. A job's manifest lists the shared names; a manifest that lists others does not load. The
-member's policy (`shared_parameters`) can refuse more, but cannot release what is private here.
+Guarantees: every value of a model is shared, private or frozen, and only one of them. Private and frozen values are in
+no array that `shared` returns, so no update, version or server optimiser holds them. A job's manifest lists the shared
+names; a manifest that lists others does not load. The member's policy (`shared_parameters`) can refuse more, but cannot
+release what is private here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,24 +38,30 @@ class ParametersDiffer(ValueError):
 
 @dataclass(frozen=True)
 class Division:
-    """The line between a model's private and shared values.
+    """The lines between a model's shared, private and frozen values.
 
     Attributes:
         names: Parameters that are private as a whole.
         rows: Private rows of the embedding (ascending ids) if it is not in `names`. Its other rows, in order, are
             shared.
+        frozen: Parameters that are public and that nobody trains, such as a frozen embedding.
     """
 
     names: frozenset[str] = frozenset()
     rows: NDArray[np.int64] | None = None
+    frozen: frozenset[str] = frozenset()
 
     def shared(self, module: torch.nn.Module) -> Arrays:
         """Copies of the shared values, by name, in the order of the manifest."""
         return {
             name: _copy(parameter, self._shared_rows(name, parameter))
             for name, parameter in module.named_parameters()
-            if name not in self.names
+            if name not in self.names | self.frozen
         }
+
+    def frozen_values(self, module: torch.nn.Module) -> Arrays:
+        """Copies of the frozen values, by name."""
+        return {name: _copy(each, None) for name, each in module.named_parameters() if name in self.frozen}
 
     def private(self, module: torch.nn.Module) -> Arrays:
         """Copies of the private values, by name."""
@@ -70,9 +78,13 @@ class Division:
         places = {
             name: (parameter, self._shared_rows(name, parameter))
             for name, parameter in module.named_parameters()
-            if name not in self.names
+            if name not in self.names | self.frozen
         }
         _load(places, tensors)
+
+    def load_frozen(self, module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        """Loads frozen values into a module: all of them or, on error, none. Raises ParametersDiffer."""
+        _load({name: (each, None) for name, each in module.named_parameters() if name in self.frozen}, tensors)
 
     def load_private(self, module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
         """Loads private values into a module: all of them or, on error, none. Raises ParametersDiffer."""
@@ -95,19 +107,28 @@ EVERYTHING_SHARED = Division()
 
 
 def division_of(method: Method, module: TextClassifier, words: Sequence[str | None] = ()) -> Division:
-    """The line that a method draws through a module. `words` are the tokens by id, which `fedrecon` needs.
+    """The lines that a method draws through a module.
+
+    What the module itself does not train (`requires_grad` is False, as it is built) and the method does not keep is
+    frozen.
+
+    Args:
+        method: The job's method.
+        module: As it was built, in no phase of training.
+        words: The tokens by id, which `fedrecon` needs.
 
     Raises:
         ValueError: Under `fedrecon`, no token of the vocabulary is private.
     """
     parts = private_parts(method)
     names = frozenset(name for name, _ in module.named_parameters() if module.part_of(name) in parts)
+    frozen = frozenset(name for name, each in module.named_parameters() if not each.requires_grad) - names
     if not isinstance(method, FedRecon):
-        return Division(names)
+        return Division(names, frozen=frozen)
     rows = private_tokens(method, words)
     if not len(rows):
         raise ValueError("method.tokens: the vocabulary has none of the private tokens; name others, or use fedavg")
-    return Division(names, rows)
+    return Division(names, rows, frozen)
 
 
 def private_tokens(method: FedRecon, words: Sequence[str | None]) -> NDArray[np.int64]:
@@ -121,12 +142,12 @@ def private_tokens(method: FedRecon, words: Sequence[str | None]) -> NDArray[np.
 
 
 def shared_parameters(module: torch.nn.Module) -> Arrays:
-    """Copies of all parameters by name, if everything is shared."""
+    """Copies of all parameters by name, frozen ones too."""
     return EVERYTHING_SHARED.shared(module)
 
 
 def load_shared(module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-    """Loads all parameters into a module, if everything is shared. Raises ParametersDiffer."""
+    """Loads all parameters into a module, frozen ones too. Raises ParametersDiffer."""
     EVERYTHING_SHARED.load_shared(module, tensors)
 
 

@@ -39,12 +39,12 @@ def ordered_texts(
     random: "RandomSource",
     progress: Callable[[int, int], None] = lambda made, count: None,
 ) -> list[SyntheticText]:
-    """Samples `order.texts` texts from the model with these shared weights.
+    """Samples `order.texts` texts from the model with these weights.
 
     Args:
         job: The job.
         order: The job's order.
-        weights: The shared parameters by name.
+        weights: All parameters by name.
         tokenizer: The job's tokenizer.
         counts: (L,) The labels' proportions; all zeros mean evenly.
         random: The source of all randomness.

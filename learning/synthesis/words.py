@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from learning.text.coverage import Coverage
+from learning.text.data import TextRow
 from learning.text.encoder import PAD, UNKNOWN, TextEncoder, TokenizerInvalid, check_own_form
 
 __all__ = ["PAD_ID", "UNKNOWN_ID", "PublicWords", "VocabularyNotPublic", "public_words"]
@@ -98,6 +100,10 @@ class PublicWords:
         ids[:, 1:-1] = words[:, : ids.shape[1] - 2]
         ids[np.arange(len(texts)), lengths + 1] = self.end_id
         return ids
+
+    def coverage(self, texts: Sequence[TextRow]) -> Coverage:
+        """How much of the texts `encode` reads. A word that was not kept counts as unknown."""
+        return self._encoder.coverage(texts, len(self.entries))
 
     def text(self, ids: Sequence[int]) -> str:
         """The plain text of words' ids, up to the first end or padding, without labels.

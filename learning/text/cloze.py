@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learning.text.cloze_tokenizer import Family, family_of
+from learning.text.coverage import Coverage
 from learning.text.data import TextRow
 from learning.text.encoder import RowLayout, TokenizerInvalid
 from tacit.prompt import PromptedModel, Template
@@ -86,7 +87,7 @@ class ClozeEncoder:
             elif piece.slot:
                 self._parts.append(piece.slot)
             else:
-                (words,) = self._cut([piece.text], piece.spaced or (number == 0 and self.family.opens))
+                ((words, _),) = self._cut([piece.text], piece.spaced or (number == 0 and self.family.opens))
                 self._parts.append(words)
         self._spaced: dict[str, bool] = {
             piece.slot: piece.spaced or (number == 0 and self.family.opens)
@@ -160,13 +161,8 @@ class ClozeEncoder:
         import numpy as np
 
         slots = self.template.slots
-        rows = [(text,) if isinstance(text, str) else text for text in texts]
-        if any(len(row) != len(slots) for row in rows):
-            wanted = "a pair of texts" if self.pairs else "one text"
-            raise ValueError(f"the job's template takes {wanted} for each example; give as many")
-        cut = [self._cut([row[at] for row in rows], self._spaced[slot]) for at, slot in enumerate(slots)]
         whole = []
-        for tokens in zip(*cut, strict=True):
+        for tokens, _ in self._by_text(texts):
             kept = dict(zip(slots, _fitted(tokens, self._room), strict=True))
             middle = [token for part in self._parts for token in (kept[part] if isinstance(part, str) else part)]
             whole.append([*self._before, *middle, *self._behind])
@@ -175,6 +171,28 @@ class ClozeEncoder:
         for row, found in zip(ids, whole, strict=True):
             row[: len(found)] = found
         return ids
+
+    def coverage(self, texts: Sequence[TextRow]) -> Coverage:
+        """How much of the texts, or pairs, `encode` reads. A pair counts as one text.
+
+        Raises:
+            ValueError: As in `encode`.
+        """
+        found = self._by_text(texts)
+        kept = [_fitted(tokens, self._room) for tokens, _ in found]
+        read = [token for row in kept for text in row for token in text]
+        cut = [long or sum(map(len, tokens)) > self._room for tokens, long in found]
+        return Coverage(len(found), sum(cut), len(read), read.count(self.unknown_id))
+
+    def _by_text(self, texts: Sequence[TextRow]) -> list[tuple[tuple[list[int], ...], bool]]:
+        """The tokens of each row's texts, each cut to the room, and whether one of them was longer."""
+        slots = self.template.slots
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        if any(len(row) != len(slots) for row in rows):
+            wanted = "a pair of texts" if self.pairs else "one text"
+            raise ValueError(f"the job's template takes {wanted} for each example; give as many")
+        cut = [self._cut([row[at] for row in rows], self._spaced[slot]) for at, slot in enumerate(slots)]
+        return [(tuple(tokens for tokens, _ in each), any(long for _, long in each)) for each in zip(*cut, strict=True)]
 
     def mask_places(self, ids: "NDArray[np.int64]") -> "NDArray[np.int64]":
         """The position of the mask in each row, shape (B,).
@@ -211,7 +229,7 @@ class ClozeEncoder:
         return found
 
     def _label_word(self, word: str, spaced: bool) -> int:
-        (tokens,) = self._cut([word], spaced)
+        ((tokens, _),) = self._cut([word], spaced)
         if len(tokens) == 1 and tokens[0] != self.unknown_id:
             return tokens[0]
         where = "at the mask" + (
@@ -225,7 +243,7 @@ class ClozeEncoder:
         names = [self._tokenizer.id_to_token(token) for token in tokens]
         hint = "choose a word that is one token there"
         if self.family.leading:
-            (other,) = self._cut([word], not spaced)
+            ((other, _),) = self._cut([word], not spaced)
             if len(other) == 1 and other[0] != self.unknown_id:
                 hint = (
                     f"it is one token {'without' if spaced else 'with'} a space before it: "
@@ -236,8 +254,8 @@ class ClozeEncoder:
             f"one; {hint}"
         )
 
-    def _cut(self, texts: Iterable[str], spaced: bool) -> list[list[int]]:
-        """The tokens of each text, none of them special; `spaced` puts white space before it."""
+    def _cut(self, texts: Iterable[str], spaced: bool) -> list[tuple[list[int], bool]]:
+        """The tokens of each text, none special, and whether it was cut. `spaced` puts white space before it."""
         before = " " if spaced and self.family.leading else ""
         whole = []
         for text in texts:
@@ -245,7 +263,10 @@ class ClozeEncoder:
             whole.append(before + known if known else "")
         found = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
         # Spelled special tokens are text, even if the vocabulary has them as entries (as T5's does).
-        return [[self.unknown_id if token in self._forbidden else token for token in each.ids] for each in found]
+        return [
+            ([self.unknown_id if token in self._forbidden else token for token in each.ids], bool(each.overflowing))
+            for each in found
+        ]
 
 
 def _fitted(texts: tuple[list[int], ...], room: int) -> list[list[int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learning.text.cloze import ClozeEncoder
+from learning.text.coverage import Coverage
 from learning.text.data import Example, label_places, text_rows
 from learning.text.encoder import TextEncoder
 from tacit.job import JobDocument, JobSpec
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     from learning.synthesis.words import PublicWords
 
-__all__ = ["EncodedArrays", "EncodedExamples", "encoder_of", "words_of"]
+__all__ = ["EncodedArrays", "EncodedExamples", "coverage_of", "encoder_of", "words_of"]
+
+# Texts that are tokenised at once, to bound memory.
+_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,27 @@ def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | Cl
     if isinstance(job.model, PromptedModel):
         return ClozeEncoder.of(job.model, tokenizer)
     return TextEncoder(tokenizer, job.model.max_tokens, job.model.min_tokens, frame=job.model.frame)
+
+
+def coverage_of(job: JobDocument, tokenizer: bytes, examples: Sequence[Example]) -> Coverage:
+    """How much of the examples' texts the job's model reads, whatever their labels are.
+
+    If the job reads pairs, rows without a second text do not count.
+
+    Raises:
+        TokenizerInvalid, TemplateInvalid: As in `EncodedExamples`.
+        VocabularyNotPublic: As in `words_of`.
+    """
+    encoder = encoder_of(job, tokenizer)
+    reader = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else encoder
+    rows = [each for each in examples if each.text_b is not None or not encoder.pairs]
+    found = Coverage()
+    for first in range(0, len(rows), _BATCH):
+        part = reader.coverage(text_rows(rows[first : first + _BATCH], pairs=encoder.pairs))
+        found = Coverage(
+            found.texts + part.texts, found.cut + part.cut, found.tokens + part.tokens, found.unknown + part.unknown
+        )
+    return found
 
 
 def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from learning.text.coverage import Coverage
 from learning.text.data import DataInvalid, TextRow, read_text
 from tacit.reading import shortened
 
@@ -141,17 +142,39 @@ class TextEncoder:
         """
         import numpy as np
 
-        single = [text for text in texts if isinstance(text, str)]
-        if len(single) != len(texts):
-            raise ValueError("the job's model takes one text for each example; pairs are for prompted models")
-        whole = [text if text.isascii() else text.encode(errors="replace").decode() for text in single]
-        encoded = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
-        rows = [[*self._before, *item.ids, *self._behind] for item in encoded]
+        rows = [[*self._before, *item.ids, *self._behind] for item in self._encoded(texts)]
         length = max([self.min_tokens, *map(len, rows)])
         ids = np.full((len(rows), length), self.pad_id, dtype=np.int64)
         for row, tokens in zip(ids, rows, strict=True):
             row[: len(tokens)] = tokens
         return ids
+
+    def coverage(self, texts: Sequence[TextRow], known: int | None = None) -> Coverage:
+        """How much of the texts `encode` reads.
+
+        Args:
+            texts: The texts, as for `encode`.
+            known: If given, ids from this number on count as unknown, too.
+
+        Raises:
+            ValueError: As in `encode`.
+        """
+        unknown: int | None = self._tokenizer.token_to_id(UNKNOWN)
+        found = self._encoded(texts)
+        return Coverage(
+            texts=len(found),
+            cut=sum(bool(item.overflowing) for item in found),
+            tokens=sum(len(item.ids) for item in found),
+            unknown=sum(at == unknown or (known is not None and at >= known) for item in found for at in item.ids),
+        )
+
+    def _encoded(self, texts: Sequence[TextRow]) -> list[Any]:
+        single = [text for text in texts if isinstance(text, str)]
+        if len(single) != len(texts):
+            raise ValueError("the job's model takes one text for each example; pairs are for prompted models")
+        whole = [text if text.isascii() else text.encode(errors="replace").decode() for text in single]
+        encoded: list[Any] = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+        return encoded
 
 
 def read_vocabulary(path: Path) -> list[str]:

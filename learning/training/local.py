@@ -41,6 +41,7 @@ __all__ = [
     "check_examples",
     "evaluate",
     "forward_rows",
+    "logits_of",
     "make_optimiser",
     "rates_of",
     "train",
@@ -267,7 +268,6 @@ def _bend(parameter: torch.Tensor, anchor: torch.Tensor | None, mu: float, rows:
             parameter.grad[~rows] = 0
 
 
-@torch.no_grad()
 def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256, device: str = "cpu") -> Scores:
     """Accuracy and mean loss of the module, without dropout; shapes as in `train`.
 
@@ -275,20 +275,26 @@ def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256,
         ValueError: There are no examples, or ids and labels do not fit each other.
     """
     check_examples(ids, labels)
+    logits, target = torch.from_numpy(logits_of(module, ids, batch=batch, device=device)), torch.from_numpy(labels)
+    correct = int((logits.argmax(dim=1) == target).sum())
+    return Scores(correct / len(ids), functional.cross_entropy(logits, target).item(), len(ids))
+
+
+@torch.no_grad()
+def logits_of(module: TextClassifier, ids: Ids, *, batch: int = 256, device: str = "cpu") -> NDArray[np.float32]:
+    """The module's logits, (N, L), without dropout. ids: (N, S), padded."""
     module.to(device).eval()
-    lengths = (ids != module.pad_id).sum(axis=1)
-    loss_sum, correct = 0.0, 0
+    lengths, found = (ids != module.pad_id).sum(axis=1), []
+    # By length, for little padding; a text's logits do not depend on its batch.
+    by_length = np.argsort(lengths, kind="stable")
     try:
-        # By length, for little padding; a text's logits do not depend on its batch.
-        by_length = np.argsort(lengths, kind="stable")
         for first in range(0, len(ids), batch):
             rows = by_length[first : first + batch]
-            logits, target = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device=device)
-            loss_sum += functional.cross_entropy(logits, target, reduction="sum").item()
-            correct += int((logits.argmax(dim=1) == target).sum())
+            found.append(module(_inputs(module, ids, lengths=lengths, rows=rows, device=device)).float().cpu().numpy())
     finally:
         module.to("cpu")
-    return Scores(correct / len(ids), loss_sum / len(ids), len(ids))
+    logits: NDArray[np.float32] = np.concatenate(found)[np.argsort(by_length, kind="stable")]
+    return logits
 
 
 def check_examples(ids: Ids, labels: Ids) -> None:
@@ -345,6 +351,10 @@ def forward_rows(
     module: TextClassifier, ids: Ids, labels: Ids, *, lengths: Ids, rows: Ids, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and targets of these rows, padded only to the longest of them."""
-    width = max(int(lengths[rows].max()), module.min_tokens)
-    inputs = torch.from_numpy(np.ascontiguousarray(ids[rows, :width])).to(device)
+    inputs = _inputs(module, ids, lengths=lengths, rows=rows, device=device)
     return module(inputs), torch.from_numpy(labels[rows]).to(device)
+
+
+def _inputs(module: TextClassifier, ids: Ids, *, lengths: Ids, rows: Ids, device: str) -> torch.Tensor:
+    width = max(int(lengths[rows].max()), module.min_tokens)
+    return torch.from_numpy(np.ascontiguousarray(ids[rows, :width])).to(device)

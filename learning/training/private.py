@@ -119,7 +119,7 @@ def train_private(
         rate: The probability of drawing each example, in (0, 1]; min(1, lot / N) if None.
         device: Where to train. An Apple GPU has no float64, which clipping needs, so the CPU trains instead.
         progress: Called after each step, which counts in one epoch; the loss is the draw's mean without noise, nan for
-            an empty draw.
+            an empty draw, inf if it is not finite.
         cancelled: Asked before each step.
 
     Returns:
@@ -167,7 +167,10 @@ def train_private(
                     loss_sum += float(losses.detach().sum())
                 _add_noise(module, trained, unit, std, random)
                 optimiser.step()
+                # A loss that is not a number is no empty draw.
                 mean = loss_sum / len(drawn) if len(drawn) else math.nan
+                if len(drawn) and not math.isfinite(mean):
+                    mean = math.inf
                 progress(Progress(step, mechanism.steps, 1, 1, mean))
         # This tells nobody more than the noised weights, which are what is released.
         if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):

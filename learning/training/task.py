@@ -38,6 +38,8 @@ class LocalTraining:
     division: Division | None = None
     # Whether private parameters are trained.
     trains_private: bool = False
+    # Called with the error of a training whose update is sent nevertheless. It stays on this machine.
+    failed: Callable[[str], None] = lambda _: None
 
     @classmethod
     def of_all(

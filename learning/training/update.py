@@ -16,10 +16,10 @@ from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
-from learning.models.assembly import assembled
+from learning.models.assembly import NOTHING, assembled
 from learning.text.corpus import EncodedExamples
 from learning.training.clipping import ModelUnsuitable
-from learning.training.divergence import check_not_diverged
+from learning.training.divergence import LossWatch, check_not_diverged
 from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
 from learning.training.task import LocalTraining
 from tacit.job import JobDocument
@@ -43,12 +43,14 @@ def train_update(
     base: bytes,
     protection: Protection,
     private: Mapping[str, NDArray[np.float32]] | None = None,
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
     backbone: StoredBackbone | None = None,
     random: secure_agg.RandomSource,
     seed: int,
     device: str,
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Update:
     """Trains from a version on the corpus and returns the update.
 
@@ -61,12 +63,14 @@ def train_update(
         base: The version's weights, encoded by the manifest.
         protection: The job's mechanism on this machine.
         private: The member's private parameters before the round.
+        frozen: The parameters that the job freezes. They are no part of the update.
         backbone: The backbone of a prompted job.
         random: The source of draws and noise.
         seed: Orders batches; it may be public.
         device: Where to train.
         progress: Called with (step, steps, loss), which stay on this machine.
         cancelled: Asked before every step.
+        warn: Called with what went wrong in a training whose update is returned nevertheless. It stays on this machine.
 
     Returns:
         The protected change, float32 (d,), with the training metrics (zeros under a mechanism). If the method remembers
@@ -83,7 +87,7 @@ def train_update(
         # Members may share a machine, where one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
     start = manifest.decode(base)
-    module, division = assembled(job, corpus, manifest, start, private or {}, backbone)
+    module, division = assembled(job, corpus, manifest, start, private or {}, backbone, frozen)
     moves = trains_private(job.method, job.mechanism)
     # Parameters that a member keeps, and its own vocabulary, depend on its data. Then it may tell nothing about the
     # model.
@@ -93,7 +97,10 @@ def train_update(
     if public and by_steps and not isinstance(job.model, RvaeModel):
         check_not_diverged(module, job.training, seed)
 
+    losses = LossWatch(job)
+
     def watch(at: Progress) -> None:
+        losses.step(at.step, at.steps, at.loss)
         progress(at.step, at.steps, at.loss)
 
     try:
@@ -112,6 +119,7 @@ def train_update(
             method=job.method,
             division=division,
             trains_private=moves,
+            failed=losses.failed,
         )
         result: TrainingResult | None = None
         if isinstance(job.model, RvaeModel) and job.model.variant == "published":
@@ -120,6 +128,8 @@ def train_update(
             result = protection.train(task, random)
         change = np.subtract(manifest.flatten(division.shared(module)), start, dtype=np.float32)
         change = protection.protect(change, random)
+        if (warning := losses.warning()) is not None:
+            warn(warning)
     except TrainingCancelled:
         raise
     except ModelUnsuitable as error:

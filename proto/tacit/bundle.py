@@ -4,8 +4,8 @@ Guarantees: a bundle appears whole or not at all. What is read from it is what w
 bytes returned are the bytes that were hashed. A bundle's kind says what it holds:
 
     job         the start of a job: job.json, manifest.json, weights.bin; tokenizer.json unless members build their own;
-                private.json and private.bin if members keep parameters that start from public numbers;
-                backbone.safetensors if the model is prompted
+                private.json and private.bin if members keep parameters that start from public numbers; frozen.json and
+                frozen.bin if the job freezes parameters; backbone.safetensors if the model is prompted
     model       a model to run: model.onnx, tokenizer.json, labels.json; bundle.json also says where it came from
     backbone    the frozen part of many models: backbone.onnx and tokenizer.json, in a folder named by its digest
                 (`backbone_folder`) beside the prompts that need it

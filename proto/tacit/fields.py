@@ -117,6 +117,7 @@ FIELDS: dict[str, TextKind] = {
     "Job.name": _NAME,
     "Job.phase": _WORD,
     "Job.waiting": DETAIL,
+    "Job.warning": DETAIL,
     "Round.outcome": _WORD,
     "Attempt.outcome": _WORD,
     "Attempt.detail": DETAIL,

@@ -17,10 +17,10 @@ from tacit.job_parts import (
     MAX_GROUPS,
     NO_VOCABULARY,
     Aggregation,
+    BundledWeights,
     Combine,
     Deadlines,
     Precision,
-    PrivateStart,
     PublicStart,
     Rounds,
     Training,
@@ -33,12 +33,12 @@ from tacit.vector import check_layout
 __all__ = [
     "MAX_GROUPS",
     "Aggregation",
+    "BundledWeights",
     "Combine",
     "Deadlines",
     "JobDocument",
     "JobSpec",
     "Precision",
-    "PrivateStart",
     "PublicStart",
     "Rounds",
     "Training",
@@ -118,7 +118,9 @@ class JobDocument(JobBody):
     # None if members build their own vocabularies.
     tokenizer: Digest | None = None
     # Present if some parameters are private and the vocabulary is public.
-    private: PrivateStart | None = None
+    private: BundledWeights | None = None
+    # Present if the job freezes parameters: fetched once, and no part of a version or an update.
+    frozen: BundledWeights | None = None
 
     @model_validator(mode="after")
     def _checks(self) -> Self:
@@ -133,8 +135,21 @@ class JobDocument(JobBody):
                 f"private: a job has it exactly if its method ({self.method.name}) keeps parameters private and its "
                 "vocabulary is public; make the bundle with `coordinator job bundle`"
             )
+        self._check_frozen()
         check_layout(self, self.values)
         return self
+
+    def _check_frozen(self) -> None:
+        if self.frozen is None and self.model.freeze_embedding:
+            raise ValueError(
+                "frozen: missing; model.freeze_embedding keeps the embedding out of versions and updates, so its "
+                "values have files of their own; make the bundle again with `coordinator job bundle`"
+            )
+        if self.frozen is not None and not self.model.freeze_embedding:
+            raise ValueError(
+                "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
+                "`coordinator job bundle`"
+            )
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -144,6 +159,8 @@ class JobDocument(JobBody):
             named["tokenizer.json"] = self.tokenizer
         if self.private is not None:
             named |= {"private.json": self.private.manifest, "private.bin": self.private.weights}
+        if self.frozen is not None:
+            named |= {"frozen.json": self.frozen.manifest, "frozen.bin": self.frozen.weights}
         if isinstance(self.model, PromptedModel) and self.model.backbone is not None:
             named[BACKBONE_FILE] = self.model.backbone
         return named

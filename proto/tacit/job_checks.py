@@ -38,11 +38,6 @@ def check_body(job: JobBody) -> None:
     _check_adjustment(job)
     honest, weakest = min_honest(job)
     match job.mechanism:
-        case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if job.model.freeze_embedding:
-            raise ValueError(
-                f"model.freeze_embedding: {job.mechanism.name} adds noise to every coordinate of the update, including "
-                "frozen ones; use dp-sgd or none, or leave freeze_embedding out"
-            )
         case DpSgd() if job.training.epochs != 1:
             raise ValueError("training.epochs: dp-sgd counts steps instead (mechanism.steps); leave epochs out")
         case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if job.aggregation.clip is not None:

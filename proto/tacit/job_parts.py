@@ -18,12 +18,12 @@ __all__ = [
     "MAX_GROUPS",
     "NO_VOCABULARY",
     "Aggregation",
+    "BundledWeights",
     "Combine",
     "Deadlines",
     "Name",
     "Numbers",
     "Precision",
-    "PrivateStart",
     "PublicStart",
     "Rounds",
     "Sized",
@@ -210,8 +210,8 @@ class Aggregation(Part):
         return self
 
 
-class PrivateStart(Part):
-    """The start of members' private parameters if the vocabulary is public, as version 0 is that of shared ones."""
+class BundledWeights(Part):
+    """Parameters in the bundle that are not shared: their manifest and values, by digest, as version 0 is named."""
 
     manifest: Digest
     weights: Digest

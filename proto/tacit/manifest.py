@@ -2,7 +2,7 @@
 
 A manifest lists the shared parameters in order: name, shape, dtype. A version of a model is the flat vector of all of
 them in that order, float32 little-endian; its name is the SHA-256 of those bytes. The server only ever sees manifests
-and flat vectors.
+and flat vectors. Frozen parameters, and the start of private ones, have manifests of their own.
 """
 
 import math
@@ -126,6 +126,18 @@ class Manifest(Document):
         if not np.isfinite(flat).all():
             raise DocumentInvalid("the version holds a value that is not finite")
         return flat
+
+    def check_apart(self, frozen: "Manifest") -> None:
+        """Checks that this manifest, of what is shared, lists nothing that the job freezes.
+
+        Raises:
+            DocumentInvalid: it does; the sentence names one.
+        """
+        if both := {tensor.name for tensor in self.tensors} & {tensor.name for tensor in frozen.tensors}:
+            raise DocumentInvalid(
+                f"the manifest shares {min(both)}, which the job freezes; make the bundle again with `coordinator job "
+                "bundle`"
+            )
 
     @staticmethod
     def encode(flat: NDArray[np.float32]) -> Blob:

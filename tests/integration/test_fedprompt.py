@@ -257,9 +257,34 @@ def test_both_sides_export_the_same_model_and_it_predicts(town, story, tmp_path)
     labels = [json.loads(line)["label"] for line in predicted]
     examples = read_examples(data)
     assert labels == [each.label for each in Predictor.load(theirs).predict([each.text for each in examples])]
-    right = sum(label == each.label for label, each in zip(labels, examples, strict=True))
-    found = town.federation.operator("evaluate", JOB, "--data", data, "--json")
-    assert json.loads(found)["accuracy"] == pytest.approx(right / len(examples))
+
+
+def test_both_sides_measure_the_same_figures_and_the_best_version_is_marked(town, story, tmp_path):
+    """The operator measures every version with ONNX, a member the newest with torch."""
+    home, data = town.federation.home("west"), town.federation.data("west")
+    said = town.federation.operator("evaluate", JOB, "--data", data, "--versions", "all", "--json")
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert [row["version_number"] for row in rows] == [0, 1, 2, 3]
+    (best,) = [row for row in rows if row["best"]]
+    assert best["accuracy"] == max(row["accuracy"] for row in rows)
+    before = {path for path in home.rglob("*") if path.is_file()}
+    words = ("--home", home, "--data", town.federation.data("east"), "--test", data)
+    own = json.loads(succeed("edge_client", "evaluate", JOB, *words, "--json"))
+    assert {path for path in home.rglob("*") if path.is_file()} == before
+    assert (own["version"], own["private_values"], own["also_in_data"]) == (3, 0, 0)
+    for key in ("accuracy", "accuracy_interval", "confusion", "labels", "majority_label", "macro_f1"):
+        assert own[key] == rows[-1][key], key
+    assert own["loss"] == pytest.approx(rows[-1]["loss"], abs=1e-4)
+    examples = read_examples(data)
+    assert sum(map(sum, own["confusion"])) == own["examples"] == len(examples)
+    truth = [each.label for each in examples]
+    assert [sum(row) for row in own["confusion"]] == [truth.count(label) for label in own["labels"]]
+    shown = town.federation.operator("evaluate", JOB, "--data", data)
+    assert f"always answering {own['majority_label']}" in shown
+    stored = json.loads(town.federation.operator("job", "show", JOB, "--json"))
+    assert stored["evaluation"]["accuracy"] == own["accuracy"]
+    refused = command("edge_client", "evaluate", "desk", *words)
+    assert (refused.returncode, "there is no job desk" in refused.stderr) == (ExitCode.NOT_FOUND, True)
 
 
 def test_two_exported_models_share_one_backbone_file(town, story, tmp_path):

@@ -339,6 +339,26 @@ def test_a_member_exports_and_predicts_on_its_own_machine(town, story, tmp_path)
     assert (out / "tokenizer.json").read_bytes() == state.tokenizer
 
 
+def test_a_member_measures_its_sealed_model_that_the_operator_cannot(town, story, monkeypatch):
+    home = town.home("east")
+    words = ("evaluate", JOB, "--home", home, "--data", town.data("east"), "--test", town.data("dill"))
+    sealed = command("edge_client", *words)
+    assert sealed.returncode == ExitCode.USAGE
+    assert "TACIT_PASSPHRASE" in sealed.stderr
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    monkeypatch.setenv("TACIT_PASSPHRASE", PASSPHRASE)
+    told = json.loads(succeed("edge_client", *words, "--json"))
+    assert (told["version"], told["examples"], told["also_in_data"]) == (6, ROWS, 0)
+    # The vocabulary is the member's own, so another member's words are unknown to it.
+    assert told["reading"]["unknown_share"] > 0.1
+    assert told["private_values"] == town.state("east", JOB)[1].arrays["embedding.weight"].size
+    # Neither the ledger nor the private state nor anything else changed.
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+    done = command("coordinator", "evaluate", JOB, "--data", town.data("dill"), "--dir", town.federation.dir)
+    assert done.returncode == ExitCode.REFUSED
+    assert "measures it with `edge_client evaluate`" in done.stderr
+
+
 def test_the_operator_cannot_export_a_whole_model(town, story, tmp_path):
     done = command("coordinator", "export", JOB, "--out", tmp_path / "model", "--dir", town.federation.dir)
     assert done.returncode == ExitCode.REFUSED

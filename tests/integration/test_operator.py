@@ -22,8 +22,9 @@ import structlog
 from sqlalchemy import text
 
 from coordinator.cli import model
+from coordinator.cli.evaluate import evaluate
 from coordinator.config import OperatorConfig, operator_toml
-from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, Norms, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
 from coordinator.runtime import Runtime
@@ -31,12 +32,13 @@ from coordinator.services.credentials import federation_credentials
 from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job
 from coordinator.storage import Database, open_blobs, open_database, records
+from export.figures import Figures, figures_of
 from tacit import __version__
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
 from tacit.identity import Role, federation_of
-from tacit.job import JobDocument
+from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -44,9 +46,11 @@ from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.processes import PATIENCE
-from toolkit.console import CommandFailed
+from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
 
+# `coordinator.cli.evaluate` is the command, by its module's name.
+MEASURING = sys.modules["coordinator.cli.evaluate"]
 TOKENIZER = b'{"model": {"vocab": {}}}'
 
 
@@ -761,7 +765,7 @@ def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
             training=TrainingMetrics(200, 0.5, 0.75),
         )
         records.end_attempt(s, ended, 3200)
-        records.publish_version(s, "desk", number, job.document.weights, number, 3200)
+        records.publish_version(s, "desk", number, job.document.weights, number, 3200, norms=Norms(3.0, 4.0, 2.5))
         records.end_round(*s_, "published", None, 3300)
 
     return write
@@ -1018,10 +1022,15 @@ def test_the_watch_command_follows_until_interrupted(house):
             # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        assert process.stdout is not None
-        assert json.loads(await process.stdout.readline())["jobs"] == []
+
+        async def seen() -> Any:
+            line = await process.stdout.readline()
+            assert line, (await process.stderr.read()).decode()
+            return json.loads(line)["jobs"]
+
+        assert await seen() == []
         await created(house)
-        assert json.loads(await process.stdout.readline())["jobs"][0]["name"] == "desk"
+        assert (await seen())[0]["name"] == "desk"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
 
@@ -1030,21 +1039,19 @@ def test_the_watch_command_follows_until_interrupted(house):
 
 @dataclass(frozen=True)
 class Made:
-    """The result of `export` functions, with the fields that commands read."""
+    """The result of an export, with the fields that commands read."""
 
-    accuracy: float = 0.5
-    loss: float = 0.7
-    examples: int = 2
     max_difference: float = 1e-7
 
 
 class Tools:
-    """`export` without a model: records its calls."""
+    """`export` without a model: records its calls. A version is right on as many texts as its first byte says."""
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
         # What the README says of each version; None in an evaluation.
         self.origins: list[Any] = []
+        self.frozen: dict[str, Any] = {}
 
     def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -1062,8 +1069,11 @@ class Tools:
         tokenizer: bytes,
         out: Path,
         samples: Any,
+        *,
+        frozen: Any,
         origin: Any = None,
     ) -> Made:
+        self.frozen = frozen
         self.origins.append(origin)
         manifest.decode(weights)
         assert tokenizer == TOKENIZER
@@ -1071,33 +1081,38 @@ class Tools:
         out.mkdir()
         return Made()
 
-    def evaluate_bundle(self, folder: Path, examples: Any) -> Made:
+    def evaluate_bundle(self, folder: Path, examples: Any) -> Figures:
         assert folder.is_dir()
-        return Made(accuracy=self.exported[-1][0][0] / 256, examples=len(examples))
+        right = np.arange(len(examples)) < self.exported[-1][0][0]
+        expected = np.array([("no", "yes").index(example.label) for example in examples])
+        answers = np.where(right, expected, 1 - expected)
+        return figures_of(np.eye(2, dtype=np.float32)[answers], expected, ("no", "yes"))
 
 
 @pytest.fixture
 def tools(monkeypatch) -> Tools:
     made = Tools()
-    monkeypatch.setattr("coordinator.cli.model._tools", lambda: made)
+    for module in (MEASURING, model):
+        monkeypatch.setattr(module, "load_tools", lambda: made)
     return made
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
     path = tmp_path / "test.jsonl"
-    path.write_text('{"text": "a", "label": "no"}\n{"text": "b", "label": "yes"}\n')
+    rows = (("a", "no"), ("b", "yes"), ("c", "no"), ("d", "no"))
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
     return path
 
 
-def publish(house: House, number: int) -> Callable[[records.Session], None]:
-    """Publishes another version, whose first byte is its number."""
-    weights = bytes([number]) + bytes(55)
+def publish(house: House, number: int, right: int | None = None) -> Callable[[records.Session], None]:
+    """Publishes another version, whose first byte is `right`, or its number."""
+    weights = bytes([number if right is None else right]) + bytes(54) + bytes([number])
     digest = house.store.put(weights)
 
     def write(s: records.Session) -> None:
         records.open_round(s, "desk", number, 3000)
-        records.publish_version(s, "desk", number, digest, number, 3000)
+        records.publish_version(s, "desk", number, digest, number, 3000, norms=Norms(3.0, 4.0, 2.5))
         records.end_round(s, "desk", number, "published", None, 3000)
 
     return write
@@ -1108,31 +1123,124 @@ async def in_a_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(work)
 
 
-def test_evaluating_a_version_stores_the_result(house, tools, data, capsys):
+def test_an_export_takes_frozen_values_from_the_bundle(house, tools, tmp_path):
+    """They are in no version."""
+    frozen = {"table": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    manifest = Manifest.of(frozen)
+    values = manifest.encode(manifest.flatten(frozen))
+    base = make_job()
+    document = base.document.model_copy(
+        update={
+            "model": base.document.model.model_copy(update={"freeze_embedding": True}),
+            "frozen": BundledWeights(
+                manifest=manifest.digest(), weights=hashlib.sha256(values).digest(), values=manifest.values
+            ),
+        }
+    )
+    job = Job(
+        document,
+        base.blobs | {"job.json": document.canonical(), "frozen.json": manifest.canonical(), "frozen.bin": values},
+    )
+
+    async def scenario(house: House) -> None:
+        digest = job.store_in(house.store)
+        await house.stub().CreateJob(operator_pb2.CreateJobRequest(document=digest))
+        await in_a_thread(lambda: model.export("desk", tmp_path / "model", operator=house.operator_folder()))
+        assert tools.frozen.keys() == frozen.keys()
+        assert np.array_equal(tools.frozen["table"], frozen["table"])
+        assert tools.exported[0][0] == base.blobs["weights.bin"]
+
+    house(scenario)
+
+
+def test_evaluating_a_version_shows_all_figures_and_stores_three(house, tools, data, capsys):
     async def scenario(house: House) -> None:
         await created(house)
         for number in (1, 2):
             await house.database.run(publish(house, number))
         folder = house.operator_folder()
-        await in_a_thread(lambda: model.evaluate("desk", data, operator=folder))
-        await in_a_thread(lambda: model.evaluate("desk", data, version=1, operator=folder, as_json=True))
-        text, said = capsys.readouterr().out.splitlines()
-        assert text == "version 2: accuracy 0.78 %, loss 0.7000, 2 examples"
-        assert (json.loads(said)["version_number"], json.loads(said)["accuracy"]) == (1, 1 / 256)
+        await in_a_thread(lambda: evaluate("desk", data, operator=folder))
+        text = capsys.readouterr().out.splitlines()
+        assert text[0] == "version 2: accuracy 50.00 %, loss 0.8133, 4 examples"
+        assert text[2] == "  majority class     75.0 %, always answering no"
+        assert text[6] == "  no better than always answering no (75.0 %)"
+        assert [line.split() for line in text[-2:]] == [["1", "no", "1", "2"], ["2", "yes", ".", "1"]]
+        await in_a_thread(lambda: evaluate("desk", data, version=1, operator=folder, as_json=True))
+        said = json.loads(capsys.readouterr().out)
+        assert (said["job"], said["version_number"], said["accuracy"], said["examples"]) == ("desk", 1, 0.25, 4)
+        assert said["confusion"] == [[1, 2], [1, 0]]
+        assert (said["majority_label"], said["majority_accuracy"], said["beats_majority"]) == ("no", 0.75, "no")
         stored = await house.database.run(lambda s: records.versions(s, "desk"))
         assert [len(version.evaluations) for version in stored] == [0, 1, 1]
-        assert stored[2].evaluations[0].data == hashlib.sha256(data.read_bytes()).digest()
-        assert tools.exported[0][1] == 2
-        with pytest.raises(CommandFailed, match="has no version 7; the newest is 2"):
-            await in_a_thread(lambda: model.evaluate("desk", data, version=7, operator=folder))
-        with pytest.raises(CommandFailed, match="leave out --version"):
-            await in_a_thread(lambda: model.evaluate("desk", data, version=1, follow=True, operator=folder))
+        measured = stored[2].evaluations[0]
+        assert (measured.accuracy, measured.examples) == (0.5, 4)
+        assert measured.loss == pytest.approx(0.8133, abs=1e-4)
+        assert measured.data == hashlib.sha256(data.read_bytes()).digest()
+        assert tools.exported[0][1] == 4
+
+    house(scenario)
+
+
+def test_all_versions_of_the_store_are_measured_and_the_best_is_marked(house, tools, data, capsys):
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number, right in ((1, 1), (2, 2), (3, 4), (4, 3)):
+            await house.database.run(publish(house, number, right))
+        # A version whose blob is gone is left out, and the others are measured.
+        lost = (await house.database.run(lambda s: records.versions(s, "desk")))[2].digest.hex()
+        (house.tmp / "store" / "blobs" / lost[:2] / lost).unlink()
+        folder = house.operator_folder()
+        await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder))
+        shown = capsys.readouterr()
+        assert "version 2 is not in the coordinator's store; it is left out\n" in shown.err
+        assert [line.split(":")[0] for line in shown.err.splitlines() if "of 4" in line] == [
+            f"version {number} of 4" for number in (0, 1, 3, 4)
+        ]
+        (best,) = [line for line in shown.out.splitlines() if line.endswith("best")]
+        assert best.split()[:3] == ["3", "100.0", "%"]
+        assert "best: version 3, accuracy 100.00 %" in shown.out
+        drawn = [line.removesuffix("majority 75.0 %") for line in shown.out.splitlines() if " % | " in line]
+        assert sum(line.count("o") for line in drawn) == 4
+        await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder, as_json=True))
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(row["version_number"], row["accuracy"], row["best"]) for row in rows] == [
+            (0, 0.0, False),
+            (1, 0.25, False),
+            (3, 1.0, True),
+            (4, 0.75, False),
+        ]
+        stored = await house.database.run(lambda s: records.versions(s, "desk"))
+        assert [len(version.evaluations) for version in stored] == [2, 2, 0, 2, 2]
+
+    house(scenario)
+
+
+def test_what_cannot_be_evaluated_is_a_sentence(house, tools, data, tmp_path):
+    async def scenario(house: House) -> None:
+        await created(house)
+        folder = house.operator_folder()
+        nowhere = house.operator_folder(port=1)
+        for more, code, sentence in (
+            ({"version": 7}, ExitCode.NOT_FOUND, "has no version 7; the newest is 0"),
+            ({"version": 1, "follow": True}, ExitCode.USAGE, "leave out --version"),
+            ({"version": 1, "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
+            ({"follow": True, "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
+            ({"job": "nobody"}, ExitCode.NOT_FOUND, "there is no job named nobody"),
+            ({"operator": nowhere}, ExitCode.UNREACHABLE, "coordinator serve"),
+            ({"operator": nowhere, "versions": "all"}, ExitCode.UNREACHABLE, "coordinator serve"),
+            ({"data": tmp_path / "missing.jsonl"}, ExitCode.NOT_FOUND, "missing.jsonl"),
+        ):
+            given = {"job": "desk", "data": data, "operator": folder, **more}
+            with pytest.raises(CommandFailed, match=sentence) as failed:
+                await in_a_thread(lambda given=given: evaluate(**given))
+            assert failed.value.code is code
+        assert tools.exported == []
 
     house(scenario)
 
 
 def test_following_evaluates_every_version_until_the_job_ends(house, tools, data, monkeypatch):
-    monkeypatch.setattr("coordinator.cli.model.RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(MEASURING, "RECONNECT_SECONDS", 0.05)
 
     async def scenario(house: House) -> None:
         await created(house)
@@ -1147,9 +1255,7 @@ def test_following_evaluates_every_version_until_the_job_ends(house, tools, data
 
         async with fragile(house.port, lasts=20_000) as (port, connections):
             folder = house.operator_folder(port=port)
-            following = asyncio.create_task(
-                in_a_thread(lambda: model.evaluate("desk", data, follow=True, operator=folder))
-            )
+            following = asyncio.create_task(in_a_thread(lambda: evaluate("desk", data, follow=True, operator=folder)))
             await measured(1)
             for number in range(2, 9):
                 await house.database.run(publish(house, number))
@@ -1174,7 +1280,7 @@ def test_following_an_unknown_job_fails_at_once(house, tools, data):
     async def scenario(house: House) -> None:
         folder = house.operator_folder()
         with pytest.raises(CommandFailed, match="there is no job named desk"):
-            await in_a_thread(lambda: model.evaluate("desk", data, follow=True, operator=folder))
+            await in_a_thread(lambda: evaluate("desk", data, follow=True, operator=folder))
 
     house(scenario)
 
@@ -1193,7 +1299,7 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         assert [each.members for each in tools.origins] == [None, None]
         # Without samples, export makes synthetic ones.
         assert tools.exported[0][1] > 10
-        assert tools.exported[1][1] == 2
+        assert tools.exported[1][1] == 4
 
     house(scenario)
 

@@ -85,7 +85,11 @@ def test_rules_are_evaluated_and_no_alert_was_pending(watched):
     broken = [rule["name"] for rule in watched.prometheus.rules() if rule["health"] != "ok"]
     assert broken == []
     seen = [each["metric"] for each in watched.prometheus.query_range("ALERTS", watched.began, watched.ended, 1)]
-    assert [each for each in seen if each["alertstate"] == "firing" or each["alertname"] not in SLOW] == []
+    # The noise on the whole updates of this job drowns its version, and every member's loss is in the thousands.
+    drowned = [each for each in seen if each["alertname"] == "TacitVersionExploded"]
+    assert {each["job"] for each in drowned} == {NOISY}
+    others = [each for each in seen if each not in drowned]
+    assert [each for each in others if each["alertstate"] == "firing" or each["alertname"] not in SLOW] == []
 
 
 def test_a_missing_coordinator_raises_an_alert(watched):

@@ -9,6 +9,7 @@ import pytest
 
 import secure_agg
 from coordinator.domain.jobs import JobStatus
+from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
@@ -683,6 +684,49 @@ def test_resuming_a_job_forgets_missed_deadlines():
     fleet.post(ev.Resume())
     fleet.run(lambda: fleet.state.status is JobStatus.RUNNING)
     assert fleet.state.members["m2"].missed_deadlines == 0
+
+
+# ---- a version that explodes ---------------------------------------------------------------------------------------
+
+
+def exploding(fleet, times, *, in_round):
+    """Every member's change is `times` as long in one round."""
+    hand_over = fleet.hand_over
+
+    def longer(member, assignment, update):
+        factor = np.float32((times if assignment.round == in_round else 1) / 100)
+        hand_over(member, assignment, replace(update, change=update.change * factor))
+
+    fleet.hand_over = longer
+    return fleet
+
+
+def test_a_version_that_explodes_is_counted_noted_and_known_after_a_restart():
+    fleet = exploding(Fleet(3, job=job_document(count=7)), 100, in_round=5).connect()
+    fleet.run(lambda: fleet.state.version_number == 4)
+    assert not any(isinstance(count, counts.VersionExploded) for count in fleet.counts)
+    fleet.run(lambda: fleet.state.version_number == 5)
+    found = fleet.state.exploded
+    assert found is not None
+    assert (found.number, found.measure) == (5, "change")
+    assert found.times == pytest.approx(100, rel=0.5)
+    (counted,) = [count for count in fleet.counts if isinstance(count, counts.VersionExploded)]
+    assert (counted.number, counted.measure, counted.times, counted.warns) == (5, "change", found.times, True)
+    (stored,) = [record for record in fleet.records if isinstance(record, fx.PublishVersion) and record.exploded]
+    assert stored.exploded == found
+    norms = fleet.state.norms
+    fleet.crash_coordinator()
+    assert (fleet.state.exploded, fleet.state.norms) == (found, norms)
+    # It goes on, and later versions do not replace the first that exploded.
+    fleet.run()
+    fleet.check()
+    assert (fleet.state.status, fleet.state.exploded) == (JobStatus.FINISHED, found)
+
+
+def test_sound_versions_explode_never():
+    fleet = exploding(Fleet(3, job=job_document(count=8)), 3, in_round=6).connect().run()
+    assert fleet.state.status is JobStatus.FINISHED
+    assert fleet.state.exploded is None
 
 
 # ---- members that decline for good --------------------------------------------------------------------------------

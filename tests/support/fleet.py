@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 import secure_agg
+from coordinator.domain.explosion import WINDOW
 from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
 from coordinator.rounds.optimiser import StateVectors
-from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
+from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups, norms_of
 from coordinator.rounds.state import JobState, Parameters
 from coordinator.rounds.timers import Timer
 from coordinator.rounds.transitions import Phase, is_allowed
@@ -210,6 +211,8 @@ class Fleet:
             "version_number": 0,
             "version": self.job.weights,
             "confirmed_sums": (),
+            "norms": (),
+            "exploded": None,
             "reason": Reason.REASON_UNSPECIFIED,
             "status": JobStatus.RUNNING,
         }
@@ -228,6 +231,8 @@ class Fleet:
                 case fx.PublishVersion():
                     values |= {"version_number": record.number, "version": record.digest}
                     values |= {"server_state": record.server_state, "confirmed_sums": ()}
+                    values["norms"] = (*values["norms"], record.norms)[-WINDOW:]
+                    values["exploded"] = values["exploded"] or record.exploded
                 case fx.SetStatus():
                     values |= {"status": record.status, "reason": record.reason}
         return JobState(state.parameters, **values)
@@ -313,7 +318,7 @@ class Fleet:
         kept = {name: hashlib.sha256(vector.tobytes()).digest() for name, vector in carried.after.items()}
         self.server_states |= {kept[name]: vector for name, vector in carried.after.items()}
         found = (step.training, step.groups, kept, step.metrics_invalid)
-        self.post(ev.Computed(effect.attempt, result, digest, *found), DELAY_MS)
+        self.post(ev.Computed(effect.attempt, result, digest, norms_of(base, step.values), *found), DELAY_MS)
 
     def _send(self, name: str, message: Any) -> None:
         self._check_persisted(message)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 
-from coordinator.domain.jobs import EndAttempt, JobStatus
+from coordinator.domain.jobs import EndAttempt, JobStatus, Norms
 from coordinator.pki import Authority
 from coordinator.storage import records
 from tacit.attempt import AttemptId
@@ -127,7 +127,7 @@ def finished_job(
     )
     records.end_attempt(s, ended, 4)
     if published:
-        records.publish_version(s, name, 1, VERSION, ROUND, 4)
+        records.publish_version(s, name, 1, VERSION, ROUND, 4, norms=Norms(10.0, 10.0, 1.0))
     records.end_round(s, name, ROUND, outcome, None, 5)
     if status is not JobStatus.RUNNING:
         records.set_job_status(s, name, status, None, 6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.domain.jobs import Dropout, EndAttempt, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, Norms, TrainingMetrics
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -85,7 +85,15 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
             for each, scale in (("momentum", 0.25), ("accumulator", 0.5))
         }
         records.publish_version(
-            s, name, number, digest, number, _NOW_MS + number, optimiser="fedadam", server_state=carried
+            s,
+            name,
+            number,
+            digest,
+            number,
+            _NOW_MS + number,
+            norms=Norms(10.0, 10.0, 1.0),
+            optimiser="fedadam",
+            server_state=carried,
         )
         records.end_round(*at, "published", None, _NOW_MS + number)  # type: ignore[call-arg]
 

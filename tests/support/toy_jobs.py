@@ -61,7 +61,16 @@ def examples_of(count=160, seed=0):
     return [Example(text, LABELS[label]) for text, label in zip(texts, labels, strict=True)]
 
 
-def trained(bundle: JobBundle, examples, *, base=None, random=None, progress=lambda *_: None, cancelled=lambda: False):
+def trained(
+    bundle: JobBundle,
+    examples,
+    *,
+    base=None,
+    random=None,
+    progress=lambda *_: None,
+    cancelled=lambda: False,
+    warn=lambda _: None,
+):
     """The member's update for one round, by default from version 0."""
     job = bundle.document
     return train_update(
@@ -75,4 +84,5 @@ def trained(bundle: JobBundle, examples, *, base=None, random=None, progress=lam
         device="cpu",
         progress=progress,
         cancelled=cancelled,
+        warn=warn,
     )

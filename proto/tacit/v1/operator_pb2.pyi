@@ -52,7 +52,7 @@ class StatusResponse(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting")
+    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Job(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: JobStatus
     reason: _reason_pb2.Reason
@@ -89,7 +90,8 @@ class Job(_message.Message):
     evaluation: Evaluation
     training: TrainingMetrics
     waiting: str
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ...) -> None: ...
+    warning: str
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class TrainingMetrics(_message.Message):
     __slots__ = ("examples", "loss", "accuracy")
@@ -209,18 +211,22 @@ class JobDetail(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("number", "digest", "round", "created_ms", "evaluations")
+    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: bytes
     round: int
     created_ms: int
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ...) -> None: ...
+    norm: float
+    change: float
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ...) -> None: ...
 
 class InviteMemberRequest(_message.Message):
     __slots__ = ("name", "valid_seconds")

@@ -29,6 +29,7 @@ def everything(metrics: Metrics) -> None:
     metrics.decline("desk", "job_not_admitted")
     metrics.training_window_extended("desk")
     metrics.version_published("desk", 2)
+    metrics.version_norms("desk", norm=12.0, change=0.5)
     metrics.groups("desk", "combined", 3)
     metrics.corpus("desk", "declined")
     metrics.training("desk", loss=0.5, accuracy=0.75)
@@ -180,6 +181,13 @@ def test_an_open_round_has_a_start_time(metrics):
     assert metrics.value("version_published_timestamp_seconds", job="desk") == 1000.5
     metrics.job_status("desk", "aborted")
     assert metrics.value(began, job="desk") == 0
+
+
+def test_the_first_version_that_explodes_is_an_increase(metrics):
+    metrics.job_known("desk", needed=3, planned=20, deadline=900)
+    assert metrics.value("versions_exploded_total", job="desk") == 0
+    metrics.version_exploded("desk")
+    assert metrics.value("versions_exploded_total", job="desk") == 1
 
 
 def test_jobs_are_counted_by_status_and_a_failure_pauses(metrics):

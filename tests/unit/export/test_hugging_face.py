@@ -21,9 +21,9 @@ from transformers import (
 
 import export.hugging_face
 from export.card import Origin
+from export.figures import log_softmax
 from export.hugging_face import FormatRefused, check_format, export_hf
 from export.onnx import ExportReport, ParityFailed
-from export.predictor import log_softmax
 from tacit.bundle import BundleInvalid, read_bundle
 from tacit.job import JobSpec
 from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel

@@ -14,7 +14,7 @@ import torch
 import typer
 from pydantic import ValidationError
 
-from coordinator.cli.model import Material, _export, _tools, export
+from coordinator.cli.model import Material, export, export_version, load_tools
 from edge_client.cli.predict import predict
 from export import predictor
 from export.bundle import make_job_bundle, read_job_bundle
@@ -282,7 +282,7 @@ def test_lora_and_whole_models_have_no_backbone_to_share(jobs, tmp_path):
     job = jobs["reviews"]
     document = job.document
     material = Material(document, job.manifest, job.tokenizer, job.weights, 0, document.weights, job.backbone)
-    assert _export(_tools(), material, tmp_path / "reviews", [], split=True).shared.written
+    assert export_version(load_tools(), material, tmp_path / "reviews", [], split=True).shared.written
     whole = SimpleNamespace(name="desk", model=None)
     with pytest.raises(ValueError, match=r"desk trains its whole model, .* leave out --split"):
         export_model(whole, job.manifest, job.weights, job.tokenizer, tmp_path / "desk", TEXTS, split=True)

@@ -1,5 +1,6 @@
 """The operator's synthetic corpus from a version: its rows, its statement, and who can read it."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -8,6 +9,7 @@ import pytest
 from export.bundle import make_job_bundle, read_job_bundle
 from export.finetune.corpora import CorporaInvalid, promise_of, read_corpora
 from export.synthetic import synthesise
+from learning.models import ParametersDiffer
 from learning.synthesis import ordered, sampling
 from tacit.corpus import CorpusOrder
 from tacit.identity import Role
@@ -43,6 +45,7 @@ def made(folder, bundle, **order):
         order=CorpusOrder(source="operator", **order),
         federation=party.authority().federation,
         round=7,
+        frozen=bundle.frozen,
     )
 
 
@@ -64,6 +67,16 @@ def test_rows_use_the_public_words_and_labels_are_even(tmp_path):
     assert (said.round, said.version, said.member, said.histogram) == (7, bundle.document.weights, "operator", "even")
     # Nobody can predict them, because the random bits are the system's.
     assert made(tmp_path, bundle, texts=60).statement.corpus != said.corpus
+
+
+def test_a_frozen_table_scores_the_words(tmp_path):
+    """It is in no version. With a table of zeros instead, all words would be alike."""
+    sizes = {"embedding": 8, "hidden": 8, "latent": 4, "words": 300, "max_tokens": 6}
+    bundle = job_of(tmp_path, model={"architecture": "rvae", **sizes, "tied": True, "freeze_embedding": True})
+    assert bundle.frozen["embedding.weight"].shape == (300 + 1 + len(LABELS), 8)
+    assert made(tmp_path, bundle, texts=20).statement.rows > 10
+    with pytest.raises(ParametersDiffer, match=r"missing \['embedding.weight'\]"):
+        made(tmp_path, dataclasses.replace(bundle, frozen={}), texts=20)
 
 
 @pytest.mark.parametrize(

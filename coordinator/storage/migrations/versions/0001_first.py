@@ -28,7 +28,18 @@ def upgrade() -> None:
         sa.Column("reason", sa.String(length=64), nullable=True),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.Column("changed_ms", sa.BigInteger(), nullable=False),
+        sa.Column("exploded_version", sa.Integer(), nullable=True),
+        sa.Column("exploded_measure", sa.String(length=64), nullable=True),
+        sa.Column("exploded_times", sa.Double(), nullable=True),
+        sa.Column("exploded_than", sa.Integer(), nullable=True),
         sa.Column("forgiven_round", sa.Integer(), nullable=False),
+        sa.CheckConstraint("exploded_measure IN ('norm', 'change')", name=op.f("ck_jobs_exploded_measure_known")),
+        sa.CheckConstraint(
+            "(exploded_version IS NULL) = (exploded_times IS NULL) AND "
+            "(exploded_version IS NULL) = (exploded_measure IS NULL) AND "
+            "(exploded_version IS NULL) = (exploded_than IS NULL)",
+            name=op.f("ck_jobs_exploded_at_once"),
+        ),
         sa.CheckConstraint("status IN ('running', 'paused', 'finished', 'aborted')", name=op.f("ck_jobs_status_known")),
         sa.CheckConstraint("document IS NULL OR length(document) = 32", name=op.f("ck_jobs_document_is_a_digest")),
         sa.CheckConstraint("rounds_total > 0", name=op.f("ck_jobs_has_rounds")),
@@ -117,6 +128,8 @@ def upgrade() -> None:
         sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
         sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.Column("norm", sa.Double(), nullable=True),
+        sa.Column("change", sa.Double(), nullable=True),
         sa.CheckConstraint("(number = 0) = (round = 0)", name=op.f("ck_versions_start_has_no_round")),
         sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_versions_digest_is_a_digest")),
         sa.CheckConstraint("number >= 0", name=op.f("ck_versions_number_not_negative")),

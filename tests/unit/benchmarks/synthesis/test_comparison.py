@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from benchmarks.library.record import NoData, Results
 from benchmarks.library.report import write_page
@@ -50,6 +51,7 @@ from benchmarks.synthesis.setup import (
     train_rvae,
 )
 from benchmarks.synthesis.tables import comparison_rows, sample_rows, text_rows
+from export.bundle import read_job_bundle
 from learning.accounting.events import SampledGaussian
 from learning.synthesis import published
 from learning.synthesis.labels import histogram_event
@@ -218,11 +220,22 @@ def test_the_start_is_trained_on_public_text_once_and_kept(tmp_path, public):
     plan = plan_of(public)
     parts = dealt(TASK, 3, 0)
     first = rvae_bundle(TASK, plan.rvae, None, 30, 0, tmp_path / "a", plan.cache)
-    (kept,) = public.glob("synthesis-start-*.bin")
-    kept.write_bytes(np.frombuffer(first.weights, np.float32).copy().__mul__(0.5).tobytes())
+    (kept,) = public.glob("synthesis-start-*.safetensors")
+    halved = {name: array * np.float32(0.5) for name, array in load_file(kept).items()}
+    save_file(halved, kept)
     again = rvae_bundle(TASK, plan.rvae, 5.0, 30, 7, tmp_path / "b", plan.cache)
-    assert again.weights == kept.read_bytes() != first.weights
+    assert again.weights == again.manifest.encode(again.manifest.flatten(halved)) != first.weights
     assert train_rvae(again, parts, SeededRandom("x")).bundle.document.weights == again.document.weights
+
+
+def test_a_table_that_members_freeze_is_trained_at_the_start(tmp_path, public):
+    plan = plan_of(public)
+    frozen = replace(plan.rvae, model=plan.rvae.model.model_copy(update={"freeze_embedding": True, "tied": True}))
+    made = rvae_bundle(TASK, frozen, None, 30, 0, tmp_path / "a", plan.cache)
+    drawn = read_job_bundle(tmp_path / "a" / "bundle").frozen["embedding.weight"]
+    assert made.frozen.keys() == {"embedding.weight"}
+    assert not np.array_equal(made.frozen["embedding.weight"], drawn)
+    assert trained_by(replace(plan, rvae=frozen), tmp_path / "b", None).versions[0].shape == (made.document.values,)
 
 
 def test_training_without_noise_learns_texts_and_canaries(tmp_path, public):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.cli.model import Format, Material, _check_format, _export, _members, _origin, _tools
+from coordinator.cli.model import Format, Material, _check_format, _members, _origin, export_version, load_tools
 from tacit.bundle import read_bundle
 from tacit.model import RvaeModel
 from tacit.v1 import operator_pb2 as pb
@@ -39,7 +39,7 @@ def material(job: TinyJob) -> Material:
 )
 def test_a_version_is_written_for_transformers_or_peft(name, files, tmp_path):
     found = material(TinyJob(name, tmp_path))
-    report = _export(_tools(), found, tmp_path / "out", [], format=Format.HF, origin=_origin(found))
+    report = export_version(load_tools(), found, tmp_path / "out", [], format=Format.HF, origin=_origin(found))
     written = read_bundle(tmp_path / "out", "hf").files
     assert written.keys() == files | {"README.md", "config.json", "tokenizer.json", "tokenizer_config.json"}
     assert report.max_difference <= 1e-5
@@ -50,7 +50,7 @@ def test_a_version_is_written_for_transformers_or_peft(name, files, tmp_path):
     assert "6 in the last |" in card
     # An earlier export of the other format is replaced whole.
     if name == "distilbert":
-        _export(_tools(), found, tmp_path / "out", [], origin=_origin(found))
+        export_version(load_tools(), found, tmp_path / "out", [], origin=_origin(found))
         assert read_bundle(tmp_path / "out", "model").files.keys() >= {"model.onnx", "README.md"}
 
 

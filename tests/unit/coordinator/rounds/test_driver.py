@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 import secure_agg
-from coordinator.domain.jobs import JobStatus
+from coordinator.domain.jobs import Exploded, JobStatus, Norms
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
@@ -327,3 +327,21 @@ def test_a_job_loaded_again_awaits_its_last_cohort(tmp_path):
         return state_of(stored, driver.state.parameters)
 
     assert asyncio.run(again()).awaited == {"m0", "m2"}
+
+
+def test_a_job_loaded_again_knows_norms_and_the_first_explosion(tmp_path):
+    async def run():
+        driver, database, _ = await started(tmp_path)
+        await driver.stop()
+        norms, found = Norms(3.0, 40.0, 39.0), Exploded(1, "norm", 40 / 3, 0)
+
+        def publish(session):
+            records.publish_version(session, "questions", 1, bytes(32), 1, 2, norms=norms, exploded=found)
+            return records.load_job(session, "questions")
+
+        stored = await database.run(publish)
+        state = state_of(stored, driver.state.parameters)
+        assert (state.norms, state.exploded) == ((norms,), found)
+        database.real.close()
+
+    asyncio.run(run())

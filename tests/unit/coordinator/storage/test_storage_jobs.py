@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
-from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Norms, TrainingMetrics
 from coordinator.storage import records as r
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.models import AttemptRow, RoundRow, ServerStateRow
@@ -17,6 +17,7 @@ from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
 DOCUMENT, START, NEXT, SUM = (bytes([number]) * 32 for number in range(1, 5))
+NORMS = Norms(3.0, 4.0, 2.5)
 
 
 def do(database: Database, work: Callable[..., Any], *positional: Any, **named: Any) -> Any:
@@ -70,7 +71,7 @@ def test_a_round_from_opening_to_version(database, job):
     assert load(database).round_open
     lost = [Dropout("c", "mask", Reason.REASON_PHASE_DEADLINE, "nothing came")]
     end(database, 1, 1, "published", dropouts=tuple(lost), training=TrainingMetrics(300.0, 0.5, 0.75), now_ms=2200)
-    do(database, r.publish_version, "desk", 1, NEXT, 1, 2200)
+    do(database, r.publish_version, "desk", 1, NEXT, 1, 2200, norms=NORMS)
     do(database, r.end_round, "desk", 1, "published", None, 2300)
 
     stored = load(database)
@@ -162,12 +163,12 @@ def test_numbers_that_do_not_follow_are_refused(database, job):
 def test_versions_follow_one_another(database, job):
     do(database, r.open_round, "desk", 1, 10)
     with pytest.raises(r.OutOfOrder, match="does not follow version 0"):
-        do(database, r.publish_version, "desk", 2, NEXT, 1, 10)
-    do(database, r.publish_version, "desk", 1, NEXT, 1, 10)
+        do(database, r.publish_version, "desk", 2, NEXT, 1, 10, norms=NORMS)
+    do(database, r.publish_version, "desk", 1, NEXT, 1, 10, norms=NORMS)
     with pytest.raises(r.OutOfOrder, match="does not follow version 1"):
-        do(database, r.publish_version, "desk", 2, NEXT, 1, 10)
+        do(database, r.publish_version, "desk", 2, NEXT, 1, 10, norms=NORMS)
     with pytest.raises(r.OutOfOrder, match="no round 9"):
-        do(database, r.publish_version, "desk", 2, NEXT, 9, 10)
+        do(database, r.publish_version, "desk", 2, NEXT, 9, 10, norms=NORMS)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_a_missing_job_is_a_sentence(database, work):
 
 def test_evaluations_stay_with_their_version(database, job):
     do(database, r.open_round, "desk", 1, 10)
-    do(database, r.publish_version, "desk", 1, NEXT, 1, 10)
+    do(database, r.publish_version, "desk", 1, NEXT, 1, 10, norms=NORMS)
     for number, accuracy in ((1, 0.5), (0, 0.25), (1, 0.75)):
         do(
             database,
@@ -389,7 +390,7 @@ def test_every_outcome_is_in_the_journal(database, job):
     do(database, r.open_round, "desk", 1, 10)
     do(database, r.open_attempt, "desk", 1, 1, ["a", "b"], 20)
     end(database, 1, 1, "published", now_ms=30)
-    do(database, r.publish_version, "desk", 1, NEXT, 1, 40)
+    do(database, r.publish_version, "desk", 1, NEXT, 1, 40, norms=NORMS)
     do(database, r.end_round, "desk", 1, "published", None, 50)
     do(database, r.set_job_status, "desk", JobStatus.FINISHED, "job_finished", 60)
     entries = do(database, r.journal, subject="desk")
@@ -408,6 +409,35 @@ def test_every_outcome_is_in_the_journal(database, job):
     assert do(database, r.journal, subject="other") == []
 
 
+def test_the_newest_norms_and_the_first_explosion_are_kept(database, job):
+    found = {2: Exploded(2, "norm", 12.5, 0), 4: Exploded(4, "change", 99.0, 3)}
+    steps = [Norms(float(number), number + 1.0, number / 10) for number in range(1, 8)]
+    for number, norms in enumerate(steps, 1):
+        do(database, r.open_round, "desk", number, 10)
+        do(
+            database,
+            r.publish_version,
+            "desk",
+            number,
+            bytes([number]) * 32,
+            number,
+            20,
+            norms=norms,
+            exploded=found.get(number),
+        )
+        do(database, r.end_round, "desk", number, "published", None, 30)
+        stored = load(database)
+        assert stored.norms == tuple(steps[max(0, number - 5) : number])
+        assert stored.exploded == (None if number < 2 else found[2])
+    versions = do(database, r.versions, "desk")
+    assert [(each.norm, each.change) for each in versions[:2]] == [(1.0, None), (2.0, 0.1)]
+    entries = [entry for entry in do(database, r.journal) if entry.kind == "version_exploded"]
+    assert [(each.fields["number"], each.fields["measure"], each.fields["times"]) for each in entries] == [
+        (2, "norm", 12.5),
+        (4, "change", 99.0),
+    ]
+
+
 def test_a_server_state_is_recorded_with_its_version(database, job):
     carried = [{"momentum": bytes([number]) * 32, "accumulator": bytes([number + 1]) * 32} for number in (10, 20)]
     for number, state in enumerate(carried, 1):
@@ -420,6 +450,7 @@ def test_a_server_state_is_recorded_with_its_version(database, job):
             bytes([number]) * 32,
             number,
             20,
+            norms=NORMS,
             optimiser="fedadam",
             server_state=state,
         )
@@ -441,7 +472,7 @@ def test_a_state_and_its_version_are_recorded_together_or_not_at_all(database, j
 
     def broken(s):
         r.open_round(s, "desk", 1, 10)
-        r.publish_version(s, "desk", 1, NEXT, 1, 20, optimiser="fedavgm", server_state={"momentum": SUM})
+        r.publish_version(s, "desk", 1, NEXT, 1, 20, norms=NORMS, optimiser="fedavgm", server_state={"momentum": SUM})
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
@@ -451,7 +482,18 @@ def test_a_state_and_its_version_are_recorded_together_or_not_at_all(database, j
     do(database, r.open_round, "desk", 1, 10)
     for state in ({"variance": SUM}, {"momentum": b"short"}):
         with pytest.raises(IntegrityError):
-            do(database, r.publish_version, "desk", 1, NEXT, 1, 20, optimiser="fedavgm", server_state=state)
+            do(
+                database,
+                r.publish_version,
+                "desk",
+                1,
+                NEXT,
+                1,
+                20,
+                norms=NORMS,
+                optimiser="fedavgm",
+                server_state=state,
+            )
     assert [each.number for each in do(database, r.versions, "desk")] == [0]
 
 

@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.agent.dry_run import Plan, _show, plan_of
+from edge_client.agent.dry_run import Plan, Reading, _show, plan_of
 from edge_client.agent.runner import Member, RunOptions, Table, load_member
 from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.spend import spend
 from learning.mechanisms.protection import protection_of
+from learning.text.coverage import Coverage
 from learning.text.data import Example
+from learning.text.encoder import word_tokenizer
 from secure_agg import pack_in_place
+from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
+from tacit.messages import Assignment
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
@@ -83,6 +88,18 @@ def test_it_shows_values_of_each_tensor_and_bytes_of_the_vector(
     assert few < many
 
 
+def test_frozen_values_are_shown_and_are_none_of_the_bytes(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    start = {"manifest": bytes(32), "weights": bytes(32), "values": 1_002_496}
+    job = a_job(model={"architecture": "textcnn", "freeze_embedding": True}, frozen=start)
+    plan = plan_of(job, MANIFEST, member)
+    _show(plan, member)
+    said = capsys.readouterr().out
+    assert "  stays frozen: 1,002,496 values of the embedding, 4.0 MB, fetched once and never sent\n" in said
+    assert f"bytes a round: {sent(a_job(), 3):,} in a cohort of 3" in said
+    assert plan.as_json()["frozen"] == 1_002_496
+    assert plan_of(a_job(), MANIFEST, member).as_json()["frozen"] is None
+
+
 def test_a_job_that_sends_only_the_change_shows_nothing_else(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +119,37 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
     assert spend([repeated(event, count)], member.policy.limit()).epsilon < 0.95 * every
     _show(plan, member)
     assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
+
+
+def test_it_says_in_how_many_rounds_the_budget_lets_the_member_take_part(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 4.0, "lot": 4, "steps": 5})
+    whole = plan_of(job, MANIFEST, member)
+    assert whole.outlook is not None
+    assert whole.epsilon_a_round is not None
+    assert whole.epsilon_of_all_rounds is not None
+    assert whole.as_json()["outlook"]["possible"] == job.rounds.count == whole.outlook.rounds
+    short = replace(member, policy=Policy(epsilon=(whole.epsilon_a_round + whole.epsilon_of_all_rounds) / 2))
+    plan = plan_of(job, MANIFEST, short)
+    assert plan.outlook is not None
+    told = plan.as_json()
+    assert told["takes_part"]
+    assert 0 < told["outlook"]["possible"] < job.rounds.count
+    _show(plan, short)
+    output = capsys.readouterr().out
+    assert f"  {plan.outlook.sentence}\n" in output
+    assert f"`edge_client run` would take part in {plan.outlook.possible} of {job.rounds.count} rounds" in output
+    # What the ledger of this data has charged counts, and nothing is left in the end.
+    with open_budget(member.home, member.identity, short.policy, ["one"]) as budget:
+        protection = budget.protection(job, 20)
+        for round in range(1, plan.outlook.possible + 1):
+            assignment = Assignment(job.name, round, job.digest(), bytes(32), 0, 1000)
+            budget.charge(AttemptId(job.name, round, round), budget.reserve(assignment, job, protection))
+    spent = plan_of(job, MANIFEST, short)
+    assert not spent.as_json()["takes_part"]
+    assert spent.refusals == ("epsilon allows no further round now",)
+    assert plan_of(a_job(), MANIFEST, member).as_json()["outlook"] is None
 
 
 def test_skipped_rows_do_not_count_in_the_cost_of_a_round(member: Member, tmp_path: Path) -> None:
@@ -234,3 +282,70 @@ def test_a_state_of_another_job_or_other_data_is_a_refusal(member: Member, capsy
     told, _ = planned(own_words(), replace(naming(member, 3), data_name="other"), capsys)
     (sentence,) = told["refusals"]
     assert "was trained on the data named data, and not on other" in sentence
+
+
+# ---- how much of the texts is read -----------------------------------------------------------------------------------
+
+SECRET = "where is the heron"
+TEXTS = ["the heron stands", "an owl", "a heron in the reeds of the lake by the old mill on the hill"]
+
+
+def reading(member: Member, texts: list[str]) -> Member:
+    return replace(member, examples=[Example(text, "a") for text in texts])
+
+
+def test_the_shares_of_unknown_words_and_of_texts_that_are_cut_are_shown(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(model={"max_tokens": 8})
+    tokenizer = word_tokenizer(["the", "heron", "stands", "in", "a", "reeds", "of", "lake"])
+    reader = reading(member, TEXTS)
+    plan = plan_of(job, MANIFEST, reader, Reading.of(job, tokenizer, reader, None))
+    assert plan.as_json()["reading"] == {
+        "own_vocabulary": False,
+        "texts": 3,
+        "cut_texts": 1,
+        "cut_share": pytest.approx(1 / 3),
+        "tokens": 13,
+        "unknown_tokens": 2,
+        "unknown_share": pytest.approx(2 / 13),
+        "max_tokens": 8,
+    }
+    _show(plan, reader)
+    assert (
+        "  reads your texts: with the job's vocabulary, 15.4 % of the tokens are unknown words, and 33.3 % of the "
+        "texts are cut, because the model reads at most 8 tokens\n"
+    ) in capsys.readouterr().out
+
+
+def test_an_own_vocabulary_is_the_kept_one_or_as_a_first_round_would_build_it(member: Member) -> None:
+    job = own_words()
+    before = reading(member, TEXTS)
+    first = Reading.of(job, None, before, None)
+    assert first.own
+    assert first.coverage is not None
+    assert first.coverage.unknown == 0
+    # Nothing is kept of it.
+    assert not (member.home / "private").exists()
+    with PrivateStore(member.home, member.identity.federation, "data", StoreKey.from_passphrase(SECRET)) as store:
+        Keeper(store, before.examples).make(job, None, None)
+    # The kept vocabulary does not know the words of new data, and needs its key.
+    later = reading(member, ["the swan"])
+    sealed = Reading.of(job, None, later, None)
+    assert sealed.coverage is None
+    assert "TACIT_PASSPHRASE" in sealed.sentence(job)
+    assert plan_of(job, MANIFEST, later, sealed).as_json()["takes_part"]
+    key = member.home / "key"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TACIT_PASSPHRASE", SECRET)
+        opened = Reading.of(job, None, later, None)
+    assert (opened.own, opened.coverage) == (True, Coverage(texts=1, cut=0, tokens=2, unknown=1))
+    assert "does not exist" in str(Reading.of(job, None, later, key).problem)
+
+
+def test_what_cannot_be_read_is_said(member: Member) -> None:
+    job = a_job()
+    assert Reading.of(job, None, member, None).as_json(job) == {
+        "problem": "the job has no tokenizer; tell the operator"
+    }
+    assert "not a tokenizer.json" in str(Reading.of(job, b"{", member, None).problem)

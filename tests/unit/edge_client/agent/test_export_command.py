@@ -1,36 +1,22 @@
 """Tests of `edge_client export` as whole commands, against a federation port that serves jobs over mutual TLS."""
 
-import asyncio
 import hashlib
 import importlib.util
 import json
 import sys
-from concurrent import futures
 from dataclasses import replace
 
-import grpc
 import numpy as np
 import onnx
 import pytest
-from typer.testing import CliRunner
 
 import edge_client.agent.exporting
 import export.onnx
 import learning.training.personal
-import secure_agg
-import toolkit.tls
-from coordinator.services.credentials import federation_credentials
-from edge_client.cli import app
-from edge_client.cli.export import _watching
-from edge_client.downloads.cache import BlobCache
-from edge_client.identity.home import MemberIdentity
-from edge_client.ledger.budget import open_budget
-from edge_client.policy.policy import Policy
-from edge_client.private_store import PrivateStore, StoreKey
+from edge_client.cli.watching import watching
+from edge_client.private_store import StoreKey
 from edge_client.private_store.files import state_file
 from edge_client.session.keeping import Keeper
-from edge_client.session.preparation import Preparer
-from export.bundle import make_job_bundle, read_job_bundle
 from export.onnx import ParityFailed
 from export.predictor import Predictor
 from learning.artifacts import checked_job, checked_manifest, checked_values
@@ -39,215 +25,13 @@ from learning.models.assembly import assembled
 from learning.text.corpus import EncodedExamples
 from learning.text.data import read_examples
 from learning.training.local import TrainingDiverged, train
-from tacit.attempt import AttemptId
 from tacit.bundle import read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.manifest import Manifest
-from tacit.messages import Assignment
-from tacit.v1 import federation_pb2 as pb
-from tacit.v1 import federation_pb2_grpc
 from tests.support import party
+from tests.support.own_models import EMBEDDING, FILE, MODEL, NOISE, PASSPHRASE, RECON, ROWS, WORDS
 from toolkit.console import CommandFailed, ExitCode
-
-EMBEDDING = "embedding.weight"
-WORDS = ["the", "heron", "stands", "in", "reeds", "what", "does", "a", "bill", "of", "7", "cost", "euro"]
-ROWS = [
-    ("the heron stands in the reeds", "bird"),
-    ("a heron", "bird"),
-    ("what does a bill cost", "money"),
-    ("a bill of 7 euro", "money"),
-] * 4
-MODEL = {"architecture": "bilstm", "embedding": 6, "hidden": 4, "dropout": 0.0, "max_tokens": 12}
-FILE = {"kind": "words", "file": "words.txt"}
-RECON = {"name": "fedrecon", "epochs": 3, "support": 0.25}
-NOISE = {"name": "gaussian-update", "noise_multiplier": 16.0, "lot": 1000}
-PASSPHRASE = "a heron stands in the reeds"
-
-
-def spec(name, method, vocabulary, mechanism="none", training=()):
-    training = {"epochs": 1, "batch": 4, "learning_rate": 0.05, **dict(training)}
-    return JobSpec(
-        name=name,
-        labels=("bird", "money"),
-        method=method,
-        mechanism=mechanism,
-        model=MODEL,
-        vocabulary=vocabulary,
-        training=training,
-        seed=3,
-    )
-
-
-class Town(federation_pb2_grpc.FederationServiceServicer):
-    """A coordinator with jobs and blobs and without sessions. Tests may change `served` and `versions`."""
-
-    def __init__(self, folder):
-        self.bundles, self.served, self.versions = {}, {}, {}
-        (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
-        (folder / "vectors.txt").write_text("7 1 2 3 4 5 6\n")
-        for job in (
-            spec("own", "fedvocab", {"kind": "words", "size": 50}),
-            spec("plain", "fedavg", FILE),
-            # Its private row starts from a table, not from the seed that every member knows.
-            spec("recon", RECON, FILE | {"pretrained": "vectors.txt"}),
-            spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
-            spec("adjusted", "fedavg", FILE, training={"logit_adjustment": True}),
-            spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
-        ):
-            document = make_job_bundle(job, folder, folder / job.name)
-            bundle = read_job_bundle(folder / job.name)
-            self.bundles[job.name] = bundle
-            files = [(folder / job.name / name).read_bytes() for name in document.files]
-            for data in (document.canonical(), *files):
-                self.serve(data)
-            # The newest version differs from the initial one.
-            values = bundle.manifest.decode(bundle.weights) * np.float32(1.5)
-            self.versions[job.name] = (4, self.serve(values.tobytes()))
-
-    def serve(self, data):
-        digest = hashlib.sha256(data).digest()
-        self.served[digest] = data
-        return digest
-
-    def OpenJobs(self, request, context):  # noqa: N802
-        return pb.OpenJobsResponse(
-            jobs=[
-                pb.OpenJob(
-                    name=name,
-                    job_document=self.bundles[name].document.digest(),
-                    version_number=number,
-                    version=version,
-                    status="running" if name == "own" else "finished",
-                )
-                for name, (number, version) in self.versions.items()
-            ]
-        )
-
-    def FetchBlob(self, request, context):  # noqa: N802
-        data = self.served.get(request.digest)
-        if data is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no job has such a blob")
-        yield pb.BlobChunk(offset=request.offset, total=len(data), data=data[request.offset :])
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """Yields the coordinator and its port."""
-    folder = tmp_path_factory.mktemp("coordinator")
-    town = Town(tmp_path_factory.mktemp("jobs"))
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    federation_pb2_grpc.add_FederationServiceServicer_to_server(town, server)
-    port = server.add_secure_port(
-        "127.0.0.1:0", federation_credentials(party.coordinator_folder(folder / "federation"))
-    )
-    server.start()
-    yield town, port
-    server.stop(None).wait()
-
-
-@pytest.fixture
-def town(served):
-    """Yields the coordinator, and restores its blobs and versions afterwards."""
-    made = served[0]
-    blobs, versions = dict(made.served), dict(made.versions)
-    yield made
-    made.served, made.versions = blobs, versions
-
-
-class Watcher:
-    def training(self, *_):
-        """Ignores training steps."""
-
-
-class Machine:
-    """A member's machine: its home, its data, its commands."""
-
-    def __init__(self, folder, address):
-        self.home = party.member_home(folder / "home", address)
-        self.identity = MemberIdentity.load(self.home)
-        self.data, self.out = folder / "rows.jsonl", folder / "out"
-        self.write(ROWS)
-
-    def write(self, rows):
-        self.data.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
-
-    def store(self, key=None, name="data"):
-        return PrivateStore(self.home, self.identity.federation, name, key)
-
-    def keep(self, job, key=None):
-        """Makes what a first round leaves: the member's own vocabulary and its embedding."""
-        with self.store(key) as store:
-            return Keeper(store, read_examples(self.data)).make(job, None, None)
-
-    def take_part(self, town, job):
-        """Trains, charges and confirms a round of a noised job, on this machine's side. Returns its event."""
-
-        async def fetch(digest, into, limit):
-            into.parent.mkdir(exist_ok=True, parents=True)
-            into.write_bytes(town.served[digest])
-
-        examples, policy = read_examples(self.data), Policy(mechanisms=(NOISE["name"],))
-        document = town.bundles[job].document
-        number, version = town.versions[job]
-        asked = Assignment(job, number + 1, document.digest(), version, number, 1000)
-        texts = [each.text for each in examples]
-        with open_budget(self.home, self.identity, policy, texts) as budget, self.store() as store:
-            keeper = Keeper(store, examples)
-            preparer = Preparer(
-                examples,
-                self.identity.federation,
-                self.identity.member,
-                policy,
-                budget,
-                secure_agg.SystemRandom(),
-                BlobCache(self.home / "cache"),
-                "cpu",
-                Watcher(),
-                keeper,
-            )
-            made = asyncio.run(preparer.prepare(asked, fetch))
-            attempt = AttemptId(job, asked.round, 1)
-            budget.charge(attempt, made.reserved)
-            keeper.confirmed(job, made.staged, {self.identity.member}, self.identity.member)
-            budget.ended(attempt, "published", bytes(32), None)
-            return budget.statement(job).of_job
-
-    def written(self):
-        """Returns the files of the member's home by path, without the cache."""
-        found = [path for path in self.home.rglob("*") if self.home / "cache" not in (path, *path.parents)]
-        return {path.relative_to(self.home): path.read_bytes() for path in found if path.is_file()}
-
-    def export(self, *words):
-        """Exports, and returns standard output and standard error."""
-        return self.command("export", *words, "--out", self.out)
-
-    def command(self, *words):
-        done = CliRunner().invoke(app, [*map(str, words), "--home", str(self.home), "--data", str(self.data)])
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return done.stdout, done.stderr
-
-    def refused(self, *words):
-        """Returns the exit code and the sentence of an export that must fail and write nothing."""
-        before = self.tree()
-        with pytest.raises(CommandFailed) as refused:
-            self.export(*words)
-        assert self.tree() == before
-        return refused.value.code, refused.value.sentence
-
-    def tree(self):
-        """Returns the files at --out and beside it."""
-        found = [path for path in self.out.parent.rglob("*") if self.home not in (path, *path.parents)]
-        return {path: path.read_bytes() if path.is_file() else None for path in found}
-
-
-@pytest.fixture
-def machine(served, tmp_path, monkeypatch):
-    # It may only be called before gRPC is imported, and here gRPC is imported.
-    monkeypatch.setattr(toolkit.tls, "tls_13_only", lambda: None)
-    return Machine(tmp_path, f"localhost:{served[1]}")
 
 
 def accuracy(machine):
@@ -320,7 +104,7 @@ def test_a_terminal_shows_progress_unless_json_is_asked_for(quiet, monkeypatch, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with _watching(quiet) as watch:
+    with watching(quiet) as watch:
         watch.say("adapting [what] is kept")
         watch.step(1, 4, 0.25)
         watch.step(4, 4, 0.125)
@@ -426,6 +210,21 @@ def test_a_frozen_embedding_is_adapted_only_in_the_export(machine, town, convert
     assert moved == sorted({2 + WORDS.index(word) if word in WORDS else 1 for word in met})
 
 
+def test_an_embedding_that_nobody_trains_is_exported_as_it_started(machine, town, converted):
+    bundle = town.bundles["fixed"]
+    assert bundle.frozen[EMBEDDING][2 + WORDS.index("7")].tolist() == [1, 2, 3, 4, 5, 6]
+    said, beside = machine.export("fixed")
+    assert np.array_equal(converted[0].numpy(), bundle.frozen[EMBEDDING])
+    assert "adapting" not in beside
+    assert "private to you" not in said
+    # The version alone is no model: without the frozen values there is no export.
+    del town.served[bundle.document.frozen.weights]
+    machine.out = machine.out.with_name("again")
+    for path in (machine.home / "cache").iterdir():
+        path.unlink()
+    assert "does not serve the files of job fixed" in machine.refused("fixed")[1]
+
+
 def test_an_adjusted_model_gets_the_members_label_frequencies(machine, town):
     """The head holds them, and nobody else can open the folder. More examples of one label make another head."""
     birds = [row for row in ROWS if row[1] == "bird"]
@@ -457,7 +256,7 @@ def test_data_without_a_label_of_the_job_is_refused(machine):
 def test_a_missing_job_is_an_error_that_lists_the_jobs_there_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: adjusted, frozen, noised, own, plain, recon",
+        "there is no job desk; this federation has: adjusted, fixed, frozen, noised, own, plain, recon",
     )
 
 
@@ -527,7 +326,7 @@ def test_an_unusable_out_is_refused_before_anything_is_fetched(machine, monkeypa
     def reached(*_):
         raise AssertionError("the coordinator was asked")
 
-    monkeypatch.setattr(edge_client.agent.exporting, "_fetched", reached)
+    monkeypatch.setattr(edge_client.agent.exporting, "fetch_own", reached)
     in_the_way(machine.out, what)
     code, said = machine.refused("own")
     assert code is ExitCode.USAGE
@@ -540,7 +339,7 @@ def test_missing_packages_are_named_before_anything_is_fetched(machine, monkeypa
     real = importlib.util.find_spec
     lacking = {"onnx", "onnxscript"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else real(name))
-    monkeypatch.setattr(edge_client.agent.exporting, "_fetched", lambda *_: pytest.fail("the coordinator was asked"))
+    monkeypatch.setattr(edge_client.agent.exporting, "fetch_own", lambda *_: pytest.fail("the coordinator was asked"))
     assert machine.refused("own") == (
         ExitCode.USAGE,
         "making an ONNX file needs onnx, onnxscript; `pip install '.[edge,export]'` in Tacit's source folder",
@@ -550,8 +349,8 @@ def test_missing_packages_are_named_before_anything_is_fetched(machine, monkeypa
 @pytest.mark.parametrize(
     ("where", "error", "code", "sentence"),
     [
-        ("adapted", TrainingDiverged("the loss was not a finite number"), ExitCode.FAILED, "--epochs 0 exports them"),
-        ("adapted", RuntimeError("CUDA out of memory"), ExitCode.FAILED, "cannot be exported: CUDA out of memory"),
+        ("adapted", TrainingDiverged("the loss was not a finite number"), ExitCode.FAILED, "--epochs 0 takes them"),
+        ("adapted", RuntimeError("CUDA out of memory"), ExitCode.FAILED, "cannot be made: CUDA out of memory"),
         ("export_model", ParityFailed("logits differ"), ExitCode.FAILED, "cannot be exported: logits differ"),
         ("export_model", OSError("no space is left"), ExitCode.FAILED, "cannot be exported: no space is left"),
         ("export_model", ImportError("no", name="onnx"), ExitCode.USAGE, "needs onnx; `pip install"),
@@ -615,6 +414,7 @@ def test_a_dry_run_checks_the_documents_and_says_what_stays(machine, town, monke
     assert plan["job"] == "own"
     assert plan["stays_here"] == "embedding, by fedvocab; and a vocabulary of your own, at most 50 words"
     assert EMBEDDING not in plan["parameters"]
+    assert (plan["reading"]["own_vocabulary"], plan["reading"]["texts"]) == (True, len(ROWS))
     bundle = town.bundles["own"]
     document = bent(town, "own", values=bundle.manifest.values + 1)
     monkeypatch.setitem(town.bundles, "own", type(bundle)(document, bundle.manifest, bundle.weights, None))

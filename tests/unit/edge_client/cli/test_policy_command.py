@@ -12,11 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from edge_client.cli.policy import app, default_file
+from edge_client.ledger.ledger import Ledger, Purpose, ledger_path
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import fingerprint
 from export.bundle import make_job_bundle
-from tacit.job import JobSpec
+from learning.mechanisms.protection import protection_of
+from tacit.job import JobDocument, JobSpec
 from tests.support import party
+from tests.support.places import ROOT
 from toolkit.console import CommandFailed, ExitCode
 
 JOB = """\
@@ -57,6 +60,13 @@ def job(folder: Path, mechanism: str = DP_SGD, count: int = 20) -> Path:
     return path
 
 
+def document(folder: Path) -> JobDocument:
+    """Returns the job as it is run, with made-up digests."""
+    spec = JobSpec.from_toml(folder / "job.toml")
+    digests = {"manifest": bytes(32), "tokenizer": bytes(32), "weights": bytes(32), "values": 1}
+    return JobDocument.model_validate(spec.model_dump(exclude={"vocabulary", "start"}) | digests)
+
+
 def policy(folder: Path, text: str) -> None:
     (folder / "home" / "policy.toml").write_text("schema = 1\n" + text)
 
@@ -82,7 +92,7 @@ def test_a_job_that_the_policy_accepts_exits_with_0(place):
     assert code == ExitCode.OK
     assert output.splitlines()[0] == "desk against the defaults:"
     assert output.splitlines()[-1] == "This member would take part, as far as can be told here."
-    keys = [line.split()[1].removesuffix(":") for line in output.splitlines()[1:-1]]
+    keys = [line.split()[1].removesuffix(":") for line in output.splitlines()[1:-2]]
     assert [verdict.rule for verdict in Policy().explain(JobSpec.from_toml(place / "job.toml"))] == keys
 
 
@@ -93,7 +103,8 @@ def test_check_shows_what_matters_and_counts_the_rest(place):
     assert code == ExitCode.OK
     # Without a policy file, only the open rules are shown.
     rules = [verdict.rule for verdict in every if verdict.outcome == "open"]
-    _, *shown, rest, _ = output.splitlines()
+    _, *shown, rest, cost, _ = output.splitlines()
+    assert cost == "cost     unknown: give --examples N, and this says how many rounds the budget allows"
     assert [line.split()[:2] for line in shown] == [["open", f"{rule}:"] for rule in rules]
     assert rest == f"{len(every) - len(rules)} more rules refuse nothing; --all shows them."
 
@@ -248,20 +259,21 @@ def test_an_unreadable_policy_exits_with_2(place):
 
 def test_the_cost_agrees_with_the_gate(place):
     _, told = verdicts(place, place / "job.toml", "--examples", 1000)
-    cost = told["cost"]
-    assert (cost["rounds"], cost["fitting"], cost["delta"]) == (20, 20, 1e-6)
+    cost, reach = told["cost"], told["outlook"]
+    assert (reach["rounds"], reach["possible"], reach["spent_by"], cost["delta"]) == (20, 20, None, 1e-6)
+    assert reach["sentence"] == "the budget lets this member take part in all 20 rounds"
     assert 0 < cost["epsilon"] < 8
     # A limit of exactly this epsilon lets all rounds pass; a tenth less does not.
     policy(place, f"epsilon = {cost['epsilon'] * (1 + 1e-9)!r}\n")
-    assert verdicts(place, place / "job.toml", "--examples", 1000)[1]["cost"]["fitting"] == 20
+    assert verdicts(place, place / "job.toml", "--examples", 1000)[1]["outlook"]["possible"] == 20
     policy(place, f"epsilon = {cost['epsilon'] * 0.9!r}\n")
     code, told = verdicts(place, place / "job.toml", "--examples", 1000)
     assert (code, told["takes_part"]) == (0, True)
-    fitting = told["cost"]["fitting"]
+    fitting = told["outlook"]["possible"]
     assert 0 < fitting < 20
     for count in range(fitting, 40):
         other = job(place, count=count)
-        assert verdicts(place, other, "--examples", 1000)[1]["cost"]["fitting"] == fitting
+        assert verdicts(place, other, "--examples", 1000)[1]["outlook"]["possible"] == fitting
     job(place)
     assert told["cost"]["epsilon"] == pytest.approx(cost["epsilon"])
     # With fewer examples, each is drawn more often.
@@ -272,12 +284,60 @@ def test_a_budget_too_small_for_one_round_is_a_refusal(place):
     policy(place, "epsilon = 0.01\n")
     code, output = run(place, "check", place / "job.toml", "--examples", 1000)
     assert code == ExitCode.REFUSED
-    assert "0 rounds fit" in output
+    assert "the budget lets this member take part in 0 of 20 rounds; then epsilon is spent" in output
     assert output.splitlines()[-1] == "This member would not take part: epsilon."
     policy(place, "epsilon_a_job = 0.01\n")
     code, output = run(place, "check", place / "job.toml", "--examples", 1000)
     assert code == ExitCode.REFUSED
-    assert "and 0.01 for a job: 0 rounds fit" in output
+    assert "the policy allows 8, 0.01 for a job" in output
+    assert output.splitlines()[-1] == "This member would not take part: epsilon_a_job."
+
+
+def test_a_budget_that_ends_before_the_job_says_in_how_many_rounds(place):
+    needed = verdicts(place, place / "job.toml", "--examples", 1000)[1]["cost"]["epsilon"]
+    policy(place, f"epsilon = {needed * 0.95!r}\n")
+    code, output = run(place, "check", place / "job.toml", "--examples", 1000)
+    *_, budget, last = output.splitlines()
+    count = verdicts(place, place / "job.toml", "--examples", 1000)[1]["outlook"]["possible"]
+    assert (code, 0 < count < 20) == (ExitCode.OK, True)
+    assert budget == (
+        f"budget   the budget lets this member take part in {count} of 20 rounds; then epsilon is spent, and the job "
+        "pauses if fewer than 5 members are left"
+    )
+    assert last == f"This member would take part in {count} of 20 rounds, as far as can be told here."
+
+
+def test_what_the_ledger_has_charged_counts(place):
+    policy(place, "epsilon = 4.0\n")
+    job(place, count=200)
+    untouched = verdicts(place, place / "job.toml", "--examples", 1000)[1]["outlook"]
+    for name, other in (("data", "another"), ("mine", "desk")):
+        path = ledger_path(place / "home", name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with Ledger.open(path, name, Policy(epsilon=4.0).limit()) as ledger:
+            for round in (1, 2):
+                event = protection_of(document(place), 1000).event
+                paid = {"job": other, "round": round, "mechanism": "dp-sgd"}
+                digests = dict.fromkeys(("federation", "version", "document", "data"), bytes(32))
+                held = ledger.reserve(event, Purpose(**paid, **digests))
+                ledger.charge(held.number, round)
+    charged = verdicts(place, place / "job.toml", "--examples", 1000)[1]["outlook"]
+    mine = verdicts(place, place / "job.toml", "--examples", 1000, "--data-name", "mine")[1]["outlook"]
+    # Rounds of another job take from this one's; rounds of this one are rounds of this one.
+    assert charged == {**untouched, **charged, "further": untouched["further"] - 2, "paid": 0}
+    assert (mine["paid"], mine["further"], mine["possible"]) == (2, untouched["further"] - 2, untouched["possible"])
+    assert "of which its ledger has 2" in mine["sentence"]
+    # The check changes nothing.
+    assert verdicts(place, place / "job.toml", "--examples", 1000)[1]["outlook"] == charged
+
+
+@pytest.mark.parametrize("name", ["first-hour/job.toml", "fedvocab.toml", "fedprompt.toml", "synthesis.toml"])
+def test_a_job_file_has_a_cost_before_there_is_a_bundle(place, name):
+    """With a frozen or private embedding, or a backbone, a document names files that a job file does not know."""
+    _, told = verdicts(place, ROOT / "examples" / name, "--examples", 363)
+    spec = JobSpec.from_toml(ROOT / "examples" / name)
+    assert ("no epsilon" in told["cost"]["sentence"]) == (spec.mechanism.name == "none")
+    assert (told["cost"]["epsilon"] is not None) == (spec.mechanism.name != "none")
 
 
 def test_an_unknown_cost_says_why(place):

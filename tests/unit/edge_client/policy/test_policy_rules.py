@@ -493,6 +493,16 @@ def test_pinned_base_models_cover_private_weights_too():
         assert len(refusal.value.detail) <= 500
 
 
+def test_pinned_base_models_cover_frozen_weights_too():
+    """They are the largest part of many a starting model, and the operator chooses them."""
+    start = {"manifest": bytes(32), "weights": OTHER, "values": 3}
+    job = a_job(model={"architecture": "textcnn", "freeze_embedding": True}, frozen=start, weights=ROOT)
+    Policy(base_models=(OTHER, ROOT)).check_job(job)
+    with pytest.raises(PolicyRefusal, match=f"starts from the frozen weights {OTHER.hex()}; the policy") as refusal:
+        Policy(base_models=(ROOT,)).check_job(job)
+    assert refusal.value.reason == Reason.REASON_POLICY_BASE_MODEL
+
+
 ENCODER = TransformerModel(config={"model_type": "bert", "hidden_size": 4}, max_tokens=8)
 
 # For each kind of job: whose vocabulary it has, and what a refusal of it advises.
@@ -537,7 +547,9 @@ def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     assert (not brought) == (whose == "own")
     # The operator's job file gives the same verdict as the document.
     words = {"kind": "words", "file": "words.txt"}
-    unbundled = job.model_dump(exclude={"manifest", "tokenizer", "weights", "values", "private", "vocabulary"})
+    unbundled = job.model_dump(
+        exclude={"manifest", "tokenizer", "weights", "values", "private", "frozen", "vocabulary"}
+    )
     if isinstance(job.model, PromptedModel):
         unbundled["model"] |= {"base": "owner/name", "config": None, "backbone": None}
     elif job.vocabulary is not None:
@@ -646,7 +658,7 @@ def test_one_window_that_holds_is_enough():
 
 def test_a_job_file_leaves_open_what_only_the_bundle_decides():
     document = a_job()
-    bundled = {"manifest", "tokenizer", "weights", "values", "private"}
+    bundled = {"manifest", "tokenizer", "weights", "values", "private", "frozen"}
     spec = JobSpec.model_validate(
         document.model_dump(exclude=bundled) | {"vocabulary": {"kind": "words", "file": "words.txt"}}
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.agent.exporting import _fetch
+from edge_client.agent.own_model import _fetch
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy, PolicyRefusal
@@ -20,14 +20,16 @@ from edge_client.session.agent import Agent
 from edge_client.session.journal import Memory
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Preparer
+from learning.synthesis.ordered import ordered_texts
 from tacit.attempt import AttemptId
+from tacit.manifest import Manifest
 from tacit.messages import Assignment, JobEnded
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.release_place import Place
 from tests.support.toy_jobs import DP_SGD, bundle_of, examples_of
-from tests.support.toy_texts import Seeded
+from tests.support.toy_texts import LABELS, Seeded
 from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
@@ -41,7 +43,10 @@ def identity(tmp_path_factory):
 
 
 def blobs_of(bundle):
-    parts = (bundle.document.canonical(), bundle.manifest.canonical(), bundle.weights, bundle.public_tokenizer)
+    parts = [bundle.document.canonical(), bundle.manifest.canonical(), bundle.weights, bundle.public_tokenizer]
+    if bundle.frozen:
+        manifest = Manifest.of(bundle.frozen)
+        parts += [manifest.canonical(), manifest.encode(manifest.flatten(bundle.frozen))]
     return {hashlib.sha256(data).digest(): data for data in parts}
 
 
@@ -80,6 +85,24 @@ def test_the_kept_model_is_the_version_plus_the_change_that_is_sent(tmp_path, id
     assert (found.model.round, found.model.version) == (1, bundle.document.weights)
     # The model is not on the disk before its charge is.
     assert not (tmp_path / "synthesis").exists()
+
+
+def test_the_kept_model_holds_the_frozen_values_too(tmp_path, identity):
+    """They are in no update, and texts are sampled from the whole model."""
+    bundle = bundle_of(mechanism=DP_SGD | {"noise_multiplier": 3.0}, model={"freeze_embedding": True, "tied": True})
+    found = prepared(tmp_path, identity, bundle, Policy())
+    assert found.update.change.shape == (bundle.document.values,)
+    assert found.model.arrays.keys() == bundle.parameters(bundle.manifest.decode(bundle.weights)).keys()
+    kept = found.model.arrays["embedding.weight"]
+    assert kept.tobytes() == bundle.frozen["embedding.weight"].tobytes()
+    assert ordered_texts(
+        bundle.document,
+        bundle.document.corpus,
+        found.model.arrays,
+        bundle.tokenizer,
+        np.zeros(len(LABELS), np.int64),
+        Seeded("texts"),
+    )
 
 
 def test_a_job_that_orders_no_text_from_members_keeps_no_model(tmp_path, identity):
@@ -265,8 +288,8 @@ def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity
         into.write_bytes(served[digest])
 
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
-    monkeypatch.setattr("edge_client.agent.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
-    monkeypatch.setattr("edge_client.agent.exporting.fetch_blob", fetched)
+    monkeypatch.setattr("edge_client.agent.own_model.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
+    monkeypatch.setattr("edge_client.agent.own_model.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
         asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values

@@ -1,6 +1,8 @@
 """Mechanisms: what they train on, what noise they add, what event they charge, and what the sum decodes to."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -265,7 +267,7 @@ def test_without_noise_weight_and_metrics_are_sent_too():
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def trained(mechanism: Any, examples: int, seed: str, **more: Any):
+def trained(mechanism: Any, examples: int, seed: str, failed: Callable[[str], None] = lambda _: None, **more: Any):
     """Trains a small model; returns (result, change)."""
     ids = np.random.default_rng(5).integers(1, 20, size=(examples, 6))
     labels = np.arange(examples) % 2
@@ -273,6 +275,7 @@ def trained(mechanism: Any, examples: int, seed: str, **more: Any):
     before = {name: value.copy() for name, value in shared_parameters(module).items()}
     recipe = Training(batch=8).model_copy(update=more)
     task = LocalTraining.of_all(module, ids, labels, recipe, 11, "cpu", lambda progress: None, lambda: False)
+    task = replace(task, failed=failed)
     result = protection_of(job(mechanism, values=100), examples).train(task, SeededRandom(seed))
     after = shared_parameters(module)
     return result, np.concatenate([(after[name] - before[name]).ravel() for name in before])
@@ -308,8 +311,12 @@ def test_an_empty_lot_sends_noise_alone():
 
 @pytest.mark.parametrize("mechanism", [GAUSSIAN, LAPLACE, RING])
 def test_with_noise_others_cannot_see_that_a_training_diverged(mechanism):
-    result, _ = trained(mechanism, 60, "seed", optimiser="sgd", learning_rate=1e30)
+    heard: list[str] = []
+    result, _ = trained(mechanism, 60, "seed", failed=heard.append, optimiser="sgd", learning_rate=1e30)
     assert result is None
+    # The member itself does.
+    assert len(heard) == 1
+    assert "the loss was not a finite number" in heard[0]
     with pytest.raises(TrainingDiverged):
         trained("none", 60, "seed", optimiser="sgd", learning_rate=1e30)
 

@@ -1,4 +1,4 @@
-"""The line between shared and private parameters: every value is on one side, and nothing loads partially."""
+"""The lines between shared, private and frozen parameters: every value is one of them, and nothing loads partially."""
 
 from typing import Any
 
@@ -86,6 +86,29 @@ def test_every_value_is_shared_or_private_and_never_both(model: Model, name: str
         assert not shared.keys() & private.keys()
     # The manifest's order is the module's.
     assert list(shared) == [each for each in values(module) if each in shared]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_what_the_model_does_not_train_is_frozen_and_not_shared(model: Model, name: str) -> None:
+    fixed = model.model_copy(update={"freeze_embedding": True})
+    source, target = module_of(fixed, seed=1), module_of(fixed, seed=2)
+    division = division_of(method(name), source, WORDS)
+    frozen, shared = division.frozen_values(source), division.shared(source)
+    assert frozen.keys() == {"embedding.weight"}
+    assert division.private(source) == {}
+    assert [*frozen, *shared] == list(values(source))
+    with pytest.raises(ParametersDiffer, match=r"surplus \['embedding.weight'\]"):
+        division.load_shared(target, EVERYTHING_SHARED.shared(source))
+    with pytest.raises(ParametersDiffer, match=r"missing \['embedding.weight'\]"):
+        division.load_frozen(target, {})
+    division.load_shared(target, shared)
+    assert not np.array_equal(values(target)["embedding.weight"], frozen["embedding.weight"])
+    division.load_frozen(target, frozen)
+    wanted, found = values(source), values(target)
+    assert all(np.array_equal(wanted[each], found[each]) for each in wanted)
+    # What a method keeps is private, whether the model trains it or not.
+    kept = division_of(method("fedvocab"), source)
+    assert (kept.names, kept.frozen) == (frozenset({"embedding.weight"}), frozenset())
 
 
 def test_fedrecon_divides_the_embedding_by_rows(model: Model) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from learning.synthesis.words import PAD_ID, UNKNOWN_ID, VocabularyNotPublic, public_words
+from learning.text.coverage import Coverage
 from learning.text.encoder import TokenizerInvalid, word_tokenizer, wordpiece_tokenizer
 from tests.support.toy_texts import LIST, toy_words
 
@@ -54,6 +55,7 @@ def test_the_first_entries_are_kept_whatever_the_texts_are():
     words = public_words(tokenizer, digest(tokenizer), labels=2, max_tokens=8, most=6)
     assert words.entries == ("[PAD]", "[UNK]", *LIST[:4])
     assert words.encode(["the sea is it"], np.array([0]))[0].tolist() == [7, 2, 1, 4, 1, 6]
+    assert words.coverage(["the sea is it"]) == Coverage(texts=1, cut=0, tokens=4, unknown=2)
 
 
 @pytest.mark.parametrize(

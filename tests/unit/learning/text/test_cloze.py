@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from learning.text.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
 from learning.text.cloze_tokenizer import check_cloze_form, own_form
+from learning.text.coverage import Coverage
 from learning.text.encoder import TextEncoder, TokenizerInvalid
 from tacit.prompt import PLAIN, PromptedModel, parse_template
 from tests.support.tiny_models import FAMILIES, changed, tokenizer_of
@@ -60,6 +61,32 @@ def check_row(encoder: ClozeEncoder, row: np.ndarray, empty: list[int], slots: i
     left = iter(whole)
     assert all(each in left for each in empty)
     assert slots == len(encoder.template.slots)
+
+
+def test_coverage_counts_what_is_read_between_the_templates_words():
+    encoder = encoder_of("bert")
+    empty = len(encoder.encode([""])[0])
+    room = MAX - empty
+    read, longer = " ".join(["great"] * room), " ".join(["great"] * (room + 1))
+    # A special token spelled in a text is unknown.
+    found = encoder.coverage([read, longer, "[MASK]", ""])
+    spelled = [row.count(encoder.unknown_id) for row in encoder.encode(["[MASK]"]).tolist()]
+    assert (found.texts, found.cut) == (4, 1)
+    assert found.unknown == spelled[0]
+    lengths = [len(names(encoder, row)) - empty for row in encoder.encode([read, longer, "[MASK]", ""])]
+    assert found.tokens == sum(lengths)
+
+
+def test_a_pair_is_cut_if_its_two_texts_do_not_fit_together():
+    encoder = encoder_of("bert", PAIR)
+    room = MAX - len(encoder.encode([("", "")])[0])
+    half = " ".join(["great"] * (room // 2))
+    rest = " ".join(["great"] * (room - room // 2))
+    assert encoder.coverage([(half, rest)]) == Coverage(1, 0, room, 0)
+    assert encoder.coverage([(half, f"{rest} great")]) == Coverage(1, 1, room, 0)
+    assert encoder.coverage([(" ".join(["great"] * 99), "")]) == Coverage(1, 1, room, 0)
+    with pytest.raises(ValueError, match="takes a pair of texts"):
+        encoder.coverage(["great"])
 
 
 @of_each

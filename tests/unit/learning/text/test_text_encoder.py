@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learning.text.coverage import Coverage
 from learning.text.encoder import (
     TextEncoder,
     TokenizerInvalid,
@@ -184,3 +185,25 @@ def test_berts_vocabulary_agrees_with_berts_tokenizer() -> None:
     for text in texts:
         expected = peer.encode(text, add_special_tokens=False).ids
         assert encoder.encode([text])[0, : len(expected)].tolist() == expected
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_coverage_counts_unknown_tokens_and_texts_that_are_cut(frame: bool) -> None:
+    tokenizer = wordpiece_tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "heron"])
+    encoder = TextEncoder(tokenizer, 4 + 2 * frame, 1, frame=frame)
+    # The second has exactly as many tokens as there is room for; the third has one more.
+    found = encoder.coverage(["a heron", "an owl , heron", "a a a a owl", ""])
+    assert found == Coverage(texts=4, cut=1, tokens=10, unknown=3)
+    assert (found.cut_share, found.unknown_share) == (0.25, 0.3)
+    assert found.sentence(4).startswith("30.0 % of the tokens are unknown words, and 25.0 % of the texts are cut")
+    assert encoder.coverage([]).as_json(4)["unknown_share"] == 0.0
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "heron", "owl", "reed"]), max_size=9), max_size=5))
+def test_coverage_is_what_a_longer_encoder_shows(texts: list[list[str]]) -> None:
+    """Counted again word by word."""
+    encoder = TextEncoder(word_tokenizer(["a", "heron"]), 4, 1)
+    found = encoder.coverage([" ".join(words) for words in texts])
+    kept = [word for words in texts for word in words[:4]]
+    unknown = sum(word in ("owl", "reed") for word in kept)
+    assert found == Coverage(len(texts), sum(len(words) > 4 for words in texts), len(kept), unknown)

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import secure_agg
-from coordinator.cli.model import Material, _export, _tools
+from coordinator.cli.model import Material, export_version, load_tools
 from edge_client.agent import runner
 from edge_client.agent.dry_run import _show, plan_of
-from edge_client.agent.exporting import Watch, _Fetched, _written
+from edge_client.agent.exporting import _written
+from edge_client.agent.own_model import UNWATCHED, Fetched, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member, run_member
 from edge_client.cli.predict import predict
 from edge_client.downloads.cache import BlobCache
@@ -310,6 +311,8 @@ def jobs(tmp_path_factory):
 class Watcher:
     def training(self, *_):
         """Ignores progress."""
+
+    training_failing = training
 
 
 @pytest.fixture(scope="module")
@@ -645,11 +648,11 @@ def test_a_member_that_left_out_rows_exports_on_the_others(jobs, identity, tmp_p
     """Even if the first rows, which a comparison uses, are all left out."""
     job = jobs["cloze"]
     document, digest = job.document, job.document.weights
-    found = _Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, None, stored(job))
+    found = Fetched(document, job.manifest, job.weights, 0, digest, job.tokenizer, {}, {}, stored(job))
 
     def export(examples, out):
         member = Member(tmp_path, identity, Policy(mechanisms=("dp-sgd",)), examples, "cpu")
-        return _written(found, member, job.tokenizer, {}, out, 0, False, Watch())
+        return _written(own_model(found, member, epochs=0), member, out, False, UNWATCHED)
 
     assert export([*ALONE * 20, *EXAMPLES], tmp_path / "some").report.texts == len(EXAMPLES)
     assert Predictor.load(tmp_path / "some").pairs
@@ -661,7 +664,7 @@ def test_the_operators_export_generates_pairs_if_none_are_given(jobs, tmp_path):
     job = jobs["head"]
     document, digest = job.document, job.document.weights
     material = Material(document, job.manifest, job.tokenizer, job.weights, 0, digest, job.backbone)
-    assert _export(_tools(), material, tmp_path / "made-up", []).texts == 24
+    assert export_version(load_tools(), material, tmp_path / "made-up", []).texts == 24
     assert Predictor.load(tmp_path / "made-up").facts.template == "{text}{sep}{text_b}"
     with pytest.raises(CommandFailed, match="--text-b"):
-        _export(_tools(), material, tmp_path / "alone", ALONE)
+        export_version(load_tools(), material, tmp_path / "alone", ALONE)

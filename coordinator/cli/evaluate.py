@@ -1,0 +1,258 @@
+"""`coordinator evaluate` measures a job's versions on the operator's own labelled data.
+
+It measures the ONNX model that `coordinator export` would write. The coordinator stores accuracy, loss and the number
+of examples of each version; all other figures are only printed.
+"""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from coordinator.cli.common import CALL_SECONDS, Dir, Json, Operator, operator_folder, operator_stub, run
+from coordinator.cli.model import (
+    Job,
+    JobFiles,
+    Material,
+    Tools,
+    Version,
+    export_version,
+    fetch_files,
+    fetch_version,
+    load_tools,
+)
+from toolkit.console import CommandFailed, ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from export.figures import Figures
+    from tacit.v1 import operator_pb2
+    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
+
+__all__ = ["evaluate"]
+
+RECONNECT_SECONDS = 2.0
+# Number of texts on which an evaluation compares its export with the trained model.
+PARITY_SAMPLES = 16
+# Characters of a line if standard output is not a terminal.
+_MAX_WIDTH = 160
+
+
+def evaluate(
+    job: Job,
+    data: Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv or .tsv, plain or .gz.")],
+    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    text_b: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of --data that holds a pair's second text, if the job reads pairs. Default: text_b, if "
+            "that column exists.",
+            show_default=False,
+        ),
+    ] = None,
+    version: Version = None,
+    versions: Annotated[
+        Literal["all"] | None,
+        typer.Option(help="all: measure every version that the coordinator's store holds, and mark the best."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Also measure every new version until the job ends.")
+    ] = False,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Measure versions on your own data. The coordinator stores accuracy and loss, and exports them as metrics.
+
+    Beside these it prints a 95 % confidence interval of the accuracy (Wilson),
+    the accuracy of the majority class, balanced accuracy, macro F1,
+    the expected calibration error (15 bins of equal width), and the confusion matrix.
+    """
+    if follow and version is not None:
+        fail("--follow measures the newest version and all later ones; leave out --version", ExitCode.USAGE)
+    if versions is not None and (follow or version is not None):
+        fail("--versions all measures every version; leave out --version and --follow", ExitCode.USAGE)
+    tools = load_tools()
+    where = operator_folder(operator, folder)
+    try:
+        examples = tools.read_examples(data, text=text, label=label, text_b=text_b)
+    except (ValueError, OSError) as error:
+        fail(str(error), ExitCode.USAGE if data.exists() else ExitCode.NOT_FOUND)
+    with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
+        work = _Evaluation(tools, job, data, examples, Path(scratch), as_json)
+        if versions is not None:
+            run(work.all(where))
+        else:
+            run(work.follow(where) if follow else work.once(where, version))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A version, without its weights, and its figures."""
+
+    number: int
+    digest: bytes
+    figures: "Figures"
+
+
+class _Evaluation:
+    """Measures versions, one after another, on one file of examples."""
+
+    def __init__(
+        self, tools: Tools, job: str, data: Path, examples: Sequence[Any], scratch: Path, as_json: bool
+    ) -> None:
+        """`scratch` is an empty folder for files fetched once for all versions, and for each version's export."""
+        import hashlib
+
+        self._tools = tools
+        self._job = job
+        self._examples = examples
+        self._scratch = scratch
+        self._as_json = as_json
+        with data.open("rb") as file:
+            self._digest = hashlib.file_digest(file, "sha256").digest()
+
+    async def once(self, where: Path, version: int | None) -> None:
+        """Measures one version, and shows all its figures."""
+        from export.figures_report import confusion_lines, figures_lines
+
+        async with operator_stub(where) as stub:
+            found = await self._measure(stub, await self._files(stub), version)
+        self._show(found)
+        if self._as_json:
+            return
+        for line in (*figures_lines(found.figures), *confusion_lines(found.figures, _width())):
+            typer.echo(line)
+
+    async def all(self, where: Path) -> None:
+        """Measures every version that the store holds, in order, and shows them beside each other."""
+        from export.figures_report import best_of, headline, versions_lines
+        from tacit.blobs import BlobNotThere
+
+        measured: list[_Measured] = []
+        async with operator_stub(where) as stub:
+            files = await self._files(stub)
+            numbers = sorted(item.number for item in files.detail.versions)
+            for number in numbers:
+                try:
+                    measured.append(await self._measure(stub, files, number))
+                except BlobNotThere:
+                    typer.echo(f"version {number} is not in the coordinator's store; it is left out", err=True)
+                    continue
+                if not self._as_json:
+                    typer.echo(f"version {number} of {numbers[-1]}: {headline(measured[-1].figures)}", err=True)
+        if not measured:
+            fail(
+                f"the coordinator's store holds no version of job {self._job}; restore a backup of the store",
+                ExitCode.NOT_FOUND,
+            )
+        figures = [each.figures for each in measured]
+        if self._as_json:
+            best = measured[best_of(figures)]
+            for each in measured:
+                print_json({**self._json(each), "best": each is best})
+            return
+        for line in versions_lines([each.number for each in measured], figures):
+            typer.echo(line)
+
+    async def follow(self, where: Path) -> None:
+        """Measures the newest version and every later one, once each. It waits for a coordinator that restarts."""
+        following: int | None = None
+        while True:
+            try:
+                async with operator_stub(where) as stub:
+                    async for job in self._watch(stub):
+                        following = job.version_number if following is None else following
+                        while following <= job.version_number:
+                            self._show(await self._measure(stub, await self._files(stub), following), verdict=True)
+                            following += 1
+                        if _over(job):
+                            return
+            except CommandFailed as error:
+                if following is None or error.code is not ExitCode.UNREACHABLE:
+                    raise
+                typer.echo(f"{error.sentence}; trying again", err=True)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _show(self, found: _Measured, *, verdict: bool = False) -> None:
+        """Prints a version's JSON, or its headline and, if asked for, a verdict on a model at the majority class."""
+        from export import figures_report
+
+        if self._as_json:
+            print_json(self._json(found))
+            return
+        typer.echo(f"version {found.number}: {figures_report.headline(found.figures)}")
+        if verdict and found.figures.beats_majority == "no":
+            typer.echo(f"  {figures_report.verdict(found.figures)}")
+
+    async def _watch(self, stub: "OperatorServiceStub") -> "AsyncIterator[operator_pb2.Job]":
+        from tacit.v1 import operator_pb2
+
+        async for status in stub.Watch(operator_pb2.StatusRequest()):
+            job = next((job for job in status.jobs if job.name == self._job), None)
+            if job is None:
+                fail(
+                    f"there is no job named {self._job}; list the jobs with `coordinator job list`",
+                    ExitCode.NOT_FOUND,
+                )
+            yield job
+
+    async def _files(self, stub: "OperatorServiceStub") -> JobFiles:
+        return await fetch_files(stub, self._job, self._scratch, quiet=self._as_json)
+
+    async def _measure(self, stub: "OperatorServiceStub", files: JobFiles, version: int | None) -> _Measured:
+        """Fetches a version, measures it, and has accuracy, loss and number of examples stored."""
+        from tacit.v1 import operator_pb2
+
+        material = await fetch_version(stub, files, version, quiet=self._as_json)
+        found = await asyncio.to_thread(self._run, material)
+        evaluation = operator_pb2.Evaluation(
+            version_number=material.number,
+            version=material.digest,
+            accuracy=found.accuracy,
+            loss=found.loss,
+            examples=found.examples,
+            data=self._digest,
+        )
+        await stub.RecordEvaluation(
+            operator_pb2.RecordEvaluationRequest(job=self._job, evaluation=evaluation), timeout=CALL_SECONDS
+        )
+        return _Measured(material.number, material.digest, found)
+
+    def _json(self, found: _Measured) -> dict[str, Any]:
+        from export.figures_report import figures_json
+
+        return {
+            "job": self._job,
+            "version_number": found.number,
+            "version": found.digest.hex(),
+            "data": self._digest.hex(),
+            **figures_json(found.figures),
+        }
+
+    def _run(self, material: Material) -> "Figures":
+        with tempfile.TemporaryDirectory(dir=self._scratch) as made:
+            out = Path(made) / "model"
+            export_version(self._tools, material, out, self._examples[:PARITY_SAMPLES])
+            try:
+                found: Figures = self._tools.evaluate_bundle(out, self._examples)
+                return found
+            except ValueError as error:
+                fail(str(error), ExitCode.USAGE)
+
+
+def _width() -> int:
+    """The characters of a line of standard output."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _MAX_WIDTH
+
+
+def _over(job: "operator_pb2.Job") -> bool:
+    from tacit.v1 import operator_pb2
+
+    return job.status in (operator_pb2.JOB_STATUS_FINISHED, operator_pb2.JOB_STATUS_ABORTED)

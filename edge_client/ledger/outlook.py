@@ -1,0 +1,160 @@
+"""Says how far a data set's budget lets a member take part in a job, before or while it runs. Changes nothing.
+
+It counts as the gate does: rounds one after another, on top of what the ledger has charged and reserved. Two things are
+not foreseen: charges of other jobs meanwhile, and rounds or attempts that the coordinator repeats, which may be charged
+again. Both leave fewer rounds.
+"""
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.ledger.history import replayed
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.replay import LedgerState, month_of
+from edge_client.ledger.store import reading
+from edge_client.policy.document import PolicyDocument
+from learning.accounting.calibration import rounds_affordable
+from learning.accounting.events import PrivacyEvent
+from learning.accounting.spend import ORDERS, Limit, cost
+from tacit.job import JobDocument, JobSpec
+
+__all__ = ["Outlook", "outlook", "stored_state"]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The rounds of a job that a budget allows.
+
+    Attributes:
+        rounds: the job's rounds.
+        paid: rounds of this job that the ledger has charged or reserved.
+        further: how many more of the job's rounds `epsilon` and `epsilon_a_job` allow.
+        spent_by: the key that allows no more; None if all rounds are allowed.
+        month: the present month, YYYY-MM in UTC.
+        this_month: how many of `further` the month allows; None without `epsilon_a_month`.
+        min_members: members without which the job makes no round.
+    """
+
+    rounds: int
+    paid: int
+    further: int
+    spent_by: str | None
+    month: str
+    this_month: int | None
+    min_members: int
+
+    @property
+    def possible(self) -> int:
+        """In how many of the job's rounds this member can take part in all."""
+        return self.paid + self.further
+
+    @property
+    def refused_by(self) -> str | None:
+        """The key with which the next round would be declined; None if the budget allows it."""
+        if self.paid < self.rounds and not self.further:
+            return self.spent_by
+        return "epsilon_a_month" if self.further and self.this_month == 0 else None
+
+    @property
+    def sentence(self) -> str:
+        """How far the budget reaches, and what happens then."""
+        whole = self.possible >= self.rounds
+        said = "the budget lets this member take part in "
+        said += f"all {self.rounds} rounds" if whole else f"{self.possible} of {self.rounds} rounds"
+        if self.paid:
+            said += f", of which its ledger has {self.paid}"
+        if self.this_month is not None and self.this_month < self.further:
+            said += f"; epsilon_a_month allows {self.this_month} of the other {self.further} in {self.month}"
+        if not whole:
+            said += (
+                f"; then {self.spent_by} is spent, and the job pauses if fewer than {self.min_members} members are left"
+            )
+        return said
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {**asdict(self), "possible": self.possible, "sentence": self.sentence}
+
+
+def stored_state(home: Path, name: str) -> LedgerState | None:
+    """Reads a data set's ledger, beside a running client too. None: there is none yet.
+
+    Raises:
+        LedgerError: it cannot be read; the sentence says why.
+    """
+    path = ledger_path(home, name)
+    if not path.exists():
+        return None
+    with reading(path) as store:
+        return replayed(store)
+
+
+def outlook(
+    policy: PolicyDocument,
+    job: JobDocument | JobSpec,
+    event: PrivacyEvent,
+    state: LedgerState | None,
+    *,
+    federation: bytes | None = None,
+    now: float | None = None,
+) -> Outlook:
+    """Computes how many of a job's rounds the policy's limits allow, after what the ledger holds.
+
+    Args:
+        policy: the limits.
+        job: the job.
+        event: what one round costs.
+        state: the data set's ledger; None if it has none.
+        federation: the job's federation; None counts the jobs of this name in all federations.
+        now: seconds since 1970; the present time by default.
+
+    Raises:
+        EventUnaccountable: an event has no formula under the policy's adjacency and unit.
+    """
+    state = state or LedgerState()
+    # Like the ledger, which never goes back in time.
+    month = month_of(max(state.at_ms, int(1000 * (time.time() if now is None else now))))
+    limit = policy.limit()
+    ours = [
+        each
+        for each in state.reservations.values()
+        if each.released is None and each.purpose.job == job.name and federation in (None, each.purpose.federation)
+    ]
+    paid = min(
+        len({each.purpose.round for each in ours if each.purpose.mechanism == job.mechanism.name}), job.rounds.count
+    )
+    left = job.rounds.count - paid
+
+    def affordable(epsilon: float, spent: Counter[PrivacyEvent]) -> int:
+        return min(left, rounds_affordable(event, replace(limit, epsilon=epsilon), _total(spent, limit)))
+
+    further, spent_by = affordable(limit.epsilon, state.spent()), "epsilon"
+    if policy.epsilon_a_job is not None:
+        alone = affordable(policy.epsilon_a_job, Counter(each.event for each in ours))
+        if alone < further:
+            further, spent_by = alone, "epsilon_a_job"
+    this_month = None
+    if policy.epsilon_a_month is not None:
+        this_month = min(further, affordable(policy.epsilon_a_month, state.spent_in(month)))
+    return Outlook(
+        rounds=job.rounds.count,
+        paid=paid,
+        further=further,
+        spent_by=None if further == left else spent_by,
+        month=month,
+        this_month=this_month,
+        min_members=job.rounds.min_members,
+    )
+
+
+def _total(counts: Counter[PrivacyEvent], limit: Limit) -> NDArray[np.float64]:
+    total = np.zeros(len(ORDERS))
+    for event, count in counts.items():
+        total += count * cost(event, limit)
+    return total
