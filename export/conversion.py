@@ -4,10 +4,10 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["OPSET", "converted"]
+__all__ = ["OPSET", "converted", "with_metadata"]
 
 OPSET = 18
 
@@ -55,6 +55,22 @@ def _without_traces(proto: Any) -> bytes:
     # Runtimes infer the shapes inside the graph, and the exporter's make quantisation fail.
     for graph in graphs:
         del graph.value_info[:]
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+def with_metadata(model: bytes, facts: Mapping[str, str]) -> bytes:
+    """Writes facts into an ONNX file, where every runtime can read them (`get_modelmeta().custom_metadata_map`).
+
+    Args:
+        model: the bytes of an ONNX file without metadata.
+        facts: values by key.
+    """
+    import onnx
+
+    proto = onnx.load_from_string(model)
+    for key, value in sorted(facts.items()):
+        proto.metadata_props.add(key=key, value=value)
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.conversion import converted
+from export.card import README, UNKNOWN_ORIGIN, Origin, metadata_of, module_card, onnx_card
+from export.conversion import converted, with_metadata
 from export.prompted import PromptedBackbone, PromptFile, convert_backbone, convert_prompted, prompt_file
 from tacit.bundle import (
     BundleIndex,
@@ -41,7 +42,15 @@ if TYPE_CHECKING:
 
     Encoder = TextEncoder | ClozeEncoder
 
-__all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "SharedBackbone", "export_model", "export_module"]
+__all__ = [
+    "TOLERANCE",
+    "ExportReport",
+    "ParityFailed",
+    "SharedBackbone",
+    "checked_parity",
+    "export_model",
+    "export_module",
+]
 
 # Maximum absolute difference of logits. Measured differences are at most 1e-6; a wrong graph is off by tenths.
 TOLERANCE = 1e-4
@@ -97,8 +106,9 @@ def export_model(
     backbone: "StoredBackbone | None" = None,
     frozen: Mapping[str, NDArray[np.float32]] | None = None,
     split: bool = False,
+    origin: Origin = UNKNOWN_ORIGIN,
 ) -> ExportReport:
-    """Writes the model bundle `out`.
+    """Writes the model bundle `out`, with a README that says what it is and how to run it.
 
     With `split` it writes a prompt's bundle, and the backbone's beside it (`backbone_folder`) if that is missing.
 
@@ -117,6 +127,7 @@ def export_model(
             words' rows of the vocabulary projection.
         frozen: the parameters that the job freezes, by name.
         split: write the prompt and the backbone apart.
+        origin: what the README says of the version besides its digest.
 
     Raises:
         ParityFailed: logits differ by more than TOLERANCE. `out` is unchanged.
@@ -138,8 +149,17 @@ def export_model(
     module, encoder = whole_model(
         document, manifest, weights, tokenizer, private, mixture=mixture, backbone=backbone, frozen=frozen
     )
-    made = _split(module) if split else _whole(_convert(module, encoder))
-    difference = _checked_parity(module, made.run, encoder, samples)
+    version = hashlib.sha256(weights).digest()
+    if split:
+        made = _split(module)
+    else:
+        about = metadata_of(
+            encoder, job=document.name, labels=document.labels, version=version, document=document.digest()
+        )
+        if origin.number is not None:
+            about["version_number"] = str(origin.number)
+        made = _whole(with_metadata(_convert(module, encoder), about))
+    difference = checked_parity(module, made.run, encoder, samples)
     shared = None
     if made.backbone is not None:
         folder, index, written = write_backbone(out, {"backbone.onnx": made.backbone, "tokenizer.json": tokenizer})
@@ -149,7 +169,7 @@ def export_model(
         files["tokenizer.json"] = tokenizer
     facts = ModelFacts(
         job=document.name,
-        version=hashlib.sha256(weights).digest(),
+        version=version,
         max_tokens=encoder.max_tokens,
         min_tokens=encoder.min_tokens,
         frame=encoder.frame,
@@ -159,6 +179,7 @@ def export_model(
         parity=difference,
         texts=len(samples),
     )
+    files[README] = onnx_card(document, facts, origin, encoder, words=made.words)
     index = write_bundle(out, "model" if shared is None else "prompt", files, model=facts)
     return ExportReport(difference, len(samples), _sizes(index), shared)
 
@@ -193,8 +214,9 @@ def export_module(
     check_place(out, "model")
     if not samples:
         raise ValueError("no texts to compare the exported model on; give at least one")
-    made = _whole(_convert(module, encoder))
-    difference = _checked_parity(module, made.run, encoder, samples)
+    about = metadata_of(encoder, job=job, labels=labels, version=version)
+    made = _whole(with_metadata(_convert(module, encoder), about))
+    difference = checked_parity(module, made.run, encoder, samples)
     facts = ModelFacts(
         job=job,
         version=version,
@@ -205,6 +227,7 @@ def export_module(
         texts=len(samples),
     )
     files = {**made.files, "labels.json": Labels(labels=tuple(labels)).canonical(), "tokenizer.json": tokenizer}
+    files[README] = module_card(facts, labels, encoder)
     return ExportReport(difference, len(samples), _sizes(write_bundle(out, "model", files, model=facts)))
 
 
@@ -216,11 +239,13 @@ class _Made:
         files: files of the bundle.
         run: maps ids (B, S) to logits with these files alone.
         backbone: bytes of a shared backbone.
+        words: of a prompt, how many of its rows belong to each label.
     """
 
     files: dict[str, bytes]
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]]
     backbone: bytes | None = None
+    words: tuple[int, ...] = ()
 
 
 def _whole(model: bytes) -> _Made:
@@ -254,7 +279,7 @@ def _split(module: "TextClassifier") -> _Made:
     running, written = PromptedBackbone(backbone), prompt_file(module, backbone).to_bytes()
     # Read back from its bytes, as a predictor reads it.
     prompt = PromptFile.from_bytes(written)
-    return _Made({"prompt.safetensors": written}, lambda ids: running.logits(ids, prompt), backbone)
+    return _Made({"prompt.safetensors": written}, lambda ids: running.logits(ids, prompt), backbone, prompt.words)
 
 
 def _sizes(index: BundleIndex) -> dict[str, int]:
@@ -276,18 +301,27 @@ def _convert(module: "TextClassifier", encoder: "Encoder") -> bytes:
     return converted(module, (example,), ["input_ids"], "logits", (dimensions,))
 
 
-def _checked_parity(
+def checked_parity(
     module: "TextClassifier",
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]],
     encoder: "Encoder",
     samples: "Sequence[TextRow]",
+    *,
+    only_texts: bool = False,
 ) -> float:
-    """The largest difference of any logit.
+    """Compares an exported model with the trained one, and returns the largest difference of any logit.
+
+    Args:
+        module: the trained model.
+        run: the exported one; maps ids (B, S) to logits (B, labels).
+        encoder: the model's encoder.
+        samples: the texts.
+        only_texts: compare only rows that a text gives, and no cut or empty ones.
 
     Raises:
         ParityFailed: it is more than TOLERANCE.
     """
-    difference = _parity(module, run, encoder, samples)
+    difference = _parity(module, run, encoder, samples, only_texts=only_texts)
     if not difference <= TOLERANCE:  # Written so that a NaN fails.
         raise ParityFailed(
             f"the exported model's logits differ from the trained model's by {difference:.3g}, more than "
@@ -302,12 +336,14 @@ def _parity(
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]],
     encoder: "Encoder",
     samples: "Sequence[TextRow]",
+    *,
+    only_texts: bool,
 ) -> float:
     """The largest difference of any logit, over texts alone, in batches of several sizes, and padded to the limit."""
     import torch
 
     largest = 0.0
-    for ids in _batches(encoder, samples):
+    for ids in _batches(encoder, samples, only_texts=only_texts):
         with torch.no_grad():
             expected = module(torch.from_numpy(ids)).numpy()
         found = run(ids)
@@ -318,13 +354,17 @@ def _parity(
     return largest
 
 
-def _batches(encoder: "Encoder", samples: "Sequence[TextRow]") -> Iterator[NDArray[np.int64]]:
+def _batches(
+    encoder: "Encoder", samples: "Sequence[TextRow]", *, only_texts: bool = False
+) -> Iterator[NDArray[np.int64]]:
     texts = list(samples)
     for size in (1, 3, 32, len(texts)):
         for first in range(0, len(texts), size):
             yield encoder.encode(texts[first : first + size])
     # Texts joined end to end until they are cut, one text cut to the shortest length, and an empty row.
     yield encoder.encode([_end_to_end(texts)] * 2)
+    if only_texts:
+        return
     yield encoder.encode(texts[:1])[:, : encoder.min_tokens]
     longest = np.full((2, encoder.max_tokens), encoder.pad_id, dtype=np.int64)
     head = encoder.encode(texts[:1])

@@ -1,14 +1,17 @@
 """`coordinator export` makes a version of a job runnable elsewhere; `coordinator evaluate` uses the same parts.
 
-The server never runs a model. Both commands fetch a version by digest and convert it to ONNX on this machine with the
-code of `export`. They need the export extra.
+The server never runs a model. Both commands fetch a version by digest and convert it on this machine with the code of
+`export`: to ONNX, which is what is measured, or for an export to what transformers and peft load. They need the export
+extra.
 """
 
+import functools
 import json
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from export.card import Origin
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
     from tacit.v1 import operator_pb2
@@ -83,14 +87,33 @@ class Material:
     digest: bytes
     # A prompted job's backbone in its canonical file; it exists while the command runs.
     backbone: Path | None = None
+    # The round that made the version, when the coordinator stored it, and how many members' updates are in its sum. 0:
+    # the coordinator no longer tells.
+    round: int = 0
+    created_ms: int = 0
+    members: int = 0
     # What the job freezes, by name.
     frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
+
+
+class Format(StrEnum):
+    """What an export is for: onnxruntime, or transformers and peft."""
+
+    ONNX = "onnx"
+    HF = "hf"
 
 
 def export(
     job: Job,
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     version: Version = None,
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="onnx: for onnxruntime, without torch. hf: safetensors for transformers; for a LoRA job, an adapter "
+            "for peft."
+        ),
+    ] = Format.ONNX,
     samples: Annotated[
         Path | None,
         typer.Option(
@@ -120,13 +143,15 @@ def export(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a version as a folder that runs without this software: ONNX, tokenizer, labels."""
+    """Write a version as a folder that runs without this software: model, tokenizer, labels, and a README."""
     from tacit.bundle import BundleInvalid, check_place
 
+    if split and format is Format.HF:
+        fail("--split is for --format onnx; leave one of the two out", ExitCode.USAGE)
     tools = load_tools()
     try:
         # Check before fetching gigabytes; writing checks again.
-        check_place(out, "prompt" if split else "model")
+        check_place(out, "hf" if format is Format.HF else "prompt" if split else "model")
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE)
     where = operator_folder(operator, folder)
@@ -139,10 +164,11 @@ def export(
 
         async def work() -> Material:
             async with operator_stub(where) as stub:
-                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json)
+                check = functools.partial(_check_format, format=format)
+                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json, check=check)
 
         material = run(work())
-        report = export_version(tools, material, out, given, split=split)
+        report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
     # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
@@ -153,6 +179,7 @@ def export(
                 "version_number": material.number,
                 "version": material.digest.hex(),
                 "out": str(out),
+                "format": format.value,
                 "max_difference": report.max_difference,
                 **more,
             }
@@ -160,7 +187,7 @@ def export(
         return
     typer.echo(
         f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
-        f"difference from the trained model {report.max_difference:.2g}."
+        f"difference from the trained model {report.max_difference:.2g}. Its README.md says how to run it."
     )
     if shared is not None:
         typer.echo(
@@ -175,6 +202,7 @@ class Tools:
     """The functions of `export`, imported once they are needed."""
 
     export_model: Any
+    export_hf: Any
     evaluate_bundle: Any
     read_examples: Any
     text_rows: Any
@@ -184,6 +212,7 @@ class Tools:
 def load_tools() -> Tools:
     try:
         from export.evaluate import evaluate_bundle, read_examples, text_rows
+        from export.hugging_face import export_hf
         from export.onnx import export_model
         from export.prompted_bundle import read_backbone
     except ImportError as error:
@@ -192,16 +221,47 @@ def load_tools() -> Tools:
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
-    return Tools(export_model, evaluate_bundle, read_examples, text_rows, read_backbone)
+    return Tools(export_model, export_hf, evaluate_bundle, read_examples, text_rows, read_backbone)
 
 
-def export_version(tools: Tools, material: Material, out: Path, given: Sequence[Any], *, split: bool = False) -> Any:
+def _check_format(document: "JobDocument", format: Format) -> None:
+    """Refuses a job whose model has no form in this format, before anything large is fetched."""
+    from export.hugging_face import FormatRefused, check_format
+    from tacit.model import RvaeModel
+
+    # ONNX has a form for every model that labels texts.
+    if format is Format.ONNX and not isinstance(document.model, RvaeModel):
+        return
+    try:
+        check_format(document.name, document.model)
+    except FormatRefused as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _origin(material: Material) -> "Origin":
+    from export.card import Origin
+
+    return Origin(material.number, material.round, material.created_ms, material.members or None)
+
+
+def export_version(
+    tools: Tools,
+    material: Material,
+    out: Path,
+    given: Sequence[Any],
+    *,
+    split: bool = False,
+    format: Format = Format.ONNX,
+    origin: "Origin | None" = None,
+) -> Any:
     """Exports a version, and compares it with the trained model on `given`, or on random words without examples."""
     from tacit.model import PromptedModel
     from tacit.prompt import reads_pairs
 
     # Only the model of a prompted job has a backbone to split off or to pass on.
     more: dict[str, Any] = {"split": True} if split else {}
+    if origin is not None:
+        more["origin"] = origin
     pairs = reads_pairs(material.document.model)
     try:
         samples: Sequence[Any] = tools.text_rows(given, pairs=pairs)
@@ -215,7 +275,7 @@ def export_version(tools: Tools, material: Material, out: Path, given: Sequence[
     try:
         if material.backbone is not None and isinstance(material.document.model, PromptedModel):
             more["backbone"] = tools.read_backbone(material.backbone, material.document.model.config)
-        return tools.export_model(
+        return (tools.export_hf if format is Format.HF else tools.export_model)(
             material.document,
             material.manifest,
             material.weights,
@@ -226,10 +286,8 @@ def export_version(tools: Tools, material: Material, out: Path, given: Sequence[
             **more,
         )
     except ImportError as error:
-        fail(
-            f"writing an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
-            ExitCode.USAGE,
-        )
+        what = "an ONNX file" if format is Format.ONNX else "a model for transformers"
+        fail(f"writing {what} needs {error.name or error}; {install_with('coordinator', 'export')}", ExitCode.USAGE)
     except (ValueError, RuntimeError, OSError) as error:
         fail(f"version {material.number} cannot be exported: {error}", ExitCode.FAILED)
 
@@ -245,13 +303,27 @@ def synthetic_texts(tokenizer: bytes) -> list[str]:
 
 
 async def fetch_material(
-    stub: "OperatorServiceStub", job: str, version: int | None, scratch: Path, *, quiet: bool
+    stub: "OperatorServiceStub",
+    job: str,
+    version: int | None,
+    scratch: Path,
+    *,
+    quiet: bool,
+    check: "Callable[[JobDocument], None] | None" = None,
 ) -> Material:
     """Fetches a version and everything it needs. Arguments and errors are those of the two functions that it calls."""
-    return await fetch_version(stub, await fetch_files(stub, job, scratch, quiet=quiet), version, quiet=quiet)
+    files = await fetch_files(stub, job, scratch, quiet=quiet, check=check)
+    return await fetch_version(stub, files, version, quiet=quiet)
 
 
-async def fetch_files(stub: "OperatorServiceStub", job: str, scratch: Path, *, quiet: bool) -> JobFiles:
+async def fetch_files(
+    stub: "OperatorServiceStub",
+    job: str,
+    scratch: Path,
+    *,
+    quiet: bool,
+    check: "Callable[[JobDocument], None] | None" = None,
+) -> JobFiles:
     """Fetches what all versions of a job need, and verifies each part by its digest.
 
     Args:
@@ -259,6 +331,7 @@ async def fetch_files(stub: "OperatorServiceStub", job: str, scratch: Path, *, q
         job: The job's name.
         scratch: The folder for a backbone, which may already be there.
         quiet: Whether to hide progress bars.
+        check: Called with the job document before anything large is fetched; raises CommandFailed to refuse it.
 
     Raises:
         CommandFailed: there is no such job, its documents cannot be read, or it shares only a part of its model.
@@ -289,6 +362,8 @@ async def fetch_files(stub: "OperatorServiceStub", job: str, scratch: Path, *, q
             "`edge_client evaluate`",
             ExitCode.REFUSED,
         )
+    if check is not None:
+        check(document)
     backbone = None
     if isinstance(document.model, PromptedModel) and (named := document.model.backbone) is not None:
         backbone = scratch / named.hex()
@@ -325,7 +400,16 @@ async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: i
         digest=found.digest,
         backbone=files.backbone,
         frozen=files.frozen,
+        round=found.round,
+        created_ms=found.created_ms,
+        members=_members(files.detail, found.round),
     )
+
+
+def _members(detail: "operator_pb2.JobDetail", number: int) -> int:
+    """How many members' updates are in a round's sum; 0 if no sum was published, or the answer has no such round."""
+    attempts = [attempt for each in detail.rounds if each.number == number for attempt in each.attempts]
+    return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
 async def _blob(stub: "OperatorServiceStub", digest: bytes, what: str = "", *, quiet: bool = True) -> bytes:

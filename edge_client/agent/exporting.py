@@ -111,6 +111,7 @@ def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch
     except DataInvalid as error:
         fail(str(error), ExitCode.USAGE)
     try:
+        from export.card import Origin
         from export.onnx import export_model
 
         watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(texts)} texts")
@@ -126,6 +127,7 @@ def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch
             backbone=found.backbone,
             frozen=found.frozen,
             split=split,
+            origin=Origin(number),
         )
     except ImportError as error:
         fail(f"making an ONNX file needs {error.name or error}; {_INSTALL}", ExitCode.USAGE)

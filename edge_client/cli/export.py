@@ -110,7 +110,10 @@ def export(
             }
         )
         return
-    typer.echo(f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`.")
+    typer.echo(
+        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`; its "
+        "README.md says how to run it without this software."
+    )
     if shared is not None:
         typer.echo(
             f"It needs its backbone {shared.folder}, {sum(shared.files.values()) / 1e6:,.1f} MB, "

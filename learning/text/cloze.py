@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from learning.text.cloze_tokenizer import Family, family_of
 from learning.text.coverage import Coverage
 from learning.text.data import TextRow
-from learning.text.encoder import TokenizerInvalid
+from learning.text.encoder import RowLayout, TokenizerInvalid
 from tacit.prompt import PromptedModel, Template
 
 if TYPE_CHECKING:
@@ -119,6 +119,20 @@ class ClozeEncoder:
     def separator_id(self) -> int | None:
         """The token between two texts and after both; None if nothing separates them."""
         return self._behind[0] if any(piece.slot == "sep" for piece in self.template.pieces) else None
+
+    @property
+    def layout(self) -> RowLayout:
+        """How a row is put together."""
+        parts: list[tuple[int, ...] | str] = []
+        for part in (self._before, *self._parts, self._behind):
+            if isinstance(part, str) or not parts or isinstance(parts[-1], str):
+                parts.append(part if isinstance(part, str) else tuple(part))
+            else:
+                parts[-1] = (*parts[-1], *part)
+        spaced = frozenset(slot for slot, spaced in self._spaced.items() if spaced and self.family.leading)
+        # Word pieces end at every bracket, so no text spells a special token.
+        forbidden = frozenset() if self.family.kind == "WordPiece" else frozenset(self._forbidden)
+        return RowLayout(tuple(parts), self._room, spaced, forbidden, self.unknown_id)
 
     def _special(self, token: str) -> int:
         found: int | None = self._tokenizer.token_to_id(token)

@@ -10,6 +10,7 @@ A member's own (`learning.text.vocabulary`) reveals words of its texts and never
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PAD",
     "UNKNOWN",
+    "RowLayout",
     "TextEncoder",
     "TokenizerInvalid",
     "VocabularyInvalid",
@@ -44,6 +46,30 @@ class TokenizerInvalid(ValueError):
 
 class VocabularyInvalid(ValueError):
     """The vocabulary cannot be used; the text says where and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How an encoder puts a row of ids together, for software that has only the tokenizer's file.
+
+    Attributes:
+        parts: In order, ids that every row has, and the slots ("text", "text_b") where the ids of a text go.
+        room: The most ids of all texts of a row together.
+        spaced: The slots whose text gets a space before it.
+        forbidden: Ids that a text never gets, even if it spells them. `unknown` replaces them.
+        unknown: The id of the unknown token.
+    """
+
+    parts: "tuple[tuple[int, ...] | str, ...]"
+    room: int
+    spaced: frozenset[str] = frozenset()
+    forbidden: frozenset[int] = frozenset()
+    unknown: int = 0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots in the order of the row."""
+        return tuple(part for part in self.parts if isinstance(part, str))
 
 
 class TextEncoder:
@@ -98,6 +124,12 @@ class TextEncoder:
         for word, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
             found[number] = word
         return found
+
+    @property
+    def layout(self) -> RowLayout:
+        """How a row is put together."""
+        fixed = len(self._before) + len(self._behind)
+        return RowLayout((tuple(self._before), "text", tuple(self._behind)), self.max_tokens - fixed)
 
     def encode(self, texts: Sequence[TextRow]) -> "NDArray[np.int64]":
         """Encodes texts. Half of a surrogate pair (an argument that is not UTF-8) reads as a question mark.

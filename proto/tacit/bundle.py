@@ -11,6 +11,8 @@ bytes returned are the bytes that were hashed. A bundle's kind says what it hold
                 (`backbone_folder`) beside the prompts that need it
     prompt      a model to run on such a backbone: prompt.safetensors, labels.json; bundle.json also says where it came
                 from and which backbone it needs
+    hf          a model for transformers or peft: config.json, tokenizer.json, tokenizer_config.json, README.md, and
+                the weights under the names that each library looks for
 
 This module does not authenticate the author. Digests detect damage; only a signature would prove who made a bundle.
 """
@@ -35,6 +37,7 @@ from tacit.prompt import Template, parse_template
 
 __all__ = [
     "BACKBONE_FILE",
+    "HF_FILES",
     "INDEX",
     "JOB_FILES",
     "MODEL_FILES",
@@ -62,19 +65,22 @@ JOB_FILES = ("job.json", "manifest.json", "weights.bin")
 MODEL_FILES = ("model.onnx", "tokenizer.json", "labels.json")
 PROMPT_FILES = ("prompt.safetensors", "labels.json")
 SHARED_FILES = ("backbone.onnx", "tokenizer.json")
+HF_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md")
 
-BundleKind = Literal["job", "model", "backbone", "prompt"]
+BundleKind = Literal["job", "model", "backbone", "prompt", "hf"]
 _NEEDED: dict[BundleKind, tuple[str, ...]] = {
     "job": JOB_FILES,
     "model": MODEL_FILES,
     "backbone": SHARED_FILES,
     "prompt": PROMPT_FILES,
+    "hf": HF_FILES,
 }
 _MAKES: dict[BundleKind, str] = {
     "job": "`coordinator job bundle` makes one",
     "model": "`export` makes one",
     "backbone": "`export --split` makes one",
     "prompt": "`export --split` makes one",
+    "hf": "`coordinator export --format hf` makes one",
 }
 # A killed run's folder is removed after a day; no run takes that long.
 _STALE_SECONDS = 24 * 3600.0

@@ -8,6 +8,7 @@ the coordinator. What north and east send is recorded.
 import asyncio
 import hashlib
 import json
+import re
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -242,6 +243,16 @@ def test_both_sides_export_the_same_model_and_it_predicts(town, story, tmp_path)
     assert (done["version"], done["private_values"]) == (3, 0)
     assert done["max_difference"] <= 1e-4
     assert (own / "model.onnx").read_bytes() == (theirs / "model.onnx").read_bytes()
+    cards = [(folder / "README.md").read_text() for folder in (theirs, own)]
+    assert all("| version | 3, `" in card for card in cards)
+    # Only the coordinator knows when the version was made, and of how many members' updates.
+    assert ["date of the version" in card for card in cards] == [True, False]
+    assert re.search(r"[0-9]+ in the last \|", cards[0])
+    refused = command(
+        "coordinator", "export", JOB, "--out", tmp_path / "hf", "--format", "hf", "--dir", town.federation.dir
+    )
+    assert (refused.returncode, (tmp_path / "hf").exists()) == (ExitCode.USAGE, False)
+    assert "export it with --format onnx" in refused.stderr
     predicted = succeed("edge_client", "predict", "--bundle", own, "--file", data, "--json").splitlines()
     labels = [json.loads(line)["label"] for line in predicted]
     examples = read_examples(data)
@@ -285,7 +296,7 @@ def test_two_exported_models_share_one_backbone_file(town, story, tmp_path):
     assert operators["backbone"] == members["backbone"]
     assert (operators["backbone_written"], members["backbone_written"]) == (True, False)
     assert len(list(tmp_path.iterdir())) == 3
-    assert sum(path.stat().st_size for path in (tmp_path / AGAIN).iterdir()) < 8000
+    assert sum(path.stat().st_size for path in (tmp_path / AGAIN).iterdir() if path.name != "README.md") < 8000
     # The whole export predicts the same labels.
     town.federation.operator("export", JOB, "--out", tmp_path / "whole")
     said = [

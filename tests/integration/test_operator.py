@@ -1049,6 +1049,8 @@ class Tools:
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
+        # What the README says of each version; None in an evaluation.
+        self.origins: list[Any] = []
         self.frozen: dict[str, Any] = {}
 
     def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
@@ -1060,9 +1062,19 @@ class Tools:
         return [example.text for example in examples]
 
     def export_model(
-        self, document: Any, manifest: Any, weights: bytes, tokenizer: bytes, out: Path, samples: Any, *, frozen: Any
+        self,
+        document: Any,
+        manifest: Any,
+        weights: bytes,
+        tokenizer: bytes,
+        out: Path,
+        samples: Any,
+        *,
+        frozen: Any,
+        origin: Any = None,
     ) -> Made:
         self.frozen = frozen
+        self.origins.append(origin)
         manifest.decode(weights)
         assert tokenizer == TOKENIZER
         self.exported.append((weights, len(samples)))
@@ -1283,9 +1295,26 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         await in_a_thread(lambda: model.export("desk", tmp_path / "two", version=0, samples=data, operator=folder))
         assert "version 0" in capsys.readouterr().out
         assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
+        assert [(each.number, each.round, each.created_ms) for each in tools.origins] == [(1, 1, 3000), (0, 0, 1000)]
+        assert [each.members for each in tools.origins] == [None, None]
         # Without samples, export makes synthetic ones.
         assert tools.exported[0][1] > 10
         assert tools.exported[1][1] == 4
+
+    house(scenario)
+
+
+def test_a_model_that_transformers_does_not_know_is_refused_with_the_format_to_use(house, tools, tmp_path):
+    async def scenario(house: House) -> None:
+        await created(house)
+        said = await house.cli(
+            "export", "desk", "--out", tmp_path / "out", "--format", "hf", folder=house.operator_folder(), code=2
+        )
+        assert said.err == (
+            "error: transformers knows no textcnn, which job desk trains; export it with --format onnx\n"
+        )
+        assert said.out == ""
+        assert not (tmp_path / "out").exists()
 
     house(scenario)
 

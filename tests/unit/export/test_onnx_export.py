@@ -56,7 +56,7 @@ def test_the_file_holds_nothing_about_this_machine(exported: Exported) -> None:
     for trace in (b".py", str(Path.cwd()).encode(), b"site-packages", b'File "', b"forward"):
         assert trace not in data
     assert sorted(path.name for path in exported[0].iterdir()) == sorted(
-        ["bundle.json", "labels.json", "model.onnx", "tokenizer.json"]
+        ["README.md", "bundle.json", "labels.json", "model.onnx", "tokenizer.json"]
     )
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_computes_something_else_is_not_written(
 
 def test_a_difference_of_nan_is_a_failure(job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export.onnx, "_convert", lambda *_: b"")
-    monkeypatch.setattr(export.onnx, "_parity", lambda *_: float("nan"))
+    monkeypatch.setattr(export.onnx, "_parity", lambda *_, **__: float("nan"))
     with pytest.raises(ParityFailed, match="nothing was written"):
         export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who"])
     assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 import edge_client.agent.exporting
@@ -57,6 +58,9 @@ def test_an_own_vocabulary_makes_an_own_model(machine, town):
     assert written.files["tokenizer.json"] == before.tokenizer
     assert written.index.model.private
     assert written.index.model.version == version
+    card = written.files["README.md"].decode()
+    assert "**This folder holds private parameters of one member" in card
+    assert f"| version | {number}, `{version.hex()}` |" in card
     # Thirty epochs of the embedding alone are enough for the member's own sixteen texts.
     assert accuracy(machine) == 1.0
     # The private state is unchanged.
@@ -71,9 +75,13 @@ def test_an_own_vocabulary_makes_an_own_model(machine, town):
 def converted(monkeypatch):
     """Returns the private parameters of each export. No graph is made, since that takes seconds."""
     given = []
-    monkeypatch.setattr(export.onnx, "_convert", lambda module, encoder: b"graph %d" % len(given))
+
+    def graph(module, encoder):
+        return onnx.ModelProto(producer_name=f"graph {len(given)}").SerializeToString()
+
+    monkeypatch.setattr(export.onnx, "_convert", graph)
     monkeypatch.setattr(
-        export.onnx, "_parity", lambda module, *_: given.append(module.embedding.weight.detach()) or 0.0
+        export.onnx, "_parity", lambda module, *_, **__: given.append(module.embedding.weight.detach()) or 0.0
     )
     return given
 
@@ -85,10 +93,10 @@ def test_without_epochs_the_state_is_exported_over_an_earlier_export(machine, to
     assert np.array_equal(converted[0], before.arrays[EMBEDDING])
     assert f"{before.arrays[EMBEDDING].size} of its values are private to you: keep the folder on this machine" in said
     assert "adapting" not in beside
-    assert read_bundle(machine.out, "model").files["model.onnx"] == b"graph 0"
+    assert read_bundle(machine.out, "model").files["model.onnx"].startswith(b"\x12\x07graph 0")
     machine.export("own")
     assert not np.array_equal(converted[1], before.arrays[EMBEDDING])
-    assert read_bundle(machine.out, "model").files["model.onnx"] == b"graph 1"
+    assert read_bundle(machine.out, "model").files["model.onnx"].startswith(b"\x12\x07graph 1")
 
 
 @pytest.mark.parametrize("quiet", [True, False])
