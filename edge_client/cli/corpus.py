@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 from toolkit.text import MAX_SHOWN, clean
 
@@ -22,10 +23,6 @@ app = typer.Typer(
     help="Read the synthetic text made for a job, then approve or veto its release.", no_args_is_help=True
 )
 
-Home = Annotated[
-    Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 Job = Annotated[str, typer.Argument(help="The job's name.")]
 
 # How each stage reads to the owner.

@@ -1,29 +1,24 @@
 """`edge_client doctor` finds what is wrong between this machine and the coordinator."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import print_json, printable
 
 __all__ = ["doctor"]
 
 
 def doctor(
-    home: Annotated[
-        Path | None,
-        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
-    ] = None,
+    home: Home = None,
     address: Annotated[
         str | None,
         typer.Option(help="host:port of the federation port, in place of the enrolled one.", show_default=False),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Time limit of each check, in seconds.", min=0.1)] = 10.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Check identity, name, connection, TLS, clock, session and versions, and say what to do.
 

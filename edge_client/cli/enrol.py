@@ -1,11 +1,11 @@
 """`edge_client enrol` makes this machine a member."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import fail, print_json
 
 __all__ = ["enrol"]
@@ -21,14 +21,9 @@ def enrol(
             show_envvar=True,
         ),
     ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
-    ] = None,
+    home: Home = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the identity that the folder holds.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Join a federation with a token. The private key is made here and never leaves this machine."""
     from toolkit.tls import tls_13_only

@@ -5,6 +5,17 @@ from typing import Annotated
 
 import typer
 
+from edge_client.cli.options import (
+    DataFile,
+    DataName,
+    Device,
+    Home,
+    Json,
+    KeyFile,
+    OwnBackbones,
+    SecondText,
+    SkipInvalid,
+)
 from edge_client.cli.watching import watching
 from toolkit.console import json_requested, print_json
 
@@ -13,7 +24,7 @@ __all__ = ["export"]
 
 def export(
     job: Annotated[str, typer.Argument(help="The job's name.", show_default=False)],
-    data: Annotated[Path, typer.Option(help="Your examples, as for `edge_client run`.", show_default=False)],
+    data: DataFile,
     out: Annotated[
         Path,
         typer.Option(
@@ -23,17 +34,9 @@ def export(
     ],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
-    text_b: Annotated[
-        str | None,
-        typer.Option(
-            help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if the file has it.",
-            show_default=False,
-        ),
-    ] = None,
-    skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
-    ] = False,
-    data_name: Annotated[str, typer.Option(help="Your name for this data, as for `edge_client run`.")] = "data",
+    text_b: SecondText = None,
+    skip_invalid: SkipInvalid = False,
+    data_name: DataName = "data",
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -52,20 +55,11 @@ def export(
             "written beside --out unless it is there.",
         ),
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    home: Annotated[
-        Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
-    ] = None,
-    backbone: Annotated[
-        list[Path] | None,
-        typer.Option(help="A folder with a prompted job's frozen model, as for `edge_client run`.", show_default=False),
-    ] = None,
-    private_key_file: Annotated[
-        Path | None, typer.Option(help="The key file that seals your private parameters, if any.", show_default=False)
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
-    ] = False,
+    device: Device = "auto",
+    home: Home = None,
+    backbone: OwnBackbones = None,
+    private_key_file: KeyFile = None,
+    as_json: Json = False,
 ) -> None:
     """Write the job's newest model as ONNX, with your own vocabulary and embedding in it.
 

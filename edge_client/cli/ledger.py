@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -21,12 +22,8 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
-Home = Annotated[
-    Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
-]
 DataName = Annotated[str | None, typer.Option(help="Your name for the data. Default: all ledgers.", show_default=False)]
 All = Annotated[bool, typer.Option("--all", help="Also print the tighter figure, which the gate does not use.")]
-Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 
 
 @app.command()

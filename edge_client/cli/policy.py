@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
@@ -24,15 +25,10 @@ _Kind = TypeVar("_Kind", bound="Document")
 
 app = typer.Typer(help="Write your policy, show it, and check a job against it.", no_args_is_help=True)
 
-Home = Annotated[
-    Path | None,
-    typer.Option("--home", help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
-]
 PolicyFile = Annotated[
     Path | None,
     typer.Option("--policy", help="The policy. Default: policy.toml in the member's folder.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")]
 
 
 # ---- check ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from edge_client.cli.options import Json
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ def plan(
         ),
     ] = None,
     members: Annotated[int, typer.Option(min=1, help="How many members' updates are averaged.")] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Print how much noise each epsilon needs, for your number of examples.
 

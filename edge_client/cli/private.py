@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import CommandFailed, ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Home = Annotated[
-    Path | None, typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 KeyFile = Annotated[
     Path | None,
     typer.Option(

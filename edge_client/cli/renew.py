@@ -1,21 +1,18 @@
 """`edge_client renew` gets the member's next certificate now."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edge_client.cli.options import Home, Json
 from toolkit.console import ExitCode, fail, print_json
 
 __all__ = ["renew"]
 
 
 def renew(
-    home: Annotated[
-        Path | None,
-        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
-    ] = None,
+    home: Home = None,
     new_key: Annotated[
         bool,
         typer.Option("--new-key", help="Make a new key. Tell the members that pin this member's key in their `peers`."),
@@ -24,9 +21,7 @@ def renew(
         str | None,
         typer.Option(help="host:port of the federation port, in place of the enrolled one.", show_default=False),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Renew this member's certificate. `edge_client run` does so by itself; both may run at the same time."""
     from toolkit.tls import tls_13_only

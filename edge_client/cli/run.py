@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from edge_client.cli.options import Device, Home, SecondText, SkipInvalid
+
 __all__ = ["run"]
 
 
@@ -12,28 +14,17 @@ def run(
     data: Annotated[Path, typer.Option(help="Your examples: jsonl, csv or tsv, plain or .gz.", show_default=False)],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
-    text_b: Annotated[
-        str | None,
-        typer.Option(
-            help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if the file has it.",
-            show_default=False,
-        ),
-    ] = None,
+    text_b: SecondText = None,
     job: Annotated[
         list[str] | None,
         typer.Option(help="Take part only in jobs of this name; * and ? are wildcards; may be given more than once."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
     policy: Annotated[
         Path | None, typer.Option(help="Your policy. Default: policy.toml in the member's folder.")
     ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
-    ] = None,
-    skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
-    ] = False,
+    home: Home = None,
+    skip_invalid: SkipInvalid = False,
     data_name: Annotated[
         str,
         typer.Option(

@@ -329,7 +329,7 @@ class Document(Part):
         try:
             data = read_bytes(path, cls.max_bytes, str(path))
         except FileNotFoundError as error:
-            raise DocumentInvalid(f"{path} does not exist") from error
+            raise DocumentInvalid(f"{path} does not exist; check the path") from error
         except OSError as error:
             raise DocumentInvalid(f"{path} cannot be read: {error.strerror}; check permissions") from error
         return cls._from_content(toml_values(data, cls.max_bytes, str(path)), str(path))

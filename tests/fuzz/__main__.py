@@ -78,7 +78,11 @@ def _one(name: str, files: list[Path], seconds: int) -> int:
         sys.exit(f"there is no target {name!r}; `python -m tests.fuzz` lists them")
     if files:
         for file in files:
-            TARGETS[name](file.read_bytes())
+            try:
+                data = file.read_bytes()
+            except OSError as error:
+                sys.exit(f"{file} cannot be read ({error.strerror}); give an input that a run has written")
+            TARGETS[name](data)
         return 0
     with tempfile.TemporaryDirectory() as found:
         words = [found, str(SEEDS / name), f"-max_total_time={seconds}", f"-timeout={INPUT_SECONDS}"]

@@ -1,0 +1,36 @@
+"""The options that several commands of `edge_client` have, each with one name and one help text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["DataFile", "DataName", "Device", "Home", "Json", "KeyFile", "OwnBackbones", "SecondText", "SkipInvalid"]
+
+Home = Annotated[
+    Path | None,
+    typer.Option("--home", help="This member's folder. Default: TACIT_HOME, or ~/.tacit.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+SkipInvalid = Annotated[
+    bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
+]
+
+# Of commands that make the member's own model from the data that it takes part with.
+DataFile = Annotated[Path, typer.Option(help="Your examples, as for `edge_client run`.", show_default=False)]
+DataName = Annotated[str, typer.Option(help="Your name for this data, as for `edge_client run`.")]
+SecondText = Annotated[
+    str | None,
+    typer.Option(
+        help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if a file has it.",
+        show_default=False,
+    ),
+]
+OwnBackbones = Annotated[
+    list[Path] | None,
+    typer.Option(help="A folder with a prompted job's frozen model, as for `edge_client run`.", show_default=False),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="The key file that seals your private parameters, if any.", show_default=False)
+]
