@@ -145,7 +145,7 @@ class OperatorCertificateRow(Base):
 
     fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     name: Mapped[str] = mapped_column(ForeignKey(OperatorRow.name), index=True)
-    known_ms: Mapped[int] = mapped_column(BigInteger)
+    issued_ms: Mapped[int] = mapped_column(BigInteger)
     expires_ms: Mapped[int] = mapped_column(BigInteger)
     # SHA-256 of the authority's certificate that issued it.
     issuer: Mapped[bytes] = mapped_column(LargeBinary(32))

@@ -243,7 +243,7 @@ def upgrade() -> None:
         "operator_certificates",
         sa.Column("fingerprint", sa.LargeBinary(length=32), nullable=False),
         sa.Column("name", sa.String(length=63), nullable=False),
-        sa.Column("known_ms", sa.BigInteger(), nullable=False),
+        sa.Column("issued_ms", sa.BigInteger(), nullable=False),
         sa.Column("expires_ms", sa.BigInteger(), nullable=False),
         sa.Column("issuer", sa.LargeBinary(length=32), nullable=False),
         sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
