@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.secure_aggregation.bounds.field import (
     ELEMENT_BYTES,
     Elements,
+    Limbs,
     P,
     dot,
     drawn,
@@ -35,7 +36,18 @@ from benchmarks.secure_aggregation.bounds.field import (
 from benchmarks.secure_aggregation.bounds.merkle import HASH_BYTES, opening, root_of, tree
 from secure_agg.randomness import RandomSource
 
-__all__ = ["WIDTH", "Committed", "Proof", "ProofInvalid", "Relation", "commit", "prove", "soundness_bits", "verify"]
+__all__ = [
+    "WIDTH",
+    "Committed",
+    "Equations",
+    "Proof",
+    "ProofInvalid",
+    "Relation",
+    "commit",
+    "prove",
+    "soundness_bits",
+    "verify",
+]
 
 WIDTH = 256
 """Numbers of the witness in a row."""
@@ -53,22 +65,49 @@ class ProofInvalid(ValueError):
 
 
 @dataclass(frozen=True)
+class Equations:
+    """The left sides of linear equations: a sparse matrix, one entry a place.
+
+    Args:
+        rows: the equation of each entry.
+        places: the number of the witness, row by row, of each entry.
+        values: the coefficients.
+        width: numbers of the witness.
+    """
+
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    values: Elements
+    width: int
+
+    def combined(self, weights: Elements) -> Elements:
+        """Returns the coefficients of a combination of the equations, shape (width,)."""
+        terms = mul(weights[self.rows], self.values)
+        # Halves, so that sums of 2^20 of them are exact in float64.
+        low, high = (
+            np.bincount(self.places, part.astype(np.float64), self.width).astype(np.uint64)
+            for part in (terms & np.uint64(2**31 - 1), terms >> np.uint64(31))
+        )
+        return reduce(low + mul(reduce(high), np.full(1, 2**31, dtype=np.uint64)))
+
+
+@dataclass(frozen=True)
 class Relation:
     """What is proved about a witness of several rows of `WIDTH` numbers.
 
     All numbers of the first `bit_rows` rows are 0 or 1. The next row holds any numbers, the one after it their squares.
-    The remaining rows are of the second commitment and hold 0 or 1. And linear @ witness = right.
+    The remaining rows are of the second commitment and hold 0 or 1. And the linear equations hold.
 
     Args:
         bit_rows: the number of rows of bits in the first commitment.
         late_rows: the number of rows of the second commitment.
-        linear: coefficients, shape (equations, all numbers of the witness row by row).
+        linear: the left sides.
         right: the right sides, one for each equation.
     """
 
     bit_rows: int
     late_rows: int
-    linear: Elements
+    linear: Equations
     right: Elements
 
     @property
@@ -133,7 +172,7 @@ def commit(witness: Elements, random: RandomSource) -> Committed:
         random: source of the blinding.
     """
     rows = np.hstack([witness, drawn(random, witness.shape[0], QUERIES)])
-    return _committed(rows, dot(rows, _matrices()[0].T), random)
+    return _committed(rows, dot(rows, _matrices()[0]), random)
 
 
 def prove(relation: Relation, first: Committed, late: Elements, seed: bytes, random: RandomSource) -> Proof:
@@ -155,8 +194,8 @@ def prove(relation: Relation, first: Committed, late: Elements, seed: bytes, ran
         combined, equations, squares = _challenges(relation, roots, seed, repetition)
         blind = blinds[repetition::_REPEATED]
         near.append(reduce(dot(combined[None, :], points[:, :_DEGREE])[0] + blind[0, :_DEGREE]))
-        coefficients = dot(equations[None, :], relation.linear).reshape(relation.rows, WIDTH)
-        coefficients = np.hstack([coefficients, dot(coefficients, _matrices()[2].T)])
+        coefficients = relation.linear.combined(equations).reshape(relation.rows, WIDTH)
+        coefficients = np.hstack([coefficients, dot(coefficients, _matrices()[2])])
         linear.append(reduce(_sum(mul(coefficients, points)) + blind[1]))
         quadratic.append(reduce(_quadratic(relation, squares, points) + blind[2])[WIDTH:])
     tests = (np.array(near), np.array(linear), np.array(quadratic))
@@ -181,8 +220,8 @@ def _commit_late(late: Elements, random: RandomSource) -> Committed:
         row[0] = (int(row[0]) - total(row[:WIDTH])) % P
     products[_REPEATED:, :WIDTH] = 0
     # The first columns of the code are points at which the products are given.
-    blinds = np.hstack([products[:, _DEGREE:], dot(products, to_code_product.T)])
-    columns = np.vstack([dot(rows, to_code.T), blinds])
+    blinds = np.hstack([products[:, _DEGREE:], dot(products, to_code_product)])
+    columns = np.vstack([dot(rows, to_code), blinds])
     return _committed(np.vstack([np.pad(rows, ((0, 0), (0, _PRODUCT - _DEGREE))), products]), columns, random)
 
 
@@ -237,7 +276,7 @@ def verify(relation: Relation, root: bytes, proof: Proof, seed: bytes) -> None:
         near = dot(at_near, proof.near[repetition][:, None])[:, 0]
         if (near != reduce(dot(combined[None, :], values)[0] + blind[0])).any():
             raise ProofInvalid("the rows are not near codewords")
-        coefficients = dot(equations[None, :], relation.linear).reshape(relation.rows, WIDTH)
+        coefficients = relation.linear.combined(equations).reshape(relation.rows, WIDTH)
         if total(proof.linear[repetition][:WIDTH]) != total(mul(equations, relation.right)):
             raise ProofInvalid("the linear equations do not hold")
         found = reduce(_sum(mul(dot(coefficients, at_witness.T), values)) + blind[1])
@@ -267,7 +306,7 @@ def _quadratic(relation: Relation, squares: Elements, values: Elements) -> Eleme
 
 def _sum(rows: Elements) -> Elements:
     """Returns the sum over rows. Seven elements fit into 64 bits, so it folds as it goes."""
-    result = rows[0]
+    result: Elements = rows[0]
     for row in rows[1:]:
         result = reduce(result + row)
     return result
@@ -294,11 +333,11 @@ def _leaves(columns: Elements, salts: Sequence[bytes]) -> list[bytes]:
 
 
 @lru_cache(maxsize=1)
-def _matrices() -> tuple[Elements, Elements, Elements]:
+def _matrices() -> tuple[Limbs, Limbs, Limbs]:
     """Returns the code's matrix for rows, that for products beyond their given points, and the witness's to products.
 
-    They are public and the same for every proof.
+    They are public, transposed, and the same for every proof.
     """
-    code = np.arange(_DEGREE, _DEGREE + _COLUMNS)
-    beyond = np.arange(_PRODUCT, _DEGREE + _COLUMNS)
-    return interpolation(_DEGREE, code), interpolation(_PRODUCT, beyond), interpolation(WIDTH, np.arange(WIDTH, _PRODUCT))
+    code, beyond = np.arange(_DEGREE, _DEGREE + _COLUMNS), np.arange(_PRODUCT, _DEGREE + _COLUMNS)
+    to_code, to_product = interpolation(_DEGREE, code), interpolation(WIDTH, np.arange(WIDTH, _PRODUCT))
+    return Limbs.of(to_code.T), Limbs.of(interpolation(_PRODUCT, beyond).T), Limbs.of(to_product.T)

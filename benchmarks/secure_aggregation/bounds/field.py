@@ -3,6 +3,7 @@
 Products of matrices run in float64, limb by limb: a limb has at most 21 bits, so a sum of 2^11 products is exact.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import shake_256
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from secure_agg.randomness import RandomSource
 
-__all__ = ["ELEMENT_BYTES", "P", "Elements", "dot", "drawn", "hashed", "interpolation", "mul", "reduce", "sub", "total"]
+__all__ = ["ELEMENT_BYTES", "Elements", "P", "dot", "drawn", "hashed", "interpolation", "mul", "reduce", "sub", "total"]
 
 P = 2**61 - 1
 ELEMENT_BYTES = 8
@@ -47,27 +48,44 @@ def mul(left: Elements, right: Elements) -> Elements:
     return reduce(_u(2) * (a * c) + (middle >> _u(30)) + ((middle & _u(2**30 - 1)) << _u(31)) + b * d)
 
 
-def dot(left: Elements, right: Elements) -> Elements:
+def dot(left: Elements, right: "Elements | Limbs") -> Elements:
     """Returns the product of two matrices of shapes (r, c) and (c, n).
+
+    Args:
+        left: the first matrix.
+        right: the second one, or its limbs if it is used often.
 
     Raises:
         ValueError: c is above 2^11, so that float64 would not be exact.
     """
     if left.shape[1] > _MAX_TERMS:
         raise ValueError(f"a product of matrices has at most {_MAX_TERMS} terms, got {left.shape[1]}; split it")
-    result = np.zeros((left.shape[0], right.shape[1]), dtype=np.uint64)
-    rights = _limbs(right)
-    for at, part in _limbs(left):
-        for beside, other in rights:
+    rights = right if isinstance(right, Limbs) else Limbs.of(right)
+    result = np.zeros((left.shape[0], rights.columns), dtype=np.uint64)
+    for at, part in Limbs.of(left).parts:
+        for beside, other in rights.parts:
             product = (part @ other).astype(np.uint64)
             result = reduce(result + mul(product, np.full((1, 1), pow(2, at + beside, P), dtype=np.uint64)))
     return result
 
 
-def _limbs(values: Elements) -> list[tuple[int, NDArray[np.float64]]]:
-    """Returns the limbs that are not all zero, each with its place."""
-    parts = [(at, (values >> _u(at)) & _u(2**bits - 1)) for at, bits in _LIMBS]
-    return [(at, part.astype(np.float64)) for at, part in parts if part.any()]
+@dataclass(frozen=True)
+class Limbs:
+    """A matrix in limbs.
+
+    Args:
+        columns: its number of columns.
+        parts: the limbs that are not all zero, each with its place.
+    """
+
+    columns: int
+    parts: tuple[tuple[int, NDArray[np.float64]], ...]
+
+    @classmethod
+    def of(cls, values: Elements) -> "Limbs":
+        """Splits a matrix."""
+        parts = ((at, (values >> _u(at)) & _u(2**bits - 1)) for at, bits in _LIMBS)
+        return cls(values.shape[1], tuple((at, part.astype(np.float64)) for at, part in parts if part.any()))
 
 
 def total(values: Elements) -> int:
@@ -98,9 +116,7 @@ def interpolation(nodes: int, points: NDArray[np.int64]) -> Elements:
         points: whole numbers from `nodes` up.
     """
     factorials, inverses = _tables(int(points.max()) + 1)
-    weights = [
-        pow(factorials[i] * factorials[nodes - 1 - i] * (-1) ** (nodes - 1 - i), -1, P) for i in range(nodes)
-    ]
+    weights = [pow(factorials[i] * factorials[nodes - 1 - i] * (-1) ** (nodes - 1 - i), -1, P) for i in range(nodes)]
     # The product of (x - j) over the nodes is x! / (x - nodes)!.
     whole = [factorials[x] * pow(factorials[x - nodes], -1, P) % P for x in points.tolist()]
     distances = points[:, None] - np.arange(nodes)[None, :]

@@ -17,8 +17,8 @@ and E z^4 <= 3 (E z^2)^2, so E exp(-u z^2) <= 1 - m u + 3/2 (m u)^2 with m = |x|
 |z|^2 <= (1 - e) m k has probability at most min over v of ((1 - v + 3/2 v^2) exp(v (1 - e)))^k. `shortest_share` is the
 1 - e at which this is 2^-40.
 
-Hence a vector that passes is no longer than `max_norm`, except with probability 2^-40. (Lattice proofs use the same
-coins: Gentry, Halevi and Lyubashevsky 2022, with a heuristic constant.)
+Hence a vector that passes is no longer than `max_norm`, except with probability 2^-39, all terms together. (Lattice
+proofs use the same coins: Gentry, Halevi and Lyubashevsky 2022.)
 
 An honest vector of length `norm` passes except with probability 2^-30: z is sub-Gaussian with the variance |x|^2 / 2.
 """

@@ -12,12 +12,12 @@ mask. No second copy of x exists that a liar could prove instead. In order:
    projections are short, and that W of them plus pads is the number that the coordinator computes (`Verifier`).
 
 **Theorem.** Let S be members that lie together, all others in U3 honest, and X = the sum over S of (y - PRG(b)), less
-the masks between S and the others. This is all that S adds to the opened sum. If the verifier accepts everybody in S and
-S has at most `together` members, |X| <= |S| max_norm modulo 2^b, except with probability 2^-40 + 2^-64 and the
-argument's error. *Proof.* Masks inside S cancel, whatever S says of them, since both ends must say the same. So the
-accepted numbers of S add up to W R X + (pads in X). X, the projections and pads of S were fixed before W, so their sums
-agree with R X modulo 2^b except with probability 2^-64. Each coordinate of R X is then at most |S| T, and
-|R X| <= |S| sqrt(K). X was fixed before R. Lemmas 1 and 2 (`numbers`), with |S| T for T, end the proof.
+the masks between S and the others. This is all that S adds to the opened sum. If the verifier accepts all of S, and S
+has at most `together` members, |X| <= |S| max_norm modulo 2^b, except with probability 2^-39 and the argument's error.
+*Proof.* Masks inside S cancel, whatever S says of them, since both ends must say the same. So the accepted numbers of S
+add up to W R X + (pads in X). X, the projections and the pads of S were fixed before W, so their sums agree with R X
+modulo 2^b except with probability 2^-64. Each coordinate of R X is then at most |S| T, and |R X| <= |S| sqrt(K). X was
+fixed before R. Lemmas 1 and 2 (`numbers`), with |S| T for T, end the proof.
 
 *Assumptions.* The coordinator is honest (it is the verifier, so only itself would be deceived); SHA-256 and SHAKE256
 are random oracles. **Hiding** holds against a malicious coordinator with up to n_C members: what it receives is uniform
@@ -37,7 +37,15 @@ from hashlib import sha256, shake_256
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.secure_aggregation.bounds.argument import Committed, Proof, ProofInvalid, commit, prove, verify
+from benchmarks.secure_aggregation.bounds.argument import (
+    Committed,
+    Equations,
+    Proof,
+    ProofInvalid,
+    commit,
+    prove,
+    verify,
+)
 from benchmarks.secure_aggregation.bounds.projection import combine, project
 from benchmarks.secure_aggregation.bounds.statement import Statement
 from secure_agg.masking import RING_DTYPE, MaskStream, apply_streams
@@ -112,7 +120,10 @@ def _mask(key: bytes, values: int, bits: int) -> Ring:
 def _combined(challenge: Challenge, vectors: NDArray[np.uint32], bits: int) -> NDArray[np.int64]:
     """Returns, for vectors with pads behind them, W R of the vector plus the pads modulo 2^bits."""
     values = vectors.shape[1] - challenge.weights.shape[0]
-    return (combine(challenge.coins, challenge.weights, vectors[:, :values], bits) + vectors[:, values:]) % (1 << bits)
+    result: NDArray[np.int64] = (
+        combine(challenge.coins, challenge.weights, vectors[:, :values], bits) + vectors[:, values:]
+    ) % (1 << bits)
+    return result
 
 
 @dataclass
@@ -199,12 +210,16 @@ class Verifier:
 
     def verify(self, answers: Mapping[int, Answer]) -> Verdict:
         """Verifies all answers. Members of a disputed pair are neither proven nor refused for it."""
-        refused = {member: "it did not answer" for member in self.masked.keys() - answers.keys()}
+        refused = dict.fromkeys(self.masked.keys() - answers.keys(), "it did not answer")
         disputed = {pair for pair in self._pairs() if self._of_pair(answers, pair) is None}
+        for (low, high), said in self.settled.items():
+            for member, other in ((low, high), (high, low)):
+                if member in answers and not _same(answers[member].pairs.get(other), said):
+                    refused[member] = f"it lied about its mask with member {other}"
         linear = self.statement.linear(self.challenge.weights)
         for member, answer in answers.items():
             pairs = [pair for pair in self._pairs() if member in pair]
-            if disputed.isdisjoint(pairs):
+            if member not in refused and disputed.isdisjoint(pairs):
                 try:
                     self._verify_one(member, answer, linear, answers, pairs)
                 except ProofInvalid as wrong:
@@ -230,10 +245,10 @@ class Verifier:
         if low not in answers or high not in answers:
             return None
         one, other = answers[low].pairs.get(high), answers[high].pairs.get(low)
-        return one if one is not None and other is not None and np.array_equal(one, other) else None
+        return one if _same(one, other) else None
 
     def _verify_one(
-        self, member: int, answer: Answer, linear: NDArray[np.uint64], answers: Mapping[int, Answer], pairs: list[Pair]
+        self, member: int, answer: Answer, linear: Equations, answers: Mapping[int, Answer], pairs: list[Pair]
     ) -> None:
         bits, masked = self.statement.bits, self.masked[member].copy()
         apply_streams(masked, [MaskStream(self.seeds[member], add=False)], bits)
@@ -250,6 +265,11 @@ class Verifier:
         verify(relation, root, answer.proof, _transcript(self.challenge, member, root, answer.public))
 
 
+def _same(one: NDArray[np.int64] | None, other: NDArray[np.int64] | None) -> bool:
+    return one is not None and other is not None and bool(np.array_equal(one, other))
+
+
 def settle(challenge: Challenge, key: bytes, length: int, bits: int) -> NDArray[np.int64]:
     """Returns what an honest end of a pair says, from the pair's key."""
-    return _combined(challenge, _mask(key, length, bits)[None, :], bits)[0]
+    said: NDArray[np.int64] = _combined(challenge, _mask(key, length, bits)[None, :], bits)[0]
+    return said

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.secure_aggregation.bounds.argument import WIDTH, Relation
+from benchmarks.secure_aggregation.bounds.argument import WIDTH, Equations, Relation
 from benchmarks.secure_aggregation.bounds.field import Elements, P
 from benchmarks.secure_aggregation.bounds.numbers import Numbers
 
@@ -101,30 +101,35 @@ class Statement:
         result.ravel()[: len(flat)] = flat
         return result
 
-    def relation(self, linear: Elements, public: NDArray[np.int64]) -> Relation:
+    def relation(self, linear: Equations, public: NDArray[np.int64]) -> Relation:
         """Returns what one member proves, given its public combinations. linear: from `linear`, equal for all."""
         shift = self._carry << self.bits
         offset = [self.numbers.max_projection] * self.numbers.projections
         right = [*offset, self.numbers.max_squares, *((int(each) - shift) % P for each in public)]
         return Relation(self.bit_rows, self.late_rows, linear, np.array(right, dtype=np.uint64))
 
-    def linear(self, weights: NDArray[np.uint8]) -> Elements:
-        """Returns the coefficients of all equations, given W."""
+    def linear(self, weights: NDArray[np.uint8]) -> Equations:
+        """Returns the left sides of all equations, given W."""
         k, combinations = self.numbers.projections, self.numbers.combinations
         z, squares, late = (WIDTH * (self.bit_rows + row) for row in range(3))
-        linear = np.zeros((k + 1 + combinations, late + WIDTH * self.late_rows), dtype=np.uint64)
         of_z, of_rest, of_pads = (weights_up_to(most) for _, most in self._fields)
         of_carries = [P - (weight << self.bits) for weight in weights_up_to(2 * self._carry)]
         at_rest = k * len(of_z)
         at_pads = at_rest + len(of_rest)
+        entries: list[tuple[int, int, int]] = []
+
+        def add(equation: int, start: int, values: list[int]) -> None:
+            entries.extend((equation, start + i, value) for i, value in enumerate(values) if value)
+
         for j in range(k):
-            linear[j, j * len(of_z) : (j + 1) * len(of_z)] = of_z
-            linear[j, z + j] = P - 1
-        linear[k, squares : squares + k] = 1
-        linear[k, at_rest:at_pads] = of_rest
+            add(j, j * len(of_z), of_z)
+            add(j, z + j, [P - 1])
+        add(k, squares, [1] * k)
+        add(k, at_rest, of_rest)
         for i in range(combinations):
-            row = linear[k + 1 + i]
-            row[z : z + k] = weights[i]
-            row[at_pads + i * len(of_pads) : at_pads + (i + 1) * len(of_pads)] = of_pads
-            row[late + i * len(of_carries) : late + (i + 1) * len(of_carries)] = of_carries
-        return linear
+            add(k + 1 + i, z, weights[i].tolist())
+            add(k + 1 + i, at_pads + i * len(of_pads), of_pads)
+            add(k + 1 + i, late + i * len(of_carries), of_carries)
+        rows, places, values = zip(*entries, strict=True)
+        width = late + WIDTH * self.late_rows
+        return Equations(np.array(rows), np.array(places), np.array(values, dtype=np.uint64), width)
