@@ -1,21 +1,20 @@
 """Measures proofs that masked vectors are short, in a prototype.
 
 cost: time and bytes of a member and of the coordinator, by length of the vector.
-lies: what the coordinator accepts, and how far one member can move the sum.
+lies: what the coordinator accepts, and the longest vector that it may accept.
+reach: how far one liar moves a cohort's mean, in one sum, in groups, and with proofs.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from functools import partial
 
 from benchmarks.library.record import Case, Figure, Results, open_results, parser
 from benchmarks.secure_aggregation.bounds.lies import Cohort, Ring, aim_together, honest_vector, statement_of
-from benchmarks.secure_aggregation.bounds.numbers import noise_norm
+from benchmarks.secure_aggregation.bounds.numbers import with_noise
 from benchmarks.secure_aggregation.bounds.statement import OutOfBounds, Statement
-from benchmarks.secure_aggregation.bounds.turned import turn
-from secure_agg import default_thresholds
+from secure_agg import default_thresholds, grouped_thresholds
 from secure_agg.distributed import Grid
 from secure_agg.packing import packed_size
 from secure_agg.randomness import SystemRandom
@@ -26,7 +25,8 @@ BENCH = "masked_bounds"
 
 MEMBERS, TOGETHER = 10, 2
 LENGTHS = (1_000, 10_000, 100_000)
-TURNS = 200
+# reach: (members, groups, corrupt members).
+COHORTS = ((10, 3, 1), (15, 5, 1), (30, 3, 6), (30, 10, 1), (100, 5, 10))
 
 _RANDOM = SystemRandom()
 
@@ -68,7 +68,7 @@ def _cohort(statement: Statement, grid: Grid, members: int) -> Cohort:
 
 
 def lies(grid: Grid) -> list[Figure]:
-    """Counts the members that the coordinator accepts, and measures how far a liar moves the sum."""
+    """Counts the members that the coordinator accepts, and states the longest vector that may pass."""
     statement = statement_of(grid, TOGETHER)
     honest = [honest_vector(grid, statement.bits, _RANDOM) for _ in range(3)]
     long = _moved(honest[0], statement, 1.1)
@@ -85,7 +85,6 @@ def lies(grid: Grid) -> list[Figure]:
         Figure("accepted_two_together", len(pair.proven & {0, 1}) // 2, more={"of": 1}),
         Figure("honest_norm", round(statement.numbers.norm / clip, 2), "clips"),
         Figure("longest_accepted", round(statement.numbers.max_norm / clip, 2), "clips"),
-        Figure("longest_accepted_turned", round(_turned(grid, statement), 2), "clips", {"draws": TURNS}),
     ]
 
 
@@ -103,37 +102,59 @@ def _moved(vector: Ring, statement: Statement, times: float) -> Ring:
     return moved
 
 
-def _turned(grid: Grid, statement: Statement) -> float:
-    """Returns the most that a liar gains along its own direction, in clips, if its noise is turned.
+def reach(members: int, groups: int, corrupt: int, values: int) -> list[Figure]:
+    """Computes how far one liar moves the mean of a cohort under `distributed-gaussian`, in clips (L2).
 
-    Its clipped part may be `slack` clips long, and its noise `slack` times the noise's tail. Both are aimed. What is
-    left of the noise's aim is the largest of `TURNS` turns.
+    In one sum: until a coordinate is beyond what valid inputs can make. In groups: no further than the furthest good
+    group, whose mean is as far away as its noise is long, z sqrt(d / (h s)); differences of updates come on top. With
+    proofs: the longest vector that passes, divided by n.
+
+    Args:
+        members: n.
+        groups: g.
+        corrupt: n_C.
+        values: d.
     """
-    direction = np.full(grid.values, grid.values**-0.5)
-    slack = statement.numbers.slack
-    noise = direction * (slack * noise_norm(grid.std, grid.values))
-    gains = [abs(float(turn(_RANDOM.bytes(32), noise) @ direction)) for _ in range(TURNS)]
-    return slack + max(gains) / grid.radius
+    threshold, _ = default_thresholds(members, corrupt)
+    grid = Grid(1.0, 1.0, threshold - corrupt, values, members)
+    # All corrupt members may be in one group: true for all cohorts here.
+    honest = grouped_thresholds(members, groups, corrupt)[1] - corrupt
+    return [
+        Figure("moved_in_one_sum", round(grid.largest / grid.radius * values**0.5, 1), "clips"),
+        Figure("moved_in_groups", round((values / (honest * (members // groups))) ** 0.5, 1), "clips"),
+        Figure("moved_with_proofs", round(with_noise(grid).max_norm / grid.radius / members, 2), "clips"),
+    ]
 
 
 def _cells(
     results: Results, run: Callable[[Grid], list[Figure]], figure: str, members: int, lengths: Sequence[int]
 ) -> None:
     for values in lengths:
-        case: Case = {"members": members, "values": values}
-        if not any(line["figure"] == figure for line in results.done(case)):
-            results.open([])
-            results.add(case, run(grid_of(members, values)))
+        _cell(results, {"members": members, "values": values}, figure, partial(run, grid_of(members, values)))
 
 
-PARTS: Mapping[str, Callable[[Results, bool], None]] = {
-    "cost": lambda results, quick: _cells(
-        results, cost, "member_cpu_seconds", *((3, (200,)) if quick else (MEMBERS, LENGTHS))
-    ),
-    "lies": lambda results, quick: _cells(
-        results, lies, "accepted_honest", *((3, (200,)) if quick else (MEMBERS, LENGTHS[:2]))
-    ),
-}
+def _cell(results: Results, case: Case, figure: str, run: Callable[[], list[Figure]]) -> None:
+    if not any(line["figure"] == figure for line in results.done(case)):
+        results.open([])
+        results.add(case, run())
+
+
+def _costs(results: Results, quick: bool) -> None:
+    _cells(results, cost, "member_cpu_seconds", *((3, (200,)) if quick else (MEMBERS, LENGTHS)))
+
+
+def _lies(results: Results, quick: bool) -> None:
+    _cells(results, lies, "accepted_honest", *((3, (200,)) if quick else (MEMBERS, LENGTHS[:2])))
+
+
+def _reaches(results: Results, quick: bool) -> None:
+    values = 200 if quick else LENGTHS[1]
+    for members, groups, corrupt in COHORTS[:1] if quick else COHORTS:
+        case = {"members": members, "groups": groups, "corrupt": corrupt, "values": values}
+        _cell(results, case, "moved_in_one_sum", partial(reach, members, groups, corrupt, values))
+
+
+PARTS: Mapping[str, Callable[[Results, bool], None]] = {"cost": _costs, "lies": _lies, "reach": _reaches}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

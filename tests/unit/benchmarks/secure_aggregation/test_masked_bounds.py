@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from benchmarks.secure_aggregation.bounds import argument, field
+from benchmarks.secure_aggregation.bounds.costs import reach
 from benchmarks.secure_aggregation.bounds.lies import Cohort, aim_together, honest_vector, statement_of
 from benchmarks.secure_aggregation.bounds.merkle import opening, root_of, tree
 from benchmarks.secure_aggregation.bounds.numbers import Numbers, longest_share, noise_norm, shortest_share
 from benchmarks.secure_aggregation.bounds.projection import combine, project
 from benchmarks.secure_aggregation.bounds.protocol import settle
 from benchmarks.secure_aggregation.bounds.statement import OutOfBounds, Statement, bits_of, weights_up_to
-from benchmarks.secure_aggregation.bounds.turned import turn
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from secure_agg.distributed import Grid
 from secure_agg.masking import MaskStream, apply_streams
@@ -297,9 +297,8 @@ def test_a_ring_too_narrow_for_the_test_is_refused():
         Statement(STATEMENT.numbers, STATEMENT.numbers.bits - 1)
 
 
-def test_turned_noise_keeps_its_length_and_loses_its_aim():
-    direction = np.full(4096, 1 / 64)
-    turned = turn(RANDOM.bytes(32), direction * 1000)
-    assert np.isclose(np.linalg.norm(turned), 1000)
-    # 1000 / sqrt(4096) is the standard deviation of what is left of the aim; 8 of them are beyond 2^-45.
-    assert abs(turned @ direction) < 8 * 1000 / 64
+def test_a_proof_bounds_a_liar_by_less_than_groups_do():
+    figures = {figure.name: figure.value for figure in reach(10, 3, 1, 10_000)}
+    assert figures["moved_with_proofs"] < figures["moved_in_groups"] < figures["moved_in_one_sum"]
+    # sqrt(d / (h s)) clips at h = 2 and groups of three.
+    assert figures["moved_in_groups"] == pytest.approx((10_000 / 6) ** 0.5, abs=0.1)
