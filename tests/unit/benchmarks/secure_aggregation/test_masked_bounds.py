@@ -11,7 +11,7 @@ from benchmarks.secure_aggregation.bounds.lies import Cohort, aim_together, hone
 from benchmarks.secure_aggregation.bounds.merkle import opening, root_of, tree
 from benchmarks.secure_aggregation.bounds.numbers import Numbers, longest_share, noise_norm, shortest_share
 from benchmarks.secure_aggregation.bounds.projection import combine, project
-from benchmarks.secure_aggregation.bounds.protocol import settle
+from benchmarks.secure_aggregation.bounds.protocol import Challenge, _transcript, settle
 from benchmarks.secure_aggregation.bounds.statement import OutOfBounds, Statement, bits_of, weights_up_to
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from secure_agg.distributed import Grid
@@ -165,8 +165,11 @@ def test_a_changed_proof_is_refused(cohort, part):
     assert cohort.checking.verify(answers).refused.keys() == {0}
 
 
-def forged(change):
-    """A proof whose witness is changed after it was made honestly."""
+def forged(change, spoil=lambda kept: kept, seed=b"seed"):
+    """Proves a witness that is changed after it was made honestly, and verifies the proof.
+
+    spoil: changes what the prover committed to. seed: what the verifier takes the proof to be bound to.
+    """
     numbers = Numbers(1000.0, 10)
     statement = Statement(numbers, 24)
     projected = np.arange(256, dtype=np.int64) - 128
@@ -175,10 +178,10 @@ def forged(change):
     sums = weights.astype(np.int64) @ projected + pads
     witness = statement.first(projected, pads)
     change(witness, statement)
-    kept = argument.commit(witness, RANDOM)
+    kept = spoil(argument.commit(witness, RANDOM))
     relation = statement.relation(statement.linear(weights), sums % (1 << 24))
     proof = argument.prove(relation, kept, statement.late(sums), b"seed", RANDOM)
-    argument.verify(relation, kept.root, proof, b"seed")
+    argument.verify(relation, kept.root, proof, seed)
 
 
 def test_an_unchanged_witness_is_accepted():
@@ -224,6 +227,59 @@ def other_projection(witness, statement):
 def test_a_false_witness_is_refused(change, reason):
     with pytest.raises(argument.ProofInvalid, match=reason):
         forged(change)
+
+
+def test_a_linear_test_that_is_made_to_fit_does_not_match_the_columns(monkeypatch):
+    places = argument._places
+
+    def fit(roots, seed, tests):
+        # The prover corrects its polynomials until their sums are what the verifier expects.
+        if not tests[1].flags.writeable:
+            return places(roots, seed, tests)
+        for repetition, row in enumerate(tests[1]):
+            row[0] = (int(row[0]) + expected(roots, repetition) - argument.total(row[: argument.WIDTH])) % field.P
+        tests[1].flags.writeable = False
+        return places(roots, seed, tests)
+
+    def expected(roots, repetition):
+        _, equations, _ = argument._challenges(relations[0], roots, b"seed", repetition)
+        return argument.total(field.mul(equations, relations[0].right))
+
+    relations = []
+    of = Statement.relation
+    monkeypatch.setattr(Statement, "relation", lambda *given: relations.append(of(*given)) or relations[0])
+    monkeypatch.setattr(argument, "_places", fit)
+    with pytest.raises(argument.ProofInvalid, match="linear test does not match"):
+        forged(other_pad)
+
+
+def test_rows_that_are_no_codewords_are_refused():
+    def spoil(kept):
+        columns = kept.columns.copy()
+        columns[0] = field.drawn(RANDOM, columns.shape[1])
+        return argument._committed(kept.rows, columns, RANDOM)
+
+    with pytest.raises(argument.ProofInvalid, match="near codewords"):
+        forged(lambda witness, statement: None, spoil)
+
+
+def test_a_proof_is_bound_to_its_seed():
+    with pytest.raises(argument.ProofInvalid):
+        forged(lambda witness, statement: None, seed=b"other")
+
+
+def test_the_seed_covers_challenge_member_commitment_and_numbers():
+    public, weights = np.zeros(64, dtype=np.int64), np.zeros((64, 256), dtype=np.uint8)
+    base = (Challenge(bytes(32), weights), 1, bytes(32), public)
+    seeds = {
+        _transcript(*base),
+        _transcript(Challenge(b"1" * 32, weights), *base[1:]),
+        _transcript(Challenge(bytes(32), weights + 1), *base[1:]),
+        _transcript(base[0], 2, *base[2:]),
+        _transcript(*base[:2], b"1" * 32, public),
+        _transcript(*base[:3], public + 1),
+    }
+    assert len(seeds) == 6
 
 
 def test_the_argument_is_sound_to_80_bits():
