@@ -237,13 +237,13 @@ def test_a_linear_test_that_is_made_to_fit_does_not_match_the_columns(monkeypatc
         if not tests[1].flags.writeable:
             return places(roots, seed, tests)
         for repetition, row in enumerate(tests[1]):
-            row[0] = (int(row[0]) + expected(roots, repetition) - argument.total(row[: argument.WIDTH])) % field.P
+            row[0] = (int(row[0]) + expected(roots, repetition) - field.total(row[: argument.WIDTH])) % field.P
         tests[1].flags.writeable = False
         return places(roots, seed, tests)
 
     def expected(roots, repetition):
         _, equations, _ = argument._challenges(relations[0], roots, b"seed", repetition)
-        return argument.total(field.mul(equations, relations[0].right))
+        return field.total(field.mul(equations, relations[0].right))
 
     relations = []
     of = Statement.relation
