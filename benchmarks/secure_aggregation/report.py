@@ -44,6 +44,12 @@ PAGE = Page(
             plots=(Plot("secure_agg_cost.svg", "Time of a member and of the server", draw_secure_cost),),
         ),
         Section(
+            "bounds",
+            "masked_bounds",
+            "secure_aggregation.bounds.costs",
+            ("of", "answers_bytes", "today_bytes", "bits"),
+        ),
+        Section(
             "memory",
             "aggregation_memory",
             "secure_aggregation.memory",
