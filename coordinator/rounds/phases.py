@@ -126,9 +126,9 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
         return
     outbox: dict[str, CoordinatorPayload] = dict(outgoing)
     if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
-        roster = secure_agg.Roster(tuple(following.session.entries.values()))
-        # One message by digest for everybody: members fetch the certificates that they do not know.
-        outbox = dict.fromkeys(outgoing, secure_agg.roster_by_digest(roster))
+        # One message by digest for everybody: members fetch the certificates that they do not know, and the keys of
+        # their neighbours.
+        outbox = dict.fromkeys(outgoing, secure_agg.DigestRoster(tuple(following.session.entries.values())))
     step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
     if isinstance(following, protocol.CollectingMasked):
         # Uploads must be open before anyone is asked for a vector.
