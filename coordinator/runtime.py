@@ -29,6 +29,7 @@ from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.times import job_times
+from secure_agg.server import Seated
 from tacit.identity import Trust
 from tacit.job import JobDocument
 from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, Standby
@@ -67,8 +68,6 @@ class Runtime:
         self._federation = verification.trust.federation
         self.corpora = Corpora(database, store, metrics, self._federation, None if spool is None else spool / "corpora")
         self._verify, self._key_of = verification.verify, verification.key_of
-        # Looks up certificates of members whose advertisement was accepted, to which a digest roster refers.
-        self.certificate_of = verification.certificate_of
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -127,6 +126,17 @@ class Runtime:
         for session in self.sessions.connected.values():
             if _admits(session, stored.name):
                 driver.post(ev.Connected(session.member, session.process))
+
+    def certificate_of(self, digest: bytes) -> bytes | None:
+        """Looks up what a roster names by digest: a certificate, or the keys of a member of an attempt in progress."""
+        found = self._verification.certificate_of(digest)
+        for driver in self.drivers.values():
+            if found is not None:
+                break
+            phase = driver.state.phase
+            if isinstance(phase, Aggregating) and isinstance(phase.protocol, Seated):
+                found = phase.protocol.session.keys_by_digest.get(digest)
+        return found
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 

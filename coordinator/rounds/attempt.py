@@ -19,13 +19,13 @@ from tacit.reason import Reason, of_protocol, sentence, word
 
 __all__ = ["answered", "drop", "open_attempt", "uploaded"]
 
-# Faults of a dealer that only the receiver can see: the dealer's signature does not cover what it seals.
+# Faults of a dealer that only the receiver can see. The dealer's signature covers what it seals, so the coordinator has
+# checked everything else.
 _BADLY_DEALT = frozenset(
     {
-        Reason.REASON_DEALINGS_MALFORMED,
-        Reason.REASON_DEALINGS_SIGNATURE_INVALID,
         Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
         Reason.REASON_DEALINGS_SHARE_MISMATCH,
+        Reason.REASON_DEALINGS_PAIR_SEED_INVALID,
     }
 )
 

@@ -118,9 +118,9 @@ def _begin(
         _publish(step, replace(phase, survivors=following.survivors), following)
         return
     if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
-        roster = secure_agg.Roster(tuple(following.session.entries.values()))
-        # One message by digest for everybody: members fetch the certificates that they do not know.
-        outbox = dict.fromkeys(outbox, secure_agg.roster_by_digest(roster))
+        # One message by digest for everybody: members fetch the certificates that they do not know, and the keys of
+        # their neighbours.
+        outbox = dict.fromkeys(outbox, secure_agg.DigestRoster(tuple(following.session.entries.values())))
     if isinstance(following, protocol.CollectingMasked):
         # Uploads must be open before anyone is asked for a vector.
         context, session = following.context, following.session

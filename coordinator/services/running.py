@@ -3,7 +3,6 @@
 `coordinator.runtime.Runtime` implements `Running`, and the members' services depend on nothing else of it.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from coordinator.rounds.driver import JobDriver
@@ -30,7 +29,6 @@ class Running(Protocol):
     # Digests that members may fetch: job documents, the blobs that they name, and published versions.
     fetchable: set[bytes]
 
-    @property
-    def certificate_of(self) -> Callable[[bytes], bytes | None]:
-        """Looks up a certificate by its digest, among members whose advertisement was accepted."""
+    def certificate_of(self, digest: bytes) -> bytes | None:
+        """Looks up a certificate, or a member's keys, by their digest, among advertisements that were accepted."""
         ...

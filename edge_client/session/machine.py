@@ -268,6 +268,7 @@ _MAY_GO_ON = frozenset(
         Reason.REASON_DEALINGS_SIGNATURE_INVALID,
         Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
         Reason.REASON_DEALINGS_SHARE_MISMATCH,
+        Reason.REASON_DEALINGS_PAIR_SEED_INVALID,
         Reason.REASON_DEALINGS_TOO_FEW,
     }
 )
@@ -442,7 +443,7 @@ def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext)
 
 def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
     """Checks the peers that the policy pins, once every certificate of the roster is verified. Raises PolicyRefusal."""
-    keys = {member: environment.key_of(entry.certificate) for member, entry in session.entries.items()}
+    keys = {member: environment.key_of(certificate) for member, certificate in session.certificates.items()}
     environment.policy.check_roster(keys, session.context, own=environment.identity.member)
 
 
@@ -538,11 +539,11 @@ def _on_roster(
     step: _Step,
     phase: InAttempt,
     roster: secure_agg.Roster | secure_agg.DigestRoster,
-    certificates: tuple[bytes, ...],
+    fetched: tuple[bytes, ...],
 ) -> None:
     """Deals to the roster. Raises secure_agg.Refusal, PolicyRefusal."""
     assert isinstance(phase.stage, secure_agg.AwaitingRoster)  # noqa: S101  for the type checker: both callers looked
-    awaiting_dealings, dealing = phase.stage.on_roster(roster, certificates)
+    awaiting_dealings, dealing = phase.stage.on_roster(roster, fetched)
     try:
         session = awaiting_dealings.seat.session
         _check_peers(step.environment, session)
@@ -551,12 +552,15 @@ def _on_roster(
         awaiting_dealings.forget()
         raise
     _answer(step, phase, roster, awaiting_dealings, dealing)
-    if certificates:
-        step.do(KeepCertificates(certificates))
+    # Keys were fetched, too, but they are for this attempt alone.
+    named = {entry.certificate_digest for entry in session.entries.values()}
+    keep = tuple(item for item in fetched if secure_agg.certificate_digest(item) in named)
+    if keep:
+        step.do(KeepCertificates(keep))
 
 
 def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
-    """Continues with the roster that the certificates were fetched for. It refuses by name if one is still missing."""
+    """Continues with the roster that something was fetched for. It refuses by name if something is still missing."""
     phase = step.state.phase(event.attempt.job)
     if (
         not isinstance(phase, InAttempt)
@@ -566,7 +570,7 @@ def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
         return
     roster = phase.heard.get(secure_agg.Roster)
     if isinstance(roster, secure_agg.DigestRoster):
-        _guarded(step, phase, lambda: _on_roster(step, phase, roster, event.certificates))
+        _guarded(step, phase, lambda: _on_roster(step, phase, roster, event.found))
 
 
 def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Stage, said: MemberPayload) -> None:

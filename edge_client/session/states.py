@@ -199,10 +199,10 @@ class MaskingFailed:
 
 @dataclass(frozen=True, slots=True)
 class CertificatesFetched:
-    """Fetching the certificates of a roster ended. Those that could not be fetched are missing."""
+    """Fetching the certificates and keys of a roster ended. Those that could not be fetched are missing."""
 
     attempt: AttemptId
-    certificates: tuple[bytes, ...] = field(repr=False)
+    found: tuple[bytes, ...] = field(repr=False)
 
 
 Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed | CertificatesFetched
@@ -233,7 +233,9 @@ class StopPreparing:
 
 @dataclass(frozen=True, slots=True)
 class FetchCertificates:
-    """Fetch these certificates from this machine's cache or the coordinator; then report CertificatesFetched."""
+    """Fetch the certificates and keys with these digests from this machine's cache or the coordinator; then report
+    CertificatesFetched.
+    """
 
     attempt: AttemptId
     digests: tuple[bytes, ...]

@@ -10,6 +10,7 @@ import numpy as np
 from edge_client.ledger.chain import ZERO, Recovered, record_after
 from edge_client.private_store.container import PrivateState, encode
 from secure_agg.packing import pack_in_place
+from secure_agg.sealing import PublicKey, SecretKey, lock
 from tacit.v1 import federation_pb2 as pb
 from tests.property.decoders.test_documents import GOOD, token_of
 from tests.unit.tacit.test_document_limits import EXAMPLES, MORE
@@ -70,6 +71,11 @@ def _upload() -> bytes:
     return pb.MaskedUpload(header=pb.MaskedUploadHeader(input=message)).SerializeToString()
 
 
+def _sealed() -> bytes:
+    public = PublicKey(SecretKey(bytes(range(96))).public)
+    return public.seal(b"info", bytes(32)) + lock(bytes(32), b"header", bytes(66))
+
+
 _SAFETENSORS = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 _OTHERS: dict[str, list[bytes]] = {
     "join_token": [token_of(json.dumps(GOOD["token"][0]).encode()).encode()],
@@ -82,6 +88,8 @@ _OTHERS: dict[str, list[bytes]] = {
     "upload_header": [_upload()],
     "packed_vector": [_packed()],
     "shares": [bytes(33) * 3, bytes([1]) + bytes(32)],
+    "public_key": [SecretKey(bytes(range(96))).public],
+    "sealed": [_sealed()],
     "merkle_path": [bytes([1, 4]) + bytes(64)],
     "sum": [bytes(64)],
     "corpus_rows": [b'{"text": "good morning", "label": "a"}\n{"text": "x", "label": "b"}\n'],

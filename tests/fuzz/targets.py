@@ -26,6 +26,7 @@ from learning.text.data import DataInvalid, read_examples
 from secure_agg import Layout, Segment
 from secure_agg.merkle import root_from_path
 from secure_agg.packing import packed_size, unpack_into
+from secure_agg.sealing import SEAL_OVERHEAD, KeyInvalid, PublicKey, SealBroken, SecretKey, unlock
 from secure_agg.shamir import ShareInvalid, combine_secret, read_share
 from tacit import wire
 from tacit.documents import Document, DocumentInvalid
@@ -178,6 +179,20 @@ def _checkpoint(name: str, data: bytes) -> None:
         list(read_tensors(folder, lambda tensor: tensor))
 
 
+_OPENER = SecretKey(bytes(range(96)))
+
+
+def _public_key(data: bytes) -> None:
+    with contextlib.suppress(KeyInvalid):
+        assert len(PublicKey(data).seal(b"info", b"message")) == 7 + SEAL_OVERHEAD
+
+
+def _sealed(data: bytes) -> None:
+    """What a dealer seals: a key or a seed, then locked shares."""
+    with contextlib.suppress(SealBroken):
+        unlock(_OPENER.open(b"info", data[:1168])[:32].ljust(32, b"\0"), b"header", data[1168:])
+
+
 # Documents that a person writes.
 _WRITTEN = ("JobSpec", "Policy", "CoordinatorConfig", "OperatorConfig")
 
@@ -197,6 +212,8 @@ TARGETS: Mapping[str, Target] = {
     "private_state": _private_state,
     "packed_vector": _packed_vector,
     "shares": _shares,
+    "public_key": _public_key,
+    "sealed": _sealed,
     "merkle_path": _merkle_path,
     "sum": _sum,
     "corpus_rows": _corpus_rows,

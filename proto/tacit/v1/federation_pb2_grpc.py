@@ -144,7 +144,7 @@ class FederationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchCertificates(self, request, context):
-        """Returns the certificates that a roster names by digest: at most 512 digests a request, 64 certificates a part.
+        """Returns certificates and keys that a roster names by digest: at most 512 digests a request, 64 items a part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
