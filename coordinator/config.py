@@ -77,6 +77,9 @@ class CoordinatorConfig(Document):
     member_messages_per_second: float = Field(default=100.0, ge=1, le=100_000)
     member_calls_per_second: float = Field(default=50.0, ge=1, le=100_000)
 
+    # Ed25519 keys of the witnesses that may sign heads of the roster log.
+    witnesses: Annotated[tuple[Digest, ...], AtMost(64)] = ()
+
     database_url: Location = "sqlite:///tacit.db"
     store_url: Location = "store"
 
@@ -202,6 +205,10 @@ class CoordinatorFolder:
         return self.path / "spool"
 
 
+# Keys whose environment variable holds a list, separated by commas.
+_LISTS = ("advertise", "witnesses")
+
+
 def environment_name(key: str) -> str:
     """Returns the environment variable that overrides a key."""
     return f"TACIT_{key.upper()}"
@@ -229,7 +236,7 @@ def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> Coord
         if key == "schema_version" or not environ.get(variable):
             continue
         text = environ[variable]
-        changes[key] = [part.strip() for part in text.split(",") if part.strip()] if key == "advertise" else text
+        changes[key] = [part.strip() for part in text.split(",") if part.strip()] if key in _LISTS else text
     if changes:
         content = config.model_dump(mode="json", by_alias=True) | changes
         names = ", ".join(environment_name(key) for key in sorted(changes))

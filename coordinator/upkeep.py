@@ -92,6 +92,9 @@ class Upkeep:
             self._seen = now
             certificate = True
         await end_revoked(self._runtime.database)
+        if self._runtime.roster is not None:
+            # Commands beside the server revoke members and import certificates.
+            await self._runtime.roster.refresh()
         if certificate:
             await self._certificate()
         if figures or self._members_changed:

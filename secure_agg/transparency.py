@@ -103,6 +103,16 @@ class Tree:
                 if height == len(self._levels):
                     self._levels.append(bytearray())
 
+    @property
+    def frontier(self) -> Frontier:
+        """What the root depends on, to try what more entries would make of it."""
+        size, at, peaks = len(self), 0, list[bytes]()
+        for height in reversed(range(size.bit_length())):
+            if size >> height & 1:
+                peaks.append(self._range(at, at + (1 << height)))
+                at += 1 << height
+        return Frontier(size, tuple(peaks))
+
     def root(self, size: int | None = None) -> bytes:
         """The root of the first `size` entries; of all by default."""
         size = self._checked(len(self) if size is None else size)

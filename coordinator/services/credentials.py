@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
@@ -38,6 +39,7 @@ __all__ = [
     "load_root",
     "peer",
     "refresh_server_certificate",
+    "server_identity",
     "server_options",
     "speaks_tls_12",
     "tls_13_only",
@@ -238,6 +240,20 @@ def refresh_server_certificate(
     durable_file(folder.server_key, key_pem(key))
     durable_file(folder.server_certificate, pem(certificate, authority.certificate))
     return True
+
+
+def server_identity(folder: CoordinatorFolder) -> tuple[rsa.RSAPrivateKey, bytes]:
+    """Returns the server's present key and certificate (DER), which sign heads of the roster log.
+
+    Raises:
+        ValueError: the files are being replaced, or are damaged.
+        OSError: they cannot be read.
+    """
+    certificate = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())[0]
+    key = serialization.load_pem_private_key(folder.server_key.read_bytes(), password=None)
+    if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key():
+        raise ValueError("the server's key and certificate do not belong together")
+    return key, certificate.public_bytes(serialization.Encoding.DER)
 
 
 def _server_certificate_is_good(

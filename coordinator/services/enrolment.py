@@ -29,6 +29,7 @@ from coordinator.domain.tokens import GrantedBefore, Refused, TokenDesk
 from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
 from coordinator.relay.names import peer_of
 from coordinator.services.rate_limit import EnrolmentLimit
+from coordinator.services.roster import RosterLog, cosigned_or_abort
 from coordinator.services.unusable import come_again
 from coordinator.storage.errors import TokenWithdrawn
 from tacit.identity import Role
@@ -64,6 +65,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         clock: Callable[[], datetime],
         count: Callable[[str], None] = lambda outcome: None,
         limit: EnrolmentLimit | None = None,
+        roster: RosterLog | None = None,
     ) -> None:
         """Creates the service.
 
@@ -75,6 +77,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             clock: Returns the current time, with its time zone.
             count: Called once per request with "granted" or the reason's word.
             limit: How often strangers may try. Default: the limits of `EnrolmentLimit`.
+            roster: The roster log, for witnesses.
         """
         self._anchors = authority if isinstance(authority, Anchors) else Anchors(AuthorityBook.of(authority))
         self._desk = desk
@@ -82,6 +85,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self._member_lifetime = member_lifetime
         self._clock = clock
         self._count = count
+        self._roster = roster
         self._limit = EnrolmentLimit(time.monotonic) if limit is None else limit
 
     async def Enrol(  # noqa: N802  the name is the contract's
@@ -132,6 +136,22 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     ) -> federation_pb2.FetchAuthoritiesResponse:
         """Returns the federation's authorities to anyone: the list is public and proves itself."""
         return federation_pb2.FetchAuthoritiesResponse(authorities=self._anchors.book.document)
+
+    async def FetchHead(  # noqa: N802
+        self, request: enrolment_pb2.FetchHeadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> enrolment_pb2.FetchHeadResponse:
+        """Returns the roster log's newest head and a proof to anyone: neither names anybody."""
+        if self._roster is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
+        async with come_again(context):
+            return await self._roster.since(request.known)
+
+    async def Witness(  # noqa: N802
+        self, request: federation_pb2.CosignRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> federation_pb2.CosignResponse:
+        """Takes a witness's signature over a head."""
+        async with come_again(context):
+            return await cosigned_or_abort(self._roster, request, context)
 
     async def _certify(
         self,

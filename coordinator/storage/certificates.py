@@ -17,6 +17,7 @@ from enum import StrEnum
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.storage import roster
 from coordinator.storage.errors import NotFound
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
@@ -25,7 +26,9 @@ from coordinator.storage.models import (
     OperatorCertificateRow,
     OperatorRow,
 )
+from tacit.identity import Role
 from tacit.reason import Reason, word
+from tacit.roster import Kind
 
 __all__ = [
     "Met",
@@ -152,7 +155,8 @@ def keep_next(
     kept.previous, kept.previous_expires_ms = using, using_expires_ms
     row.fingerprint, row.certificate_expires_ms = hashlib.sha256(certificate).digest(), expires_ms
     row.software_version = software_version[:64]
-    note(s, "member_renewed", name, now_ms, fingerprint=row.fingerprint.hex(), before=using.hex(), key=key)
+    leaf = roster.append(s, row.fingerprint, bytes.fromhex(key), name, Role.MEMBER, Kind.RENEWED, now_ms)
+    note(s, "member_renewed", name, now_ms, fingerprint=row.fingerprint.hex(), before=using.hex(), key=key, leaf=leaf)
     s.flush()
     return True
 

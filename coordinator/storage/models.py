@@ -12,6 +12,8 @@ or attempts in one job, a digest of another length, a changed journal.
          1 --- n versions 1 --- n evaluations
                           1 --- n server_states
     jobs, members 1 --- n corpora                                 synthetic text, or a refusal; the newest one counts
+    roster_log                                                    every certificate; only ever appended to
+    roster_cosignatures                                           the newest of each witness and member
     journal                                                       who did what, when; only ever appended to
 """
 
@@ -48,6 +50,8 @@ __all__ = [
     "OperatorCertificateRow",
     "OperatorRow",
     "RestoredMemberRow",
+    "RosterCosignatureRow",
+    "RosterLogRow",
     "RoundRow",
     "ServerStateRow",
     "TokenRow",
@@ -401,6 +405,46 @@ class CorpusRow(Base):
     received_ms: Mapped[int | None] = mapped_column(BigInteger)
     declined_ms: Mapped[int | None] = mapped_column(BigInteger)
     replaced_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class RosterLogRow(Base):
+    """An entry of the roster log (`tacit.roster.Entry`). Triggers refuse to change, remove or replace a row.
+
+    Numbers begin at 1 and have no gaps, so an entry's index in the Merkle tree is its number less one.
+    """
+
+    __tablename__ = "roster_log"
+    __table_args__ = (
+        _digest_check("certificate"),
+        _digest_check("key"),
+        _one_of("role", "member", "operator", "server"),
+        _one_of("kind", "issued", "renewed", "revoked"),
+        Index("ix_roster_log_certificate", "certificate"),
+    )
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    # SHA-256 of the certificate, and of its public key (SubjectPublicKeyInfo).
+    certificate: Mapped[bytes] = mapped_column(LargeBinary(32))
+    key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    name: Mapped[str] = mapped_column(_Name)
+    role: Mapped[str] = mapped_column(_Word)
+    kind: Mapped[str] = mapped_column(_Word)
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class RosterCosignatureRow(Base):
+    """The newest signature over a head of the roster log by a witness or a member (`tacit.roster.Cosignature`)."""
+
+    __tablename__ = "roster_cosignatures"
+    __table_args__ = (_digest_check("signer_id"), _digest_check("root"))
+
+    # Of a witness: SHA-256 of its key. Of a member: SHA-256 of its name.
+    signer_id: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    signer: Mapped[bytes] = mapped_column(LargeBinary)
+    size: Mapped[int] = mapped_column(BigInteger)
+    root: Mapped[bytes] = mapped_column(LargeBinary(32))
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class JournalRow(Base):

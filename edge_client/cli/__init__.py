@@ -6,6 +6,7 @@ from edge_client.cli.enrol import enrol
 from edge_client.cli.evaluate import evaluate
 from edge_client.cli.export import export
 from edge_client.cli.ledger import app as ledger
+from edge_client.cli.members import members
 from edge_client.cli.policy import app as policy
 from edge_client.cli.predict import predict
 from edge_client.cli.privacy import app as privacy
@@ -37,6 +38,7 @@ app.command()(enrol)
 app.command()(doctor)
 app.command()(renew)
 app.command()(run)
+app.command(short_help="Show who has joined the federation, and what is new.")(members)
 app.command()(export)
 app.command(short_help="Measure your own model on your own texts.")(evaluate)
 app.command()(predict)

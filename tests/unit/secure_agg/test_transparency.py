@@ -146,6 +146,7 @@ def test_every_proof_of_every_small_tree_is_that_of_the_definition() -> None:
         entries = entries_of(size)
         tree, root = tree_of(entries), naive_root(entries)
         assert tree.root() == root
+        assert tree.frontier == Frontier().grown(map(leaf_hash, entries))
         for index in range(size):
             proof = tree.inclusion(index, size)
             assert list(proof) == naive_inclusion(index, entries)
@@ -196,9 +197,7 @@ def test_bent_proofs_are_refused() -> None:
         bent += [(*proof[:at], proof[at][:31], *proof[at + 1 :]) for at in range(len(proof))]
         assert all(root_of_inclusion(leaf, index, size, each) != root for each in bent)
         # The same proof for another place, or for a node passed off as a leaf.
-        assert all(
-            root_of_inclusion(leaf, other, size, proof) != root for other in range(size + 2) if other != index
-        )
+        assert all(root_of_inclusion(leaf, other, size, proof) != root for other in range(size + 2) if other != index)
         assert root_of_inclusion(leaf_hash(b"invented"), index, size, proof) != root
     for old in range(1, size):
         proof = tree.consistency(old, size)
@@ -229,7 +228,12 @@ def test_the_empty_log_and_impossible_sizes() -> None:
     assert not is_consistent(0, EMPTY_ROOT, 0, tree.root(), ())
     assert not is_consistent(-1, EMPTY_ROOT, 3, tree.root(), ())
     assert root_of_inclusion(bytes(32), 0, 0, ()) is None
-    for call in (lambda: tree.root(4), lambda: tree.inclusion(3, 3), lambda: tree.consistency(2, 1), lambda: tree.consistency(2, 4)):
+    for call in (
+        lambda: tree.root(4),
+        lambda: tree.inclusion(3, 3),
+        lambda: tree.consistency(2, 1),
+        lambda: tree.consistency(2, 4),
+    ):
         with pytest.raises(ValueError, match="log"):
             call()
     with pytest.raises(ValueError, match="32 bytes"):
