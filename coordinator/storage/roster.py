@@ -6,16 +6,17 @@ Triggers refuse to change, remove or replace an entry. The journal's entry about
 """
 
 import hashlib
+from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.storage.journal import lock_appends
+from coordinator.storage.journal import lock_appends, note
 from coordinator.storage.models import RosterCosignatureRow, RosterLogRow
 from tacit.identity import Role
 from tacit.roster import Cosignature, Entry, Kind
 
-__all__ = ["adopted", "append", "cosignatures", "cosigned", "entries", "revoked"]
+__all__ = ["LogContradicts", "adopted", "append", "bring_back", "cosignatures", "cosigned", "entries", "revoked"]
 
 
 def append(s: Session, certificate: bytes, key: bytes, name: str, role: Role, kind: Kind, now_ms: int) -> str:
@@ -63,6 +64,49 @@ def adopted(s: Session, certificate: bytes, key: bytes, name: str, now_ms: int) 
     if s.scalars(select(RosterLogRow.id).where(RosterLogRow.certificate == certificate).limit(1)).first() is not None:
         return None
     return append(s, certificate, key, name, Role.MEMBER, Kind.RENEWED, now_ms)
+
+
+class LogContradicts(ValueError):
+    """Entries from elsewhere do not continue this log. The sentence says why and what to do."""
+
+
+def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "") -> int:
+    """Adds the entries that this log has lost, after an older backup was restored. Returns their number.
+
+    Args:
+        known: the whole log as a member has it, whose head the caller has verified.
+        now_ms: the present time.
+        by: who does it, for the journal.
+
+    Raises:
+        LogContradicts: this log is not a beginning of that one.
+    """
+    lock_appends(s)
+    here = entries(s, 0)
+    if here != list(known[: len(here)]):
+        raise LogContradicts(
+            f"this database's roster log, of {len(here)} entries, is not the beginning of that one, of {len(known)}: "
+            "it grew in another way since the backup. Restore the backup again, and bring the entries back before the "
+            "first member connects"
+        )
+    lost = known[len(here) :]
+    for number, entry in enumerate(lost, start=len(here) + 1):
+        s.add(
+            RosterLogRow(
+                id=number,
+                certificate=entry.certificate,
+                key=entry.key,
+                name=entry.name,
+                role=entry.role.value,
+                kind=entry.kind.value,
+                at_ms=entry.at_ms,
+            )
+        )
+    s.flush()
+    for at in range(0, len(lost), 1000):
+        leaves = [entry.leaf.hex() for entry in lost[at : at + 1000]]
+        note(s, "roster_log_brought_back", "coordinator", now_ms, leaves=leaves, by=by)
+    return len(lost)
 
 
 def entries(s: Session, start: int, end: int | None = None) -> list[Entry]:

@@ -13,6 +13,7 @@ from edge_client.cli.privacy import app as privacy
 from edge_client.cli.private import app as private
 from edge_client.cli.renew import renew
 from edge_client.cli.run import run
+from edge_client.cli.witness import app as witness
 from toolkit.console import program, run_app
 
 __all__ = ["app", "main"]
@@ -47,6 +48,7 @@ app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, b
 app.add_typer(ledger, name="ledger", help="Show and verify the privacy that your data has spent.")
 app.add_typer(private, name="private")
 app.add_typer(corpus, name="corpus")
+app.add_typer(witness, name="witness")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from toolkit.console import ExitCode, fail, print_json, printable
 if TYPE_CHECKING:
     from edge_client.identity.home import MemberIdentity
     from edge_client.roster.book import RosterBook, Seen
-    from edge_client.roster.export import Copy
+    from tacit.roster_copy import Copy
 
 __all__ = ["members"]
 
@@ -114,7 +114,7 @@ def _follow(identity: "MemberIdentity", book: "RosterBook") -> tuple[str, ExitCo
 
 
 def _export(identity: "MemberIdentity", book: "RosterBook", path: Path) -> None:
-    from edge_client.roster.export import write_copy
+    from tacit.roster_copy import write_copy
 
     try:
         write_copy(path, _own(identity, book))
@@ -123,8 +123,8 @@ def _export(identity: "MemberIdentity", book: "RosterBook", path: Path) -> None:
 
 
 def _own(identity: "MemberIdentity", book: "RosterBook") -> "Copy":
-    from edge_client.roster.export import Copy
     from secure_agg.transparency import Tree
+    from tacit.roster_copy import Copy
 
     entries = tuple(seen.entry for seen in book.entries())
     newest = book.newest()
@@ -141,7 +141,7 @@ def _own(identity: "MemberIdentity", book: "RosterBook") -> "Copy":
 
 def _verify(folder: Path, path: Path, against: Path | None, as_json: bool) -> None:
     from edge_client.identity.home import MemberIdentity, NotEnrolled
-    from edge_client.roster.export import CopyInvalid, Split, compare, read_copy
+    from tacit.roster_copy import CopyInvalid, Split, compare, read_copy
 
     own: Copy | None = None
     try:
