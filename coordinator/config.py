@@ -77,6 +77,8 @@ class CoordinatorConfig(Document):
     member_messages_per_second: float = Field(default=100.0, ge=1, le=100_000)
     member_calls_per_second: float = Field(default=50.0, ge=1, le=100_000)
 
+    # Whether the authority's key is on another machine: requests then wait for `coordinator authority sign` there.
+    authority_elsewhere: bool = False
     # Ed25519 keys of the witnesses that may sign heads of the roster log.
     witnesses: Annotated[tuple[Digest, ...], AtMost(64)] = ()
 
@@ -327,6 +329,11 @@ enrolment_connections_per_address = {enrolment_connections_per_address}
 member_messages_per_second = {member_messages_per_second}
 member_calls_per_second = {member_calls_per_second}
 
+# Whether the authority's key is on another machine. Requests then wait for `coordinator authority sign` there.
+authority_elsewhere = {authority_elsewhere}
+# Ed25519 keys of the witnesses that may sign heads of the roster log.
+witnesses = {witnesses}
+
 # Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL if one machine is not enough.
 database_url = {database_url}
 # Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
@@ -359,6 +366,8 @@ def _toml(value: object) -> str:
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
     raise TypeError(f"cannot write {type(value).__name__} as TOML")

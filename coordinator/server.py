@@ -48,6 +48,7 @@ from coordinator.storage import mark, records
 from coordinator.storage.blobs import open_blobs
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.records import DatabaseTokenDesk
+from coordinator.storage.requests import ask
 from coordinator.upkeep import Upkeep
 from tacit import __version__
 from tacit.reason import Reason
@@ -112,7 +113,7 @@ async def start(
     check_storage(config)
     now = datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
-    book = load_authorities(folder, now=now, passphrase=passphrase)
+    book = load_authorities(folder, now=now, passphrase=passphrase, elsewhere=config.authority_elsewhere)
     refresh_server_certificate(folder, config, book.serving, now)
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
@@ -154,6 +155,7 @@ async def start(
         clock=lambda: datetime.now(UTC),
         count=counted(metrics.enrolment),
         roster=runtime.roster,
+        ask=lambda asked: database.run(lambda s: ask(s, asked)),
     )
     renewals = Renewals(anchors, database, member_lifetime=lifetime, count=counted(metrics.renewal))
     operator = OperatorServicer(

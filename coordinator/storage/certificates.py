@@ -21,6 +21,7 @@ from coordinator.storage import roster
 from coordinator.storage.errors import NotFound
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
+    CertificateRequestRow,
     MemberCertificateRow,
     MemberRow,
     OperatorCertificateRow,
@@ -162,10 +163,10 @@ def keep_next(
 
 
 def forget(s: Session, name: str) -> None:
-    """Stops serving the member under any certificate."""
-    kept = s.get(MemberCertificateRow, name)
-    if kept is not None:
-        s.delete(kept)
+    """Stops serving the member under any certificate, and forgets its open request for one."""
+    for kind in (MemberCertificateRow, CertificateRequestRow):
+        if (kept := s.get(kind, name)) is not None:
+            s.delete(kept)
 
 
 def member_certificates(s: Session) -> dict[str, tuple[bytes, int]]:

@@ -7,6 +7,7 @@ or attempts in one job, a digest of another length, a changed journal.
     members 1 --- n tokens
             1 --- 1 member_certificates
             1 --- 0..1 restored_members
+            1 --- 0..1 certificate_requests                       waits for an authority on another machine
     operators 1 --- n operator_certificates
     jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
          1 --- n versions 1 --- n evaluations
@@ -40,6 +41,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 __all__ = [
     "AttemptRow",
     "Base",
+    "CertificateRequestRow",
     "CorpusRow",
     "DropoutRow",
     "EvaluationRow",
@@ -430,6 +432,30 @@ class RosterLogRow(Base):
     role: Mapped[str] = mapped_column(_Word)
     kind: Mapped[str] = mapped_column(_Word)
     at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class CertificateRequestRow(Base):
+    """A member's request that waits for the authority, whose key is on another machine. A newer one replaces it."""
+
+    __tablename__ = "certificate_requests"
+    __table_args__ = (
+        _digest_check("key"),
+        _digest_check("present"),
+        CheckConstraint("(token IS NULL) <> (present IS NULL)", name="enrols_or_renews"),
+        CheckConstraint("(present IS NULL) = (present_expires_ms IS NULL)", name="present_at_once"),
+    )
+
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
+    # PKCS#10, DER, and SHA-256 of its public key.
+    request: Mapped[bytes] = mapped_column(LargeBinary)
+    key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    # Of an enrolment.
+    token: Mapped[str | None] = mapped_column(String(128))
+    # Of a renewal: the certificate under which it was asked for, and its end.
+    present: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    present_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
+    software_version: Mapped[str] = mapped_column(String(64))
+    asked_ms: Mapped[int] = mapped_column(BigInteger)
 
 
 class RosterCosignatureRow(Base):

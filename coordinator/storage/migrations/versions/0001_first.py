@@ -344,6 +344,29 @@ def upgrade() -> None:
         sa.CheckConstraint("root IS NULL OR length(root) = 32", name=op.f("ck_roster_cosignatures_root_is_a_digest")),
         sa.PrimaryKeyConstraint("signer_id", name=op.f("pk_roster_cosignatures")),
     )
+    op.create_table(
+        "certificate_requests",
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("request", sa.LargeBinary(), nullable=False),
+        sa.Column("key", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("token", sa.String(length=128), nullable=True),
+        sa.Column("present", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("present_expires_ms", sa.BigInteger(), nullable=True),
+        sa.Column("software_version", sa.String(length=64), nullable=False),
+        sa.Column("asked_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("key IS NULL OR length(key) = 32", name=op.f("ck_certificate_requests_key_is_a_digest")),
+        sa.CheckConstraint(
+            "present IS NULL OR length(present) = 32", name=op.f("ck_certificate_requests_present_is_a_digest")
+        ),
+        sa.CheckConstraint(
+            "(token IS NULL) <> (present IS NULL)", name=op.f("ck_certificate_requests_enrols_or_renews")
+        ),
+        sa.CheckConstraint(
+            "(present IS NULL) = (present_expires_ms IS NULL)", name=op.f("ck_certificate_requests_present_at_once")
+        ),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_certificate_requests_member")),
+        sa.PrimaryKeyConstraint("member", name=op.f("pk_certificate_requests")),
+    )
     for table in ("journal", "roster_log"):
         _only_grows(table)
 
