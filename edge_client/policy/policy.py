@@ -167,7 +167,8 @@ class Policy(PolicyDocument):
             *judge(self, rules.CONDITIONS, conditions),
             *rules.on_budget(self),
             *judge(self, rules.ROSTER, None),
-            *judge(self, rules.LOG, None),
+            # Not given means all of them.
+            *judge(self.model_copy(update={"min_witnesses": rules.witnesses_needed(self)}), rules.LOG, None),
             # `rules.VECTOR` has the same key.
             *judge(self, rules.SUM, None),
         ]
