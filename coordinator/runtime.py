@@ -24,6 +24,7 @@ from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
 from coordinator.services.live import JobChange, OperatorRefused
+from coordinator.services.roster import RosterLog
 from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
@@ -62,6 +63,8 @@ class Runtime:
         self.fetchable: set[bytes] = set()
         # Called when a member was revoked.
         self.membership_changed: Callable[[], None] = lambda: None
+        # The roster log; None in tests that need none.
+        self.roster: RosterLog | None = None
         # Members' calls in progress, besides their sessions.
         self.calls = Calls()
         self._verification = verification = Verification(root)
@@ -98,6 +101,7 @@ class Runtime:
             federation=self._federation,
             verify=self._verify,
             key_of=self._key_of,
+            log_head=lambda: None if self.roster is None else self.roster.head(),
         )
         ports = Ports(
             database=self.database,
@@ -220,6 +224,8 @@ class Runtime:
         self.sessions.end(member, reason)
         self.calls.end(member, reason)
         self.membership_changed()
+        if self.roster is not None:
+            await self.roster.refresh()
         refusal = AttemptRefusal(reason, sentence(reason))
         for driver in self.drivers.values():
             # Stop waiting for its answer, as if the member had refused to continue.

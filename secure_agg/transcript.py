@@ -53,6 +53,9 @@ class Purpose(StrEnum):
     CONFIRMATION = "confirmation"
     RESULT = "result"
     RESULTS = "results"
+    LOG_ENTRY = "log entry"
+    LOG_HEAD = "log head"
+    LOG_COSIGNATURE = "log cosignature"
 
 
 def frame(purpose: Purpose, *fields: Field) -> bytes:

@@ -9,6 +9,7 @@ from coordinator.rounds.driver import JobDriver
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
+from coordinator.services.roster import RosterLog
 from coordinator.services.sessions import Sessions
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -24,6 +25,8 @@ class Running(Protocol):
     uploads: UploadDesk
     corpora: Corpora
     sessions: Sessions
+    # The roster log, if the coordinator keeps one.
+    roster: RosterLog | None
     calls: Calls
     drivers: dict[str, JobDriver]
     # Digests that members may fetch: job documents, the blobs that they name, and published versions.

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.storage import roster
 from coordinator.storage.journal import note
-from coordinator.storage.models import MemberCertificateRow, MemberRow
+from coordinator.storage.models import CertificateRequestRow, MemberCertificateRow, MemberRow
+from tacit.identity import Role
+from tacit.roster import Kind
 
 __all__ = [
     "Served",
@@ -107,16 +110,17 @@ def keep_next(
     kept.previous, kept.previous_expires_ms = using, using_expires_ms
     row.fingerprint, row.certificate_expires_ms = hashlib.sha256(certificate).digest(), expires_ms
     row.software_version = software_version[:64]
-    note(s, "member_renewed", name, now_ms, fingerprint=row.fingerprint.hex(), before=using.hex(), key=key)
+    leaf = roster.append(s, row.fingerprint, bytes.fromhex(key), name, Role.MEMBER, Kind.RENEWED, now_ms)
+    note(s, "member_renewed", name, now_ms, fingerprint=row.fingerprint.hex(), before=using.hex(), key=key, leaf=leaf)
     s.flush()
     return True
 
 
 def forget(s: Session, name: str) -> None:
-    """Stops serving the member under any certificate."""
-    kept = s.get(MemberCertificateRow, name)
-    if kept is not None:
-        s.delete(kept)
+    """Stops serving the member under any certificate, and forgets its open request for one."""
+    for kind in (MemberCertificateRow, CertificateRequestRow):
+        if (kept := s.get(kind, name)) is not None:
+            s.delete(kept)
 
 
 def member_certificates(s: Session) -> dict[str, tuple[bytes, int]]:

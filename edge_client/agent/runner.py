@@ -23,6 +23,8 @@ from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerError
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError, store_key
+from edge_client.roster.book import RosterBook, RosterUnusable, book_path
+from edge_client.roster.following import Follower
 from edge_client.session.agent import Agent, JobsUnfinished, Observer
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
@@ -195,11 +197,16 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
                 keeper.recover(journal.memory(), member.identity.member)
             except StoreError as error:
                 fail(str(error), ExitCode.REFUSED)
+            try:
+                path = book_path(member.home, member.identity.federation)
+                book = stack.enter_context(contextlib.closing(RosterBook(path, member.identity.authorities.history)))
+            except RosterUnusable as error:
+                fail(str(error), ExitCode.REFUSED)
             watcher = stack.enter_context(_watching(observer, terminal))
             if options.metrics_port is not None or options.metrics_file is not None:
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
-                asyncio.run(_run(member, journal, budget, keeper, watcher, options))
+                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
@@ -247,12 +254,20 @@ def _metered(watcher: Observer, identity: MemberIdentity, options: RunOptions) -
 
 
 async def _run(
-    member: Member, journal: Journal, budget: Budget, keeper: Keeper, observer: Observer, options: RunOptions
+    member: Member,
+    journal: Journal,
+    book: RosterBook,
+    budget: Budget,
+    keeper: Keeper,
+    observer: Observer,
+    options: RunOptions,
 ) -> None:
     verification = Verification(member.identity.trust)
 
     def trusted(trust: Trust) -> None:
         verification.trust = trust
+        # Heads that a server of an earlier authority signed stay valid.
+        book.trust = Trust(trust.federation, tuple(dict.fromkeys((*trust.roots, *book.trust.roots))))
 
     renewer = Renewer(member.identity, trusted=trusted)
     if options.metrics_port is not None or options.metrics_file is not None:
@@ -269,6 +284,7 @@ async def _run(
         random=secure_agg.SystemRandom(),
         policy=member.policy,
         certificate_of=verification.certificate_of,
+        roster=book,
     )
     if not member.policy.peers:
         # The holder of the authority's key can enrol members of its own making. Without pins, the bound on corrupt
@@ -301,6 +317,7 @@ async def _run(
         admits=options.jobs,
         until_finished=options.until_finished,
         renewer=renewer,
+        follower=Follower(book, member.identity, tuple(member.policy.witnesses.values())),
         releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
     task = asyncio.ensure_future(agent.run())

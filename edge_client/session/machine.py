@@ -15,6 +15,8 @@ Guarantees:
 Secrets (the protocol's states) live inside this state, in memory, for one attempt.
 """
 
+import hashlib
+import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -69,6 +71,7 @@ from tacit.messages import (
     Ready,
 )
 from tacit.reason import Reason, of_protocol, word
+from tacit.roster import SignedHead
 
 __all__ = ["transition"]
 
@@ -318,7 +321,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         return
     try:
         context = _context(opened)
-        _check_context(step.environment, phase, context)
+        _check_context(step.environment, phase, context, _log_head(step.environment, opened))
         _check_same_round(step.state.memory, phase.assignment)
         _check_vector(step, phase)
         step.environment.policy.check_attempt(context)
@@ -360,7 +363,30 @@ def _context(opened: AttemptOpened) -> secure_agg.RoundContext:
         ) from error
 
 
-def _check_context(environment: Environment, holding: Holding, context: secure_agg.RoundContext) -> None:
+def _log_head(environment: Environment, opened: AttemptOpened) -> SignedHead | None:
+    """Returns the head of the roster log that the attempt names. Raises PolicyRefusal if it is not accepted.
+
+    The agent has followed the log to this head before the message arrived here.
+    """
+    signed = opened.log_head
+    if environment.roster is None:
+        return signed if isinstance(signed, SignedHead) else None
+    if not isinstance(signed, SignedHead):
+        raise PolicyRefusal(
+            Reason.REASON_LOG_HEAD_INVALID,
+            f"the attempt names no head of the roster log{'' if signed is None else ': ' + signed}. This member showed "
+            "no key and sits out the round; the coordinator runs different software, or hides who its members are",
+        )
+    try:
+        environment.roster.check_head(signed, environment.now())
+    except sqlite3.Error as error:
+        raise PolicyRefusal(Reason.REASON_LOG_FAILING, f"this member cannot use its roster log: {error}") from error
+    return signed
+
+
+def _check_context(
+    environment: Environment, holding: Holding, context: secure_agg.RoundContext, head: SignedHead | None
+) -> None:
     """Checks that the context matches what this update was trained under. It derives every number again."""
     assignment, job = holding.assignment, holding.job
     least, most = job.rounds.min_members, job.rounds.target_members
@@ -374,6 +400,7 @@ def _check_context(environment: Environment, holding: Holding, context: secure_a
             attempt=context.attempt,
             model=assignment.version,
             members=context.cohort,
+            head=b"" if head is None else head.head.digest,
         )
     except (secure_agg.ContextInvalid, secure_agg.LayoutInvalid) as error:
         raise PolicyRefusal(
@@ -445,6 +472,32 @@ def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
     """Checks the peers that the policy pins, once every certificate of the roster is verified. Raises PolicyRefusal."""
     keys = {member: environment.key_of(certificate) for member, certificate in session.certificates.items()}
     environment.policy.check_roster(keys, session.context, own=environment.identity.member)
+
+
+def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) -> None:
+    """Checks that every certificate of the roster is in the roster log. Raises PolicyRefusal."""
+    environment, opened = step.environment, phase.heard.get(AttemptOpened)
+    if environment.roster is None or not isinstance(opened, AttemptOpened):
+        return
+    assert isinstance(opened.log_head, SignedHead)  # noqa: S101  for the type checker: `_join` refused any other
+    roster = {
+        member: (
+            secure_agg.certificate_digest(entry.certificate),
+            hashlib.sha256(environment.key_of(entry.certificate)).digest(),
+        )
+        for member, entry in session.entries.items()
+    }
+    try:
+        environment.roster.check_roster(
+            roster,
+            opened.log_head,
+            environment.policy,
+            assumed_corrupt=session.context.assumed_corrupt,
+            own=environment.identity.member,
+            now=environment.now(),
+        )
+    except sqlite3.Error as error:
+        raise PolicyRefusal(Reason.REASON_LOG_FAILING, f"this member cannot use its roster log: {error}") from error
 
 
 def _check_same_round(memory: Memory, assignment: Assignment) -> None:
@@ -547,6 +600,7 @@ def _on_roster(
     try:
         session = awaiting_dealings.seat.session
         _check_peers(step.environment, session)
+        _check_logged(step, phase, session)
         _check_members(step, phase, session.members)
     except (PolicyRefusal, secure_agg.IdentityInvalid):
         awaiting_dealings.forget()

@@ -6,11 +6,13 @@ Waiting --Assignment--> Preparing --trained--> Holding (READY is sent) --Attempt
    +------------------------- published, refused, job over -----------------------------------+
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import secure_agg
 from edge_client.policy.policy import Policy
+from edge_client.roster.book import RosterBook
 from edge_client.session.journal import Memory
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
@@ -77,6 +79,9 @@ class Environment:
     policy: Policy
     # Finds a certificate that `verify` accepted before, by digest. Others that a roster names are fetched.
     certificate_of: secure_agg.CertificateOf | None = None
+    # This member's copy of the roster log; None in tests of the protocol alone.
+    roster: RosterBook | None = None
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, slots=True)

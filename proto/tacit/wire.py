@@ -20,6 +20,8 @@ from tacit.fields import TextInvalid, admit
 from tacit.limits import MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
+from tacit.roster import HeadInvalid, SignedHead
+from tacit.roster_wire import head_from_pb, head_to_pb
 from tacit.v1 import federation_pb2 as pb
 
 __all__ = [
@@ -274,7 +276,10 @@ def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
 def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) -> pb.CoordinatorMessage:
     match payload:
         case messages.AttemptOpened():
-            return pb.CoordinatorMessage(attempt_opened=_context_to_pb(ref, payload.context))
+            opened = _context_to_pb(ref, payload.context)
+            if isinstance(payload.log_head, SignedHead):
+                opened.log_head.CopyFrom(head_to_pb(payload.log_head))
+            return pb.CoordinatorMessage(attempt_opened=opened)
         case secure_agg.Roster():
             roster = pb.Roster(ref=ref, advertisements=map(_advertisement_to_pb, payload.advertisements))
             return pb.CoordinatorMessage(roster=roster)
@@ -362,7 +367,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
 def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
     match message.WhichOneof("message"):
         case "attempt_opened":
-            return messages.AttemptOpened(_context_from_pb(message.attempt_opened))
+            return messages.AttemptOpened(_context_from_pb(message.attempt_opened), _log_head(message.attempt_opened))
         case "roster":
             whole = _few(message.roster.advertisements, MAX_MEMBERS, "members")
             return secure_agg.Roster(tuple(map(_advertisement_from_pb, whole)))
@@ -547,6 +552,16 @@ def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
             **numbers,
         )
     except ContextInvalid as error:
+        return str(error)
+
+
+def _log_head(message: pb.AttemptOpened) -> SignedHead | str | None:
+    """The head of the roster log, or why there is none."""
+    if not message.HasField("log_head"):
+        return None
+    try:
+        return head_from_pb(message.log_head, message.federation)
+    except HeadInvalid as error:
         return str(error)
 
 

@@ -7,6 +7,78 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LogHead(_message.Message):
+    __slots__ = ("size", "root", "at_ms", "signature", "certificate")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    root: bytes
+    at_ms: int
+    signature: bytes
+    certificate: bytes
+    def __init__(self, size: _Optional[int] = ..., root: _Optional[bytes] = ..., at_ms: _Optional[int] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class LogEntry(_message.Message):
+    __slots__ = ("certificate", "key", "name", "role", "kind", "at_ms")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    key: bytes
+    name: str
+    role: str
+    kind: str
+    at_ms: int
+    def __init__(self, certificate: _Optional[bytes] = ..., key: _Optional[bytes] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., kind: _Optional[str] = ..., at_ms: _Optional[int] = ...) -> None: ...
+
+class HeadCosignature(_message.Message):
+    __slots__ = ("signer", "size", "root", "at_ms", "signature")
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signer: bytes
+    size: int
+    root: bytes
+    at_ms: int
+    signature: bytes
+    def __init__(self, signer: _Optional[bytes] = ..., size: _Optional[int] = ..., root: _Optional[bytes] = ..., at_ms: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class FetchLogRequest(_message.Message):
+    __slots__ = ("start", "size")
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    size: int
+    def __init__(self, start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class FetchLogResponse(_message.Message):
+    __slots__ = ("entries", "head", "cosignatures")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    COSIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[LogEntry]
+    head: LogHead
+    cosignatures: _containers.RepeatedCompositeFieldContainer[HeadCosignature]
+    def __init__(self, entries: _Optional[_Iterable[_Union[LogEntry, _Mapping]]] = ..., head: _Optional[_Union[LogHead, _Mapping]] = ..., cosignatures: _Optional[_Iterable[_Union[HeadCosignature, _Mapping]]] = ...) -> None: ...
+
+class CosignRequest(_message.Message):
+    __slots__ = ("cosignature",)
+    COSIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    cosignature: HeadCosignature
+    def __init__(self, cosignature: _Optional[_Union[HeadCosignature, _Mapping]] = ...) -> None: ...
+
+class CosignResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RenewRequest(_message.Message):
     __slots__ = ("certificate_request", "software_version")
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -240,7 +312,7 @@ class AttemptRef(_message.Message):
     def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AttemptOpened(_message.Message):
-    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph", "groups")
+    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph", "groups", "log_head")
     REF_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     APPLICATION_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +324,7 @@ class AttemptOpened(_message.Message):
     BITS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_GRAPH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     federation: bytes
     application: bytes
@@ -263,7 +336,8 @@ class AttemptOpened(_message.Message):
     bits: int
     sparse_graph: SparseGraph
     groups: Groups
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ..., groups: _Optional[_Union[Groups, _Mapping]] = ...) -> None: ...
+    log_head: LogHead
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ..., groups: _Optional[_Union[Groups, _Mapping]] = ..., log_head: _Optional[_Union[LogHead, _Mapping]] = ...) -> None: ...
 
 class Groups(_message.Message):
     __slots__ = ("groups", "least", "sigma", "absent")

@@ -23,6 +23,7 @@ import edge_client
 import export
 import learning
 import tacit
+from coordinator.cli.offline import CertificateBatch, RequestBatch
 from coordinator.config import CoordinatorConfig, OperatorConfig
 from coordinator.storage.backup import BackupManifest
 from coordinator.storage.mark import Mark
@@ -144,6 +145,7 @@ def test_the_walk_finds_fields_without_a_bound():
 # ---- at every limit, and one past it --------------------------------------------------------------------------------
 
 _STATE = {"sha256": HEX, "size": 1}
+_WAITING = {"member": "north", "kind": "enrol", "request": "00", "asked_ms": 0}
 _SCORES = {
     "rows": 1,
     "accuracy": 1.0,
@@ -237,6 +239,14 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
     Policy: {"schema": 1},
     PolicyDocument: {"schema": 1},
     CoordinatorConfig: {"schema": 1, "advertise": ["localhost"]},
+    RequestBatch: {
+        "schema": 1,
+        "kind": "tacit-certificate-requests",
+        "federation": HEX,
+        "authority": HEX,
+        "requests": [_WAITING],
+    },
+    CertificateBatch: {"schema": 1, "kind": "tacit-certificates", "federation": HEX, "certificates": ["00"]},
     OperatorConfig: {"schema": 1, "address": "localhost:7441", "federation": HEX},
     Mark: {"schema": 1, "place": "sqlite:///x", "entry": 1, "head": HEX},
     BackupManifest: {
@@ -439,6 +449,16 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "PolicyDocument.hours": (Policy, _POLICY, "hours", 1000, _same("00:00-24:00")),
     "PolicyDocument.devices": (Policy, _POLICY, "devices", 16, _same("cpu")),
     "PolicyDocument.interfaces": (Policy, _POLICY, "interfaces", 1000, _word),
+    "PolicyDocument.witnesses": (Policy, _POLICY, "witnesses", 16, {_word: _hex}),
+    "CoordinatorConfig.witnesses": (CoordinatorConfig, {**_POLICY, "advertise": ["a"]}, "witnesses", 64, _hex),
+    "RequestBatch.requests": (RequestBatch, EXAMPLES[RequestBatch], "requests", 10_000, _same(_WAITING)),
+    "CertificateBatch.certificates": (
+        CertificateBatch,
+        EXAMPLES[CertificateBatch],
+        "certificates",
+        10_000,
+        _same("00"),
+    ),
     "CoordinatorConfig.advertise": (CoordinatorConfig, _POLICY, "advertise", 64, _word),
     "BackupManifest.tables": (BackupManifest, _BACKUP, "tables", 100, _row(columns=[_COLUMN], rows=0, **_STATE)),
     "TablePart.columns": (BackupManifest, _BACKUP, "tables.0.columns", 100, _same(_COLUMN)),

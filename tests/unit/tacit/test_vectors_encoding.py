@@ -24,6 +24,7 @@ from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason
+from tacit.roster import Head, SignedHead
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
 from tacit.vector import layout_of
@@ -109,6 +110,15 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     "attempt opened": AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9))),
     "attempt opened, nobody assumed corrupt": AttemptMessage(
         AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9, corrupt=0))
+    ),
+    "attempt opened, with a head": AttemptMessage(
+        AttemptId("triage", 7, 1),
+        messages.AttemptOpened(
+            make_context(9),
+            SignedHead(
+                Head(make_context(9).federation, 300, some("root"), 1_700_000_000_000), some("signed"), some("der")
+            ),
+        ),
     ),
     "attempt opened, sparse": AttemptMessage(
         AttemptId("triage", 7, 1), messages.AttemptOpened(sparse_context(1000, sigma=80, absent=50))
