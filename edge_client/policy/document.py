@@ -12,7 +12,7 @@ from tacit.mechanism import Unit
 from tacit.prompt import Source
 
 if TYPE_CHECKING:
-    from learning.accounting.spend import Limit
+    from learning.accounting.filter import Limit
     from learning.mechanisms.protection import OwnNumbers
 
 __all__ = ["PolicyDocument"]
@@ -268,7 +268,7 @@ class PolicyDocument(Document):
 
     def limit(self) -> "Limit":
         """The lifetime budget that the ledger opens with."""
-        from learning.accounting.spend import Limit
+        from learning.accounting.filter import Limit
 
         return Limit(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
 

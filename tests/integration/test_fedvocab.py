@@ -31,7 +31,8 @@ from edge_client.private_store import StoreKey
 from edge_client.private_store.upkeep import held, look
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.accounting.events import SampledGaussian
-from learning.accounting.spend import Limit, epsilon_counted, total
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from learning.text.data import read_examples
 from learning.text.tables import entries_of
 from learning.text.vocabulary import own_tokenizer
@@ -459,7 +460,7 @@ def test_the_charge_follows_the_method_and_the_mechanism(town, story):
     home = town.home("south")
     ledger = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json").splitlines()[0])
     parts = [SampledGaussian.model_validate(event | {"steps": 2 * event["steps"]}) for event in events.values()]
-    expected = epsilon_counted(total(parts, Limit(8.0, 1e-6)), 1e-6)
+    expected = epsilon_counted(parts, Limit(8.0, 1e-6))
     assert ledger["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
     assert 0.5 < expected < 8
     succeed("edge_client", "ledger", "verify", "--home", home)

@@ -36,7 +36,8 @@ from edge_client.ledger.overlap import digest_of_marks, marks_of
 from edge_client.session.agent import CHUNK
 from export.bundle import make_job_bundle
 from learning.accounting.events import DiscreteGaussianSum, SampledGaussian
-from learning.accounting.spend import Limit, cost, epsilon_counted
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from learning.text.data import data_digest, label_ids, read_examples
 from learning.text.encoder import TextEncoder
 from secure_agg import pack_in_place, packed_size, unpack_into
@@ -177,7 +178,7 @@ class Job:
                 values=self.document.values,
                 steps=rounds,
             )
-        return epsilon_counted(cost(event, Limit(EPSILON, DELTA)), DELTA)
+        return epsilon_counted([event], Limit(EPSILON, DELTA))
 
 
 @dataclass(frozen=True)
