@@ -482,10 +482,10 @@ def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) ->
     assert isinstance(opened.log_head, SignedHead)  # noqa: S101  for the type checker: `_join` refused any other
     roster = {
         member: (
-            secure_agg.certificate_digest(entry.certificate),
-            hashlib.sha256(environment.key_of(entry.certificate)).digest(),
+            secure_agg.certificate_digest(certificate),
+            hashlib.sha256(environment.key_of(certificate)).digest(),
         )
-        for member, entry in session.entries.items()
+        for member, certificate in session.certificates.items()
     }
     try:
         environment.roster.check_roster(
