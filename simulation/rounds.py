@@ -228,6 +228,7 @@ def play_round(
     state: Any = None,
     *,
     server: Server,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Round:
     """Play one round with every member that still sends.
 
@@ -236,8 +237,10 @@ def play_round(
         corpora: the members' examples.
         number: of the round, from 1.
         server: makes the next version, with `state`.
+        cancelled: asked before every step of a member.
 
     Raises:
+        TrainingCancelled: `cancelled` returned True.
         ValueError: fewer than MIN_COHORT members send, their number cannot be split into the job's groups, or the
             coordinator would not publish the sums.
     """
@@ -268,7 +271,7 @@ def play_round(
                 seed=_seed(job, number, place),
                 device="cpu",
                 progress=lambda _step, _steps, _loss: None,
-                cancelled=lambda: False,
+                cancelled=cancelled,
             )
             yield watched.encode(job, update, len(senders), random)
             lengths.extend(watched.seen)
@@ -281,13 +284,20 @@ def play_round(
 
 
 def federate(
-    bundle: "JobBundle", members: Sequence[Member], rounds: int, random: RandomSource | None = None, *, server: Server
+    bundle: "JobBundle",
+    members: Sequence[Member],
+    rounds: int,
+    random: RandomSource | None = None,
+    *,
+    server: Server,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Round]:
     """Play `rounds` rounds from the bundle's weights, or until fewer than MIN_COHORT members send.
 
     Args:
         random: source of all draws and noise; the operating system's if it is not given.
         server: makes the versions.
+        cancelled: asked before every step of a member; TrainingCancelled is raised once it returns True.
     """
     source = secure_agg.SystemRandom() if random is None else random
     values = bundle.manifest.decode(bundle.weights)
@@ -296,7 +306,7 @@ def federate(
     for number in range(1, rounds + 1):
         if sum(member.sends(number) for member in members) < MIN_COHORT:
             return
-        done = play_round(bundle, values, members, corpora, number, source, state, server=server)
+        done = play_round(bundle, values, members, corpora, number, source, state, server=server, cancelled=cancelled)
         values, state = done.values, server.state(bundle.document, state)
         yield done
 

@@ -21,6 +21,7 @@ from coordinator.cli.common import (
     table,
 )
 from coordinator.cli.corpora import corpora
+from coordinator.cli.trying import try_job
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
@@ -194,6 +195,7 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
 
 
 app.command()(corpora)
+app.command("try")(try_job)
 
 
 async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":
