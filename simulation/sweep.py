@@ -250,6 +250,7 @@ def _steps(job: JobSpec, _rows: int) -> list[JobSpec]:
 
 
 def _methods(job: JobSpec, _rows: int) -> list[JobSpec]:
+    # Under dp-sgd no other method has an accounting, and the job's own check says so.
     other = FedProx() if isinstance(job.method, FedAvg) else FedAvg()
     return _valid(job, [{"method": other}])
 

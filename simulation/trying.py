@@ -13,7 +13,7 @@ from typing import Any
 from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.accounting.planning import Setting, cost_of_job
-from learning.text.data import DataInvalid, check_labels, check_pairs, read_examples
+from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_examples
 from simulation.server import Server
 from simulation.suggestion import DELTA, Situation, suggest, with_noise_for
 from simulation.sweep import Candidate, Plan, Progress, Scored, Sweep, best_of, described, sweep
@@ -228,11 +228,9 @@ def _epsilon(job: JobSpec, asked: Asked, smallest: int, members: int, values: Va
 
 def _bundle(job: JobSpec, folder: Path, out: Path, report: Callable[[str], None]) -> tuple[Path, Values]:
     from export.bundle import make_job_bundle, read_job_bundle
-    from learning.models.division import EMBEDDING
 
     document = make_job_bundle(job, folder, out, report=report)
-    sizes = {tensor.name: tensor.size for tensor in read_job_bundle(out).manifest.tensors}
-    return out, Values(document.values, sizes.get(EMBEDDING, 0))
+    return out, Values.of(document, read_job_bundle(out).manifest)
 
 
 def _first(
@@ -287,7 +285,7 @@ def _shown(each: Scored, rows: int, counted: dict[Path, Values], situation: Situ
 def _baselines(divided: Divided) -> tuple[Baseline, ...]:
     train, by, test = divided.train.examples, divided.validation, divided.test
 
-    def counts(part: Sequence[Any]) -> float:
+    def counts(part: Sequence[Example]) -> float:
         answers = predicted(train, part)
         return sum(answer == row.label for answer, row in zip(answers, part, strict=True)) / len(part)
 

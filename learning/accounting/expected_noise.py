@@ -11,12 +11,15 @@ from pathlib import Path
 from learning.accounting.planning import noise_to_signal
 from learning.text.encoder import read_vocabulary
 from tacit.job import JobDocument, JobSpec, VocabularyFile
+from tacit.manifest import Manifest
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, NoMechanism
 from tacit.method import keeps_anything
 from tacit.model import BiLSTMModel, PromptedModel, TextCNNModel
 
 __all__ = ["DROWNED", "ExpectedNoise", "Values", "expected_noise", "values_of_file"]
 
+# The embedding's name in a manifest, as in `learning.models.division`, which needs torch.
+EMBEDDING = "embedding.weight"
 # From this ratio on, the noise drowns the longest update that clipping leaves.
 DROWNED = 10.0
 
@@ -32,6 +35,12 @@ class Values:
 
     shared: int
     embedding: int = 0
+
+    @classmethod
+    def of(cls, job: JobDocument, manifest: Manifest) -> "Values":
+        """Counts what a job's document and manifest share."""
+        embedding = sum(tensor.size for tensor in manifest.tensors if tensor.name == EMBEDDING)
+        return cls(job.values, embedding if job.method.name in ("fedavg", "fedprox") else 0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ def values_of_file(spec: JobSpec, folder: Path) -> Values | None:
     match spec.model, spec.vocabulary:
         case TextCNNModel() | BiLSTMModel() as model, VocabularyFile() as vocabulary:
             lines = read_vocabulary(folder / vocabulary.file)
-            words = {line.split(" ", 1)[0].strip().lower() for line in lines} - {"", "[pad]", "[unk]"}
+            words = {line.split(" ", 1)[0].strip().lower() for line in lines} - {""}
             entries = len(lines) if vocabulary.kind == "wordpiece" else len(words) + 2
             whole, embedding = model.values(entries, len(spec.labels)), entries * model.embedding
             return Values(whole - embedding) if model.freeze_embedding else Values(whole, embedding)
