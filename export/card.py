@@ -123,7 +123,7 @@ def onnx_card(document: JobDocument, facts: ModelFacts, origin: Origin, rows: Ro
             *_job(document),
             *_private(facts.private),
             *_provenance(document, facts.version, origin),
-            *_privacy(document.mechanism),
+            *_privacy(document),
             *_labels(document.labels),
             *_files(first | files),
             *_inputs(rows, document.model.template_text if isinstance(document.model, PromptedModel) else None),
@@ -190,7 +190,7 @@ def transformers_card(
         [
             *_job(document),
             *_provenance(document, version, origin),
-            *_privacy(document.mechanism),
+            *_privacy(document),
             *_labels(document.labels),
             *_files(files),
             *run,
@@ -256,7 +256,8 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     return _table(table)
 
 
-def _privacy(mechanism: Mechanism) -> list[str]:
+def _privacy(document: JobDocument) -> list[str]:
+    mechanism = document.mechanism
     return [
         "## Privacy",
         "",
@@ -269,6 +270,15 @@ def _privacy(mechanism: Mechanism) -> list[str]:
                 "What the job cost a member depends on that member's data. Each member's own ledger accounts for it on "
                 "that member's machine, and `edge_client ledger show` prints it there. The coordinator does not know "
                 "it, so no total epsilon is stated here.",
+                "",
+            ]
+        ),
+        *(
+            []
+            if document.tuned_on is None
+            else [
+                "The job's numbers were tuned on the operator's own private rows (`coordinator job try --force`). That "
+                "tuning is in no epsilon.",
                 "",
             ]
         ),

@@ -21,12 +21,12 @@ from coordinator.cli.common import (
     table,
 )
 from coordinator.cli.corpora import corpora
+from coordinator.cli.trying import try_job
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument
-    from tacit.server_optimiser import ServerOptimiser
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -58,7 +58,8 @@ def bundle(
         fail(str(error), ExitCode.USAGE)
     target = Path(f"{spec.name}.bundle") if out is None else out
     try:
-        from export.bundle import make_job_bundle
+        from export.bundle import make_job_bundle, read_job_bundle
+        from learning.accounting.expected_noise import Values, expected_noise
 
         document = make_job_bundle(
             spec, file.parent, target, report=lambda sentence: typer.echo(f"  {sentence}", err=True)
@@ -71,6 +72,7 @@ def bundle(
         )
     except (ValueError, OSError) as error:
         fail(f"no bundle was made from {file}: {error}", ExitCode.USAGE)
+    expected = expected_noise(document, Values.of(document, read_job_bundle(target).manifest))
     if as_json:
         print_json(
             {
@@ -78,10 +80,13 @@ def bundle(
                 "bundle": str(target),
                 "document": document.digest().hex(),
                 "values": document.values,
+                "expected_noise": None if expected is None else expected.as_json(),
             }
         )
         return
     typer.echo(f"Created {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
+    for sentence in () if expected is None else expected.sentences:
+        typer.echo(sentence)
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 
@@ -146,20 +151,22 @@ def show(
     """Show a job with its server optimiser, rounds, dropouts and versions."""
     where = operator_folder(operator, folder)
 
-    async def work() -> "tuple[operator_pb2.JobDetail, ServerOptimiser | None]":
+    async def work() -> "tuple[operator_pb2.JobDetail, JobDocument | None]":
         from tacit.v1 import operator_pb2
 
         async with operator_stub(where) as stub:
             answer: operator_pb2.JobDetail = await stub.GetJob(
                 operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS
             )
-            return answer, await _optimiser_of(stub, answer.job.document)
+            return answer, await _document_of(stub, answer.job.document)
 
-    detail, server = run(work())
+    detail, document = run(work())
+    server = None if document is None else document.server
     from coordinator.cli.shown import detail_json, optimiser_json
 
     if as_json:
-        print_json({**detail_json(detail), "server": None if server is None else optimiser_json(server)})
+        shown = {"server": None if server is None else optimiser_json(server)}
+        print_json({**detail_json(detail), **shown, "tuned_on": None if document is None else document.tuned_on})
         return
     from coordinator.cli.status import jobs_table
 
@@ -168,6 +175,8 @@ def show(
         said = {key: value for key, value in optimiser_json(server).items() if key != "optimiser"}
         numbers = ", ".join(f"{key} {value:g}" for key, value in said.items())
         typer.echo(f"\nServer optimiser: {server.optimiser}, {numbers}")
+    if document is not None and document.tuned_on is not None:
+        typer.echo("\nIts numbers were tuned on the operator's own private rows: that is in no epsilon.")
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail.versions))
@@ -194,10 +203,11 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
 
 
 app.command()(corpora)
+app.command("try")(try_job)
 
 
-async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":
-    """Reads the server optimiser from the job document; None if the document is lost or from newer software."""
+async def _document_of(stub: "OperatorServiceStub", document: bytes) -> "JobDocument | None":
+    """Reads the job document; None if it is lost or from newer software."""
     import grpc.aio
 
     from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
@@ -207,7 +217,7 @@ async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "Server
     data = bytearray()
     try:
         await fetch_blob(stub.FetchBlob, document, data)
-        return JobDocument.from_json(bytes(data)).server
+        return JobDocument.from_json(bytes(data))
     except (BlobNotThere, BlobDamaged, DocumentInvalid, grpc.aio.AioRpcError):
         # The rest of the job is still worth showing; other commands report a broken document.
         return None
