@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from export.heads import start_head
 from export.prompted_bundle import mapped, prompted_parts
 from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
@@ -202,6 +203,7 @@ def _starting_prompt(
     encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
     try:
         module = build_prompted(parts.model, spec.labels, encoder, read_backbone(into, parts.config), seed=spec.seed)
+        start_head(module, parts.model, spec.labels, encoder, parts.centre, report)
     except DocumentInvalid:
         raise
     except ValueError as error:
