@@ -45,7 +45,7 @@ from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, command
 from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
 
@@ -156,22 +156,14 @@ class House:
         (folder / "operator.toml").write_text(operator_toml(config), encoding="utf-8")
         return folder
 
-    async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0) -> "Said":
-        """Runs one command in its own process."""
-        environment = {**os.environ, "TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from coordinator.cli import main; main()",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        out, err = await process.communicate()
-        said = Said(out.decode(), err.decode())
-        assert process.returncode == code, said
+    async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0, cold: bool = False) -> "Said":
+        """Runs one command in its own process, which imports everything itself if it starts `cold`."""
+        variables = {"TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
+        # In a thread: the service that answers runs in this process.
+        started: dict[str, Any] = {"cwd": Path.cwd()} if cold else {}
+        done = await asyncio.to_thread(command, "coordinator", *arguments, variables=variables, **started)
+        said = Said(done.stdout, done.stderr)
+        assert done.returncode == code, said
         assert "Traceback" not in said.err
         return said
 
@@ -977,7 +969,8 @@ def test_a_failing_command_says_what_to_do(house):
             (("status",), house.operator_folder(port=port), 3, "coordinator serve"),
             (("status",), house.operator_folder(of=1), 3, "has no certificate from this operator folder's federation"),
         ):
-            said = await house.cli(*arguments, folder=folder, code=code)
+            # A command silences gRPC before it imports it.
+            said = await house.cli(*arguments, folder=folder, code=code, cold=True)
             assert words in said.err, (arguments, said)
             assert said.err.startswith("error: ")
             assert said.out == ""
@@ -1012,6 +1005,9 @@ def test_the_watch_command_follows_until_interrupted(house):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
+            # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too. `preexec_fn` would
+            # make Python fork this process: on a busy machine, gRPC's fork handlers aborted 24 of 300 children.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from coordinator.cli import main; main()",
             "status",
             "--watch",
@@ -1019,8 +1015,6 @@ def test_the_watch_command_follows_until_interrupted(house):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
-            # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
         async def seen() -> Any:
