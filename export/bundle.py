@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from export.prompted_bundle import mapped, prompted_parts
+from learning.backbones.checkpoint import CheckpointInvalid
+from learning.backbones.collection import Collection, find_base
 from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
 from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
@@ -74,7 +76,12 @@ _OPERATORS_OWN = ("vocabulary", "model", "start")
 
 
 def make_job_bundle(
-    spec: JobSpec, folder: Path, out: Path, *, report: Callable[[str], None] = lambda _: None
+    spec: JobSpec,
+    folder: Path,
+    out: Path,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
 ) -> JobDocument:
     """Makes the bundle `out` and returns its job document.
 
@@ -83,6 +90,7 @@ def make_job_bundle(
         folder: base of relative paths in the specification (the folder of job.toml).
         out: the bundle's folder.
         report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
 
     Raises:
         VocabularyInvalid, TableInvalid: a file cannot be used.
@@ -90,13 +98,13 @@ def make_job_bundle(
         BundleInvalid: a folder is in the way.
     """
     if not isinstance(spec.model, PromptedModel):
-        return _make(spec, *starting_model(spec, folder, report), {}, out, report)
+        return _make(spec, *starting_model(spec, folder, report, collection), {}, out, report)
     # Written beside the bundle, because it is large and the folder of temporary files may be small.
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
         written = Path(scratch) / BACKBONE_FILE
-        prompted = _starting_prompt(spec, spec.model, folder, written, report)
+        prompted = _starting_prompt(spec, spec.model, folder, written, report, collection)
         with mapped(written) as backbone:
             return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report)
 
@@ -188,7 +196,12 @@ def read_job_bundle(folder: Path) -> JobBundle:
 
 
 def _starting_prompt(
-    spec: JobSpec, model: PromptedModel, folder: Path, into: Path, report: Callable[[str], None]
+    spec: JobSpec,
+    model: PromptedModel,
+    folder: Path,
+    into: Path,
+    report: Callable[[str], None],
+    collection: Collection | None,
 ) -> "tuple[TextClassifier, Model, bytes]":
     """Makes the seeded module of a prompted job, and writes the backbone's canonical file to `into`.
 
@@ -198,7 +211,7 @@ def _starting_prompt(
     from learning.backbones.stored import read_backbone
     from learning.prompts.assembly import build_prompted
 
-    parts = prompted_parts(model, spec.labels, folder, into, report=report)
+    parts = prompted_parts(model, spec.labels, folder, into, report=report, collection=collection)
     encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
     try:
         module = build_prompted(parts.model, spec.labels, encoder, read_backbone(into, parts.config), seed=spec.seed)
@@ -210,7 +223,7 @@ def _starting_prompt(
 
 
 def starting_model(
-    spec: JobSpec, folder: Path, report: Callable[[str], None]
+    spec: JobSpec, folder: Path, report: Callable[[str], None], collection: Collection | None = None
 ) -> "tuple[TextClassifier, Model, bytes | None]":
     """Makes the module that a job starts from.
 
@@ -218,6 +231,7 @@ def starting_model(
         spec: the operator's specification.
         folder: base of relative paths in the specification.
         report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
 
     Returns:
         The seeded module, with weights from a base model and an embedding from a table if the job names them; the model
@@ -238,8 +252,11 @@ def starting_model(
     if isinstance(model, TransformerModel) and model.base is not None:
         from learning.models.base import read_base
 
-        near = folder / model.base
-        read = read_base(str(near) if near.is_dir() else model.base, model.max_tokens)
+        try:
+            checkpoint = find_base(model.base, folder, collection).folder
+        except CheckpointInvalid as error:
+            raise DocumentInvalid(f"model.base: {error}") from error
+        read = read_base(str(checkpoint), model.max_tokens)
         base, pieces = read.parameters, read.vocabulary
         if read.lower_case is False:
             raise DocumentInvalid(

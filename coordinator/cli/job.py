@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from coordinator.cli.backbone import FOLDER
 from coordinator.cli.common import (
     CALL_SECONDS,
     Dir,
@@ -14,6 +15,7 @@ from coordinator.cli.common import (
     Operator,
     Yes,
     confirm,
+    operator_at_hand,
     operator_folder,
     operator_stub,
     progress_bar,
@@ -46,6 +48,8 @@ def bundle(
     out: Annotated[
         Path | None, typer.Option(help="The folder to create. Default: NAME.bundle.", show_default=False)
     ] = None,
+    operator: Operator = None,
+    folder: Dir = None,
     as_json: Json = False,
 ) -> None:
     """Create a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
@@ -57,11 +61,17 @@ def bundle(
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE)
     target = Path(f"{spec.name}.bundle") if out is None else out
+    where = operator_at_hand(operator, folder)
     try:
         from export.bundle import make_job_bundle
+        from learning.backbones.collection import Collection
 
         document = make_job_bundle(
-            spec, file.parent, target, report=lambda sentence: typer.echo(f"  {sentence}", err=True)
+            spec,
+            file.parent,
+            target,
+            report=lambda sentence: typer.echo(f"  {sentence}", err=True),
+            collection=None if where is None else Collection(where / FOLDER),
         )
     except ImportError as error:
         fail(
