@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from export.continuing import Earlier, check_continues
 from export.prompted_bundle import mapped, prompted_parts
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.collection import Collection, find_base
@@ -28,7 +29,7 @@ from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tok
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
 from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid, sentence_of
-from tacit.job import BundledWeights, JobDocument, JobSpec, VocabularyFile
+from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
 from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
@@ -82,6 +83,7 @@ def make_job_bundle(
     *,
     report: Callable[[str], None] = lambda _: None,
     collection: Collection | None = None,
+    earlier: Earlier | None = None,
 ) -> JobDocument:
     """Makes the bundle `out` and returns its job document.
 
@@ -91,14 +93,20 @@ def make_job_bundle(
         out: the bundle's folder.
         report: called with sentences about what was found on the way.
         collection: the operator's backbones, which `model.base` may name.
+        earlier: the version that `start` names.
 
     Raises:
         VocabularyInvalid, TableInvalid: a file cannot be used.
-        DocumentInvalid: the specification does not fit its files, or the ring has no room for the sum of the values.
+        DocumentInvalid: the specification does not fit its files or the earlier version, or
+            the ring has no room for the sum of the values.
         BundleInvalid: a folder is in the way.
     """
+    if isinstance(spec.start, str) and earlier is None:
+        raise DocumentInvalid(
+            f"start: {spec.start} is at the coordinator, and nobody fetched it; name the operator's folder"
+        )
     if not isinstance(spec.model, PromptedModel):
-        return _make(spec, *starting_model(spec, folder, report, collection), {}, out, report)
+        return _make(spec, *starting_model(spec, folder, report, collection), {}, out, report, earlier)
     # Written beside the bundle, because it is large and the folder of temporary files may be small.
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
@@ -106,7 +114,7 @@ def make_job_bundle(
         written = Path(scratch) / BACKBONE_FILE
         prompted = _starting_prompt(spec, spec.model, folder, written, report, collection)
         with mapped(written) as backbone:
-            return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report)
+            return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report, earlier)
 
 
 def _make(
@@ -117,6 +125,7 @@ def _make(
     files: dict[str, bytes],
     out: Path,
     report: Callable[[str], None],
+    earlier: Earlier | None,
 ) -> JobDocument:
     """Writes manifest, document and files of a starting module. files: other files of the bundle; gets the rest."""
     from learning.models import division_of
@@ -130,6 +139,14 @@ def _make(
     tensors = division.shared(module)
     manifest = Manifest.of(tensors)
     weights = manifest.encode(manifest.flatten(tensors))
+    named = None if tokenizer is None else hashlib.sha256(tokenizer).digest()
+    if earlier is not None:
+        check_continues(spec.labels, model, named, manifest, earlier)
+        weights = earlier.weights
+        report(
+            f"start: version {earlier.number} of {earlier.document.name}, {hashlib.sha256(weights).hexdigest()[:16]}; "
+            "what members spent on that job stays spent"
+        )
     private = frozen = None
     if tokenizer is not None:
         files["tokenizer.json"] = tokenizer
@@ -140,6 +157,11 @@ def _make(
             )
     if fixed := division.frozen_values(module):
         frozen = _bundled("frozen", fixed, files)
+        if earlier is not None and earlier.frozen is not None and earlier.document.frozen is not None:
+            if earlier.document.frozen.manifest != frozen.manifest:
+                raise DocumentInvalid(f"start: {earlier.document.name} freezes other tensors; use the same model")
+            # The shared values were trained on top of these.
+            files["frozen.bin"], frozen = earlier.frozen, earlier.document.frozen
         report(f"frozen: {frozen.values:,} values ({', '.join(fixed)}) are fetched once and never sent")
     try:
         document = JobDocument(
@@ -147,11 +169,12 @@ def _make(
             model=model,
             vocabulary=spec.vocabulary if isinstance(spec.vocabulary, OwnVocabulary) else None,
             manifest=manifest.digest(),
-            tokenizer=None if tokenizer is None else hashlib.sha256(tokenizer).digest(),
+            tokenizer=named,
             weights=hashlib.sha256(weights).digest(),
             values=manifest.values,
             private=private,
             frozen=frozen,
+            earlier=None if earlier is None else earlier.origin,
         )
     except ValidationError as error:
         # The grid of the noise in the ring depends on the number of values, which the specification did not know.
@@ -285,7 +308,7 @@ def starting_model(
     module = build(model, encoder.vocabulary_size, labels, encoder.pad_id, seed=spec.seed)
     report(f"vocabulary: {encoder.vocabulary_size:,} entries from {vocabulary.file}")
     _fill(module, base)
-    if spec.start is not None:
+    if isinstance(spec.start, PublicStart):
         from export.starting import train_start
 
         train_start(module, spec, tokenizer, folder / spec.start.file, report)

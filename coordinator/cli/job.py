@@ -27,8 +27,8 @@ from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    from export.continuing import Earlier
     from tacit.job import JobDocument
-    from tacit.server_optimiser import ServerOptimiser
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -135,6 +135,13 @@ def new(
     typer.echo(f"Next: coordinator job bundle {target}")
 
 
+def _earlier(start: str, where: Path, as_json: bool) -> "Earlier":
+    from coordinator.cli.continuing import fetch_earlier
+    from tacit.job import earlier_version
+
+    return fetch_earlier(where, *earlier_version(start), quiet=as_json)
+
+
 def _ask(question: str, options: str, default: str | None = None) -> str:
     """Asks on the terminal.
 
@@ -159,7 +166,10 @@ def bundle(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Create a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
+    """Create a job's starting bundle from its file: manifest, starting weights, tokenizer.
+
+    It works offline, unless the job starts from a version of an earlier job.
+    """
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
 
@@ -179,6 +189,9 @@ def bundle(
             target,
             report=lambda sentence: typer.echo(f"  {sentence}", err=True),
             collection=None if where is None else Collection(where / FOLDER),
+            earlier=_earlier(spec.start, where or operator_folder(operator, folder), as_json)
+            if isinstance(spec.start, str)
+            else None,
         )
     except ImportError as error:
         fail(
@@ -263,24 +276,34 @@ def show(
     """Show a job with its server optimiser, rounds, dropouts and versions."""
     where = operator_folder(operator, folder)
 
-    async def work() -> "tuple[operator_pb2.JobDetail, ServerOptimiser | None]":
+    async def work() -> "tuple[operator_pb2.JobDetail, JobDocument | None]":
         from tacit.v1 import operator_pb2
 
         async with operator_stub(where) as stub:
             answer: operator_pb2.JobDetail = await stub.GetJob(
                 operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS
             )
-            return answer, await _optimiser_of(stub, answer.job.document)
+            return answer, await _document_of(stub, answer.job.document)
 
-    detail, server = run(work())
+    detail, document = run(work())
+    server = None if document is None else document.server
+    earlier = None if document is None else document.earlier
     from coordinator.cli.shown import detail_json, optimiser_json
 
     if as_json:
-        print_json({**detail_json(detail), "server": None if server is None else optimiser_json(server)})
+        print_json(
+            {
+                **detail_json(detail),
+                "server": None if server is None else optimiser_json(server),
+                "earlier": None if earlier is None else earlier.model_dump(mode="json"),
+            }
+        )
         return
     from coordinator.cli.status import jobs_table
 
     typer.echo(jobs_table([detail.job]))
+    if earlier is not None:
+        typer.echo(f"\nStarted from version {earlier.number} of {earlier.job}")
     if server is not None:
         said = {key: value for key, value in optimiser_json(server).items() if key != "optimiser"}
         numbers = ", ".join(f"{key} {value:g}" for key, value in said.items())
@@ -313,8 +336,8 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
 app.command()(corpora)
 
 
-async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":
-    """Reads the server optimiser from the job document; None if the document is lost or from newer software."""
+async def _document_of(stub: "OperatorServiceStub", document: bytes) -> "JobDocument | None":
+    """Reads the job document; None if it is lost or from newer software."""
     import grpc.aio
 
     from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
@@ -324,7 +347,7 @@ async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "Server
     data = bytearray()
     try:
         await fetch_blob(stub.FetchBlob, document, data)
-        return JobDocument.from_json(bytes(data)).server
+        return JobDocument.from_json(bytes(data))
     except (BlobNotThere, BlobDamaged, DocumentInvalid, grpc.aio.AioRpcError):
         # The rest of the job is still worth showing; other commands report a broken document.
         return None

@@ -225,6 +225,23 @@ def test_a_backbone_of_an_open_job_is_not_removed(town, story):
     assert not (town.federation.dir / "operator" / "backbones" / "words").exists()
 
 
+def test_a_further_job_starts_from_a_version(town, story):
+    file, bundle = town.folder / "further.toml", town.folder / "bundle-further"
+    named = f'name = "further"\nstart = "{JOB}:2"'
+    file.write_text(EXAMPLE.read_text().replace(f'name = "{JOB}"', named))
+    town.federation.operator("job", "bundle", file, "--out", bundle)
+    digest = next(each.digest for each in story.detail.versions if each.number == 2)
+    assert read_job_bundle(bundle).document.weights == digest
+    town.federation.operator("job", "create", "--bundle", bundle)
+    assert f"Started from version 2 of {JOB}" in town.federation.operator("job", "show", "further")
+    shown = json.loads(town.federation.operator("job", "show", "further", "--json"))
+    assert shown["earlier"]["document"] == town.bundle.document.digest().hex()
+    town.federation.operator("job", "abort", "further", "--yes")
+    file.write_text(file.read_text().replace(f"{JOB}:2", f"{JOB}:9"))
+    refused = command("coordinator", "job", "bundle", file, "--out", bundle, "--dir", town.federation.dir)
+    assert (refused.returncode, f"job {JOB} has no version 9; the newest is 3" in refused.stderr) == (5, True)
+
+
 def test_the_plan_names_the_backbone_before_it_is_fetched(town, story):
     assert story.plan["takes_part"]
     assert story.plan["backbone"] == {
