@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from export.continuing import Earlier, check_continues
+from export.heads import start_head
 from export.prompted_bundle import mapped, prompted_parts
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.collection import Collection, find_base
@@ -238,6 +239,7 @@ def _starting_prompt(
     encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
     try:
         module = build_prompted(parts.model, spec.labels, encoder, read_backbone(into, parts.config), seed=spec.seed)
+        start_head(module, parts.model, spec.labels, encoder, parts.centre, report)
     except DocumentInvalid:
         raise
     except ValueError as error:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from export.heads import centre_texts, chosen_layers
 from learning.backbones.checkpoint import CheckpointInvalid, read_object
 from learning.backbones.collection import Collection, find_base
 from learning.backbones.layout import BackboneInvalid, layout_of
@@ -27,7 +28,7 @@ from learning.text.cloze_tokenizer import own_form
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
 from tacit.bundle import BACKBONE_FILE
 from tacit.documents import DocumentInvalid, sentence_of
-from tacit.prompt import Cloze, PromptedModel, PromptTuning, PTuning
+from tacit.prompt import Cloze, Head, PromptedModel, PromptTuning, PTuning
 
 # `read_backbone` is re-exported for commands that export, which may import from this package only.
 __all__ = ["BACKBONE_FILE", "PromptedParts", "mapped", "prompted_parts", "read_backbone"]
@@ -53,6 +54,7 @@ class PromptedParts:
         label_words: ids of each label's words, in the job's order. None: the task is a head.
         pad_id: id of padding.
         mask_id: id of the mask. None: the task is a head.
+        centre: the public texts that centre the head's features; empty if nothing centres them.
     """
 
     model: PromptedModel
@@ -62,6 +64,7 @@ class PromptedParts:
     label_words: tuple[tuple[int, ...], ...] | None
     pad_id: int
     mask_id: int | None
+    centre: tuple[str, ...] = ()
 
 
 def prompted_parts(
@@ -112,7 +115,12 @@ def prompted_parts(
         raise DocumentInvalid(str(error)) from error
     report(f"backbone: {digest.hex()[:16]}, {into.stat().st_size / 1e6:.1f} MB, the same for every job on it")
     # Members need the config to build it, and may look for it on the hub if the operator found it there.
-    told = {"base": None, "config": config, "backbone": digest, "hub": found.hub}
+    told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": found.hub}
+    texts: tuple[str, ...] = ()
+    if isinstance(model.task, Head) and (layers := chosen_layers(model, config)) is not None:
+        texts, centre = centre_texts(model.task.centre, folder, report)
+        told["task"] = model.task.model_copy(update={"layers": layers, "centre": centre})
+        report(f"head: over the means of layers {', '.join(map(str, layers))}")
     try:
         made = PromptedModel.model_validate(
             {name: getattr(model, name) for name in PromptedModel.model_fields if name not in told} | told
@@ -120,7 +128,7 @@ def prompted_parts(
     except ValidationError as error:
         raise DocumentInvalid(f"model: {sentence_of(error)}") from error
     mask_id = encoder.mask_id if label_words is not None else None
-    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id)
+    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id, texts)
 
 
 @contextlib.contextmanager

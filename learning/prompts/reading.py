@@ -103,6 +103,33 @@ class EncoderReader:
         found = self.layers(inputs_embeds=vectors, attention_mask=mask, position_ids=positions, **more)
         return cast(Tensor, found.last_hidden_state)
 
+    def layer_states(
+        self, vectors: Tensor, visible: Tensor, types: Tensor | None, layers: Sequence[int]
+    ) -> list[Tensor]:
+        """The states (B, T, width of states) after each of these layers, in ascending order; layer 0 is what the first
+        layer reads. Layers above the last of them are not computed. Arguments as for `states`.
+        """
+        batch, length = visible.shape
+        # Repeated, not broadcast, for a row for each example.
+        positions = torch.arange(length, device=visible.device).add(self._first_position).repeat(batch, 1)
+        if types is None or not self._tells_apart:
+            types = torch.zeros_like(positions)
+        more = {"token_type_ids": types} if self._has_types else {}
+        mask = _additive(visible, vectors.dtype)
+        tree: Any = self.layers
+        states = tree.embeddings(input_ids=None, inputs_embeds=vectors, position_ids=positions, **more)
+        if hasattr(tree, "embeddings_project"):
+            states = tree.embeddings_project(states)
+        stack = tree.transformer.layer if hasattr(tree, "transformer") else tree.encoder.layer
+        found = [states] if layers[0] == 0 else []
+        for number, layer in enumerate(stack[: layers[-1]], start=1):
+            states = layer(states, mask)
+            # Older layers of the library return a tuple.
+            states = states[0] if isinstance(states, tuple) else states
+            if number in layers:
+                found.append(states)
+        return found
+
     def place_prefix(self, prefix: Tensor, length: int) -> None:
         """As in `Reader`. A prefix has no positions of its own."""
         _place(self.attentions, prefix)

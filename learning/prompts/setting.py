@@ -8,6 +8,7 @@ Injections (`tokens` is the number of the prompt's positions):
     PrefixTuning    keys and values before those of every layer (Li and Liang 2021), trained directly or made by an MLP
                     with a hidden layer
     LoRA            a product of two thin matrices added to every query and value matrix (Hu et al. 2022)
+    NoInjection     nothing: the head alone is trained
 
 Tasks: `Cloze` asks the language model for the word at the mask. `Head` puts a linear layer on the mean of the text.
 """
@@ -15,7 +16,18 @@ Tasks: `Cloze` asks the language model for the word at the mask. `Head` puts a l
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Cloze", "Head", "Injection", "LoRA", "PTuning", "PrefixTuning", "PromptTuning", "Task", "prompt_positions"]
+__all__ = [
+    "Cloze",
+    "Head",
+    "Injection",
+    "LoRA",
+    "NoInjection",
+    "PTuning",
+    "PrefixTuning",
+    "PromptTuning",
+    "Task",
+    "prompt_positions",
+]
 
 # Limits on a job's numbers, which bound the model that a member builds.
 _MAX_TOKENS, _MAX_HIDDEN, _MAX_RANK, _MAX_WORDS = 512, 8192, 1024, 4096
@@ -72,7 +84,12 @@ class LoRA:
             raise ValueError(f"alpha of LoRA must be above 0 and at most 1e6, got {self.alpha}; 2 * rank is usual")
 
 
-Injection = PromptTuning | PTuning | PrefixTuning | LoRA
+@dataclass(frozen=True, slots=True)
+class NoInjection:
+    """Nothing: only the head is trained."""
+
+
+Injection = PromptTuning | PTuning | PrefixTuning | LoRA | NoInjection
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +119,14 @@ class Cloze:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A trained linear layer on the mean of the text's states. For encoders."""
+    """A trained linear layer on the mean of the text's states. For encoders.
+
+    Attributes:
+        layers: Layers whose means, side by side, centred and of unit length, are the features: 0 is the token vectors
+            as the first layer reads them. Empty: the last layer's mean as it is.
+    """
+
+    layers: tuple[int, ...] = ()
 
 
 Task = Cloze | Head

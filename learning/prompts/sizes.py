@@ -18,9 +18,9 @@ only the vectors are needed (`PromptedModel.prompt_values`).
 from collections.abc import Mapping
 from typing import Any
 
-from learning.prompts.setting import Cloze, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
+from learning.prompts.setting import Cloze, Injection, LoRA, NoInjection, PrefixTuning, PromptTuning, PTuning, Task
 
-__all__ = ["trained_values"]
+__all__ = ["frozen_values", "trained_values"]
 
 
 def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, labels: int) -> int:
@@ -36,7 +36,7 @@ def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, 
     whole = check_backbone(config)
     width, states = width_of(whole), states_width_of(whole)
     layers, heads, size = prefix_shape(whole)
-    head = 0 if isinstance(task, Cloze) else (states + 1) * labels
+    head = 0 if isinstance(task, Cloze) else (states * max(1, len(task.layers)) + 1) * labels
     match injection:
         case PromptTuning(tokens):
             return head + tokens * width
@@ -49,12 +49,27 @@ def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, 
             return head + tokens * layers * 2 * heads * size
         case PrefixTuning(tokens, int() as hidden):
             return head + tokens * width + _linear(width, hidden) + _linear(hidden, layers * 2 * heads * size)
+        case NoInjection():
+            return head
         case LoRA(rank, _):
             # T5's decoder has two attentions a layer.
             attentions = layers + (2 * whole["num_decoder_layers"] if whole["model_type"] == "t5" else 0)
             return head + attentions * 2 * rank * (states + heads * size)
         case _:
             raise TypeError(f"{injection!r} is not an injection")
+
+
+def frozen_values(config: Mapping[str, Any], task: Task) -> int:
+    """The number of values beside the backbone's that a module has and does not train: what centres features.
+
+    Raises:
+        BackboneInvalid: The config cannot make a backbone.
+    """
+    from learning.prompts.backbone import check_backbone, states_width_of
+
+    if isinstance(task, Cloze):
+        return 0
+    return states_width_of(check_backbone(config)) * len(task.layers)
 
 
 def _linear(inputs: int, outputs: int) -> int:

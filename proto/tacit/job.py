@@ -152,12 +152,18 @@ class JobDocument(JobBody):
         return self
 
     def _check_frozen(self) -> None:
+        centred = isinstance(self.model, PromptedModel) and self.model.centred
+        if self.frozen is None and centred:
+            raise ValueError(
+                "frozen: missing; model.task centres features with numbers in files of their own; make the bundle "
+                "again with `coordinator job bundle`"
+            )
         if self.frozen is None and self.model.freeze_embedding:
             raise ValueError(
                 "frozen: missing; model.freeze_embedding keeps the embedding out of versions and updates, so its "
                 "values have files of their own; make the bundle again with `coordinator job bundle`"
             )
-        if self.frozen is not None and not self.model.freeze_embedding:
+        if self.frozen is not None and not (self.model.freeze_embedding or centred):
             raise ValueError(
                 "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
                 "`coordinator job bundle`"

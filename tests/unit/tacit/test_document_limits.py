@@ -399,6 +399,16 @@ _COLUMN = {"name": "a", "form": "plain"}
 _JOB = GOOD["job"][0]
 _TRANSFORMER = {"architecture": "transformer", "config": {}}
 _FROZEN = {**_PROMPTED, "base": None, "config": {}, "backbone": HEX, "task": {"name": "head"}}
+_HEADED = {
+    **_SPEC,
+    "vocabulary": None,
+    "model": {
+        "architecture": "prompted",
+        "base": "owner/name",
+        "injection": "none",
+        "task": {"name": "head", "layers": [1], "start": "labels", "descriptions": {"a": "x"}},
+    },
+}
 _POLICY = {"schema": 1}
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
@@ -418,6 +428,8 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "Cloze.verbaliser": (*MORE[0], "model.task.verbaliser", 1000, {_word: lambda number: ["w" + _word(number)]}),
     "Cloze.verbaliser[]": (*MORE[0], "model.task.verbaliser.a", 100, lambda number: "w" + _word(number)),
+    "Head.layers": (JobSpec, _HEADED, "model.task.layers", 16, lambda number: number),
+    "Head.descriptions": (JobSpec, _HEADED, "model.task.descriptions", 10_000, {_word: _word}),
     "Tensor.shape": (Manifest, GOOD["manifest"][0], "tensors.0.shape", 16, _same(1)),
     "Manifest.tensors": (Manifest, GOOD["manifest"][0], "tensors", 10_000, _row(shape=[1])),
     "Labels.labels": (Labels, EXAMPLES[Labels], "labels", 10_000, _word),
