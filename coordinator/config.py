@@ -11,6 +11,7 @@
       server/cert.pem         the server's certificate, then its issuer: what the server shows to members
       server/key.pem          0600
       operator/               `OperatorConfig` and all that `coordinator job ...` needs; may be copied elsewhere
+      operator/backbones/     frozen language models (`learning.backbones.collection`), once the operator adds one
       tacit.db                unless `database_url` says otherwise
       database.json           which database this folder belongs to
       store/                  unless `store_url` says otherwise

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from export.heads import centre_texts, chosen_layers
 from learning.backbones.checkpoint import CheckpointInvalid, read_object
-from learning.backbones.hub import checkpoint_folder, pinned_name
+from learning.backbones.collection import Collection, find_base
 from learning.backbones.layout import BackboneInvalid, layout_of
 from learning.backbones.stored import folder_config, read_backbone, write_backbone
 from learning.text.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
@@ -74,6 +74,7 @@ def prompted_parts(
     into: Path,
     *,
     report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
 ) -> PromptedParts:
     """Reads the model's base, checks everything that the job says about it, and writes its canonical file to `into`.
 
@@ -83,6 +84,7 @@ def prompted_parts(
         folder: base of a relative path in `model.base` (the folder of job.toml).
         into: where the canonical file goes.
         report: called with sentences about what was found.
+        collection: the operator's backbones, which `model.base` may name.
 
     Raises:
         DocumentInvalid: the sentence begins with the job's key to change.
@@ -90,9 +92,9 @@ def prompted_parts(
     """
     if model.base is None:
         raise DocumentInvalid("model.base: name a folder that save_pretrained wrote, or owner/name on the hub")
-    near = folder / model.base
     try:
-        base = near if near.is_dir() else checkpoint_folder(model.base)
+        found = find_base(model.base, folder, collection)
+        base = found.folder
         config = folder_config(base)
         if isinstance(model.task, Cloze) and not config.get("masked_lm", True):
             raise DocumentInvalid(
@@ -105,9 +107,6 @@ def prompted_parts(
         label_words = _checked_words(model, labels, encoder, report)
         _check_sizes(model, config, encoder)
         digest = write_backbone(base, config, into)
-        # Members need the config to build it, and may look for it on the hub if the operator found it there.
-        here = near.is_dir() or Path(model.base).expanduser().is_dir()
-        hub = None if here else pinned_name(model.base, base)
     except (BackboneInvalid, CheckpointInvalid) as error:
         raise DocumentInvalid(f"model.base: {error}") from error
     except (TokenizerInvalid, VocabularyInvalid) as error:
@@ -115,7 +114,8 @@ def prompted_parts(
     except (TemplateInvalid, VerbaliserInvalid) as error:
         raise DocumentInvalid(str(error)) from error
     report(f"backbone: {digest.hex()[:16]}, {into.stat().st_size / 1e6:.1f} MB, the same for every job on it")
-    told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": hub}
+    # Members need the config to build it, and may look for it on the hub if the operator found it there.
+    told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": found.hub}
     texts: tuple[str, ...] = ()
     if isinstance(model.task, Head) and (layers := chosen_layers(model, config)) is not None:
         texts, centre = centre_texts(model.task.centre, folder, report)

@@ -38,7 +38,7 @@ from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
 from tacit.identity import Role, federation_of
-from tacit.job import BundledWeights, JobDocument
+from tacit.job import BundledWeights, EarlierVersion, JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -260,6 +260,7 @@ def make_job(name: str = "desk", *, values: int | None = None, weights: bytes | 
         tokenizer=hashlib.sha256(fields.get("tokenizer", TOKENIZER)).digest(),
         weights=hashlib.sha256(data).digest(),
         values=manifest.values if values is None else values,
+        earlier=fields.get("earlier"),
     )
     blobs = {
         "job.json": document.canonical(),
@@ -310,6 +311,29 @@ def call(stub: Any, name: str) -> Any:
         return stub.PutBlob(iter([request]))
     answer = getattr(stub, name)(request)
     return answer.read() if name in ("Watch", "FetchBlob", "ListCorpora", "ReadJournal") else answer
+
+
+def test_a_job_starts_only_from_a_version_that_is_here(house):
+    async def scenario(house: House) -> None:
+        first = await created(house)
+        named = EarlierVersion(job="desk", number=0, document=first.document.digest())
+        further = make_job("further", earlier=named)
+        stub = house.stub()
+        job = await stub.CreateJob(operator_pb2.CreateJobRequest(document=further.store_in(house.store)))
+        assert job.version == first.document.weights
+        # No such job, no such version, another document, other bytes.
+        other = make_job("other", weights=bytes(len(first.blobs["weights.bin"])), earlier=named)
+        wrong = [make_job("other", earlier=named.model_copy(update={"job": "nobody"}))]
+        wrong += [make_job("other", earlier=named.model_copy(update={"number": 1})), other]
+        wrong += [make_job("other", earlier=named.model_copy(update={"document": bytes(32)}))]
+        for each in wrong:
+            asked = operator_pb2.CreateJobRequest(document=each.store_in(house.store))
+            _, reason, sentence = await refused(stub.CreateJob(asked))
+            assert reason == Reason.REASON_BUNDLE_UNSUITABLE, sentence
+            assert "no such version with these bytes" in sentence
+        assert {each.name for each in (await stub.Status(operator_pb2.StatusRequest())).jobs} == {"desk", "further"}
+
+    house(scenario)
 
 
 def test_every_call_needs_the_role_operator(house):

@@ -38,6 +38,7 @@ from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
 from edge_client.private_store.features import FeatureHeader
 from export.finetune.run import Provenance
+from learning.backbones.collection import BackboneRecord
 from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement
@@ -278,6 +279,16 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
     NoisedHistogram: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "counts": [1]},
     IdentityDocument: {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},
     Pin: {"schema": 1, "ledger": "00", "sequence": 1, "head": HEX},
+    BackboneRecord: {
+        "schema": 1,
+        "name": "minilm",
+        "source": "a wheel",
+        "hub": "people/bert",
+        "licence": "MIT",
+        "backbone": HEX,
+        "size": 1,
+        "files": {"config.json": HEX},
+    },
     BackupHeader: {
         "schema": 1,
         "federation": HEX,
@@ -445,6 +456,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "Tensor.shape": (Manifest, GOOD["manifest"][0], "tensors.0.shape", 16, _same(1)),
     "Manifest.tensors": (Manifest, GOOD["manifest"][0], "tensors", 10_000, _row(shape=[1])),
     "Labels.labels": (Labels, EXAMPLES[Labels], "labels", 10_000, _word),
+    "BackboneRecord.files": (BackboneRecord, EXAMPLES[BackboneRecord], "files", 500, {_word: HEX}),
     "BundleIndex.files": (BundleIndex, EXAMPLES[BundleIndex], "files", 64, {_word: _STATE}),
     "Receipt.segments": (Receipt, GOOD["receipt"][0], "segments", 64, _row(values=1)),
     "Receipt.cohort": (
