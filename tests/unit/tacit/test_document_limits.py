@@ -423,7 +423,7 @@ _HEADED = {
 }
 _ADAPTED = {
     **_HEADED,
-    "model": {**_HEADED["model"], "injection": {"name": "lora", "matrices": ["query"]}},  # type: ignore[dict-item]
+    "model": {**_HEADED["model"], "injection": {"name": "lora", "matrices": ["query"]}},
 }
 _POLICY = {"schema": 1}
 _BACKUP = EXAMPLES[BackupManifest]
