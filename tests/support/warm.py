@@ -48,8 +48,6 @@ _IMPORTED = (
     "edge_client.agent.runner",
     "export.bundle",
     "fsspec.implementations.local",
-    # `ledger show --json` imports it for a tighter figure.
-    "dp_accounting",
 )
 # Variables that a library reads when it is imported, by how they begin. `tls_13_only` sets gRPC's others.
 _READ_ON_IMPORT = ("GRPC_TRACE", "GRPC_VERBOSITY", "MKL_", "OMP_", "PYTHON", "TORCH")
