@@ -18,8 +18,7 @@ Source of the sparse graph: Bell et al. 2020, section 3.
 from __future__ import annotations
 
 import hmac
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from secure_agg.identity import MemberId
 from secure_agg.transcript import Purpose, digest
@@ -30,10 +29,11 @@ __all__ = ["CompleteGraph", "HararyGraph", "alternate", "ring_order", "ring_seed
 class CompleteGraph:
     """A graph in which every member is a neighbour of every other. `members` are sorted."""
 
-    __slots__ = ("_members",)
+    __slots__ = ("_members", "_ranks")
 
     def __init__(self, members: tuple[MemberId, ...]) -> None:
         self._members = members
+        self._ranks = {member: rank for rank, member in enumerate(members)}
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
         """The members with which `member` shares a pairwise mask, sorted."""
@@ -43,9 +43,9 @@ class CompleteGraph:
         """The members for which `dealer` makes shares, sorted: all, including itself."""
         return self._members
 
-    def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
-        """The members with which `member` chooses the pair's seed, sorted."""
-        return alternate(self._members, member)
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of its pair with `other`."""
+        return alternate(self._ranks[member], self._ranks[other])
 
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
         """Nobody: on the complete graph one count of answers holds for every dealer, and the phases enforce it."""
@@ -92,10 +92,9 @@ class HararyGraph:
         """The members for which `dealer` makes shares, sorted: its neighbours."""
         return self.neighbours(dealer)
 
-    def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
-        """The members with which `member` chooses the pair's seed, sorted: the next k/2 on the ring."""
-        place, ring, size = self._places[member], self._ring, len(self._ring)
-        return tuple(sorted(ring[(place + step) % size] for step in range(1, self._half + 1)))
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of its pair with `other`: it does for the next k/2 on the ring."""
+        return 1 <= (self._places[other] - self._places[member]) % len(self._ring) <= self._half
 
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
         """The members with fewer than `threshold` neighbours left when those in `gone` are missing."""
@@ -114,16 +113,13 @@ class HararyGraph:
         return frozenset(member for member, count in lost.items() if 2 * self._half - count < threshold)
 
 
-def alternate(members: Sequence[MemberId], member: MemberId) -> tuple[MemberId, ...]:
-    """Those among sorted `members` with which this one chooses the pair's seed on a complete graph.
+def alternate(rank: int, other: int) -> bool:
+    """Whether the member of one rank on a complete graph chooses the seed of its pair with that of another rank.
 
     Of two members whose ranks differ by an odd number the lower one chooses, otherwise the higher one. So each chooses
     for half of the others, rounded up or down.
     """
-    rank = bisect_left(members, member)
-    return tuple(
-        members[other] for other in range(len(members)) if other != rank and ((other - rank) % 2 == 1) == (other > rank)
-    )
+    return rank != other and ((other - rank) % 2 == 1) == (other > rank)
 
 
 def ring_seed(root: bytes, nonces: Iterable[bytes]) -> bytes:

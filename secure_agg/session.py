@@ -239,22 +239,15 @@ class Session:
         """The members whose shares `receiver` may hold, sorted. Neighbourhood is symmetric, so it deals to the same."""
         return self.graph.receivers(receiver)
 
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of the pair that it forms with its neighbour `other`."""
+        return self.graph.chooses(member, other)
+
     def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
         """The neighbours with which `member` chooses the pair's seed, sorted: about half of them. With the others,
         they choose it.
         """
-        return self.graph.chosen_by(member)
-
-    def chooses(self, member: MemberId, other: MemberId) -> bool:
-        """Whether `member` chooses the seed of the pair that it forms with its neighbour `other`."""
-        found = self._chosen.get(member)
-        if found is None:
-            found = self._chosen[member] = frozenset(self.chosen_by(member))
-        return other in found
-
-    @cached_property
-    def _chosen(self) -> dict[MemberId, frozenset[MemberId]]:
-        return {}
+        return tuple(other for other in self.neighbours(member) if self.chooses(member, other))
 
     def pair_seed(self, chooser: MemberId, other: MemberId, root: bytes) -> bytes:
         """The seed of a pair's mask, 32 bytes, which follows from the chooser's root."""

@@ -127,12 +127,13 @@ class AwaitingRoster:
         if isinstance(roster, Roster):
             # Before anything of a roster that may be too large is hashed.
             self._check_size(len(roster.advertisements))
-            given = [item for entry in roster.advertisements for item in (entry.certificate, entry.keys)]
-            roster = roster_by_digest(roster)
+            whole, roster = roster, roster_by_digest(roster)
+            found = {}
+            for entry, brief in zip(whole.advertisements, roster.advertisements, strict=True):
+                found[brief.certificate_digest], found[brief.keys_digest] = entry.certificate, entry.keys
         else:
-            given = [self.advertisement.certificate, self.advertisement.keys, *fetched]
+            found = each_by_digest([self.advertisement.certificate, self.advertisement.keys, *fetched])
         self._check_entries(roster.advertisements)
-        found = each_by_digest(given)
         certificates = self._certificates(roster, found)
         self._check_signatures(roster, certificates)
         keys = {entry.member: found[entry.keys_digest] for entry in roster.advertisements if entry.keys_digest in found}

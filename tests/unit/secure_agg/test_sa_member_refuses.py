@@ -27,7 +27,7 @@ from secure_agg import (
     pack_in_place,
 )
 from secure_agg.member import mask as mask_phase
-from secure_agg.sealing import PUBLIC_KEY_BYTES, PublicKey, SecretKey
+from secure_agg.sealing import PUBLIC_KEY_BYTES, PublicKey, SealBroken, SecretKey
 from secure_agg.session import advertisement_statement, sealing_key_of, seed_key_of
 from tests.support.crooked import opened, resealed, reseeded, resigned
 from tests.support.lying import dealt_to
@@ -543,7 +543,13 @@ def test_a_ciphertext_of_another_session(field: str) -> None:
     session = fleet.server.session
     assert session.chooses(CHOOSER, ME)
     changes = {field: getattr(old, field)}
-    assert changes[field]
+    state = fleet.states[ME]
+    secret, info = {
+        "sealed_key": (state._sealing, session.share_key_info(CHOOSER, ME)),
+        "sealed_pair_seed": (state._seeds, session.pair_seed_info(CHOOSER, ME)),
+    }[field]
+    with pytest.raises(SealBroken):
+        secret.open(info, changes[field])
     again = resigned(
         session,
         fleet.identities[CHOOSER],
