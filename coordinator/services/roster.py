@@ -71,6 +71,7 @@ class RosterLog:
         self._now_ms = now_ms
         self._tree = Tree()
         self._signed: SignedHead | None = None
+        self._signing: tuple[rsa.RSAPrivateKey, bytes] | None = None
         self._lock = threading.Lock()
         self._reading = asyncio.Lock()
 
@@ -92,7 +93,13 @@ class RosterLog:
             now_ms, size, last = self._now_ms(), len(self._tree), self._signed
             if last is not None and last.head.size == size and 0 <= now_ms - last.head.at_ms < _SIGNED_ANEW_MS:
                 return last
-            key, certificate = self._signer()
+            try:
+                self._signing = self._signer()
+            except (OSError, ValueError):
+                # The files are being replaced; the pair before is as good.
+                if self._signing is None:
+                    raise
+            key, certificate = self._signing
             if last is not None and last.head.size != size:
                 # Members refuse a larger log that says it is older.
                 now_ms = max(now_ms, last.head.at_ms)
@@ -108,15 +115,13 @@ class RosterLog:
         start = min(request.start, end)
 
         def read(s: Session) -> tuple[list[Entry], list[Cosignature]]:
-            return roster.entries(s, start, end), roster.cosignatures(s)
+            return roster.entries(s, start, end), roster.cosignatures(s, MEMBERS_COSIGNING)
 
         found, cosignatures = await self._database.run(read)
-        witnesses = [each for each in cosignatures if each.is_witness]
-        members = [each for each in cosignatures if not each.is_witness][:MEMBERS_COSIGNING]
         return pb.FetchLogResponse(
             entries=map(entry_to_pb, found),
             head=head_to_pb(head),
-            cosignatures=map(cosignature_to_pb, (*witnesses, *members)),
+            cosignatures=map(cosignature_to_pb, cosignatures),
         )
 
     async def since(self, known: int) -> enrolment_pb2.FetchHeadResponse:

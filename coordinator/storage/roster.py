@@ -8,7 +8,7 @@ Triggers refuse to change, remove or replace an entry. The journal's entry about
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.storage.journal import lock_appends, note
@@ -64,6 +64,10 @@ def adopted(s: Session, certificate: bytes, key: bytes, name: str, now_ms: int) 
     if s.scalars(select(RosterLogRow.id).where(RosterLogRow.certificate == certificate).limit(1)).first() is not None:
         return None
     return append(s, certificate, key, name, Role.MEMBER, Kind.RENEWED, now_ms)
+
+
+# Bytes of an Ed25519 key. A member signs with a certificate, which is longer.
+_WITNESS_KEY = 32
 
 
 class LogContradicts(ValueError):
@@ -137,7 +141,9 @@ def cosigned(s: Session, cosignature: Cosignature, name: str = "") -> None:
     row.at_ms, row.signature = cosignature.at_ms, cosignature.signature
 
 
-def cosignatures(s: Session) -> list[Cosignature]:
-    """Returns the newest cosignature of each signer, the newest first."""
+def cosignatures(s: Session, members: int) -> list[Cosignature]:
+    """Returns the newest cosignature of each witness, and of the `members` members that signed last."""
     query = select(RosterCosignatureRow).order_by(RosterCosignatureRow.size.desc(), RosterCosignatureRow.at_ms.desc())
-    return [Cosignature(row.signer, row.size, row.root, row.at_ms, row.signature) for row in s.scalars(query)]
+    of_witness = func.length(RosterCosignatureRow.signer) == _WITNESS_KEY
+    rows = [*s.scalars(query.where(of_witness)), *s.scalars(query.where(~of_witness).limit(members))]
+    return [Cosignature(row.signer, row.size, row.root, row.at_ms, row.signature) for row in rows]

@@ -22,6 +22,7 @@ from edge_client.identity.renewal import Renewer
 from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerError
 from edge_client.policy.policy import Policy
+from edge_client.policy.rules import witnesses_needed
 from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_key
 from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
@@ -333,7 +334,12 @@ async def _run(
         admits=options.jobs,
         until_finished=options.until_finished,
         renewer=renewer,
-        follower=Follower(book, member.identity, tuple(member.policy.witnesses.values())),
+        follower=Follower(
+            book,
+            member.identity,
+            tuple(member.policy.witnesses.values()),
+            wants_signatures=witnesses_needed(member.policy) > 0,
+        ),
         releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
     task = asyncio.ensure_future(agent.run())

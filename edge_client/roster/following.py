@@ -38,17 +38,26 @@ _COSIGNED_ANEW_MS = 3600 * 1000
 class Follower:
     """Keeps a book up to date from a coordinator's answers."""
 
-    def __init__(self, book: RosterBook, identity: MemberIdentity, witnesses: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self,
+        book: RosterBook,
+        identity: MemberIdentity,
+        witnesses: tuple[bytes, ...] = (),
+        *,
+        wants_signatures: bool = True,
+    ) -> None:
         """Prepares to follow.
 
         Args:
             book: this member's copy.
             identity: who signs. Replace it when the certificate is renewed.
             witnesses: the keys of the pinned witnesses, whose signatures are kept.
+            wants_signatures: whether the policy asks for signatures, and so for the newest ones at each attempt.
         """
         self.book = book
         self.identity = identity
         self._witnesses = witnesses
+        self._wants_signatures = wants_signatures
         self._cosigned: tuple[int, int] = (0, 0)
 
     async def follow(self, stub: FederationServiceStub, signed: SignedHead | None = None) -> SignedHead:
@@ -93,7 +102,11 @@ class Follower:
         """Follows to the head of an attempt. A failure is logged; `RosterBook.check_head` then refuses the attempt."""
         try:
             async with asyncio.timeout(FOLLOW_SECONDS):
-                await self.follow(stub, signed)
+                known = await asyncio.to_thread(lambda: self.book.size)
+                if signed.head.size > known or self._wants_signatures:
+                    await self.follow(stub, signed)
+                else:
+                    await asyncio.to_thread(self.book.take, signed, (), known, _now())
                 await self._cosign(stub, signed)
         except PolicyRefusal as refusal:
             log.warning("roster_log_refused", reason=word(refusal.reason), detail=refusal.detail)

@@ -235,6 +235,8 @@ def test_witnesses_count_while_they_are_pinned_fresh_and_cover_the_roster(book):
     assert refused(policy)
     book.take_cosignatures([Cosignature.by_witness(head.head, WITNESSES[0], MS)], KEYS[:2])
     assert not refused(policy)
+    # A witness that is pinned no more does not count, although its signature was kept.
+    assert refused(Policy(witnesses={"two": KEYS[1]}, min_witnesses=2))
     assert refused(policy, now=NOW + timedelta(days=2))
     late = [*LOG, entry("west")]
     newer = take(book, late, at=MS + 1)
