@@ -220,7 +220,7 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
 
 
 def _features_of(member: Member, options: RunOptions, key: StoreKey | None) -> FeatureStore:
-    """A member's features of rows, in memory, and on its disk if it asks for that; else they are removed there."""
+    """The features of the member's rows: in memory, and on its disk if it asks; if not, they are removed there."""
     kept = FeatureFile(member.home, options.data_name, key, warn=lambda why: log.warning("features_unusable", why=why))
     if options.keep_features:
         return FeatureStore(keeper=kept)
