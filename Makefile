@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder)
-	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA))
+demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder BACKBONE=wheel)
+	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA)) $(if $(BACKBONE),--backbone $(BACKBONE))
 
 test: $(STAMP) ## every test but the slow sweeps
 	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration

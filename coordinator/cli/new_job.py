@@ -8,6 +8,7 @@ counts.
 """
 
 import json
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ MODELS = ("words", "own")
 DELTA = 1e-6
 
 _RECIPES = Path(__file__).parent / "job_recipes"
+# A head over pairs has no such start: a label is one text.
+_LABELS_START = '# The layer starts at what the labels\' names mean to the encoder.\nstart = "labels"'
+# Most gradients of a head that starts at its labels are shorter.
+_HEAD_CLIP = "0.3"
+_NOISY_ROUNDS = 10
 _MANY_LABELS = 20
 _FEW_EXAMPLES = 500
 
@@ -95,7 +101,7 @@ def job_file(answers: Answers) -> str:
         raise JobNotMade(f"members: secure aggregation needs three members or more, got {answers.members}")
     if answers.epsilon is not None and not answers.epsilon > 0:
         raise JobNotMade(f"epsilon: must be above 0, or none for a job without noise, got {answers.epsilon:g}")
-    rounds = 10 if answers.epsilon is not None else 20
+    rounds = _NOISY_ROUNDS if answers.epsilon is not None else 20
     noise = None if answers.epsilon is None else _noise(answers, answers.epsilon, rounds)
     counted = f"{len(answers.labels)} labels, {answers.members} members"
     slots = {
@@ -104,7 +110,7 @@ def job_file(answers: Answers) -> str:
         "name": answers.name,
         "labels": json.dumps(list(answers.labels), ensure_ascii=False),
         "base": answers.model,
-        "pairs": "true" if answers.texts == "pairs" else "false",
+        "task": "pairs = true" if answers.texts == "pairs" else _LABELS_START,
         "vocabulary": answers.vocabulary or "",
         "vocabulary_kind": "wordpiece" if answers.word_pieces else "words",
         "dropout": "0.3" if noise is None else "0.0",
@@ -158,16 +164,28 @@ def _word_model(noise: _Noise | None) -> str:
 
 def _training(answers: Answers, noise: _Noise | None) -> str:
     if noise is not None:
-        return 'optimiser = "sgd"\nlearning_rate = 0.5'
+        return f'optimiser = "sgd"\nlearning_rate = {_private_rate(answers, noise):g}'
     epochs = 3 if answers.examples < _FEW_EXAMPLES else 1
-    rate = {"frozen": "0.01", "words": "0.001", "own": "0.005"}[answers.recipe]
+    if answers.recipe == "frozen":
+        return f'epochs = {epochs}\nbatch = 16\noptimiser = "sgd"\nlearning_rate = 3.0'
+    rate = {"words": "0.001", "own": "0.005"}[answers.recipe]
     lines = [f"epochs = {epochs}", "batch = 16", f"learning_rate = {rate}"]
-    if answers.recipe != "frozen" and len(answers.labels) >= _MANY_LABELS:
+    if len(answers.labels) >= _MANY_LABELS:
         lines += [
             "# A member has few of many labels; this keeps its own shares out of the model.",
             "logit_adjustment = true",
         ]
     return "\n".join(lines)
+
+
+def _private_rate(answers: Answers, noise: _Noise, rounds: int = _NOISY_ROUNDS) -> float:
+    """The rate under noise. Features of a head have length 1, so the noise of all steps together, averaged over the
+    members, is the noise of a logit: it stays at 1 or below.
+    """
+    if answers.recipe != "frozen":
+        return 0.5
+    a_step = noise.multiplier * float(_HEAD_CLIP) / noise.lot
+    return round(min(5.0, math.sqrt(answers.members / (rounds * noise.steps)) / a_step), 2)
 
 
 def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
@@ -198,6 +216,7 @@ def _mechanism(answers: Answers, noise: _Noise, rounds: int) -> str:
         delta=f"{DELTA:g}",
         noise_multiplier=f"{noise.multiplier:g}",
         lot=noise.lot,
+        clip=_HEAD_CLIP if answers.recipe == "frozen" else "1.0",
         steps=noise.steps,
     )
 

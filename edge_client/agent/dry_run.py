@@ -543,7 +543,8 @@ def _show(plan: Plan, member: Member) -> None:
         _print(f"  reads your texts: {plan.reading.sentence(job)}")
     if job.frozen is not None:
         values, size = job.frozen.values, 4 * job.frozen.values / 1e6
-        _print(f"  stays frozen: {values:,} values of the embedding, {size:,.1f} MB, fetched once and never sent")
+        what = "that centre the features" if isinstance(job.model, PromptedModel) else "of the embedding"
+        _print(f"  stays frozen: {values:,} values {what}, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
         _print(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")

