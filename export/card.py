@@ -123,7 +123,7 @@ def onnx_card(document: JobDocument, facts: ModelFacts, origin: Origin, rows: Ro
             *_job(document),
             *_private(facts.private),
             *_provenance(document, facts.version, origin),
-            *_privacy(document.mechanism),
+            *_privacy(document),
             *_labels(document.labels),
             *_files(first | files),
             *_inputs(rows, document.model.template_text if isinstance(document.model, PromptedModel) else None),
@@ -190,7 +190,7 @@ def transformers_card(
         [
             *_job(document),
             *_provenance(document, version, origin),
-            *_privacy(document.mechanism),
+            *_privacy(document),
             *_labels(document.labels),
             *_files(files),
             *run,
@@ -249,6 +249,11 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     table["members"] = f"at least {document.rounds.min_members} in each round's sum"
     if origin.members is not None:
         table["members"] += f", {origin.members} in the last"
+    if (earlier := document.earlier) is not None:
+        table["started from"] = (
+            f"version {earlier.number} of the job `{earlier.job}`, `{document.weights.hex()}`, job document "
+            f"`{earlier.document.hex()}`. That job's rounds cost its members apart from this job's"
+        )
     backbone = document.model.backbone if isinstance(document.model, PromptedModel) else None
     if backbone is not None:
         table["backbone"] = f"SHA-256 `{backbone.hex()}` of its canonical file"
@@ -256,7 +261,8 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     return _table(table)
 
 
-def _privacy(mechanism: Mechanism) -> list[str]:
+def _privacy(document: JobDocument) -> list[str]:
+    mechanism = document.mechanism
     return [
         "## Privacy",
         "",
@@ -269,6 +275,15 @@ def _privacy(mechanism: Mechanism) -> list[str]:
                 "What the job cost a member depends on that member's data. Each member's own ledger accounts for it on "
                 "that member's machine, and `edge_client ledger show` prints it there. The coordinator does not know "
                 "it, so no total epsilon is stated here.",
+                "",
+            ]
+        ),
+        *(
+            []
+            if document.tuned_on is None
+            else [
+                "The job's numbers were tuned on the operator's own private rows (`coordinator job try --force`). That "
+                "tuning is in no epsilon.",
                 "",
             ]
         ),

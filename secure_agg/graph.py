@@ -7,6 +7,9 @@ each side on a ring. The order on the ring is a function of the roster, the same
 depends on every member's nonce, so nobody can know it before the last nonce is chosen. `secure_agg.parameters` says
 what a coordinator gains by choosing last.
 
+One end of each pair chooses the seed of the pair's mask. Who it is follows from the graph alone, and every member
+chooses for about half of its neighbours.
+
 Groups, which are complete graphs side by side, are in `secure_agg.groups`.
 
 Source of the sparse graph: Bell et al. 2020, section 3.
@@ -15,12 +18,13 @@ Source of the sparse graph: Bell et al. 2020, section 3.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 
 from secure_agg.identity import MemberId
 from secure_agg.transcript import Purpose, digest
 
-__all__ = ["CompleteGraph", "HararyGraph", "ring_order", "ring_seed"]
+__all__ = ["CompleteGraph", "HararyGraph", "alternate", "ring_order", "ring_seed"]
 
 
 class CompleteGraph:
@@ -38,6 +42,10 @@ class CompleteGraph:
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
         """The members for which `dealer` makes shares, sorted: all, including itself."""
         return self._members
+
+    def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
+        """The members with which `member` chooses the pair's seed, sorted."""
+        return alternate(self._members, member)
 
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
         """Nobody: on the complete graph one count of answers holds for every dealer, and the phases enforce it."""
@@ -84,6 +92,11 @@ class HararyGraph:
         """The members for which `dealer` makes shares, sorted: its neighbours."""
         return self.neighbours(dealer)
 
+    def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
+        """The members with which `member` chooses the pair's seed, sorted: the next k/2 on the ring."""
+        place, ring, size = self._places[member], self._ring, len(self._ring)
+        return tuple(sorted(ring[(place + step) % size] for step in range(1, self._half + 1)))
+
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
         """The members with fewer than `threshold` neighbours left when those in `gone` are missing."""
         key = frozenset(gone)
@@ -99,6 +112,18 @@ class HararyGraph:
                 for other in self.neighbours(member):
                     lost[other] = lost.get(other, 0) + 1
         return frozenset(member for member, count in lost.items() if 2 * self._half - count < threshold)
+
+
+def alternate(members: Sequence[MemberId], member: MemberId) -> tuple[MemberId, ...]:
+    """Those among sorted `members` with which this one chooses the pair's seed on a complete graph.
+
+    Of two members whose ranks differ by an odd number the lower one chooses, otherwise the higher one. So each chooses
+    for half of the others, rounded up or down.
+    """
+    rank = bisect_left(members, member)
+    return tuple(
+        members[other] for other in range(len(members)) if other != rank and ((other - rank) % 2 == 1) == (other > rank)
+    )
 
 
 def ring_seed(root: bytes, nonces: Iterable[bytes]) -> bytes:

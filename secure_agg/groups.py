@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from secure_agg.graph import ring_order
+from secure_agg.graph import alternate, ring_order
 from secure_agg.identity import MemberId
 from secure_agg.parameters import MAX_COMPLETE_GRAPH, MIN_SIGMA, SIGMA, NoParameters
 from secure_agg.transcript import Purpose, digest
@@ -83,6 +83,10 @@ class GroupsOf:
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
         """The members for which `dealer` makes shares, sorted: its whole group, including itself."""
         return self.groups[self._number[dealer]]
+
+    def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
+        """The members with which `member` chooses the pair's seed, sorted."""
+        return alternate(self.receivers(member), member)
 
     def short(self, gone: Iterable[MemberId], threshold: int) -> frozenset[MemberId]:
         """Nobody: within a group one count of answers holds for every dealer, and the phases enforce it."""

@@ -21,6 +21,8 @@ the smallest with which a member's empty ledger admits all rounds (`calibration`
 training questions that nobody trains on: axis by axis at epsilon 4 (`AXES`, each around the best so far), then the best
 three at every epsilon. Only then are the chosen recipes tested, with three seeds. The search itself is not accounted
 for: the epsilon is that of each training, as is usual in this field.
+
+`suggested`: what the written rules of `simulation.suggestion` propose for these cells, on the same questions.
 """
 
 import argparse
@@ -45,12 +47,14 @@ from benchmarks.library.simulation import MIN_COHORT, Member, Round, federate
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from learning.accounting.calibration import calibrate
 from learning.accounting.events import SampledGaussian
+from learning.accounting.expected_noise import Values, values_of_file
 from learning.accounting.filter import Limit
 from learning.accounting.planning import noise_to_signal
 from learning.accounting.renyi import ORDERS, renyi
 from learning.accounting.spend import epsilon_pld
 from learning.mechanisms.protection import OwnNumbers, protection_of
 from learning.text.data import Example, read_examples
+from simulation.suggestion import Situation, suggest
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, GaussianUpdate, NoMechanism
 from tacit.model import TextCNNModel
@@ -90,6 +94,10 @@ FEW = 3
 SEEDS = (0, 1, 2)
 # Fields of a mean over seeds that are taken from the first seed.
 _KEPT = ("paper", "recipe", "planned")
+
+
+# Training questions of a member of the search: TREC has 5,452.
+SEARCH_ROWS = (5452 - HELD_BACK) // MEMBERS
 
 
 class OutOfTime(Exception):
@@ -521,6 +529,45 @@ def search(run: Run) -> dict[float, Recipe]:
     }
 
 
+def suggested(epsilon: float, entries: int, examples: int = SEARCH_ROWS) -> Recipe:
+    """Return the recipe that the written rules propose for the search's cell (`simulation.suggestion`).
+
+    Args:
+        epsilon: of the cell.
+        entries: rows of the embedding.
+        examples: rows of the smallest member.
+    """
+    model = Recipe(frozen=False).model(GLOVE)
+    labels = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+    spec = JobSpec(name="trec", labels=labels, model=model, vocabulary=_files(GLOVE))
+    values = Values(model.values(entries, len(labels)), entries * model.embedding)
+    job = suggest(spec, Situation(examples, MEMBERS, epsilon, values, DELTA)).job
+    if not isinstance(job.mechanism, DpSgd) or not isinstance(job.model, TextCNNModel):
+        raise TypeError("the rules propose dp-sgd, and keep the architecture")
+    return Recipe(
+        frozen=job.model.freeze_embedding,
+        widths=job.model.widths,
+        lot=job.mechanism.lot,
+        steps=job.mechanism.steps,
+        rounds=job.rounds.count,
+        clip=job.mechanism.clip,
+        optimiser=job.training.optimiser,
+        learning_rate=job.training.learning_rate,
+    )
+
+
+def entries_of(vocabulary: Vocabulary) -> int:
+    """Return the rows of an embedding for a vocabulary of words."""
+    model = TextCNNModel(embedding=1)
+    spec = JobSpec(
+        name="words", labels=("a", "b"), model=model, vocabulary=_files(replace(vocabulary, pretrained=False))
+    )
+    found = values_of_file(spec, vocabulary.file.parent)
+    if found is None:
+        raise TypeError("the entries of a word list can be counted")
+    return found.embedding
+
+
 def _best(scores: Mapping[Recipe, float]) -> Recipe:
     """Return the first recipe with the highest score, so that ties depend on nothing else."""
     return max(scores, key=lambda recipe: scores[recipe])
@@ -550,8 +597,8 @@ def run_grid(results: Results, cells: Sequence[GridCell], data: Data, until: flo
             summarise(results, cell.case(limit), SEEDS, keep=_KEPT)
 
 
-def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) -> None:
-    """Search recipes, choose, and test. Raises: OutOfTime."""
+def run_dp_sgd(results: Results, searched: Results, data: Data, until: float, *, only_suggested: bool = False) -> None:
+    """Search recipes, choose, and test; or measure only what the written rules propose. Raises: OutOfTime."""
     tested, validated = data.without(HELD_BACK)
 
     def measured(into: Results, case: Case, seed: int, figures: Callable[[Path], list[Figure]]) -> float:
@@ -570,6 +617,10 @@ def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) ->
 
         return measured(searched, {**tested_case(epsilon), "recipe": recipe.as_json()}, seed, figures)
 
+    if only_suggested:
+        for each in EPSILONS:
+            run(suggested(each, entries_of(GLOVE)), each, 0)
+        return
     chosen = search(run)
     cases = [(epsilon, chosen[EPSILONS[-1] if epsilon is None else epsilon]) for epsilon in (*EPSILONS, None)]
     # All epsilons of a seed come before the next seed, so that a run that ends early has a figure for each epsilon.
@@ -586,7 +637,7 @@ def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) ->
 def main(words: Sequence[str] | None = None) -> None:
     """Command line. words: arguments without the program's name."""
     options: argparse.ArgumentParser = parser("institutional.dp")
-    options.add_argument("--part", nargs="*", default=["dp-sgd", "grid"], choices=["dp-sgd", "grid"])
+    options.add_argument("--part", nargs="*", default=["dp-sgd", "grid"], choices=["dp-sgd", "grid", "suggested"])
     options.add_argument(
         "--minutes",
         type=float,
@@ -605,6 +656,8 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         if "grid" in chosen.part:
             run_grid(results, GRID[:FEW_ROUNDS], data, until)
+        if "suggested" in chosen.part:
+            run_dp_sgd(results, open_results(SEARCH), data, until, only_suggested=True)
         if "dp-sgd" in chosen.part:
             run_dp_sgd(results, open_results(SEARCH), data, until)
         if "grid" in chosen.part:

@@ -49,7 +49,17 @@ RESULTS = ROOT / "benchmarks" / "results"
 SHARED = ROOT.parent / "shared" / "data"
 
 # Results, documents and tests are not among the sources, because no figure depends on them.
-_SOURCES = ("benchmarks", "coordinator", "edge_client", "export", "learning", "proto", "secure_agg", "toolkit")
+_SOURCES = (
+    "benchmarks",
+    "coordinator",
+    "edge_client",
+    "export",
+    "learning",
+    "proto",
+    "secure_agg",
+    "simulation",
+    "toolkit",
+)
 _PACKAGES = ("numpy", "torch", "cryptography", "grpcio", "protobuf", "sqlalchemy", "onnxruntime")
 
 Case = Mapping[str, Any]

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.library.record import Figure, Results, open_results, parser
-from benchmarks.library.virtual_members import COMMON, Crew, States, World, crew_of
 from benchmarks.private_vocabularies.quality import (
     CORE,
     DATASETS,
@@ -38,6 +37,7 @@ from benchmarks.private_vocabularies.quality import (
     validated,
     world_of,
 )
+from simulation.virtual_members import COMMON, Crew, States, World, crew_of
 from tacit.method import FedVocab
 
 __all__ = ["Behind", "main", "measure", "movement", "tables"]

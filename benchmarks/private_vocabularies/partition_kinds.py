@@ -6,10 +6,10 @@ member holds the questions of one of TREC's 50 fine kinds, which decide the labe
 
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.library.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 from benchmarks.library.record import SHARED, Figure, Results, open_results, parser
 from benchmarks.private_vocabularies.quality import read_data
 from learning.text.data import Example, read_examples
+from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 
 __all__ = ["KINDS", "main", "measure"]
 

@@ -52,11 +52,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.masked_sum import Parties
 from benchmarks.library.minilm import minilm
-from benchmarks.library.partitions import Partition, by_label, split
 from benchmarks.library.record import SHARED, Figure, NoData, Results, open_results, parser
-from benchmarks.library.virtual_members import (
+from learning.text.data import Example
+from secure_agg import packed_size
+from simulation.partitions import Partition, by_label, split
+from simulation.virtual_members import (
     COMMON,
     PRIOR_ADDED,
     PRIOR_REMOVED,
@@ -70,11 +73,8 @@ from benchmarks.library.virtual_members import (
     cohort_of,
     crew_of,
     geometric_mean,
-    play_round,
     seed_of,
 )
-from learning.text.data import Example
-from secure_agg import packed_size
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Method, OwnVocabulary
 from tacit.model import BiLSTMModel, TransformerModel

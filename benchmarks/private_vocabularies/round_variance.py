@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.record import Figure, Results, open_results, parser
-from benchmarks.library.virtual_members import Crew, World, cohort_of, crew_of, logits_of, play_round, seed_of
 from benchmarks.private_vocabularies.quality import SEEDS, Cell, Data, Recipe, read_data, recipe_of, world_of
 from learning.text.data import Example
+from simulation.virtual_members import Crew, World, cohort_of, crew_of, logits_of, seed_of
 from tacit.method import FedAvg
 
 __all__ = ["Reader", "Round", "main", "measure", "read_rounds", "threshold_accuracies"]

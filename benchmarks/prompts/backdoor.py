@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 
 from benchmarks.library.record import Figure, Results, open_results, parser, summarise
 from benchmarks.library.simulation import Member, corpora_of, play_round
-from benchmarks.library.virtual_members import SeededRandom
 from benchmarks.prompts.setup import CACHE, backbone_folder, members_of, portions, prompted_bundle, sst2
 from benchmarks.prompts.triggers import Backdoor, Fitted, Kept, Probe, Scaled, Scored, poisoned
 from learning.mechanisms.protection import Protection
+from simulation.virtual_members import SeededRandom
 from tacit.job import Aggregation, Precision
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.library.minilm import minilm
-from benchmarks.library.partitions import by_quantity, by_ratios
 from benchmarks.library.record import ROOT, SHARED, NoData
 from benchmarks.library.simulation import backbone_of
 from learning.text.corpus import EncodedArrays, EncodedExamples
 from learning.text.data import Example
+from simulation.partitions import by_quantity, by_ratios
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training
 from tacit.mechanism import DpSgd, Mechanism, NoMechanism

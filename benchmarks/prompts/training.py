@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from benchmarks.library.record import Figure
 from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
-from benchmarks.library.virtual_members import SeededRandom
 from benchmarks.prompts.cells import SERVER_RATE, Cell, Injected, Rate, Recipe
 from benchmarks.prompts.setup import (
     BATCH,
@@ -39,6 +38,7 @@ from benchmarks.prompts.setup import (
 )
 from learning.text.data import Example
 from secure_agg import packed_size
+from simulation.virtual_members import SeededRandom
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import LaplaceUpdate
 from tacit.model import PromptedModel, TransformerModel

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.library.simulation import backbone_of
-from benchmarks.library.virtual_members import seed_of
 from coordinator.robust import shares
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.contribution import Update
@@ -36,6 +35,7 @@ from learning.text.corpus import encoder_of
 from learning.text.data import Example, label_ids
 from learning.training.task import LocalTraining
 from secure_agg import RandomSource
+from simulation.virtual_members import seed_of
 from tacit.job import JobDocument
 from tacit.vector import layout_of
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.library.simulation import Member, federate
-from benchmarks.library.virtual_members import seed_of
 from benchmarks.synthesis.setup import GLOVE, Task, multiplier_for
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.protection import protection_of
@@ -22,6 +21,7 @@ from learning.synthesis.quality import canaries_reproduced, longest_verbatim, ng
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from secure_agg import RandomSource
+from simulation.virtual_members import seed_of
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, Mechanism, NoMechanism
 from tacit.model import BiLSTMModel

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.library.partitions import by_ratios
 from benchmarks.library.record import ROOT, SHARED, NoData
 from benchmarks.library.simulation import Member, federate
 from learning.accounting.calibration import calibrate
@@ -35,6 +34,7 @@ from learning.text.corpus import words_of
 from learning.text.data import Example, label_ids, read_examples, read_text
 from learning.training.task import LocalTraining
 from secure_agg import RandomSource, SystemRandom
+from simulation.partitions import by_ratios
 from tacit.corpus import CorpusOrder
 from tacit.job import Aggregation, JobDocument, JobSpec, PublicStart, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, NoMechanism

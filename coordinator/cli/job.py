@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from coordinator.cli.backbone import FOLDER
 from coordinator.cli.common import (
     CALL_SECONDS,
     Dir,
@@ -14,6 +15,7 @@ from coordinator.cli.common import (
     Operator,
     Yes,
     confirm,
+    operator_at_hand,
     operator_folder,
     operator_stub,
     progress_bar,
@@ -21,12 +23,13 @@ from coordinator.cli.common import (
     table,
 )
 from coordinator.cli.corpora import corpora
+from coordinator.cli.trying import try_job
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    from export.continuing import Earlier
     from tacit.job import JobDocument
-    from tacit.server_optimiser import ServerOptimiser
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -41,14 +44,133 @@ Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 
 @app.command()
+def new(
+    name: Name,
+    out: Annotated[
+        Path | None, typer.Option(help="The job file to write. Default: NAME.toml.", show_default=False)
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="The labels, separated by commas.", show_default=False)] = None,
+    members: Annotated[int | None, typer.Option(min=3, help="How many members take part.", show_default=False)] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Examples of the member that has the fewest.", show_default=False)
+    ] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option(help="What all rounds may cost a member in privacy, 1 to 8; or none.", show_default=False),
+    ] = None,
+    texts: Annotated[str | None, typer.Option(help="short, long or pairs.", show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A backbone's name (minilm), words (a small model over a public list), or own (private vocabularies).",
+            show_default=False,
+        ),
+    ] = None,
+    words: Annotated[
+        Path | None,
+        typer.Option(
+            help="With words: a public list, one entry a line. Default: the vocab.txt of the backbone minilm.",
+            show_default=False,
+        ),
+    ] = None,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a job file: asks five questions, or takes the answers as options. Works offline."""
+    import os
+
+    from coordinator.cli.new_job import TEXTS, Answers, JobNotMade, job_file
+
+    target = Path(f"{name}.toml") if out is None else out
+    if target.exists():
+        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
+    if members is None or examples is None:
+        told = _ask("Members, and examples of the one with the fewest (such as 3 300)", "--members and --examples")
+        numbers = told.split()
+        if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
+            fail(f"{told!r} is not two numbers; write them as 3 300", ExitCode.USAGE)
+        members, examples = map(int, numbers)
+    labels = labels or _ask("Labels, separated by commas", "--labels")
+    epsilon = epsilon or _ask("Epsilon for all rounds, 1 to 8, or none for no noise", "--epsilon", "8")
+    texts = texts or _ask("Texts: short, long or pairs", "--texts", "short")
+    model = model or _ask("Model: a backbone such as minilm, words, or own vocabularies", "--model", "minilm")
+    if texts not in TEXTS:
+        fail(f"--texts {texts} is not one of {', '.join(TEXTS)}", ExitCode.USAGE)
+    where = operator_at_hand(operator, folder)
+    pieces = words is None and where is not None
+    if words is None and where is not None:
+        words = where / FOLDER / "minilm" / "vocab.txt"
+    try:
+        text = job_file(
+            Answers(
+                name=name,
+                labels=tuple(each.strip() for each in labels.split(",")),
+                members=members,
+                examples=examples,
+                epsilon=None if epsilon == "none" else float(epsilon),
+                texts=next(each for each in TEXTS if each == texts),
+                model=model,
+                vocabulary=os.path.relpath(words, target.parent) if words is not None and words.is_file() else None,
+                word_pieces=pieces,
+            )
+        )
+    except ImportError as error:
+        fail(
+            f"choosing the noise needs the model libraries ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}",
+            ExitCode.USAGE,
+        )
+    except JobNotMade as error:
+        fail(f"no job file was written: {error}", ExitCode.USAGE)
+    except ValueError:
+        fail(f"--epsilon {epsilon} is neither a number nor none", ExitCode.USAGE)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{target} cannot be written: {error.strerror}; choose another file with --out", ExitCode.FAILED)
+    if as_json:
+        print_json({"job": name, "file": str(target)})
+        return
+    typer.echo(f"Wrote {target}. Read it, and change what you know better: docs/recipes.md has the choices.")
+    typer.echo(f"Next: coordinator job bundle {target}")
+
+
+def _earlier(start: str, where: Path, as_json: bool) -> "Earlier":
+    from coordinator.cli.continuing import fetch_earlier
+    from tacit.job import earlier_version
+
+    return fetch_earlier(where, *earlier_version(start), quiet=as_json)
+
+
+def _ask(question: str, options: str, default: str | None = None) -> str:
+    """Asks on the terminal.
+
+    Raises:
+        CommandFailed: there is no terminal.
+    """
+    import sys
+
+    if not sys.stdin.isatty():
+        fail(f"{options} is missing, and there is no terminal to ask; add it", ExitCode.USAGE)
+    answer: str = typer.prompt(question, default=default, err=True)
+    return answer
+
+
+@app.command()
 def bundle(
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     out: Annotated[
         Path | None, typer.Option(help="The folder to create. Default: NAME.bundle.", show_default=False)
     ] = None,
+    operator: Operator = None,
+    folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Create a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
+    """Create a job's starting bundle from its file: manifest, starting weights, tokenizer.
+
+    It works offline, unless the job starts from a version of an earlier job.
+    """
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
 
@@ -57,11 +179,21 @@ def bundle(
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE)
     target = Path(f"{spec.name}.bundle") if out is None else out
+    where = operator_at_hand(operator, folder)
     try:
-        from export.bundle import make_job_bundle
+        from export.bundle import make_job_bundle, read_job_bundle
+        from learning.accounting.expected_noise import Values, expected_noise
+        from learning.backbones.collection import Collection
 
         document = make_job_bundle(
-            spec, file.parent, target, report=lambda sentence: typer.echo(f"  {sentence}", err=True)
+            spec,
+            file.parent,
+            target,
+            report=lambda sentence: typer.echo(f"  {sentence}", err=True),
+            collection=None if where is None else Collection(where / FOLDER),
+            earlier=_earlier(spec.start, where or operator_folder(operator, folder), as_json)
+            if isinstance(spec.start, str)
+            else None,
         )
     except ImportError as error:
         fail(
@@ -71,6 +203,7 @@ def bundle(
         )
     except (ValueError, OSError) as error:
         fail(f"no bundle was made from {file}: {error}", ExitCode.USAGE)
+    expected = expected_noise(document, Values.of(document, read_job_bundle(target).manifest))
     if as_json:
         print_json(
             {
@@ -78,10 +211,13 @@ def bundle(
                 "bundle": str(target),
                 "document": document.digest().hex(),
                 "values": document.values,
+                "expected_noise": None if expected is None else expected.as_json(),
             }
         )
         return
     typer.echo(f"Created {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
+    for sentence in () if expected is None else expected.sentences:
+        typer.echo(sentence)
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 
@@ -146,28 +282,41 @@ def show(
     """Show a job with its server optimiser, rounds, dropouts and versions."""
     where = operator_folder(operator, folder)
 
-    async def work() -> "tuple[operator_pb2.JobDetail, ServerOptimiser | None]":
+    async def work() -> "tuple[operator_pb2.JobDetail, JobDocument | None]":
         from tacit.v1 import operator_pb2
 
         async with operator_stub(where) as stub:
             answer: operator_pb2.JobDetail = await stub.GetJob(
                 operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS
             )
-            return answer, await _optimiser_of(stub, answer.job.document)
+            return answer, await _document_of(stub, answer.job.document)
 
-    detail, server = run(work())
+    detail, document = run(work())
+    server = None if document is None else document.server
+    earlier = None if document is None else document.earlier
     from coordinator.cli.shown import detail_json, optimiser_json
 
     if as_json:
-        print_json({**detail_json(detail), "server": None if server is None else optimiser_json(server)})
+        print_json(
+            {
+                **detail_json(detail),
+                "server": None if server is None else optimiser_json(server),
+                "tuned_on": None if document is None else document.tuned_on,
+                "earlier": None if earlier is None else earlier.model_dump(mode="json"),
+            }
+        )
         return
     from coordinator.cli.status import jobs_table
 
     typer.echo(jobs_table([detail.job]))
+    if earlier is not None:
+        typer.echo(f"\nStarted from version {earlier.number} of {earlier.job}")
     if server is not None:
         said = {key: value for key, value in optimiser_json(server).items() if key != "optimiser"}
         numbers = ", ".join(f"{key} {value:g}" for key, value in said.items())
         typer.echo(f"\nServer optimiser: {server.optimiser}, {numbers}")
+    if document is not None and document.tuned_on is not None:
+        typer.echo("\nIts numbers were tuned on the operator's own private rows: that is in no epsilon.")
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail.versions))
@@ -194,10 +343,11 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
 
 
 app.command()(corpora)
+app.command("try")(try_job)
 
 
-async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":
-    """Reads the server optimiser from the job document; None if the document is lost or from newer software."""
+async def _document_of(stub: "OperatorServiceStub", document: bytes) -> "JobDocument | None":
+    """Reads the job document; None if it is lost or from newer software."""
     import grpc.aio
 
     from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
@@ -207,7 +357,7 @@ async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "Server
     data = bytearray()
     try:
         await fetch_blob(stub.FetchBlob, document, data)
-        return JobDocument.from_json(bytes(data)).server
+        return JobDocument.from_json(bytes(data))
     except (BlobNotThere, BlobDamaged, DocumentInvalid, grpc.aio.AioRpcError):
         # The rest of the job is still worth showing; other commands report a broken document.
         return None

@@ -159,6 +159,9 @@ class MemberSessions:
         if detail is not None:
             await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
             return None, _Ledger(None, 0, None), certificate
+        if self._running.roster is not None:
+            # The head of the next attempt must have this certificate in its log.
+            await self._running.roster.refresh()
         session = MemberSession(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         ledger = await self._named_ledger(member, hello.ledger)

@@ -12,6 +12,7 @@ COPY edge_client edge_client
 COPY learning learning
 COPY toolkit toolkit
 COPY export export
+COPY simulation simulation
 RUN python -m venv /opt/tacit
 RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[coordinator,coordinator-postgres]'
 RUN /opt/tacit/bin/python -m compileall -q /opt/tacit/lib

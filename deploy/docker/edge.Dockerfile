@@ -20,6 +20,7 @@ COPY edge_client edge_client
 COPY learning learning
 COPY toolkit toolkit
 COPY export export
+COPY simulation simulation
 RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[edge,export]'
 
 FROM python:${PYTHON}

@@ -24,6 +24,7 @@ from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.session.keeping import TableUnused, table_unused
+from learning.accounting.expected_noise import ExpectedNoise, Values, expected_noise
 from learning.artifacts import fetch_job, fetch_manifest, fetch_tokenizer
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.protection import protection_of
@@ -239,6 +240,8 @@ class Plan:
     reading: Reading | None = None
     # How far the budget reaches. None: the job costs nothing, or nobody knows what.
     outlook: Outlook | None = None
+    # What the job's noise does to the mean update of its smallest cohort. None: the job adds no noise.
+    noise: ExpectedNoise | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
         """Returns the masked vector's segments. The size of the cohort changes only their scale."""
@@ -261,6 +264,7 @@ class Plan:
             "mechanism": self.job.mechanism.model_dump(mode="json"),
             "epsilon_a_round": self.epsilon_a_round,
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
+            "expected_noise": None if self.noise is None else self.noise.as_json(),
             "outlook": None if self.outlook is None else self.outlook.as_json(),
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
@@ -340,7 +344,8 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
         refusals.append(str(error))
     if reach is not None and reach.refused_by is not None:
         refusals.append(f"{reach.refused_by} allows no further round now")
-    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach)
+    noise = expected_noise(job, Values.of(job, manifest), examples=len(member.examples))
+    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach, noise)
 
 
 def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
@@ -558,6 +563,8 @@ def _show(plan: Plan, member: Member) -> None:
         )
     if plan.outlook is not None:
         _print(f"  {plan.outlook.sentence}")
+    for said in () if plan.noise is None else plan.noise.sentences:
+        _print(f"  {said[0].lower()}{said[1:].removesuffix('.')}")
     for note in plan.notes:
         _print(f"  note: {note}")
     if plan.refusals:

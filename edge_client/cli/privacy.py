@@ -10,7 +10,8 @@ from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from learning.accounting.costs import Noised
-    from learning.accounting.planning import JobCost, Row, Setting
+    from learning.accounting.expected_noise import ExpectedNoise
+    from learning.accounting.planning import Row, Setting
     from tacit.job import JobDocument, JobSpec
 
 __all__ = ["app"]
@@ -18,9 +19,6 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"]
-
-# From this ratio on, the noise drowns the longest update that clipping leaves.
-_DROWNED = 10.0
 
 
 @app.callback()
@@ -83,7 +81,14 @@ def plan(
             min=1, help="How many parameters are sent (d): compares the noise with an update.", show_default=False
         ),
     ] = None,
-    members: Annotated[int, typer.Option(min=1, help="How many members' updates are averaged.")] = 1,
+    members: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many members' updates are averaged. Default: the job's smallest cohort, or 1 without a job.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print how much noise each epsilon needs, for your number of examples.
@@ -110,26 +115,38 @@ def plan(
         fail("give --rounds T, how many rounds you take part in, or name a job file", ExitCode.USAGE)
     templates = _templates(mechanism or "dp-sgd", chosen)
     try:
-        _print_rows(templates, Setting(examples, rounds, delta, values, members), wanted, as_json, clip is not None)
+        _print_rows(
+            templates, Setting(examples, rounds, delta, values, members or 1), wanted, as_json, clip is not None
+        )
     except ValueError as error:
         fail(str(error), ExitCode.USAGE)
 
 
 def _plan_job(
-    path: Path, examples: int, delta: float, values: int | None, members: int, epsilons: list[float], as_json: bool
+    path: Path,
+    examples: int,
+    delta: float,
+    values: int | None,
+    members: int | None,
+    epsilons: list[float],
+    as_json: bool,
 ) -> None:
     from learning.accounting.costs import LotTooSmall
+    from learning.accounting.expected_noise import Values, expected_noise, values_of_file
     from learning.accounting.planning import Setting
     from tacit.job import JobDocument
     from tacit.vector import max_in_sum
 
     job = _job(path)
-    # A job file does not say how many values its model has.
-    sent = job.values if isinstance(job, JobDocument) else values
+    counted = members or job.rounds.min_members
     try:
+        sent = Values(job.values) if isinstance(job, JobDocument) else None if values is None else Values(values)
+        if sent is None and not isinstance(job, JobDocument):
+            sent = values_of_file(job, path.parent)
         most = max_in_sum(job, job.rounds.target_members)
-        setting = Setting(examples, job.rounds.count, delta, sent, members, most)
-        _print_job(job, setting, epsilons, as_json)
+        setting = Setting(examples, job.rounds.count, delta, None if sent is None else sent.shared, counted, most)
+        noise = None if sent is None else expected_noise(job, sent, examples=examples, members=counted)
+        _print_job(job, setting, epsilons, noise, as_json)
     except LotTooSmall as error:
         fail(f"you would refuse job {job.name}: {error}", ExitCode.REFUSED)
     except ValueError as error:
@@ -232,7 +249,13 @@ def _print_rows(
         _echo(sentence)
 
 
-def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[float], as_json: bool) -> None:
+def _print_job(
+    job: "JobDocument | JobSpec",
+    setting: "Setting",
+    epsilons: list[float],
+    noise: "ExpectedNoise | None",
+    as_json: bool,
+) -> None:
     from dataclasses import asdict
 
     from learning.accounting.costs import Noised, steps_of_round
@@ -247,7 +270,8 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
     if as_json:
         charged = {} if steps is None else {"steps": steps}
         about = {"job": job.name, "mechanism": mechanism.model_dump(), **charged}
-        print_json({**about, **asdict(setting), **asdict(cost)})
+        lower = {} if noise is None else {"lower": list(noise.lower)}
+        print_json({**about, **asdict(setting), **asdict(cost), **lower})
         return
     described = _described(mechanism, setting, steps)
     _echo(f"Job {job.name}: {described}, {cost.adjacency} neighbours of one {mechanism.unit}")
@@ -262,7 +286,7 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
             "NOISE FOR ALL": [_digits(row.gate) for row in cost.rows],
         }
     )
-    for sentence in _job_remarks(cost, mechanism, setting, steps):
+    for sentence in _job_remarks(mechanism, setting, steps, noise):
         _echo(sentence)
     if (histogram := _histogram_remark(job, setting)) is not None:
         _echo(histogram)
@@ -325,7 +349,9 @@ def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list
     return said
 
 
-def _job_remarks(cost: "JobCost", mechanism: "Noised", setting: "Setting", steps: int | None) -> list[str]:
+def _job_remarks(
+    mechanism: "Noised", setting: "Setting", steps: int | None, noise: "ExpectedNoise | None"
+) -> list[str]:
     from tacit.mechanism import DpSgd
 
     said = []
@@ -336,14 +362,18 @@ def _job_remarks(cost: "JobCost", mechanism: "Noised", setting: "Setting", steps
         )
     if mechanism.name == "gaussian-update":
         said.append("One example can reverse the whole clipped update, so sigma is accounted for as sigma / 2.")
-    if cost.noise_to_signal is not None:
-        said.append(f"The noise is {_digits(cost.noise_to_signal)} times as long as the longest update that it hides.")
-    return said + _noise_remarks([cost.noise_to_signal], setting)
+    if noise is None:
+        said.append("Make the job's bundle and name its job.json, or give --values D, to compare noise with an update.")
+    else:
+        said += noise.sentences
+    return said + _noise_remarks([], setting)
 
 
 def _noise_remarks(ratios: list[float | None], setting: "Setting") -> list[str]:
+    from learning.accounting.expected_noise import DROWNED
+
     said = []
-    if any(ratio is not None and ratio >= _DROWNED for ratio in ratios):
+    if any(ratio is not None and ratio >= DROWNED for ratio in ratios):
         said.append(
             "NOISE : UPDATE is the length of the noise over that of the longest clipped update. If it is far above 1, "
             "the model will not learn: send fewer parameters, or take more examples, members or epsilon."

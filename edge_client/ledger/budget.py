@@ -13,7 +13,6 @@ is a `PolicyRefusal`, whose reason the coordinator is told.
 """
 
 import contextlib
-import hashlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
@@ -501,7 +500,7 @@ class Budget:
             bits=context.bits,
             segments=tuple(Segment(name=each.name, values=each.length) for each in layout.segments),
             cohort=tuple(
-                Party(member=entry.member, certificate=hashlib.sha256(entry.certificate).digest())
+                Party(member=entry.member, certificate=entry.certificate_digest)
                 for entry in sent.session.entries.values()
             ),
             cohort_size=context.cohort,

@@ -1,6 +1,6 @@
 """The keys that a job file and a job document share, before they are checked against each other."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,8 @@ class JobBody(Document):
     seed: int = Field(default=0, ge=0, lt=2**63)
     # Only for a model that generates text.
     corpus: CorpusOrder | None = None
+    # Set by `coordinator job try` if it chose the numbers on private rows. No member's ledger counts that choice.
+    tuned_on: Literal["own-private"] | None = None
 
     @property
     def own_vocabulary(self) -> bool:

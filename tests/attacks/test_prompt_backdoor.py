@@ -14,11 +14,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from benchmarks.library.simulation import Member, corpora_of, federate, play_round
-from benchmarks.library.virtual_members import SeededRandom
 from benchmarks.prompts.triggers import Backdoor, Fitted, Kept, Probe, Scaled, fitted_factor, poisoned
 from coordinator.robust import shares
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.text.data import Example
+from simulation.virtual_members import SeededRandom
 from tacit.job import JobSpec
 from tests.support.tiny_models import tokenizer_of
 

@@ -21,9 +21,9 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.library import virtual_members
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder
+from coordinator.rounds.in_memory import InMemory
 from coordinator.services.credentials import federation_credentials
 from edge_client.identity.enrolment import enrol
 from edge_client.identity.home import MemberIdentity
@@ -37,6 +37,7 @@ from learning.text.data import read_examples
 from learning.text.tables import entries_of
 from learning.text.vocabulary import own_tokenizer
 from secure_agg import packed_size
+from simulation import virtual_members
 from tacit.blobs import fetch_blob, put_blob
 from tacit.job import JobSpec
 from tacit.method import SPECIAL_ENTRIES
@@ -532,7 +533,8 @@ def test_eight_members_match_the_simulation(town, story, tmp_path, monkeypatch):
     bound += float(np.spacing(np.float32(max(np.abs(version).max() for version in versions))))
     with virtual_members.crew_of(world, 1) as crew:
         for number in range(1, rounds + 1):
-            found = virtual_members.play_round(crew, versions[number - 1].copy(), number, range(len(EIGHT)))
+            base = versions[number - 1].copy()
+            found = virtual_members.play_round(crew, base, number, range(len(EIGHT)), server=InMemory())
             assert np.abs(found - versions[number]).max() <= bound
             # The bound is below a ten-thousandth of the round's change.
             assert np.abs(versions[number] - versions[number - 1]).max() > 1e4 * bound

@@ -150,7 +150,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # This path comes after the wheel's own folder. Python does not process .pth files in a path added like this, so the
     # one that points to the working copy has no effect.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    rooms = "tacit", "toolkit", "secure_agg", "learning", "coordinator", "edge_client", "export"
+    rooms = "tacit", "toolkit", "secure_agg", "learning", "coordinator", "edge_client", "export", "simulation"
     code = f"import {', '.join(rooms)}; print(*(room.__path__[0] for room in ({', '.join(rooms)})))"
     found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=folder).stdout.split()
     assert found

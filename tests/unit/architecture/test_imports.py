@@ -10,7 +10,17 @@ import pytest
 
 from tests.support.places import ROOT
 
-PACKAGES = ("benchmarks", "coordinator", "deploy", "edge_client", "examples", "export", "learning", "secure_agg")
+PACKAGES = (
+    "benchmarks",
+    "coordinator",
+    "deploy",
+    "edge_client",
+    "examples",
+    "export",
+    "learning",
+    "secure_agg",
+    "simulation",
+)
 PACKAGES += ("tacit", "tests", "toolkit")  # type: ignore[assignment]
 
 

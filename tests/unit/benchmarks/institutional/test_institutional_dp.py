@@ -170,7 +170,7 @@ def test_without_noise_a_round_is_the_mean_weighted_by_examples(tmp_path, vocabu
 
 
 def bench_seed(job, number, place):
-    from benchmarks.library import simulation
+    from simulation import rounds as simulation
 
     return simulation._seed(job, number, place)
 

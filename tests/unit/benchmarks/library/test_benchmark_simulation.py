@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.library.masked_rounds import play_round as virtual_round
 from benchmarks.library.simulation import Member, backbone_of, corpora_of, draw, federate, play_round, stepped
-from benchmarks.library.virtual_members import Crew, Held, SeededRandom, World
-from benchmarks.library.virtual_members import play_round as virtual_round
 from benchmarks.prompts.triggers import Backdoor, Kept, Probe, Scaled, poisoned
 from benchmarks.secure_aggregation.clear import ClearDriver
 from coordinator.domain.jobs import GroupsSeen
@@ -22,6 +21,7 @@ from learning.mechanisms.protection import protection_of
 from learning.text.data import Example
 from secure_agg import ContextInvalid
 from secure_agg.groups import draw_groups
+from simulation.virtual_members import Crew, Held, SeededRandom, World
 from tacit.job import Aggregation, JobSpec
 from tacit.vector import layout_of
 from tests.support.tiny_models import saved

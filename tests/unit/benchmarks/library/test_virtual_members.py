@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.masked_sum import Parties, masked_sum
 from benchmarks.library.simulation import Member, corpora_of
 from benchmarks.library.simulation import play_round as simulated_round
-from benchmarks.library.virtual_members import (
+from coordinator.rounds.optimiser import StateNeeded, StateVectors
+from export.bundle import make_job_bundle, read_job_bundle
+from learning.models.division import EMBEDDING
+from learning.text.data import Example
+from learning.text.vocabulary import own_tokenizer
+from learning.training.start import first_private
+from secure_agg import SystemRandom
+from simulation.virtual_members import (
     COMMON,
     PRIOR_ADDED,
     PRIOR_REMOVED,
@@ -25,15 +33,7 @@ from benchmarks.library.virtual_members import (
     cohort_of,
     crew_of,
     geometric_mean,
-    play_round,
 )
-from coordinator.rounds.optimiser import StateNeeded, StateVectors
-from export.bundle import make_job_bundle, read_job_bundle
-from learning.models.division import EMBEDDING
-from learning.text.data import Example
-from learning.text.vocabulary import own_tokenizer
-from learning.training.start import first_private
-from secure_agg import SystemRandom
 from tacit.job import JobSpec
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, OwnVocabulary
 from tacit.vector import layout_of

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.library.record import Results
-from benchmarks.library.virtual_members import Crew, States
 from benchmarks.private_vocabularies import embedding_divergence as drift
 from benchmarks.private_vocabularies import quality as fedvocab
 from benchmarks.private_vocabularies.embedding_divergence_tables import (
@@ -17,6 +16,7 @@ from benchmarks.private_vocabularies.embedding_divergence_tables import (
 )
 from benchmarks.private_vocabularies.quality import Cell, Data, Recipe
 from learning.text.data import Example
+from simulation.virtual_members import Crew, States
 from tacit.method import FedAvg, FedVocab
 
 torch.set_num_threads(1)

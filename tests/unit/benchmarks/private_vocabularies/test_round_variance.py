@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.record import Results
-from benchmarks.library.virtual_members import Crew, cohort_of, play_round
 from benchmarks.private_vocabularies import quality as fedvocab
 from benchmarks.private_vocabularies import round_variance as wobble
 from benchmarks.private_vocabularies.quality import Cell, Data, Recipe
@@ -17,6 +17,7 @@ from learning.models import EVERYTHING_SHARED, build_blank
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.local import evaluate
+from simulation.virtual_members import Crew, cohort_of
 from tacit.method import FedAvg
 
 torch.set_num_threads(1)

@@ -11,7 +11,6 @@ import torch
 from benchmarks.library import minilm
 from benchmarks.library.record import Figure, Results
 from benchmarks.library.report import newest, write_page
-from benchmarks.library.virtual_members import Crew, Held
 from benchmarks.private_vocabularies import quality as bench
 from benchmarks.private_vocabularies.embedding_divergence import tables
 from benchmarks.private_vocabularies.quality import CELLS, Cell, Data, Recipe, cells_of, measure, shortened, stripped
@@ -19,6 +18,7 @@ from benchmarks.private_vocabularies.report import PAGE
 from benchmarks.private_vocabularies.tables import accuracy_rows, sent_rows
 from learning.text.data import Example
 from secure_agg import packed_size
+from simulation.virtual_members import Crew, Held
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg
 from tacit.vector import layout_of
 

@@ -14,7 +14,6 @@ from benchmarks.library import minilm
 from benchmarks.library.record import Figure, NoData, Results
 from benchmarks.library.report import write_page
 from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
-from benchmarks.library.virtual_members import SeededRandom
 from benchmarks.prompts import measuring as fedprompt_quality
 from benchmarks.prompts import quality as fedprompt
 from benchmarks.prompts import setup as fedprompt_setup
@@ -54,6 +53,7 @@ from benchmarks.prompts.training import begun
 from learning.backbones.stored import digest_of
 from learning.text.data import Example
 from learning.text.encoder import wordpiece_tokenizer
+from simulation.virtual_members import SeededRandom
 from tacit.mechanism import DpSgd, LaplaceUpdate
 from tacit.model import PromptedModel
 

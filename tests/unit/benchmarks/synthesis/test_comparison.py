@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 
 from benchmarks.library.record import NoData, Results
 from benchmarks.library.report import write_page
-from benchmarks.library.virtual_members import SeededRandom
 from benchmarks.synthesis import cost as synthesis_cost
 from benchmarks.synthesis import judge as synthesis_quality
 from benchmarks.synthesis import quality as synthesis
@@ -58,6 +57,7 @@ from learning.synthesis.labels import histogram_event
 from learning.synthesis.setting import NO_GUARANTEE, PublishedSetting
 from learning.text.data import Example, read_examples
 from secure_agg import packed_size
+from simulation.virtual_members import SeededRandom
 from tacit.model import RvaeModel
 from tacit.vector import layout_of
 

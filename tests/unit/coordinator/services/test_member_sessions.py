@@ -274,7 +274,7 @@ async def test_accepted_certificates_are_served_by_digest_in_parts(house):
 
 def test_a_message_to_a_whole_cohort_is_encoded_once():
     encoder = SharedEncoder()
-    entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(5)))
+    entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(4)))
     one, other = AttemptId("questions", 1, 1), AttemptId("triage", 1, 1)
     roster = secure_agg.DigestRoster((entry,) * 3)
     first = encoder.encode(AttemptMessage(one, roster))

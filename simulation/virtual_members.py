@@ -1,16 +1,16 @@
 """Simulates many members in few processes: hundreds or thousands, of which some train in each round.
 
-A member runs the product's `train_update`, `protection_of` and `encode` into the ring. The coordinator sums in the ring
-and runs `next_version`. A member's private state (its arrays, and its own tokenizer if it built one) is a file in a
-temporary folder, in memory only while the member trains or is tested. A member that was never drawn and has nothing of
-its own has no file.
+A member runs the product's `train_update`, `protection_of` and `encode` into the ring. The vectors are added in the
+ring, and the coordinator's arithmetic (`server`) makes the next version. A member's private state (its arrays, and its
+own tokenizer if it built one) is a file in a temporary folder, in memory only while the member trains or is tested. A
+member that was never drawn and has nothing of its own has no file.
 
 Guarantees: the same bundle, members and seed give the same versions and private states, to the bit, for any number of
 workers. All randomness comes from the seed, the round and the member, and a sum in the ring has no order. A private
 state is replaced only after its round's update is encoded; here every update counts.
 
-Like `simulation`, it leaves out TLS, phases, dropouts and masks. With identities it sums the vectors by the aggregation
-protocol, with keys, masks and unmasking (`masked_sum`); the sum is the same.
+Like `rounds`, it leaves out TLS, phases, dropouts and masks. A caller may sum the vectors itself (`summed`), for
+example by the aggregation protocol, with keys, masks and unmasking; the sum is the same.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import io
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,14 +29,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.library.masked_sum import Parties, masked_sum
 from learning.text.data import Example
-from secure_agg import SystemRandom
+from simulation.server import Server
 from tacit.method import FedRecon
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
-    from coordinator.rounds.optimiser import ServerState
     from export.bundle import JobBundle
     from learning.models import Division, TextClassifier
     from learning.text.corpus import EncodedExamples
@@ -494,8 +492,10 @@ def play_round(
     base: Vector,
     number: int,
     places: Sequence[int],
-    masked: Parties | None = None,
-    state: "ServerState | None" = None,
+    *,
+    server: Server,
+    summed: Callable[[Sequence[NDArray[np.uint32]]], NDArray[np.uint32]] | None = None,
+    state: Any = None,
 ) -> Vector:
     """Play one round and return the next version's values, (d,).
 
@@ -503,26 +503,23 @@ def play_round(
         base: the version trained from, (d,).
         number: of the round.
         places: the members that train.
-        masked: identities, one for each of `places`; with them the vectors are summed under masks.
-        state: of the server's optimiser; plain averaging needs none.
+        server: makes the next version.
+        summed: adds the vectors in the ring; None adds them one by one as they come.
+        state: of the server's optimiser, from `server.state`; plain averaging needs none.
 
     Raises:
         ValueError: the job is in groups, so its cohorts have several sums.
         StateNeeded: the job's optimiser needs a state, and none is given.
     """
-    from coordinator.rounds.publish import next_version
-
     bundle = crew.world.bundle
     job = bundle.document
     if job.aggregation.groups is not None:
-        raise ValueError(f"job {job.name} asks for groups, but this makes one sum; use benchmarks.library.simulation")
-    version = bundle.manifest.encode(base)
-    vectors = crew.train(places, number, version)
-    if masked is None:
+        raise ValueError(f"job {job.name} asks for groups, but this makes one sum; use simulation.rounds")
+    vectors = crew.train(places, number, bundle.manifest.encode(base))
+    if summed is None:
         total = np.zeros(layout_of(job, len(places)).values, np.uint32)
         for vector in vectors:
             total += vector
     else:
-        model = hashlib.sha256(version).digest()
-        total = masked_sum(job, number, model, list(vectors), masked, SystemRandom())
-    return next_version(job, len(places), len(places), total, base, state=state).values
+        total = summed(list(vectors))
+    return server.publish(job, [(len(places), total)], base, None, state).values

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.library.partitions import Partition, by_column, by_label, by_quantity, by_ratios, split
+from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios, split
 
 LABELS = [("sport", "world", "trade")[number % 3] for number in range(590)] + ["rare"] * 10
 

@@ -1,0 +1,302 @@
+"""`coordinator job try` plays a job offline on public rows, and proposes numbers for it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from coordinator.cli.common import Json, table
+from toolkit.console import ExitCode, fail, print_json
+from toolkit.install import install_with
+
+if TYPE_CHECKING:
+    from simulation.sweep import Progress
+    from simulation.trial import Rows
+    from simulation.trying import Asked, Report
+    from tacit.job import JobSpec
+
+__all__ = ["try_job"]
+
+# Recipes that the table shows; --json has all.
+_MAX_ROWS = 12
+
+
+def try_job(
+    file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Labelled rows: .jsonl, .csv or .tsv, plain or .gz.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        Literal["public", "own-private"] | None,
+        typer.Option(help="Whose rows these are. The tuned numbers depend on them.", show_default=False),
+    ] = None,
+    members: Annotated[
+        int | None, typer.Option(min=2, help="How many members share the rows.", show_default=False)
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-3,
+            help="Each member's budget for the whole job. Default: what the job as written costs.",
+            show_default=False,
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Of the budget.")] = 1e-6,
+    partition: Annotated[
+        Literal["even", "label"],
+        typer.Option(help="even: at random. label: in proportions that each member draws from Dir(--alpha)."),
+    ] = "even",
+    alpha: Annotated[float, typer.Option(min=1e-3, help="Of --partition label; small makes members unlike.")] = 1.0,
+    column: Annotated[
+        str | None,
+        typer.Option(help="Makes a member of each value of this column, instead of --members.", show_default=False),
+    ] = None,
+    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    text_b: Annotated[
+        str | None, typer.Option(help="The column that holds a pair's second text.", show_default=False)
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Time limit of the sweep.")] = 10.0,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train. Default: all cores.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Give it several times. Default: 0 and 1.", show_default=False),
+    ] = None,
+    search: Annotated[bool, typer.Option(help="Search around the job as written and the suggestion.")] = True,
+    suggest: Annotated[bool, typer.Option("--suggest", help="Propose numbers by rules alone, without data.")] = False,
+    examples: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --suggest: rows of the smallest member.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Try private rows, and mark the job.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The tuned job file, in the job file's folder. Default: NAME.tuned.toml.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try a job offline on public rows: virtual members, real training, clipping, noise and encoding.
+
+    It tries recipes within the time limit, prints them beside the majority class and word counts,
+    says whether the job will end at chance, and writes the tuned job file. It sends nothing.
+    """
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobSpec
+
+    try:
+        job = JobSpec.from_toml(file)
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE if file.exists() else ExitCode.NOT_FOUND)
+    target = file.with_name(f"{file.stem}.tuned.toml") if out is None else out
+    if target.resolve().parent != file.resolve().parent:
+        fail(f"{target}: paths in a job file are relative to its folder; choose --out in {file.parent}", ExitCode.USAGE)
+    if target.resolve() == file.resolve():
+        fail(f"{target} is the job file itself; choose another --out", ExitCode.USAGE)
+    if suggest:
+        if data is not None:
+            fail("--suggest needs no data; leave out --data, or leave out --suggest to try the job", ExitCode.USAGE)
+        _suggest(job, file, target if out is not None else None, examples, members, epsilon, delta, as_json)
+        return
+    if data is None:
+        fail("give --data FILE with labelled rows, or --suggest for numbers without data", ExitCode.USAGE)
+    if (members is None) == (column is None):
+        fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
+    private = _declared(data, rows, force)
+    try:
+        import torch  # noqa: F401  the sweep needs it, and its absence is said before anything is read
+
+        from simulation.trying import Asked, read_rows
+    except ImportError as error:
+        fail(
+            f"trying a job trains it, which needs the model libraries ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}, or use --suggest, which needs none",
+            ExitCode.USAGE,
+        )
+    try:
+        found = read_rows(data, job, text=text, label=label, text_b=text_b, column=column)
+    except (ValueError, OSError) as error:
+        fail(str(error), ExitCode.USAGE if data.exists() else ExitCode.NOT_FOUND)
+    asked = Asked(
+        members=members,
+        epsilon=epsilon,
+        delta=delta,
+        partition=partition if column is None else "column",
+        alpha=alpha,
+        minutes=minutes,
+        cores=cores or _usable_cores(),
+        seeds=tuple(dict.fromkeys(seed or (0, 1))),
+        search=search,
+    )
+    report = _run(job, file, found, asked, as_json)
+    _write(job, file, report, target, private)
+    _print(job, report, target, private, as_json)
+
+
+def _declared(data: Path, rows: str | None, force: bool) -> bool:
+    """Returns whether the rows are private. Refuses rows that nobody declared, and private rows without --force."""
+    from simulation.home import in_a_members_home
+
+    if rows is None:
+        fail(
+            "say whose rows these are: --rows public, or --rows own-private; tuning on rows makes the job depend on "
+            "them, and no ledger counts that",
+            ExitCode.USAGE,
+        )
+    home = in_a_members_home(data)
+    if rows == "public" and home is not None:
+        fail(f"{data} lies in a member's home ({home}), so its rows are not public; use public rows", ExitCode.REFUSED)
+    if rows == "own-private" and not force:
+        fail(
+            "private rows are refused: the tuned numbers would depend on them, and no epsilon counts that. Use public "
+            "rows or --suggest; with --force, the job and every model of it say so",
+            ExitCode.REFUSED,
+        )
+    return rows == "own-private"
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool) -> "Report":
+    from coordinator.rounds.in_memory import InMemory
+    from simulation.sweep import NothingTried
+    from simulation.trying import try_job as tried
+
+    def say(sentence: str) -> None:
+        typer.echo(f"  {sentence}", err=True)
+
+    try:
+        with _progress(asked.minutes, quiet=as_json) as progress:
+            return tried(job, file.parent, rows, asked, InMemory(), progress=progress, report=say)
+    except NothingTried as error:
+        fail(str(error), ExitCode.FAILED)
+    except (ValueError, OSError) as error:
+        fail(f"{file} cannot be tried: {error}", ExitCode.USAGE)
+
+
+@contextmanager
+def _progress(minutes: float, *, quiet: bool) -> "Iterator[Progress]":
+    """Shows trials and the best accuracy so far on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(f"trying, at most {minutes:g} minutes", total=None)
+
+        def update(done: int, planned: int, best: float | None) -> None:
+            said = "" if best is None else f", best {100 * best:.1f} %"
+            bar.update(task, completed=done, total=max(done, planned), description=f"trying{said}")
+
+        yield update
+
+
+def _write(job: "JobSpec", file: Path, report: "Report", target: Path, private: bool) -> None:
+    from simulation.suggestion import changed
+
+    _write_job(job, file, changed(report.best, tuned_on="own-private") if private else report.best, target)
+
+
+def _write_job(job: "JobSpec", file: Path, wanted: "JobSpec", target: Path) -> None:
+    from simulation.tuned import NotEditable, tuned_text
+
+    try:
+        target.write_text(tuned_text(file.read_text(encoding="utf-8"), job, wanted), encoding="utf-8")
+    except NotEditable as error:
+        fail(f"{target} was not written: {error}", ExitCode.FAILED)
+    except OSError as error:
+        fail(f"{target} cannot be written: {error.strerror}; choose another --out", ExitCode.USAGE)
+
+
+def _print(job: "JobSpec", report: "Report", target: Path, private: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"job": job.name, "out": str(target), "tuned_on_private_rows": private, **report.as_json()})
+        return
+    train, by, test = report.rows
+    sizes = report.members
+    typer.echo(
+        f"{train} training rows at {len(sizes)} members with {min(sizes)} to {max(sizes)} rows, {by} rows to choose "
+        f"by, {test} rows to test on."
+    )
+    if report.epsilon is not None:
+        typer.echo(f"All noised recipes keep epsilon {report.epsilon:.3g} at delta {report.delta:g} for every member.")
+    lines = [["-", each.name, f"{100 * each.validation:.1f}", "-", "-"] for each in report.baselines]
+    for each in report.tried[:_MAX_ROWS]:
+        accuracy = "-" if each.validation is None else f"{100 * each.validation:.1f}"
+        ratio = "-" if each.noise_to_signal is None else f"{each.noise_to_signal:.2g}"
+        lines.append([each.origin, each.recipe, accuracy, str(each.seeds), ratio])
+    typer.echo("\n" + table(["FROM", "RECIPE", "VALIDATION %", "SEEDS", "NOISE : SIGNAL"], lines))
+    if len(report.tried) > _MAX_ROWS:
+        typer.echo(f"and {len(report.tried) - _MAX_ROWS} more; --json has all.")
+    for problem in dict.fromkeys(each.problem for each in report.tried if each.problem):
+        typer.echo(f"A recipe without accuracy: {problem}.")
+    if report.cut:
+        typer.echo("The time limit cut the search short; more --minutes may find better numbers.")
+    typer.echo()
+    for verdict in report.verdicts:
+        typer.echo(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.")
+    counts = report.baselines[-1]
+    typer.echo(f"On the test rows, {counts.name} have {100 * counts.test:.1f} %: one classifier that sees all rows.")
+    if private:
+        typer.echo("Private rows chose these numbers: no epsilon counts that, and the job says so (tuned_on).")
+    typer.echo(f"Wrote {target}. Next: coordinator job bundle {target}")
+
+
+def _suggest(
+    job: "JobSpec",
+    file: Path,
+    target: Path | None,
+    examples: int | None,
+    members: int | None,
+    epsilon: float | None,
+    delta: float,
+    as_json: bool,
+) -> None:
+    from learning.accounting.expected_noise import values_of_file
+    from simulation.suggestion import Situation, suggest
+    from simulation.sweep import described
+
+    if examples is None:
+        fail("give --examples N, the rows of the smallest member; lot and noise follow from it", ExitCode.USAGE)
+    try:
+        values = values_of_file(job, file.parent)
+        counted = members or job.rounds.min_members
+        found = suggest(job, Situation(examples, counted, epsilon, values, delta))
+    except ValueError as error:
+        fail(f"no numbers for {file}: {error}", ExitCode.USAGE)
+    if target is not None:
+        _write_job(job, file, found.job, target)
+    if as_json:
+        numbers = {name: getattr(found.job, name).model_dump(mode="json") for name in ("mechanism", "training")}
+        print_json(
+            {
+                "job": job.name,
+                **numbers,
+                "rounds": found.job.rounds.count,
+                "freeze_embedding": found.job.model.freeze_embedding,
+                "noise_to_signal": found.noise_to_signal,
+                "reasons": list(found.reasons),
+                "out": None if target is None else str(target),
+            }
+        )
+        return
+    typer.echo(f"Suggested: {described(found.job)}")
+    for reason in found.reasons:
+        typer.echo(f"  {reason}")
+    if found.noise_to_signal is not None:
+        typer.echo(f"  expected noise to signal: {found.noise_to_signal:.2g} in a round")
+    elif values is None:
+        typer.echo("  how many values the job shares is known once its bundle is made, so noise to signal is not")
+    typer.echo(
+        "No data was read. `coordinator job try --data` measures the job." if target is None else f"Wrote {target}."
+    )

@@ -1,0 +1,252 @@
+"""Proposes a job's numbers from written rules, without data and without torch. Pure.
+
+The rules, and where each was measured (benchmarks/results; `tests/unit/simulation/test_suggestion.py` reads the rows
+and checks that each suggestion is within two points of the best row of its cell):
+
+With noise (institutional_dp_search: TREC, 3 members with 1,650 questions, epsilon 1, 2, 4 and 8):
+
+1. DP-SGD by plain SGD. Its noise grows with the trained values, and not with the square of the whole update.
+2. 10 rounds of 10 steps. 50 x 2 and 5 x 20 steps were no better; 30 x 10 lost 8 points, since each step is charged.
+3. A lot of a third of the smallest member's rows, from 64 up to all of them. A twelfth or two thirds lost 3 points, all
+   rows 5 points, at 5 times the time.
+4. Clip 0.5. Gradients are mostly clipped, so only clip times rate moves the model; 0.5 was best of 0.1, 0.5 and 2.
+5. A rate at which the noise of all rounds moves each value of the mean by a standard deviation of 0.2, at most 10 with
+   a trained embedding and 8 with a frozen one. At epsilon 1, rate 2 gained 5 points on 8; with 218 rows of the service
+   desk (examples/desk) at epsilon 8, 1 gained 16 points on 3 and on 8. Adam was 5 points behind.
+6. The embedding is frozen, and TextCNN takes widths 1 and 2, if the noise would otherwise be more than 3 times as long
+   as a round's longest update. At epsilon 1 that ratio was 3.9, and freezing gained 2 points; at epsilon 2 it was 2.1,
+   and freezing lost 2.
+7. The noise is the smallest with which the smallest member's empty ledger admits all rounds.
+8. A prompted model has no table of words to move: rate 1. This follows from the length of a prompt's vectors and was
+   not measured under noise.
+
+Without noise (fedprompt_search: SST-2, 10 members, MiniLM; institutional: TREC):
+
+9. Adam, 15 rounds. Rate 0.01 for a prompt, a prefix or P-tuning under a head, 0.1 for a prompt as a cloze, 0.001 for
+   LoRA, 0.0001 for a fine-tuned encoder, 0.001 for word vectors trained from the start.
+10. About 40 steps a round: as many epochs as that takes in the smallest member's rows, at most 5.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from learning.accounting.calibration import calibrate
+from learning.accounting.costs import adjacency_of, event_of_job
+from learning.accounting.expected_noise import Values
+from learning.accounting.planning import noise_to_signal, with_multiplier
+from learning.accounting.spend import Limit
+from tacit.job import JobSpec
+from tacit.job_parts import Training
+from tacit.mechanism import DpSgd, Mechanism, NoMechanism
+from tacit.method import FedAvg, FedProx
+from tacit.model import BiLSTMModel, PromptedModel, TextCNNModel, TransformerModel
+
+__all__ = ["DELTA", "Situation", "Suggestion", "suggest", "with_noise_for"]
+
+# Delta of a member's policy unless it says otherwise (docs/policy.md).
+DELTA = 1e-6
+
+# Rules 2 to 6.
+_ROUNDS, _STEPS = 10, 10
+_MIN_LOT, _LOT_PART = 64, 3
+_CLIP = 0.5
+_RATE, _RATE_FROZEN, _RATE_PROMPTED = 10.0, 8.0, 1.0
+_MAX_RATIO, _MAX_DRIFT = 2.0, 0.2
+# Rules 9 and 10.
+_PLAIN_ROUNDS, _PLAIN_STEPS, _MAX_EPOCHS = 15, 40, 5
+_PROMPTED_RATES: Mapping[str, float] = MappingProxyType(
+    {"prompt-tuning": 0.01, "prefix-tuning": 0.01, "p-tuning": 0.01, "lora": 0.001}
+)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a suggestion depends on besides the job's model.
+
+    Attributes:
+        examples: rows of the smallest member.
+        members: members of a round.
+        epsilon: each member's budget for the whole job; None: no noise.
+        values: what the job shares as it is; None: unknown, and then nothing is said about noise and signal.
+        delta: of the budget.
+    """
+
+    examples: int
+    members: int
+    epsilon: float | None
+    values: Values | None = None
+    delta: float = DELTA
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise ValueError(f"examples must be at least 1, got {self.examples}")
+        if self.members < 2:
+            raise ValueError(f"members must be at least 2, got {self.members}; a sum of one member hides nothing")
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ValueError(f"epsilon must be above 0, got {self.epsilon:g}")
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A job with proposed numbers.
+
+    Attributes:
+        job: the job.
+        noise_to_signal: expected in a round; None without noise, or if the number of values is unknown.
+        reasons: a sentence for each choice.
+    """
+
+    job: JobSpec
+    noise_to_signal: float | None
+    reasons: tuple[str, ...]
+
+
+def suggest(job: JobSpec, situation: Situation) -> Suggestion:
+    """Return the job with numbers by the rules of this module. Labels, vocabulary, server and name stay as they are.
+
+    Args:
+        job: the operator's job; its mechanism, training and number of rounds are replaced, and rule 6 may freeze its
+            embedding.
+        situation: what the numbers depend on.
+
+    Raises:
+        NotAffordable: no noise is enough for the epsilon.
+        ValueError: the job does not allow the numbers.
+    """
+    return _plain(job, situation) if situation.epsilon is None else _noised(job, situation, situation.epsilon)
+
+
+def with_noise_for(job: JobSpec, situation: Situation) -> JobSpec:
+    """Return the job with the smallest noise at which the smallest member's empty ledger admits all of its rounds.
+
+    A job without a mechanism, or a situation without an epsilon, is returned unchanged.
+
+    Raises:
+        NotAffordable: no noise is enough.
+        ValueError: the event has no formula here.
+    """
+    mechanism, epsilon = job.mechanism, situation.epsilon
+    if epsilon is None or isinstance(mechanism, NoMechanism):
+        return job
+    shared = None if situation.values is None else situation.values.shared
+    limit = Limit(epsilon, situation.delta, adjacency_of(mechanism), mechanism.unit)
+    multiplier = calibrate(
+        lambda at: event_of_job(
+            job,
+            with_multiplier(mechanism, at),
+            situation.examples,
+            values=shared,
+            members=max(situation.members, job.rounds.target_members),
+        ),
+        job.rounds.count,
+        limit,
+    )
+    return changed(job, mechanism=with_multiplier(mechanism, multiplier))
+
+
+def changed(job: JobSpec, **tables: object) -> JobSpec:
+    """Return the job with other tables, checked as a whole. Raises ValueError if they do not fit together."""
+    return JobSpec.model_validate({**{name: getattr(job, name) for name in job.model_fields_set}, **tables})
+
+
+def _noised(job: JobSpec, situation: Situation, epsilon: float) -> Suggestion:
+    examples = situation.examples
+    lot = min(examples, max(_MIN_LOT, -(-examples // _LOT_PART)))
+    first = _dp_sgd(job, lot, _rate(job), situation)
+    reasons = [
+        f"dp-sgd with plain SGD, {_ROUNDS} rounds of {_STEPS} steps, clip {_CLIP:g}: best or within two points of it "
+        "wherever it was measured",
+        f"lots of {lot}: a third of {examples} rows"
+        if lot * _LOT_PART >= examples > _MIN_LOT * _LOT_PART
+        else f"lots of {lot}, because members have only {examples} rows",
+    ]
+    values = situation.values
+    ratio = _ratio(first, values.shared, situation) if values else None
+    if values and ratio is not None and ratio > _MAX_RATIO and values.embedding:
+        left = values.shared - values.embedding
+        table: dict[str, object] = {"freeze_embedding": True}
+        if isinstance(job.model, TextCNNModel):
+            table["widths"] = (1, 2)
+        frozen = changed(job, model=job.model.model_copy(update=table))
+        first = _dp_sgd(frozen, lot, _rate(frozen), situation)
+        reasons.append(
+            f"the embedding is frozen: with its {values.embedding:,} values the noise would be {ratio:.2g} times as "
+            "long as the update"
+        )
+        ratio = _ratio(first, left, situation)
+    mechanism = first.mechanism
+    assert isinstance(mechanism, DpSgd)  # noqa: S101  made above
+    reasons.append(
+        f"noise {mechanism.noise_multiplier:g}: the smallest with which {examples} rows pass epsilon {epsilon:g} at "
+        f"delta {situation.delta:g}"
+    )
+    return Suggestion(first, ratio, tuple(reasons))
+
+
+def _dp_sgd(job: JobSpec, lot: int, rate: float, situation: Situation) -> JobSpec:
+    # The steps of fedprox have no accounting under dp-sgd.
+    job = changed(job, method=FedAvg()) if isinstance(job.method, FedProx) else job
+    mechanism = DpSgd(noise_multiplier=1.0, clip=_CLIP, lot=lot, steps=_STEPS)
+    # float32, because dp-sgd bounds a gradient in it, and no adjusted logits, which dp-sgd does not allow.
+    training = Training(batch=min(256, max(lot, 1)), optimiser="sgd", learning_rate=rate)
+    noised = with_noise_for(_with(job, mechanism, training, _ROUNDS), situation)
+    return changed(noised, training=training.model_copy(update={"learning_rate": _calmed(noised, rate, situation)}))
+
+
+def _calmed(job: JobSpec, rate: float, situation: Situation) -> float:
+    """Return a rate at which the noise of all steps moves a value of the mean by _MAX_DRIFT; at most `rate`."""
+    mechanism = job.mechanism
+    assert isinstance(mechanism, DpSgd)  # noqa: S101  made by the caller
+    each = mechanism.noise_multiplier * mechanism.clip / (mechanism.lot * math.sqrt(situation.members))
+    drift = each * math.sqrt(mechanism.steps * job.rounds.count)
+    return min(rate, float(f"{_MAX_DRIFT / drift:.2g}"))
+
+
+def _plain(job: JobSpec, situation: Situation) -> Suggestion:
+    rate = _plain_rate(job)
+    batch = min(32, situation.examples)
+    epochs = min(_MAX_EPOCHS, max(1, round(_PLAIN_STEPS * batch / situation.examples)))
+    training = Training(epochs=epochs, batch=batch, optimiser="adam", learning_rate=rate)
+    made = _with(job, NoMechanism(), training, _PLAIN_ROUNDS)
+    reasons = (
+        f"Adam at {rate:g}, the rate that was best for this kind of model",
+        f"{_PLAIN_ROUNDS} rounds of {epochs} epochs: about {_PLAIN_STEPS} steps of {batch} rows",
+        "no noise: the job has no differential privacy guarantee",
+    )
+    return Suggestion(made, None, reasons)
+
+
+def _with(job: JobSpec, mechanism: Mechanism, training: Training, rounds: int) -> JobSpec:
+    return changed(
+        job,
+        mechanism=mechanism,
+        training=training,
+        rounds=job.rounds.model_copy(update={"count": rounds}),
+    )
+
+
+def _rate(job: JobSpec) -> float:
+    if isinstance(job.model, PromptedModel):
+        return _RATE_PROMPTED
+    return _RATE_FROZEN if job.model.freeze_embedding else _RATE
+
+
+def _plain_rate(job: JobSpec) -> float:
+    match job.model:
+        case PromptedModel() as model:
+            cloze = model.task.name == "cloze"
+            return 0.1 if cloze and model.injection.name == "prompt-tuning" else _PROMPTED_RATES[model.injection.name]
+        case TransformerModel():
+            return 0.0001
+        case TextCNNModel() | BiLSTMModel():
+            return 0.001
+    return 0.001
+
+
+def _ratio(job: JobSpec, shared: int, situation: Situation) -> float | None:
+    mechanism = job.mechanism
+    if isinstance(mechanism, NoMechanism):
+        return None
+    return noise_to_signal(mechanism, shared, situation.examples, situation.members)

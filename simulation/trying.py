@@ -1,0 +1,305 @@
+"""Tries a job offline: prepares rows, members and recipes, runs the sweep, and reports it beside the baselines.
+
+`coordinator job try` is this with options and a table. Everything works on this machine and asks nobody.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learning.accounting.calibration import NotAffordable
+from learning.accounting.expected_noise import Values, expected_noise
+from learning.accounting.planning import Setting, cost_of_job
+from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_examples
+from simulation.server import Server
+from simulation.suggestion import DELTA, Situation, suggest, with_noise_for
+from simulation.sweep import Candidate, Plan, Progress, Scored, Sweep, best_of, described, sweep
+from simulation.trial import Divided, PartitionKind, Rows, RowsUnfit, deal, divide, majority
+from simulation.verdict import Verdict, verdict
+from simulation.word_counts import predicted
+from tacit.job import JobSpec
+from tacit.mechanism import NoMechanism
+from tacit.method import keeps_anything
+from tacit.model import RvaeModel
+from tacit.prompt import reads_pairs
+
+__all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "read_rows", "try_job"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asked for.
+
+    Attributes:
+        members: number of members; None with partition `column`, whose values make them.
+        epsilon: each member's budget for the whole job; None: what the job as written costs, or no noise.
+        delta: of the budget.
+        partition, alpha: as in `deal`.
+        minutes: limit of the sweep.
+        cores: processes that train.
+        seeds: of partition, training and noise.
+        validation, test: shares of the rows that no member gets.
+        search: whether to search around the job as written and the suggestion.
+    """
+
+    members: int | None
+    epsilon: float | None
+    delta: float = DELTA
+    partition: PartitionKind = "even"
+    alpha: float = 1.0
+    minutes: float = 10.0
+    cores: int = 1
+    seeds: tuple[int, ...] = (0, 1)
+    validation: float = 0.2
+    test: float = 0.2
+    search: bool = True
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One recipe of the report: accuracies are means over its seeds."""
+
+    recipe: str
+    origin: str
+    validation: float | None
+    seeds: int
+    noise_to_signal: float | None
+    seconds: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Accuracy of something that is not a job."""
+
+    name: str
+    validation: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a trial found.
+
+    Attributes:
+        best: the tuned job.
+        tried: all recipes, best first.
+        baselines: majority class, word counts.
+        verdicts: about the job as written, if it could run within the epsilon, and about the tuned job.
+        members: rows of each member on the first seed.
+        rows: rows for training, validation and test.
+        epsilon: the budget that the noise keeps; None without noise.
+        cut: the time limit ended the sweep before all axes were searched.
+    """
+
+    best: JobSpec
+    tried: tuple[Tried, ...]
+    baselines: tuple[Baseline, ...]
+    verdicts: tuple[Verdict, ...]
+    members: tuple[int, ...]
+    rows: tuple[int, int, int]
+    epsilon: float | None
+    delta: float
+    cut: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "best": described(self.best),
+            "tried": [vars(each) for each in self.tried],
+            "baselines": [vars(each) for each in self.baselines],
+            "verdicts": [{**vars(each), "sentence": each.sentence} for each in self.verdicts],
+            "members": list(self.members),
+            "rows": dict(zip(("training", "validation", "test"), self.rows, strict=True)),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "cut_by_time": self.cut,
+        }
+
+
+def check_job(job: JobSpec) -> None:
+    """Refuse a job that cannot be tried. Raises ValueError with a sentence."""
+    if isinstance(job.model, RvaeModel):
+        raise ValueError(
+            "an rvae has no accuracy to try it by; measure a classifier on its texts (coordinator finetune)"
+        )
+    if keeps_anything(job.method):
+        raise ValueError(
+            f"method {job.method.name} keeps parameters with each member, so there is no one model to measure; try the "
+            "job with method fedavg or fedprox"
+        )
+
+
+def read_rows(
+    path: Path, job: JobSpec, *, text: str, label: str, text_b: str | None = None, column: str | None = None
+) -> Rows:
+    """Read labelled rows, and a column that members are made of.
+
+    Raises:
+        DataInvalid: the file cannot be read, a column is missing, or a label is not the job's.
+    """
+    examples = read_examples(path, text=text, label=label, text_b=text_b)
+    check_labels(examples, job.labels)
+    if reads_pairs(job.model):
+        check_pairs(examples)
+    values: tuple[str, ...] = ()
+    if column is not None:
+        values = tuple(str(each.label) for each in read_examples(path, text=text, label=column))
+        if len(values) != len(examples):
+            raise DataInvalid(f"{path.name}: {len(values)} of {len(examples)} rows have a {column}; fill the column")
+    return Rows(tuple(examples), values)
+
+
+def try_job(
+    job: JobSpec,
+    folder: Path,
+    rows: Rows,
+    asked: Asked,
+    server: Server,
+    *,
+    progress: Progress = lambda done, planned, best: None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Try a job, and tune it.
+
+    Args:
+        job: the operator's job.
+        folder: base of its relative paths.
+        rows: labelled rows.
+        asked: what to try.
+        server: the coordinator's arithmetic.
+        progress: told after each trial.
+        report: called with sentences about what was found on the way.
+
+    Raises:
+        RowsUnfit: the rows do not suffice.
+        NotAffordable: no noise keeps the epsilon.
+        NothingTried: nothing could be measured within the time.
+        ValueError: the job cannot be tried, or its bundle cannot be made.
+    """
+    until = time.time() + 60 * asked.minutes
+    check_job(job)
+    divided = divide(rows, validation=asked.validation, test=asked.test, seed=asked.seeds[0])
+    dealt = tuple(deal(divided.train, asked.partition, asked.members or 0, asked.alpha, seed) for seed in asked.seeds)
+    members, smallest = len(dealt[0]), min(len(part) for crew in dealt for part in crew)
+    if members < job.rounds.min_members:
+        raise RowsUnfit(
+            f"job {job.name} needs {job.rounds.min_members} members (rounds.min_members) and there are {members}; give "
+            "more --members, or lower it in the job"
+        )
+    with tempfile.TemporaryDirectory(prefix="tacit-try-") as scratch:
+        start, values = _bundle(job, folder, Path(scratch) / "job", report)
+        epsilon = _epsilon(job, asked, smallest, members, values)
+        situation = Situation(smallest, members, epsilon, values, asked.delta)
+        counted = {start: values}
+        baselines = _baselines(divided)
+        first = list(_first(job, folder, start, situation, Path(scratch), counted, report))
+        plan = Plan(divided, dealt, asked.seeds, situation, server, until, asked.cores)
+        found = sweep(plan, first, progress, search=asked.search)
+    best = best_of(found.tried, len(divided.validation))
+    return Report(
+        best=best.candidate.spec,
+        tried=tuple(_shown(each, len(divided.validation), counted, situation) for each in _ordered(found, divided)),
+        baselines=baselines,
+        verdicts=tuple(_verdicts(found, best, divided)),
+        members=tuple(len(part) for part in dealt[0]),
+        rows=(len(divided.train.examples), len(divided.validation), len(divided.test)),
+        epsilon=epsilon,
+        delta=asked.delta,
+        cut=found.cut,
+    )
+
+
+_WRITTEN, _SUGGESTED = "as written", "suggested"
+
+
+def _epsilon(job: JobSpec, asked: Asked, smallest: int, members: int, values: Values) -> float | None:
+    """Return the budget: the one that was asked for, or what the job as written costs the smallest member."""
+    if asked.epsilon is not None or isinstance(job.mechanism, NoMechanism):
+        return asked.epsilon
+    most = max(members, job.rounds.target_members)
+    setting = Setting(smallest, job.rounds.count, asked.delta, values.shared, members, most)
+    # A trace more, so that the job's own noise still passes.
+    return float(cost_of_job(job, setting, []).gate * (1 + 1e-6))
+
+
+def _bundle(job: JobSpec, folder: Path, out: Path, report: Callable[[str], None]) -> tuple[Path, Values]:
+    from export.bundle import make_job_bundle, read_job_bundle
+
+    document = make_job_bundle(job, folder, out, report=report)
+    return out, Values.of(document, read_job_bundle(out).manifest)
+
+
+def _first(
+    job: JobSpec,
+    folder: Path,
+    start: Path,
+    situation: Situation,
+    scratch: Path,
+    counted: dict[Path, Values],
+    report: Callable[[str], None],
+) -> Iterator[Candidate]:
+    """Yield the job as written, with the noise that the budget needs, and the suggestion."""
+    noised = not isinstance(job.mechanism, NoMechanism)
+    if noised or situation.epsilon is None:
+        try:
+            yield Candidate(with_noise_for(job, situation), start, _WRITTEN)
+        except NotAffordable as error:
+            report(f"the job as written cannot keep epsilon {situation.epsilon:g}: {error}")
+    else:
+        report(f"the job as written adds no noise, so only jobs within epsilon {situation.epsilon:g} are tried")
+    proposed = suggest(job, situation).job
+    bundle = start
+    if proposed.model != job.model:
+        bundle, counted[scratch / "suggested"] = _bundle(proposed, folder, scratch / "suggested", lambda _: None)
+    yield Candidate(proposed, bundle, _SUGGESTED)
+
+
+def _ordered(found: Sweep, divided: Divided) -> list[Scored]:
+    rows = len(divided.validation)
+    return sorted(
+        found.tried,
+        key=lambda each: (-len(each.outcomes), -each.validation(rows) if each.outcomes else 0.0),
+    )
+
+
+def _shown(each: Scored, rows: int, counted: dict[Path, Values], situation: Situation) -> Tried:
+    spec, outcomes = each.candidate.spec, each.outcomes
+    expected = expected_noise(
+        spec, counted[each.candidate.bundle], examples=situation.examples, members=situation.members
+    )
+    return Tried(
+        recipe=described(spec),
+        origin=each.candidate.origin,
+        validation=each.validation(rows) if outcomes else None,
+        seeds=len(outcomes),
+        noise_to_signal=None if expected is None else expected.ratio,
+        seconds=sum(one.seconds for one in outcomes.values()) / len(outcomes) if outcomes else None,
+        problem=each.problem or (None if outcomes else "not finished within the time limit"),
+    )
+
+
+def _baselines(divided: Divided) -> tuple[Baseline, ...]:
+    train, by, test = divided.train.examples, divided.validation, divided.test
+
+    def counts(part: Sequence[Example]) -> float:
+        answers = predicted(train, part)
+        return sum(answer == row.label for answer, row in zip(answers, part, strict=True)) / len(part)
+
+    return (
+        Baseline("majority class", majority(train, by) / len(by), majority(train, test) / len(test)),
+        Baseline("word counts, no noise", counts(by), counts(test)),
+    )
+
+
+def _verdicts(found: Sweep, best: Scored, divided: Divided) -> Iterator[Verdict]:
+    rows = len(divided.test)
+    floor = majority(divided.train.examples, divided.test) / rows
+    for each in found.tried:
+        if each.candidate.origin == _WRITTEN and each.outcomes and each is not best:
+            yield verdict(each.test(rows), floor, rows, "this job")
+    written = best.candidate.origin == _WRITTEN
+    yield verdict(best.test(rows), floor, rows, "this job" if written else "the tuned job")

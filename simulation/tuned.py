@@ -1,0 +1,133 @@
+"""Writes a tuned job file: the operator's own text with other numbers. Comments and order stay.
+
+Guarantee: the text that is returned reads as exactly the wanted job. Where the operator's text cannot be edited to that
+(inline tables, dotted keys), the error says so.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from tacit.documents import DocumentInvalid
+from tacit.job import JobSpec
+
+__all__ = ["NotEditable", "tuned_text"]
+
+_HEADER = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(#.*)?$")
+_KEY = re.compile(r"^(\s*)([A-Za-z0-9_\-]+)(\s*=\s*)(.*?)(\s*#[^\"']*)?$")
+# The tables that tuning replaces.
+_TABLES = ("mechanism", "training", "method")
+
+
+class NotEditable(ValueError):
+    """The job file has a form that is not edited; the text says what to do."""
+
+
+def tuned_text(text: str, before: JobSpec, wanted: JobSpec) -> str:
+    """Return a job file's text with the numbers of another recipe.
+
+    Args:
+        text: the operator's file.
+        before: what it says.
+        wanted: the same job with other mechanism, training, method, number of rounds, frozen embedding, TextCNN widths
+            or mark of private rows.
+
+    Raises:
+        NotEditable: the text cannot be edited to that.
+    """
+    lines = text.split("\n")
+    for name in _TABLES:
+        if getattr(wanted, name) != getattr(before, name):
+            table = _written(getattr(wanted, name).model_dump(mode="json"), keep=("name",))
+            lines = _replaced(lines, name, table)
+    if wanted.rounds != before.rounds:
+        lines = _set(lines, "rounds", {"count": wanted.rounds.count})
+    if wanted.model != before.model:
+        new, old = (each.model.model_dump(mode="json") for each in (wanted, before))
+        lines = _set(lines, "model", {key: value for key, value in new.items() if value != old.get(key)})
+    if wanted.tuned_on != before.tuned_on:
+        lines = _set(lines, "", {"tuned_on": wanted.tuned_on})
+    made = "\n".join(lines)
+    try:
+        found = JobSpec.model_validate(tomllib.loads(made))
+    except (ValueError, DocumentInvalid) as error:
+        raise NotEditable(f"{_UNEDITABLE} ({error})") from error
+    if found != wanted:
+        raise NotEditable(_UNEDITABLE)
+    return made
+
+
+_UNEDITABLE = (
+    "the job file cannot be edited to the tuned numbers; write its tables as [mechanism], [training], [method], "
+    "[rounds] and [model], each key on a line of its own"
+)
+
+
+def _written(table: Mapping[str, Any], keep: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None or key in keep}
+
+
+def _span(lines: list[str], table: str) -> tuple[int, int] | None:
+    """Return the lines of a table: after its header, up to the next header. The top level is the table ""."""
+    headers = [(at, found[1].replace(" ", "")) for at, line in enumerate(lines) if (found := _HEADER.match(line))]
+    ends = [at for at, _ in headers[1:]] + [len(lines)]
+    if not table:
+        return 0, headers[0][0] if headers else len(lines)
+    for (at, name), end in zip(headers, ends, strict=True):
+        if name == table:
+            return at + 1, end
+    return None
+
+
+def _replaced(lines: list[str], table: str, wanted: Mapping[str, Any]) -> list[str]:
+    """Return the lines with a whole table replaced: keys that it no longer has are left out."""
+    top = _span(lines, "")
+    kept = [
+        line
+        for at, line in enumerate(lines)
+        if not (top and at < top[1] and (found := _KEY.match(line)) and found[2] == table)
+    ]
+    span = _span(kept, table)
+    if span is not None:
+        kept[span[0] : span[1]] = [
+            line for line in kept[span[0] : span[1]] if not (found := _KEY.match(line)) or found[2] in wanted
+        ]
+    return _set(kept, table, wanted)
+
+
+def _set(lines: list[str], table: str, wanted: Mapping[str, Any]) -> list[str]:
+    """Return the lines with these keys of a table set; a missing table is appended."""
+    lines = list(lines)
+    span = _span(lines, table)
+    if span is None:
+        while lines and not lines[-1].strip():
+            lines.pop()
+        lines += ["", f"[{table}]", ""]
+        span = len(lines) - 1, len(lines) - 1
+    left = dict(wanted)
+    for at in range(*span):
+        found = _KEY.match(lines[at])
+        if found and found[2] in left:
+            lines[at] = f"{found[1]}{found[2]}{found[3]}{_toml(left.pop(found[2]))}{found[5] or ''}"
+    place = span[1]
+    while place > span[0] and not lines[place - 1].strip():
+        place -= 1
+    # The comment right above the next table belongs to that table.
+    while place > span[0] and lines[place - 1].lstrip().startswith("#"):
+        place -= 1
+    while place > span[0] and not lines[place - 1].strip():
+        place -= 1
+    lines[place:place] = [f"{key} = {_toml(value)}" for key, value in left.items()]
+    return lines
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,124 @@
+"""`coordinator job try` refuses what it cannot try, in sentences, and marks a job that private rows tuned."""
+
+import json
+import sys
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from tacit.job import JobSpec
+from tests.support.tried_jobs import TOML, written_job
+from toolkit.console import CommandFailed, ExitCode
+
+QUICK = ("--no-search", "--cores", "1", "--seed", "0", "--minutes", "5")
+
+
+def tried(*words, code=ExitCode.OK):
+    result = CliRunner().invoke(app, ["job", "try", *(str(word) for word in words)])
+    if isinstance(result.exception, CommandFailed):
+        assert result.exception.code is code, result.exception
+        return str(result.exception)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def job(tmp_path):
+    return written_job(tmp_path)[0]
+
+
+PUBLIC = ("--rows", "public")
+DATA = ("--data", "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--members", 3, *PUBLIC), ExitCode.USAGE, "give --data FILE"),
+        ((*DATA, "--members", 3), ExitCode.USAGE, "say whose rows these are"),
+        ((*DATA, *PUBLIC), ExitCode.USAGE, "give --members N"),
+        ((*DATA, *PUBLIC, "--members", 3, "--column", "site"), ExitCode.USAGE, "give --members N, or --column"),
+        ((*DATA, "--members", 3, "--rows", "own-private"), ExitCode.REFUSED, "private rows are refused"),
+        (("--data", "none.jsonl", *PUBLIC, "--members", 3), ExitCode.NOT_FOUND, "none.jsonl"),
+        ((*DATA, *PUBLIC, "--members", 3, "--label", "kind"), ExitCode.USAGE, "kind"),
+        ((*DATA, *PUBLIC, "--column", "place"), ExitCode.USAGE, "place"),
+        ((*DATA, *PUBLIC, "--members", 100), ExitCode.USAGE, "72 training rows cannot be dealt to 100 members"),
+        ((*DATA, *PUBLIC, "--members", 2), ExitCode.USAGE, "needs 3 members (rounds.min_members)"),
+        ((*DATA, *PUBLIC, "--members", 3, "--minutes", 0.01, "--cores", 1), ExitCode.FAILED, "give more --minutes"),
+        ((*DATA, *PUBLIC, "--members", 3, "--out", "elsewhere/job.toml"), ExitCode.USAGE, "relative to its folder"),
+        ((*DATA, *PUBLIC, "--members", 3, "--out", "job.toml"), ExitCode.USAGE, "the job file itself"),
+        ((*DATA, "--suggest"), ExitCode.USAGE, "--suggest needs no data"),
+        (("--suggest",), ExitCode.USAGE, "give --examples N"),
+    ],
+)
+def test_bad_input_says_what_to_do(job, monkeypatch, words, code, says):
+    monkeypatch.chdir(job.parent)
+    monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
+    assert says in tried("job.toml", *words, code=code)
+    assert not list(job.parent.glob("*.tuned.toml"))
+
+
+def test_one_label_is_not_enough(job):
+    rows = job.with_name("one.csv")
+    rows.write_text("text,label\n" + "".join(f"the sun {n},day\n" for n in range(40)))
+    assert "at least two labels" in tried(job, "--data", rows, *PUBLIC, "--members", 3, code=ExitCode.USAGE)
+
+
+def test_a_job_that_is_not_there(tmp_path):
+    assert "does not exist" in tried(tmp_path / "job.toml", code=ExitCode.NOT_FOUND)
+
+
+def test_rows_in_a_members_home_are_not_public(job):
+    for name in ("identity", "ledgers"):
+        (job.parent / "home" / name).mkdir(parents=True)
+    rows = job.parent / "home" / "rows.jsonl"
+    rows.write_text((job.parent / "rows.jsonl").read_text())
+    assert "lies in a member's home" in tried(job, "--data", rows, *PUBLIC, "--members", 3, code=ExitCode.REFUSED)
+
+
+def test_a_job_with_private_parameters_has_no_one_model(tmp_path):
+    own = TOML.replace("[mechanism]", '[method]\nname = "fedvocab"\n\n[mechanism]')
+    job, data = written_job(tmp_path, own)
+    said = tried(job, "--data", data, *PUBLIC, "--members", 3, code=ExitCode.USAGE)
+    assert "fedvocab keeps parameters with each member" in said
+
+
+def test_without_torch_it_says_what_to_install(job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = tried(job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, code=ExitCode.USAGE)
+    assert "pip install '.[coordinator,export]'" in said
+    assert "--suggest" in said
+
+
+def test_private_rows_leave_a_mark_that_a_bundle_keeps(job):
+    rows = job.with_name("rows.jsonl")
+    words = (job, "--data", rows, "--rows", "own-private", "--force", "--members", 3, "--epsilon", 8, *QUICK, "--json")
+    found = json.loads(tried(*words).splitlines()[-1])
+    assert found["tuned_on_private_rows"]
+    tuned = JobSpec.from_toml(job.with_name("job.tuned.toml"))
+    assert tuned.tuned_on == "own-private"
+    assert JobSpec.from_toml(job).tuned_on is None
+
+
+def test_suggest_writes_numbers_and_prints_the_expected_noise(job):
+    out = job.with_name("numbers.toml")
+    said = tried(job, "--suggest", "--examples", 400, "--members", 4, "--epsilon", 4, "--out", out)
+    assert "expected noise to signal" in said
+    found = tomllib.loads(out.read_text())
+    assert found["mechanism"]["lot"] == 134
+    assert found["rounds"] == {"count": 10, "min_members": 3}
+    numbers = json.loads(tried(job, "--suggest", "--examples", 400, "--members", 4, "--epsilon", 4, "--json"))
+    assert numbers["mechanism"] == found["mechanism"] | {"unit": "example"}
+
+
+def test_a_drowned_job_is_told_that_it_ends_at_chance(job):
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, "--epsilon", 0.01, *QUICK)
+    assert "will end at chance" in tried(*words)
+
+
+def test_bundle_prints_the_expected_noise(job, monkeypatch):
+    result = CliRunner().invoke(app, ["job", "bundle", str(job), "--out", str(job.with_name("b"))])
+    assert "Expected noise to signal: " in result.output
+    assert "freeze_embedding = true leaves" in result.output

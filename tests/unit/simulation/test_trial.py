@@ -1,0 +1,178 @@
+"""Rows for trials: parts never overlap, members get training rows only, and nothing chooses by the test part."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from learning.text.data import Example
+from simulation.home import in_a_members_home
+from simulation.sweep import Candidate, NothingTried, Scored, best_of, described
+from simulation.trial import Outcome, Rows, RowsUnfit, deal, divide, majority
+from simulation.tuned import NotEditable, tuned_text
+from simulation.verdict import verdict
+from simulation.word_counts import predicted
+from tacit.job import JobSpec
+from tests.support.tried_jobs import TOML, written_job, written_rows
+
+
+def rows_of(count, column=False):
+    rows = written_rows(count)
+    examples = tuple(Example(row["text"], row["label"]) for row in rows)
+    return Rows(examples, tuple(row["site"] for row in rows) if column else ())
+
+
+def test_parts_do_not_overlap_even_if_texts_repeat():
+    once = rows_of(60).examples
+    divided = divide(Rows(once * 3), validation=0.2, test=0.2, seed=1)
+    parts = [{each.text for each in part} for part in (divided.train.examples, divided.validation, divided.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 60
+    assert [len(part) for part in parts] == [36, 12, 12]
+    assert divide(Rows(once * 3), validation=0.2, test=0.2, seed=1) == divided
+    assert divide(Rows(once * 3), validation=0.2, test=0.2, seed=2) != divided
+
+
+@pytest.mark.parametrize(("kind", "column"), [("even", False), ("label", False), ("column", True)])
+def test_every_training_row_is_dealt_once(kind, column):
+    rows = rows_of(90, column)
+    dealt = deal(rows, kind, 3, 0.3, 0)
+    assert len(dealt) == 3
+    assert sorted(each.text for part in dealt for each in part) == sorted(each.text for each in rows.examples)
+    if kind == "column":
+        sites = dict(zip((each.text for each in rows.examples), rows.column, strict=True))
+        assert all(len({sites[each.text] for each in part}) == 1 for part in dealt)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (Rows(tuple(Example(f"text {n}", "day") for n in range(50))), "give rows of at least two labels"),
+        (rows_of(4), "give more rows"),
+    ],
+)
+def test_rows_that_do_not_suffice(rows, says):
+    with pytest.raises(RowsUnfit, match=says):
+        divide(rows, validation=0.2, test=0.2, seed=0)
+
+
+def test_fewer_rows_than_members():
+    with pytest.raises(RowsUnfit, match="20 training rows cannot be dealt to 30 members"):
+        deal(rows_of(20), "even", 30, 1.0, 0)
+
+
+def test_a_column_with_one_value():
+    rows = rows_of(20)
+    with pytest.raises(RowsUnfit, match="name another column"):
+        deal(Rows(rows.examples, ("here",) * 20), "column", 0, 1.0, 0)
+
+
+def test_the_majority_is_that_of_the_training_rows():
+    train = [Example("x", "a"), Example("y", "a"), Example("z", "b")]
+    assert majority(train, [Example("p", "b"), Example("q", "b"), Example("r", "a")]) == 1
+
+
+def scored(validation, test, seeds=1):
+    spec = JobSpec.model_validate({"name": "x", "labels": ["a", "b"], "vocabulary": {"kind": "words", "file": "w"}})
+    candidate = Candidate(spec, Path("bundle"), "rates")
+    return Scored(candidate, {seed: Outcome(validation, test, 1.0) for seed in range(seeds)})
+
+
+def test_the_winner_has_the_best_validation_whatever_the_test_part_says():
+    good, lucky = scored(60, 10), scored(50, 90)
+    assert best_of([lucky, good], 100) is good
+    assert best_of([scored(90, 0, seeds=1), few := scored(50, 0, seeds=2)], 100) is few
+
+
+def test_nothing_measured_says_what_to_do():
+    with pytest.raises(NothingTried, match="--minutes"):
+        best_of([scored(1, 1, seeds=0)], 10)
+    with pytest.raises(NothingTried, match="cannot be split"):
+        best_of([dataclasses.replace(scored(1, 1, seeds=0), problem="the cohort cannot be split")], 10)
+
+
+def test_the_verdict_is_chance_until_the_interval_leaves_the_majority():
+    assert verdict(0.55, 0.5, 100).at_chance
+    assert not verdict(0.55, 0.5, 10_000).at_chance
+    assert "will end at chance: 55.0 % of 100 test rows" in verdict(0.55, 0.5, 100).sentence
+    assert verdict(0.3, 0.5, 10_000).at_chance
+
+
+def test_word_counts_read_words_and_not_places():
+    train = [Example(row["text"], row["label"]) for row in written_rows(80)]
+    asked = [Example(row["text"], row["label"]) for row in written_rows(40, seed=5)]
+    answers = predicted(train, asked)
+    assert sum(answer == row.label for answer, row in zip(answers, asked, strict=True)) >= 38
+    turned = [Example(row.text, "night" if row.label == "day" else "day") for row in train]
+    assert predicted(turned, asked) != answers
+
+
+def test_a_members_home_is_recognised(tmp_path):
+    for name in ("identity", "ledgers"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+    (tmp_path / "home" / "texts").mkdir()
+    assert in_a_members_home(tmp_path / "home" / "texts" / "rows.csv") == tmp_path / "home"
+    assert in_a_members_home(tmp_path / "rows.csv") is None
+
+
+# ---- the tuned file --------------------------------------------------------------------------------------------------
+
+
+def tuned(before, text, **tables):
+    wanted = before.model_validate({**{name: getattr(before, name) for name in before.model_fields_set}, **tables})
+    return wanted, tuned_text(text, before, wanted)
+
+
+def test_comments_and_untouched_tables_stay(tmp_path):
+    before = JobSpec.from_toml(written_job(tmp_path)[0])
+    mechanism = before.mechanism.model_copy(update={"noise_multiplier": 4.5, "lot": 60})
+    training = before.training.model_copy(update={"learning_rate": 0.25})
+    rounds = before.rounds.model_copy(update={"count": 9})
+    wanted, text = tuned(before, TOML, mechanism=mechanism, training=training, rounds=rounds)
+    again = tmp_path / "again.toml"
+    again.write_text(text)
+    assert JobSpec.from_toml(again) == wanted
+    for kept in ("# What the job is for.", "# Found by the operator.", "noise_multiplier = 4.5  # little", "count = 9"):
+        assert kept in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('mechanism = "none"\n', ""),
+        ('[mechanism]\nname = "laplace-update"\nepsilon = 2.0\n\n[rounds]\ncount = 3\n', ""),
+        ("", ""),
+        ("", "\n# the end\n"),
+    ],
+)
+def test_another_mechanism_replaces_the_old_one(tmp_path, old, new):
+    head = 'schema = 1\nname = "x"\nlabels = ["a", "b"]\n'
+    text = head + (old if not old.startswith("[") else "") + '\n[vocabulary]\nkind = "words"\nfile = "w"\n'
+    text += (old if old.startswith("[") else "") + new
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    before = JobSpec.from_toml(file)
+    wanted, made = tuned(
+        before,
+        text,
+        mechanism={"name": "dp-sgd", "noise_multiplier": 2.0},
+        model={"freeze_embedding": True, "widths": [1, 2]},
+        tuned_on="own-private",
+    )
+    file.write_text(made)
+    assert JobSpec.from_toml(file) == wanted
+    assert "epsilon" not in made
+
+
+def test_a_form_that_is_not_edited_is_refused(tmp_path):
+    text = (
+        'schema = 1\nname = "x"\nlabels = ["a", "b"]\nmodel.embedding = 8\n[vocabulary]\nkind = "words"\nfile = "w"\n'
+    )
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    with pytest.raises(NotEditable, match="each key on a line of its own"):
+        tuned(JobSpec.from_toml(file), text, model={"embedding": 8, "freeze_embedding": True})
+
+
+def test_a_recipe_is_described_in_a_line(tmp_path):
+    job = JobSpec.from_toml(written_job(tmp_path)[0])
+    assert described(job) == "dp-sgd noise 0.3, clip 1, lot 20, 2 x 6 steps, sgd 2"
