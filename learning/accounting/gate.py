@@ -12,6 +12,7 @@ docs/accounting.md has the theorem, its proof and its assumptions.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Final
 
 from learning.accounting.events import Adjacency, PrivacyEvent
@@ -35,6 +36,16 @@ def homogeneous(events: Sequence[PrivacyEvent]) -> PrivacyEvent | None:
     return kinds[0] if len(kinds) == 1 else None
 
 
+@lru_cache(maxsize=1)
+def _has_library() -> bool:
+    """Whether dp-accounting is installed. Every member has it. A coordinator that plans without it asks for more noise
+    (Rényi divergences at the best order), which members admit all the more."""
+    try:
+        return find_spec("dp_accounting") is not None
+    except ValueError:  # The module is blocked.
+        return False
+
+
 @lru_cache(maxsize=4096)
 def epsilon_homogeneous(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> float:
     """The smallest epsilon at which a homogeneous filter admits the event, with all its steps; inf if none does.
@@ -50,7 +61,7 @@ def epsilon_homogeneous(event: PrivacyEvent, delta: float, adjacency: Adjacency)
     share = HOMOGENEOUS_SHARE * delta
     by_renyi = epsilon_renyi(renyi(event, adjacency), share)
     certain = share if is_plain(event) else share - _ROUNDING_A_STEP * event.steps
-    by_pld = epsilon_pld([event], certain, adjacency) if certain > 0 else None
+    by_pld = epsilon_pld([event], certain, adjacency) if certain > 0 and _has_library() else None
     return by_renyi if by_pld is None else min(by_renyi, by_pld)
 
 

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks.institutional.dp import suggested
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.costs import event_of_job
 from learning.accounting.expected_noise import Values
+from learning.accounting.renyi import ORDERS, renyi
 from simulation.suggestion import Situation, suggest, with_noise_for
 from tacit.job import JobSpec
 from tests.support.places import ROOT
@@ -28,9 +30,21 @@ def searched(name):
     return [line for line in map(json.loads, lines) if line.get("figure") == "validation_accuracy"]
 
 
+def former_noise(event_at, rounds, limit):
+    """The noise that the gate asked for when the benchmark's rows were measured (before decision 45)."""
+    alpha = np.array(ORDERS)
+    caps = limit.epsilon - np.log(len(ORDERS) / limit.delta) / (alpha - 1)
+    tried = (float(f"{100 + digits}e{decade - 2}") for decade in range(-2, 4) for digits in range(900))
+    return next(z for z in tried if np.any(renyi(repeated(event_at(z), rounds), limit.adjacency) <= caps))
+
+
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0, 8.0])
-def test_on_the_benchmarks_cells_the_suggestion_is_within_two_points_of_the_best(epsilon):
-    """The benchmark measures the suggestion itself: `python -m benchmarks.institutional.dp --part suggested`."""
+def test_on_the_benchmarks_cells_the_suggestion_is_within_two_points_of_the_best(epsilon, monkeypatch):
+    """The benchmark measures the suggestion itself: `python -m benchmarks.institutional.dp --part suggested`.
+
+    Its rows have the noise of the former gate, so the rules are asked what they propose at that noise.
+    """
+    monkeypatch.setattr("simulation.suggestion.calibrate", former_noise)
     recipe = suggested(epsilon, ENTRIES).as_json()
     rows = {
         json.dumps(row["case"]["recipe"]): row["value"]

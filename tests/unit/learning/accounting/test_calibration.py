@@ -1,6 +1,7 @@
 """Noise for a budget and rounds for noise: the answer is the smallest that passes, and the gate itself agrees."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from learning.accounting.calibration import (
     repeated,
     rounds_affordable,
 )
-from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, PrivacyEvent, SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import PrivacyFilter
 from learning.accounting.renyi import EventUnaccountable
@@ -27,7 +28,7 @@ LIMIT = Limit(3.0, 1e-6)
 REPLACE = Limit(3.0, 1e-6, "replace-one")
 
 # The event at a multiplier, and its limit.
-KINDS = {
+KINDS: dict[str, tuple[Callable[[float], PrivacyEvent], Limit]] = {
     "dp-sgd": (lambda z: SampledGaussian(multiplier=z, rate=0.05, steps=10), LIMIT),
     "gaussian-update": (lambda z: SampledGaussian(multiplier=z / 2, rate=0.1), LIMIT),
     "output": (lambda z: SampledGaussian(multiplier=z / 2, rate=1), LIMIT),

@@ -328,6 +328,7 @@ file = "words.txt"
 def test_a_job_file(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text(JOB)
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
     arguments = (file, "--examples", 500, "--delta", 1e-5, "--epsilon", 8, "--epsilon", 11)
     shown = run(*arguments)
     assert "100 of 100" in shown
@@ -412,6 +413,7 @@ def test_bad_jobs_get_a_sentence(tmp_path):
     assert "does not exist" in fails(tmp_path / "none.json", "--examples", 5, code=ExitCode.NOT_FOUND)
     assert "cannot be read" in fails(tmp_path, "--examples", 5)
     file = tmp_path / "job.toml"
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
     file.write_text("name = 1")
     assert "no schema" in fails(file, "--examples", 5)
     file.write_text(JOB.replace('name = "gaussian-update"\nnoise_multiplier = 12.0\nlot = 1000', 'name = "none"'))
