@@ -192,6 +192,12 @@ def test_a_card_states_the_mechanism_and_no_total(name, job: JobBundle, encoder)
     assert len(re.findall(r"epsilon", found)) == {"none": 0, "laplace-update": 2}.get(name, 1)
 
 
+def test_a_card_says_that_private_rows_tuned_the_job(job: JobBundle, encoder) -> None:
+    said = "own private rows (`coordinator job try --force`). That tuning is in no epsilon."
+    assert said in card(changed(job.document, tuned_on="own-private"), encoder=encoder)
+    assert "own private rows" not in card(job.document, encoder=encoder)
+
+
 def test_a_card_says_where_the_version_comes_from(job: JobBundle, encoder) -> None:
     found = card(job.document, encoder=encoder)
     for said in (

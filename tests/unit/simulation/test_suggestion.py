@@ -1,6 +1,7 @@
 """Suggestions follow the written rules, keep the epsilon, and are near the best row that the benchmarks measured."""
 
 import json
+import statistics
 import subprocess
 import sys
 
@@ -42,18 +43,19 @@ def former_noise(event_at, rounds, limit):
 def test_on_the_benchmarks_cells_the_suggestion_is_within_two_points_of_the_best(epsilon, monkeypatch):
     """The benchmark measures the suggestion itself: `python -m benchmarks.institutional.dp --part suggested`.
 
-    Its rows have the noise of the former gate, so the rules are asked what they propose at that noise.
+    The best of a search on one seed is partly luck. So the two are compared on all seeds that have both.
+    Rows have the noise of the former gate, so the rules are asked what they propose at that noise.
     """
     monkeypatch.setattr("simulation.suggestion.calibrate", former_noise)
-    recipe = suggested(epsilon, ENTRIES).as_json()
-    rows = {
-        json.dumps(row["case"]["recipe"]): row["value"]
-        for row in searched("institutional_dp_search")
-        if row["case"]["epsilon"] == epsilon
-    }
-    measured = rows.pop(json.dumps(recipe), None)
-    assert measured is not None, f"the benchmark has not measured {recipe}"
-    assert measured >= max(rows.values()) - 0.02
+    proposed = suggested(epsilon, ENTRIES).as_json()
+    rows = [row for row in searched("institutional_dp_search") if row["case"]["epsilon"] == epsilon]
+    ours = {row["seed"]: row["value"] for row in rows if row["recipe"] == proposed}
+    assert 0 in ours, f"the benchmark has not measured {proposed}"
+    others = [row for row in rows if row["recipe"] != proposed]
+    best = max((row for row in others if row["seed"] == 0), key=lambda row: row["value"])["recipe"]
+    theirs = {row["seed"]: row["value"] for row in others if row["recipe"] == best}
+    both = ours.keys() & theirs.keys()
+    assert statistics.mean(ours[seed] for seed in both) >= statistics.mean(theirs[seed] for seed in both) - 0.02
 
 
 PROMPTED = {"architecture": "prompted", "base": "somewhere"}
