@@ -1,0 +1,190 @@
+"""Measures accuracy over epsilon of heads on a frozen encoder, on five data sets.
+
+A cell is a data set, a number of equal members (3, 10, or 1: centralised), an epsilon of each member's gate, and a
+method. Its recipe is the one with the highest accuracy on validation rows among `training.candidates`, tried in their
+order with one seed until one is worse than the best; the first of equal ones counts. Then it is trained with three seeds and tested. The search itself is not accounted
+for: the epsilon is that of each training, as is usual in this field.
+
+`majority` is the accuracy of the most common training label.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.frontier.setup import DATASETS, METHODS, KeptFeatures, job_of, read_data
+from benchmarks.frontier.training import Recipe, Trained, candidates, trained
+from benchmarks.library.record import Figure, Results, open_results, parser, summarise
+
+__all__ = ["EPSILONS", "GOALS", "SEEDS", "Cell", "cells_of", "main", "run"]
+
+BENCH, SEARCH = "frontier", "frontier_search"
+SEEDS = (0, 1, 2)
+EPSILONS: tuple[float | None, ...] = (1.0, 2.0, 4.0, None, 0.5, 8.0)
+MEMBERS = (3, 10, 1)
+
+# Goals set before the first run, by data set and members. None: without noise.
+GOALS: dict[tuple[str, int], dict[float | None, float]] = {
+    ("trec", 3): {1.0: 0.85, 2.0: 0.88, 4.0: 0.90, None: 0.95},
+    ("sst2", 10): {1.0: 0.82, 2.0: 0.84, 4.0: 0.85, None: 0.90},
+    ("banking77", 3): {1.0: 0.72, 2.0: 0.79, 4.0: 0.82, None: 0.91},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training. epsilon: None adds no noise."""
+
+    dataset: str
+    members: int
+    epsilon: float | None
+    method: str
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """The keys of the case in the results."""
+        return {
+            "dataset": self.dataset,
+            "members": self.members,
+            "epsilon": "none" if self.epsilon is None else self.epsilon,
+            "method": self.method,
+            "mechanism": "none" if self.epsilon is None else "dp-sgd",
+        }
+
+    @property
+    def goal(self) -> dict[str, float]:
+        """The goal as a field of the cell's lines, if it has one."""
+        goals = GOALS.get((self.dataset, self.members), {})
+        return {"goal": goals[self.epsilon]} if self.epsilon in goals else {}
+
+
+def cells_of(
+    datasets: Sequence[str], members: Sequence[int], epsilons: Sequence[float | None], methods: Sequence[str]
+) -> list[Cell]:
+    """Return the cells, those with a goal first."""
+    found = [
+        Cell(dataset, count, epsilon, method)
+        for dataset, count, epsilon, method in product(datasets, members, epsilons, methods)
+    ]
+    return sorted(found, key=lambda cell: not cell.goal)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where cells are measured: results, features, the folder of bundles, and when to stop (monotonic seconds)."""
+
+    results: Results
+    searched: Results
+    store: KeptFeatures
+    folder: Path
+    until: float = math.inf
+    rows: int | None = None
+
+    def train(self, cell: Cell, recipe: Recipe, seed: int, *, trial: bool) -> Trained:
+        """Train a recipe, and score it on validation rows (a trial) or on test rows."""
+        data = read_data(cell.dataset)
+        train = data.held_in if trial else data.train
+        scored = data.validation if trial else data.test
+        return trained(
+            job_of(cell.dataset, cell.method, recipe.start, self.folder),
+            train[: self.rows],
+            scored[: self.rows],
+            cell.members,
+            cell.epsilon,
+            recipe,
+            seed,
+            self.store,
+        )
+
+    def out_of_time(self) -> bool:
+        """Tell whether no further training may start."""
+        return time.monotonic() > self.until
+
+    def choose(self, cell: Cell) -> Recipe | None:
+        """Return the recipe of a cell, after trying those that are not tried yet; None if time ran out.
+
+        Candidates go further and further. The first that is worse than the best before it ends the search.
+        """
+        scores: dict[Recipe, float] = {}
+        for recipe in candidates(cell.epsilon):
+            case = {**cell.case, "recipe": recipe.as_json()}
+            if not self.searched.done(case, SEEDS[0]):
+                if self.out_of_time():
+                    return None
+                self.searched.open(SEEDS[:1])
+                found = self.train(cell, recipe, SEEDS[0], trial=True)
+                self.searched.add(case, [Figure("validation_accuracy", round(found.accuracy, 5))], seed=SEEDS[0])
+            (line,) = self.searched.done(case, SEEDS[0])
+            scores[recipe] = line["value"]
+            if line["value"] < max(scores.values()):
+                break
+        return max(scores, key=lambda recipe: scores[recipe])
+
+    def measure(self, cell: Cell, seeds: Sequence[int]) -> None:
+        """Measure a cell's seeds that are not measured yet, and their mean."""
+        if not all(self.results.done(cell.case, seed) for seed in seeds):
+            recipe = self.choose(cell)
+            for seed in seeds if recipe is not None else ():
+                if recipe is None or self.out_of_time() or self.results.done(cell.case, seed):
+                    continue
+                self.results.open(seeds)
+                began = time.process_time()
+                found = self.train(cell, recipe, seed, trial=False)
+                more = {**cell.goal, "recipe": recipe.as_json(), "noise_multiplier": found.noise_multiplier}
+                more |= {"values": found.values, "cpu_seconds": round(time.process_time() - began, 1)}
+                self.results.add(cell.case, [Figure("test_accuracy", round(found.accuracy, 5), more=more)], seed=seed)
+        summarise(self.results, cell.case, SEEDS, keep=("goal", "recipe", "noise_multiplier"))
+
+
+def record_majority(results: Results, datasets: Sequence[str]) -> None:
+    """Record the accuracy of each data set's most common label."""
+    for name in datasets:
+        case = {"dataset": name, "method": "majority"}
+        if not results.done(case):
+            results.open(SEEDS)
+            results.add(case, [Figure("test_accuracy", round(read_data(name).majority, 5))])
+
+
+def run(bench: Bench, cells: Sequence[Cell], seeds: Sequence[int] = SEEDS) -> None:
+    """Measure the cells one after another."""
+    for cell in cells:
+        if bench.out_of_time():
+            return
+        bench.measure(cell, seeds)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Command line. words: arguments without the program's name."""
+    options: argparse.ArgumentParser = parser("frontier.accuracy")
+    options.add_argument("--dataset", nargs="+", default=list(DATASETS), choices=list(DATASETS))
+    options.add_argument("--members", nargs="+", type=int, default=list(MEMBERS), choices=MEMBERS)
+    options.add_argument("--epsilon", nargs="+", type=_epsilon, default=list(EPSILONS), help="numbers, or none")
+    options.add_argument("--method", nargs="+", default=list(METHODS), choices=list(METHODS))
+    options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
+    options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
+    chosen = options.parse_args(words)
+    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method)
+    results, searched = (open_results(name, quick=chosen.quick) for name in (BENCH, SEARCH))
+    with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
+        until = time.monotonic() + 60 * chosen.minutes
+        rows = 300 if chosen.quick else None
+        bench = Bench(results, searched, KeptFeatures(chosen.cache), Path(scratch), until, rows)
+        if chosen.quick:
+            run(bench, [Cell("trec", 3, 4.0, "head-layers")], SEEDS[:1])
+            return
+        record_majority(results, chosen.dataset)
+        run(bench, cells)
+
+
+def _epsilon(word: str) -> float | None:
+    return None if word == "none" else float(word)
+
+
+if __name__ == "__main__":
+    main()

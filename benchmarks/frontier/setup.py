@@ -1,0 +1,231 @@
+"""The data sets, methods and jobs of the frontier, and features of their rows that are kept between runs.
+
+Guarantees: validation rows decide between recipes, and test rows are read by chosen recipes alone. A data set without a
+validation file holds some training rows back while recipes are tried; the chosen recipe trains on all of them. Features
+are those of the product (`learning.prompts.features`), under the product's own keys.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.library.minilm import minilm
+from benchmarks.library.record import SHARED, NoData
+from benchmarks.library.simulation import backbone_of
+from learning.prompts.features import FeatureStore
+from learning.text.data import Example, read_examples
+from tacit.bundle import BACKBONE_FILE
+from tacit.job import Aggregation, JobSpec
+from tacit.model import PromptedModel
+from tacit.prompt import Head, NoInjection
+
+if TYPE_CHECKING:
+    from export.bundle import JobBundle
+    from learning.models.classifier import TextClassifier
+
+__all__ = ["DATASETS", "METHODS", "Data", "Dataset", "KeptFeatures", "Start", "job_of", "module_of", "read_data"]
+
+Features = NDArray[np.float32]
+Start = Literal["labels", "random"]
+
+MAX_TOKENS = 64
+# The layers that a head reads: the last one, or those that the product takes by default (docs/heads.md).
+METHODS: Mapping[str, tuple[int, ...]] = {"head": (6,), "head-layers": (2, 4, 6)}
+_SPLIT_SEED = 20200
+# A head's rows grow to several times 10 over centred features.
+_AGGREGATION = Aggregation(coordinate_bound=64.0)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A public data set.
+
+    Args:
+        train, test: names of its files.
+        validation: name of the file that decides between recipes, or a number of training rows.
+        names: what the file's labels are called; empty keeps them.
+        descriptions: text for a label whose name says too little.
+    """
+
+    train: str = "train"
+    test: str = "test"
+    validation: str | int = 1000
+    names: Mapping[str, str] = field(default_factory=dict)
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+
+
+# In the order of a run. Descriptions are ours, written before any training.
+DATASETS: Mapping[str, Dataset] = {
+    "trec": Dataset(
+        validation=500,
+        descriptions={
+            "ABBR": "abbreviation, acronym, what it stands for",
+            "DESC": "definition, description, reason, how and why",
+            "ENTY": "entity, animal, food, product, term, thing",
+            "HUM": "human, person, who, name of a group",
+            "LOC": "location, city, country, where",
+            "NUM": "number, count, date, how many, when",
+        },
+    ),
+    "banking77": Dataset(),
+    "sst2": Dataset(
+        train="train_sentences",
+        validation="dev",
+        names={"0": "negative", "1": "positive"},
+        descriptions={"negative": "a bad, boring film", "positive": "a good, moving film"},
+    ),
+    "ag_news": Dataset(descriptions={"Sci/Tech": "science and technology", "World": "world politics"}),
+    "csabstruct": Dataset(validation="dev"),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set's rows. `held_in` are the training rows of a trial, `train` those of a chosen recipe."""
+
+    name: str
+    labels: tuple[str, ...]
+    train: Sequence[Example]
+    held_in: Sequence[Example]
+    validation: Sequence[Example]
+    test: Sequence[Example]
+
+    @property
+    def majority(self) -> float:
+        """The accuracy on the test rows of the most common training label."""
+        counts = {label: sum(each.label == label for each in self.train) for label in self.labels}
+        most = max(counts, key=lambda label: counts[label])
+        return sum(each.label == most for each in self.test) / len(self.test)
+
+
+@cache
+def read_data(name: str) -> Data:
+    """Read a data set of DATASETS.
+
+    Raises:
+        NoData: a file is missing.
+    """
+    known = DATASETS[name]
+    train, test = _rows(name, known.train), _rows(name, known.test)
+    labels = tuple(sorted({str(each.label) for each in train}))
+    if isinstance(known.validation, str):
+        return Data(name, labels, train, train, _rows(name, known.validation), test)
+    order = np.random.Generator(np.random.Philox(_SPLIT_SEED)).permutation(len(train))
+    held_back, rest = np.split(order, [known.validation])
+    return Data(name, labels, train, [train[at] for at in sorted(rest)], [train[at] for at in held_back], test)
+
+
+def _rows(name: str, part: str) -> list[Example]:
+    path = SHARED / name / f"{part}.jsonl.gz"
+    if not path.exists():
+        raise NoData(
+            f"{path} is missing: this benchmark reads {name}; put it there (docs/benchmarks.md lists the files)"
+        )
+    names = DATASETS[name].names
+    return [Example(each.text, names.get(str(each.label), str(each.label))) for each in read_examples(path)]
+
+
+class KeptFeatures(FeatureStore):
+    """Features of all rows that were ever read, in memory and in a file for each kind.
+
+    The product's store keeps the rows of one member. Here members are dealt anew for each seed, and their rows are
+    computed once for all.
+
+    Args:
+        folder: of the files. None keeps them in memory alone.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder
+        self._kinds: dict[bytes, dict[bytes, Features]] = {}
+
+    def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
+        """Return the features of the rows with these keys, as `FeatureStore.read`."""
+        if kind not in self._kinds:
+            self._kinds[kind] = self._load(kind)
+        rows = self._kinds[kind]
+        missing = {key: place for place, key in enumerate(keys) if key not in rows}
+        if missing:
+            rows.update(zip(missing, compute(list(missing.values())), strict=True))
+            self.save(kind)
+        return np.stack([rows[key] for key in keys])
+
+    def save(self, kind: bytes) -> None:
+        """Write the rows of a kind to its file."""
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        rows = self._kinds[kind]
+        keys = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), -1)
+        path = self._file(kind)
+        # Renamed, so that a run that is stopped leaves a whole file.
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
+            np.savez(file, keys=keys, rows=np.stack(list(rows.values())))
+        Path(file.name).rename(path)
+
+    def _load(self, kind: bytes) -> dict[bytes, Features]:
+        if self._folder is None or not self._file(kind).exists():
+            return {}
+        with np.load(self._file(kind)) as found:
+            return dict(zip((each.tobytes() for each in found["keys"]), found["rows"], strict=True))
+
+    def _file(self, kind: bytes) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{kind.hex()}.npz"
+
+
+@cache
+def job_of(dataset: str, method: str, start: Start, folder: Path) -> "JobBundle":
+    """Make a job without a mechanism over MiniLM, and read it, by the product's own code.
+
+    Trainings differ in mechanism, recipe and rounds, which change neither the start nor the centre. So they share it.
+
+    Args:
+        folder: must exist as long as the bundle is used. All jobs in it share the backbone's file.
+    """
+    from export.bundle import make_job_bundle, read_job_bundle
+
+    data = read_data(dataset)
+    told = dict(DATASETS[dataset].descriptions) if start == "labels" else {}
+    spec = JobSpec(
+        name="frontier",
+        labels=data.labels,
+        model=PromptedModel(
+            base=str(minilm().resolve()),
+            injection=NoInjection(),
+            task=Head(layers=METHODS[method], start=start, descriptions=told),
+            max_tokens=MAX_TOKENS,
+        ),
+        aggregation=_AGGREGATION,
+    )
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        make_job_bundle(spec, folder, Path(scratch) / "bundle")
+        bundle = read_job_bundle(Path(scratch) / "bundle")
+        if bundle.backbone is None:
+            raise TypeError("a prompted job has a backbone")
+        kept = folder / BACKBONE_FILE
+        if not kept.exists():
+            bundle.backbone.rename(kept)
+    return replace(bundle, backbone=kept)
+
+
+def module_of(bundle: "JobBundle", values: Features) -> "TextClassifier":
+    """Return the module that answers with a version's values."""
+    from learning.models.assembly import whole_model
+
+    module, _ = whole_model(
+        bundle.document,
+        bundle.manifest,
+        bundle.manifest.encode(values),
+        bundle.public_tokenizer,
+        backbone=backbone_of(bundle),
+        frozen=bundle.frozen,
+    )
+    return module

@@ -1,0 +1,182 @@
+"""Trains one cell of the frontier: a head, by a federation of the product's members, at a true epsilon or without noise.
+
+A member runs the product's `train_update` (under `dp-sgd` the closed form of `learning.training.head`), its protection
+and its encoding; the sums go through the ring and `next_version` (`simulation`). One member alone, the centralised
+training, takes no part in a sum: its update is the product's, added to the version in plain numbers.
+
+The noise multiplier is what `edge_client privacy plan` names for the gate: the smallest with which a member's empty
+ledger admits all rounds. The lot is the largest member's part, so that each step reads all examples of everybody. The
+noise is a member's own, and no other member's noise counts. `distributed-gaussian` bounds only the whole update, so
+that one example may turn it around; its noise is larger by about 2 N / clip, and no cell uses it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.frontier.setup import KeptFeatures, Start, module_of
+from benchmarks.library.partitions import by_ratios
+from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
+from benchmarks.library.virtual_members import SeededRandom
+from learning.accounting.planning import Setting, rows_of
+from learning.mechanisms.protection import protection_of
+from learning.prompts.features import features_of, kind_of
+from learning.prompts.model import PromptedModel
+from learning.text.corpus import EncodedExamples
+from learning.text.data import Example
+from learning.training.update import train_update
+from tacit.job import Rounds, Training
+from tacit.mechanism import DpSgd, NoMechanism
+
+if TYPE_CHECKING:
+    from export.bundle import JobBundle
+
+__all__ = ["DELTA", "Recipe", "Trained", "accuracy_of", "candidates", "multiplier_at", "trained"]
+
+Vector = NDArray[np.float32]
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is searched.
+
+    Args:
+        steps: of a member in a round, under dp-sgd. Without noise, epochs.
+        clip: of dp-sgd. No example's gradient is longer than 2 (docs/heads.md), so 2 clips nothing.
+    """
+
+    start: Start = "labels"
+    optimiser: str = "sgd"
+    learning_rate: float = 10.0
+    steps: int = 20
+    rounds: int = 1
+    clip: float = 1.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the recipe as it is written in results."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained cell: its accuracy, and the noise multiplier of its mechanism, None without noise."""
+
+    accuracy: float
+    noise_multiplier: float | None
+    values: int
+
+
+def candidates(epsilon: float | None) -> list[Recipe]:
+    """Return the recipes that may be tried at an epsilon, from the shortest way that a head may go to the longest.
+
+    Under full lots, the noise that adds up depends on the rate times the steps and on nothing else, and so does how far
+    a head gets. So that product is searched: 20, 80, 200 and 400.
+    """
+    if epsilon is None:
+        return [Recipe(optimiser="adam", learning_rate=0.03, steps=epochs, rounds=2) for epochs in (5, 15, 40)]
+    ways = ((2.0, 10), (8.0, 10), (8.0, 25), (8.0, 50))
+    return [Recipe(learning_rate=rate, steps=steps) for rate, steps in ways]
+
+
+@cache
+def multiplier_at(epsilon: float, recipe: Recipe, examples: int, lot: int) -> float:
+    """Return the multiplier that `plan` names for a member's gate.
+
+    Raises:
+        ValueError: no noise is enough.
+    """
+    asked = DpSgd(noise_multiplier=1.0, clip=recipe.clip, lot=lot, steps=recipe.steps)
+    (row,) = rows_of(asked, Setting(examples, recipe.rounds, DELTA), [epsilon])
+    if row.gate is None:
+        raise ValueError(f"no noise is enough for epsilon {epsilon:g}; take fewer steps")
+    return row.gate
+
+
+def trained(
+    bundle: "JobBundle",
+    train: Sequence[Example],
+    scored: Sequence[Example],
+    members: int,
+    epsilon: float | None,
+    recipe: Recipe,
+    seed: int,
+    store: KeptFeatures,
+) -> Trained:
+    """Train a recipe with equal members, and score the last version.
+
+    Args:
+        bundle: of the recipe's start.
+        members: 1 is centralised training.
+        epsilon: of a member's gate. None adds no noise.
+        seed: deals the rows, and seeds draws and noise.
+    """
+    dealt = by_ratios(len(train), [1.0] * members, seed).members
+    parts = [Member([train[at] for at in rows]) for rows in dealt]
+    sizes = [len(part.examples) for part in parts]
+    asked = {"optimiser": recipe.optimiser, "learning_rate": recipe.learning_rate, "batch": 256}
+    mechanism: DpSgd | NoMechanism = NoMechanism()
+    if epsilon is None:
+        asked["epochs"] = recipe.steps
+    else:
+        multiplier = multiplier_at(epsilon, recipe, min(sizes), max(sizes))
+        mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=max(sizes), steps=recipe.steps)
+    many = max(members, 2)
+    changes = {
+        "training": Training.model_validate(asked),
+        "mechanism": mechanism,
+        "rounds": Rounds(count=recipe.rounds, min_members=many, target_members=many),
+        "seed": seed,
+    }
+    here = replace(bundle, document=bundle.document.model_copy(update=changes))
+    corpora = corpora_of(here, parts)
+    for corpus in corpora:
+        corpus.features = store
+    values = _rounds(here, parts, corpora, seed)
+    noise = mechanism.noise_multiplier if isinstance(mechanism, DpSgd) else None
+    return Trained(accuracy_of(here, values, scored, store), noise, here.document.values)
+
+
+def _rounds(bundle: "JobBundle", parts: Sequence[Member], corpora: Sequence[EncodedExamples], seed: int) -> Vector:
+    values = bundle.manifest.decode(bundle.weights)
+    for number in range(1, bundle.document.rounds.count + 1):
+        random = SeededRandom(f"{seed}/{number}")
+        if len(parts) > 1:
+            values = play_round(bundle, values, parts, corpora, number, random).values
+            continue
+        (part,), (corpus,) = parts, corpora
+        update = train_update(
+            job=bundle.document,
+            manifest=bundle.manifest,
+            corpus=corpus,
+            base=bundle.manifest.encode(values),
+            protection=protection_of(bundle.document, len(part.examples)),
+            frozen=bundle.frozen,
+            backbone=backbone_of(bundle),
+            random=random,
+            seed=seed,
+            device="cpu",
+            progress=lambda _step, _steps, _loss: None,
+            cancelled=lambda: False,
+        )
+        values = values + update.change
+    return values
+
+
+def accuracy_of(bundle: "JobBundle", values: Vector, scored: Sequence[Example], store: KeptFeatures) -> float:
+    """Return the accuracy of a version on rows, whose features are read from `store`."""
+    import torch
+
+    module = module_of(bundle, values)
+    if not isinstance(module, PromptedModel):
+        raise TypeError("a prompted job has a prompted module")
+    read = EncodedExamples(scored, bundle.document, bundle.public_tokenizer).read()
+    features = features_of(module, read.ids, kind_of(bundle.document), store)
+    with torch.no_grad():
+        found = module.output(torch.from_numpy(features)).argmax(dim=1).numpy()
+    return float((found == read.labels).mean())
