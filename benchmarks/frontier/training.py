@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.frontier.setup import KeptFeatures, Start, module_of
-from benchmarks.library.partitions import by_ratios
 from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
-from benchmarks.library.virtual_members import SeededRandom
 from learning.accounting.planning import Setting, rows_of
 from learning.mechanisms.protection import protection_of
 from learning.prompts.features import features_of, kind_of
@@ -29,6 +27,8 @@ from learning.prompts.model import PromptedModel
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.update import train_update
+from simulation.partitions import by_ratios
+from simulation.virtual_members import SeededRandom
 from tacit.job import Rounds, Training
 from tacit.mechanism import DpSgd, NoMechanism
 

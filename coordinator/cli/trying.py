@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -111,8 +112,9 @@ def try_job(
         fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
     private = _declared(data, rows, force)
     try:
-        import torch  # noqa: F401  the sweep needs it, and its absence is said before anything is read
-
+        # The sweep needs torch. Its absence is reported before anything is read.
+        if find_spec("torch") is None:
+            raise ImportError(name="torch")
         from simulation.trying import Asked, read_rows
     except ImportError as error:
         fail(
