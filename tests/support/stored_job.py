@@ -12,6 +12,7 @@ from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.members import record_certificate, spend_token
 from coordinator.storage.models import CorpusRow
+from coordinator.storage.requests import Asked, ask
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -110,6 +111,8 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
         roster.cosigned(s, Cosignature(b"w" * 32, 2, b"r" * 32, _NOW_MS, b"signature"))
 
     database.run_now(cosign)
+    waiting = Asked(members[2], b"a request", _KEY, _NOW_MS, "0.1.0", token="0" * 24)
+    database.run_now(lambda s: ask(s, waiting))
 
     def open_one(s: records.Session) -> None:
         records.open_round(s, name, rounds + 1, _NOW_MS)

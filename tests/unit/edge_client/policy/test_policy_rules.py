@@ -423,7 +423,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Watched({"own": 0.0, "north": 7.0, "east": 6.9}, 0, 1, "own"),
         Watched({"own": 0.0, "north": 6.9, "east": 6.9}, 0, 1, "own"),
         Reason.REASON_POLICY_MEMBER_AGE,
-        ("2 (east, north)", "1", "7 days"),
+        ("2 (east, north)", "7 days"),
     ),
     "min_witnesses": (
         {"witnesses": {"one": "00" * 32, "two": "11" * 32}},
