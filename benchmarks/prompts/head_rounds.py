@@ -29,7 +29,7 @@ BENCH = "head_rounds"
 
 TARGET = 20.0
 LABELS = tuple("abcdef")
-EXAMPLES, MEAN_WORDS, WORDS, TURNS = 1_363, 12, 9_600, 5
+EXAMPLES, MEAN_WORDS, WORDS, TURNS = 1_363, 12, 9_600, 3
 MINILM = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
