@@ -14,14 +14,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--member", required=True)
+    parser.add_argument("--chunk", type=int, help="bytes of a chunk of the upload")
     options = parser.parse_args()
     # gRPC reads this when it is first imported.
     tls_13_only()
 
     from edge_client.session import agent
 
-    # A head's vector has 23 kB, a tenth of a chunk. Smaller chunks have a half-way point, at which a member is killed.
-    agent.CHUNK = 4096
+    if options.chunk is not None:
+        agent.CHUNK = options.chunk
 
     from edge_client.agent.runner import RunOptions, run_member
     from examples.demo.recorder import Recorder
