@@ -111,8 +111,7 @@ def try_job(
         fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
     private = _declared(data, rows, force)
     try:
-        import torch  # noqa: F401  the sweep needs it, and its absence is said before anything is read
-
+        # Loads torch, so that its absence is said before anything is read.
         from simulation.trying import Asked, read_rows
     except ImportError as error:
         fail(
