@@ -16,7 +16,7 @@ SECONDS ?= 600
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check docs audit fuzz gen format bench bench-secagg clean
+.PHONY: help demo test test-long check check-types check-others docs audit fuzz gen format bench bench-secagg clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder)
-	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA))
+demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder BACKBONE=wheel)
+	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA)) $(if $(BACKBONE),--backbone $(BACKBONE))
 
 test: $(STAMP) ## every test but the slow sweeps
 	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
@@ -40,9 +40,15 @@ test-long: $(STAMP) ## the slow sweeps
 	$(BIN)/python -m pytest -q -m long
 
 check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, generated code, the site, pins and licences
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-others
+
+# On two cores: mypy on one, everything else on the other.
+check-types: $(STAMP)
+	$(BIN)/mypy
+
+check-others: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
 	@$(MAKE) --no-print-directory docs

@@ -76,13 +76,16 @@ class Anchors:
         return self.book.authorities.history
 
 
-def load_authorities(folder: CoordinatorFolder, *, now: datetime, passphrase: bytes | None = None) -> AuthorityBook:
+def load_authorities(
+    folder: CoordinatorFolder, *, now: datetime, passphrase: bytes | None = None, elsewhere: bool = False
+) -> AuthorityBook:
     """Reads and checks the files that `coordinator init` and `coordinator authority` wrote.
 
     Args:
         folder: The coordinator's folder.
         now: The current time.
         passphrase: The passphrase of the keys, if they are encrypted.
+        elsewhere: Whether the keys are on another machine (`authority_elsewhere`).
 
     Raises:
         AuthorityUnusable: a file is missing or does not match, the newest authority has expired, or the passphrase is
@@ -95,7 +98,13 @@ def load_authorities(folder: CoordinatorFolder, *, now: datetime, passphrase: by
         (n for n in range(authorities.oldest + 1, last) if not ends_too_soon(_root(authorities, n), now)), last
     )
     loaded = {
-        number: Authority.load(*folder.authority_of(number), now=now, passphrase=passphrase, of=authorities.federation)
+        number: Authority.load(
+            *folder.authority_of(number),
+            now=now,
+            passphrase=passphrase,
+            of=authorities.federation,
+            elsewhere=elsewhere,
+        )
         for number in {first, last}
     }
     for number, authority in loaded.items():

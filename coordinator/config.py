@@ -11,6 +11,7 @@
       server/cert.pem         the server's certificate, then its issuer: what the server shows to members
       server/key.pem          0600
       operator/               `OperatorConfig` and all that `coordinator job ...` needs; may be copied elsewhere
+      operator/backbones/     frozen language models (`learning.backbones.collection`), once the operator adds one
       tacit.db                unless `database_url` says otherwise
       database.json           which database this folder belongs to
       store/                  unless `store_url` says otherwise
@@ -76,6 +77,11 @@ class CoordinatorConfig(Document):
     # Limits for one member: messages of its session, and calls.
     member_messages_per_second: float = Field(default=100.0, ge=1, le=100_000)
     member_calls_per_second: float = Field(default=50.0, ge=1, le=100_000)
+
+    # Whether the authority's key is on another machine: requests then wait for `coordinator authority sign` there.
+    authority_elsewhere: bool = False
+    # Ed25519 keys of the witnesses that may sign heads of the roster log.
+    witnesses: Annotated[tuple[Digest, ...], AtMost(64)] = ()
 
     database_url: Location = "sqlite:///tacit.db"
     store_url: Location = "store"
@@ -202,6 +208,10 @@ class CoordinatorFolder:
         return self.path / "spool"
 
 
+# Keys whose environment variable holds a list, separated by commas.
+_LISTS = ("advertise", "witnesses")
+
+
 def environment_name(key: str) -> str:
     """Returns the environment variable that overrides a key."""
     return f"TACIT_{key.upper()}"
@@ -229,7 +239,7 @@ def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> Coord
         if key == "schema_version" or not environ.get(variable):
             continue
         text = environ[variable]
-        changes[key] = [part.strip() for part in text.split(",") if part.strip()] if key == "advertise" else text
+        changes[key] = [part.strip() for part in text.split(",") if part.strip()] if key in _LISTS else text
     if changes:
         content = config.model_dump(mode="json", by_alias=True) | changes
         names = ", ".join(environment_name(key) for key in sorted(changes))
@@ -320,6 +330,11 @@ enrolment_connections_per_address = {enrolment_connections_per_address}
 member_messages_per_second = {member_messages_per_second}
 member_calls_per_second = {member_calls_per_second}
 
+# Whether the authority's key is on another machine. Requests then wait for `coordinator authority sign` there.
+authority_elsewhere = {authority_elsewhere}
+# Ed25519 keys of the witnesses that may sign heads of the roster log.
+witnesses = {witnesses}
+
 # Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL if one machine is not enough.
 database_url = {database_url}
 # Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
@@ -352,6 +367,8 @@ def _toml(value: object) -> str:
         return f'"{escaped}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
     raise TypeError(f"cannot write {type(value).__name__} as TOML")

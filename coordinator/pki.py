@@ -48,6 +48,7 @@ __all__ = [
     "LIFETIMES",
     "Authority",
     "AuthorityUnusable",
+    "KeyElsewhere",
     "Lifetime",
     "LifetimeOutOfRange",
     "RequestUnsuitable",
@@ -71,6 +72,10 @@ _MIN_LEFT = timedelta(hours=1)
 
 class AuthorityUnusable(ValueError):
     """A certificate and its key cannot be a federation's authority. The sentence says why and what to do."""
+
+
+class KeyElsewhere(AuthorityUnusable):
+    """The authority's key is on another machine, where `coordinator authority sign` uses it."""
 
 
 class LifetimeOutOfRange(ValueError):
@@ -116,9 +121,24 @@ class Authority:
     """The authority's certificate and key. Anyone who holds it can create members. Its repr never shows the key."""
 
     certificate: x509.Certificate
-    key: rsa.RSAPrivateKey
+    # None: on another machine.
+    held: rsa.RSAPrivateKey | None
     # The federation's name, if this is not its first authority.
     of: bytes | None = None
+
+    @property
+    def key(self) -> rsa.RSAPrivateKey:
+        """The key.
+
+        Raises:
+            KeyElsewhere: it is on another machine.
+        """
+        if self.held is None:
+            raise KeyElsewhere(
+                "the authority's key is on another machine (authority_elsewhere in coordinator.toml); type "
+                "`coordinator authority requests`, and there `coordinator authority sign`"
+            )
+        return self.held
 
     def __repr__(self) -> str:
         return f"Authority(federation={self.federation.hex()[:16]}...)"
@@ -175,6 +195,7 @@ class Authority:
         now: datetime,
         passphrase: bytes | None = None,
         of: bytes | None = None,
+        elsewhere: bool = False,
     ) -> "Authority":
         """Reads an authority from two PEM files: the coordinator's own, or an institution's.
 
@@ -187,6 +208,7 @@ class Authority:
             now: The current time, at which the certificate must be valid.
             passphrase: The passphrase of the key file, if it is encrypted.
             of: The federation's name, if this is not its first authority.
+            elsewhere: Whether its key is on another machine, and so must not be here.
 
         Raises:
             AuthorityUnusable: a file cannot be read, the key is open to other users or unfit
@@ -214,7 +236,12 @@ class Authority:
                     f"{certificate_path} holds {len(certificates)} certificates that are not a chain; put the one that "
                     "will sign members first, optionally followed by each one's issuer"
                 ) from error
-        authority = cls(certificates[0], _load_key(key_path, passphrase), of)
+        if elsewhere and key_path.exists():
+            raise AuthorityUnusable(
+                f"{key_path} is here, but authority_elsewhere says that the authority's key is on another machine; "
+                "move the file there, and out of the backups, or remove authority_elsewhere from coordinator.toml"
+            )
+        authority = cls(certificates[0], None if elsewhere else _load_key(key_path, passphrase), of)
         authority._check(certificate_path, key_path, now)
         return authority
 
@@ -253,7 +280,7 @@ class Authority:
             raise AuthorityUnusable(
                 f"{certificate_path}: the key {error}; use an authority with {SUITABLE_KEY}"
             ) from error
-        if public != self.key.public_key():
+        if self.held is not None and public != self.held.public_key():
             raise AuthorityUnusable(
                 f"{key_path} is not the key of {certificate_path}; use the two files that belong together"
             )
@@ -304,6 +331,7 @@ class Authority:
         if bool(host_names) is not (role is Role.SERVER):
             raise ValueError("a server's certificate needs host names, and no other may have them")
         fit_key(public_key)
+        signing = self.key
         end = self._end(role, lifetime, now)
         identity = Identity(self.federation, role, name)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
@@ -325,7 +353,7 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(self._authority_key_identifier(), critical=False)
-            .sign(self.key, hashes.SHA256())
+            .sign(signing, hashes.SHA256())
         )
 
     def _end(self, role: Role, lifetime: timedelta | None, now: datetime) -> datetime:

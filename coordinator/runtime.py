@@ -24,11 +24,13 @@ from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
 from coordinator.services.live import JobChange, OperatorRefused
+from coordinator.services.roster import RosterLog
 from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.times import job_times
+from secure_agg.server import Seated
 from tacit.identity import Trust
 from tacit.job import JobDocument
 from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, Standby
@@ -61,14 +63,14 @@ class Runtime:
         self.fetchable: set[bytes] = set()
         # Called when a member was revoked.
         self.membership_changed: Callable[[], None] = lambda: None
+        # The roster log; None in tests that need none.
+        self.roster: RosterLog | None = None
         # Members' calls in progress, besides their sessions.
         self.calls = Calls()
         self._verification = verification = Verification(root)
         self._federation = verification.trust.federation
         self.corpora = Corpora(database, store, metrics, self._federation, None if spool is None else spool / "corpora")
         self._verify, self._key_of = verification.verify, verification.key_of
-        # Looks up certificates of members whose advertisement was accepted, to which a digest roster refers.
-        self.certificate_of = verification.certificate_of
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -99,6 +101,7 @@ class Runtime:
             federation=self._federation,
             verify=self._verify,
             key_of=self._key_of,
+            log_head=lambda: None if self.roster is None else self.roster.head(),
         )
         ports = Ports(
             database=self.database,
@@ -127,6 +130,17 @@ class Runtime:
         for session in self.sessions.connected.values():
             if _admits(session, stored.name):
                 driver.post(ev.Connected(session.member, session.process))
+
+    def certificate_of(self, digest: bytes) -> bytes | None:
+        """Looks up what a roster names by digest: a certificate, or the keys of a member of an attempt in progress."""
+        found = self._verification.certificate_of(digest)
+        for driver in self.drivers.values():
+            if found is not None:
+                break
+            phase = driver.state.phase
+            if isinstance(phase, Aggregating) and isinstance(phase.protocol, Seated):
+                found = phase.protocol.session.keys_by_digest.get(digest)
+        return found
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
@@ -210,6 +224,8 @@ class Runtime:
         self.sessions.end(member, reason)
         self.calls.end(member, reason)
         self.membership_changed()
+        if self.roster is not None:
+            await self.roster.refresh()
         refusal = AttemptRefusal(reason, sentence(reason))
         for driver in self.drivers.values():
             # Stop waiting for its answer, as if the member had refused to continue.

@@ -34,6 +34,7 @@ from coordinator.services.credentials import (
     enrolment_credentials,
     federation_credentials,
     refresh_server_certificate,
+    server_identity,
     server_options,
 )
 from coordinator.services.enrolment import EnrolmentServicer
@@ -42,10 +43,12 @@ from coordinator.services.guard import GuardInterceptor
 from coordinator.services.member_limit import MemberLimit
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
+from coordinator.services.roster import RosterLog
 from coordinator.storage import mark, records
 from coordinator.storage.blobs import open_blobs
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.records import DatabaseTokenDesk
+from coordinator.storage.requests import ask
 from coordinator.upkeep import Upkeep
 from tacit import __version__
 from tacit.reason import Reason
@@ -110,7 +113,7 @@ async def start(
     check_storage(config)
     now = datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
-    book = load_authorities(folder, now=now, passphrase=passphrase)
+    book = load_authorities(folder, now=now, passphrase=passphrase, elsewhere=config.authority_elsewhere)
     refresh_server_certificate(folder, config, book.serving, now)
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
@@ -118,6 +121,7 @@ async def start(
     store = open_blobs(config.store_url)
     folder.spool.mkdir(mode=0o700, exist_ok=True)
     runtime = Runtime(database, store, metrics, book.trust, folder.spool)
+    runtime.roster = await _roster_log(folder, config, anchors, database)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
@@ -150,6 +154,8 @@ async def start(
         member_lifetime=lifetime,
         clock=lambda: datetime.now(UTC),
         count=counted(metrics.enrolment),
+        roster=runtime.roster,
+        ask=lambda asked: database.run(lambda s: ask(s, asked)),
     )
     renewals = Renewals(anchors, database, member_lifetime=lifetime, count=counted(metrics.renewal))
     operator = OperatorServicer(
@@ -173,8 +179,7 @@ async def start(
     endpoint = metrics.serve(config.metrics_host, config.metrics_port)
     stack.callback(endpoint.close)
     metrics.watch_disk(folder.path)
-    watching = asyncio.create_task(watch_loop(metrics, lambda: runtime.uploads.spooled))
-    stack.callback(watching.cancel)
+    stack.callback(asyncio.create_task(watch_loop(metrics, lambda: runtime.uploads.spooled)).cancel)
     for server in (inside, outside):
         await server.start()
         stack.push_async_callback(server.stop, _STOP_SECONDS)
@@ -187,6 +192,20 @@ async def start(
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
+
+
+async def _roster_log(
+    folder: CoordinatorFolder, config: CoordinatorConfig, anchors: Anchors, database: Database
+) -> RosterLog:
+    log = RosterLog(
+        database,
+        anchors.trust.federation,
+        lambda: server_identity(folder),
+        trust=lambda: anchors.history,
+        witnesses=config.witnesses,
+    )
+    await log.refresh()
+    return log
 
 
 def _member_limit(config: CoordinatorConfig) -> MemberLimit:

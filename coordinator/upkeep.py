@@ -92,6 +92,9 @@ class Upkeep:
             self._seen = now
             certificate = True
         await end_revoked(self._runtime.database)
+        if self._runtime.roster is not None:
+            # Commands beside the server revoke members and import certificates.
+            await self._runtime.roster.refresh()
         if certificate:
             await self._certificate()
         if figures or self._members_changed:
@@ -102,7 +105,10 @@ class Upkeep:
 
     async def _change(self) -> None:
         present = datetime.now(UTC)
-        book = await asyncio.to_thread(load_authorities, self._folder, now=present, passphrase=self._passphrase)
+        elsewhere = self._config.authority_elsewhere
+        book = await asyncio.to_thread(
+            load_authorities, self._folder, now=present, passphrase=self._passphrase, elsewhere=elsewhere
+        )
         # Do this first: a member that learns of a retired authority must not meet a server that it certified. A member
         # that does not know the next authority yet asks for the list, and the previous list already has it.
         await asyncio.to_thread(refresh_server_certificate, self._folder, self._config, book.serving, present)

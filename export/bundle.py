@@ -19,14 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from export.continuing import Earlier, check_continues
+from export.heads import start_head
 from export.prompted_bundle import mapped, prompted_parts
+from learning.backbones.checkpoint import CheckpointInvalid
+from learning.backbones.collection import Collection, find_base
 from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
 from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
 from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid, sentence_of
-from tacit.job import BundledWeights, JobDocument, JobSpec, VocabularyFile
+from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
 from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
@@ -74,7 +78,13 @@ _OPERATORS_OWN = ("vocabulary", "model", "start")
 
 
 def make_job_bundle(
-    spec: JobSpec, folder: Path, out: Path, *, report: Callable[[str], None] = lambda _: None
+    spec: JobSpec,
+    folder: Path,
+    out: Path,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
+    earlier: Earlier | None = None,
 ) -> JobDocument:
     """Makes the bundle `out` and returns its job document.
 
@@ -83,22 +93,29 @@ def make_job_bundle(
         folder: base of relative paths in the specification (the folder of job.toml).
         out: the bundle's folder.
         report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
+        earlier: the version that `start` names.
 
     Raises:
         VocabularyInvalid, TableInvalid: a file cannot be used.
-        DocumentInvalid: the specification does not fit its files, or the ring has no room for the sum of the values.
+        DocumentInvalid: the specification does not fit its files or the earlier version, or
+            the ring has no room for the sum of the values.
         BundleInvalid: a folder is in the way.
     """
+    if isinstance(spec.start, str) and earlier is None:
+        raise DocumentInvalid(
+            f"start: {spec.start} is at the coordinator, and nobody fetched it; name the operator's folder"
+        )
     if not isinstance(spec.model, PromptedModel):
-        return _make(spec, *starting_model(spec, folder, report), {}, out, report)
+        return _make(spec, *starting_model(spec, folder, report, collection), {}, out, report, earlier)
     # Written beside the bundle, because it is large and the folder of temporary files may be small.
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
         written = Path(scratch) / BACKBONE_FILE
-        prompted = _starting_prompt(spec, spec.model, folder, written, report)
+        prompted = _starting_prompt(spec, spec.model, folder, written, report, collection)
         with mapped(written) as backbone:
-            return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report)
+            return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report, earlier)
 
 
 def _make(
@@ -109,6 +126,7 @@ def _make(
     files: dict[str, bytes],
     out: Path,
     report: Callable[[str], None],
+    earlier: Earlier | None,
 ) -> JobDocument:
     """Writes manifest, document and files of a starting module. files: other files of the bundle; gets the rest."""
     from learning.models import division_of
@@ -122,6 +140,14 @@ def _make(
     tensors = division.shared(module)
     manifest = Manifest.of(tensors)
     weights = manifest.encode(manifest.flatten(tensors))
+    named = None if tokenizer is None else hashlib.sha256(tokenizer).digest()
+    if earlier is not None:
+        check_continues(spec.labels, model, named, manifest, earlier)
+        weights = earlier.weights
+        report(
+            f"start: version {earlier.number} of {earlier.document.name}, {hashlib.sha256(weights).hexdigest()[:16]}; "
+            "what members spent on that job stays spent"
+        )
     private = frozen = None
     if tokenizer is not None:
         files["tokenizer.json"] = tokenizer
@@ -132,6 +158,11 @@ def _make(
             )
     if fixed := division.frozen_values(module):
         frozen = _bundled("frozen", fixed, files)
+        if earlier is not None and earlier.frozen is not None and earlier.document.frozen is not None:
+            if earlier.document.frozen.manifest != frozen.manifest:
+                raise DocumentInvalid(f"start: {earlier.document.name} freezes other tensors; use the same model")
+            # The shared values were trained on top of these.
+            files["frozen.bin"], frozen = earlier.frozen, earlier.document.frozen
         report(f"frozen: {frozen.values:,} values ({', '.join(fixed)}) are fetched once and never sent")
     try:
         document = JobDocument(
@@ -139,11 +170,12 @@ def _make(
             model=model,
             vocabulary=spec.vocabulary if isinstance(spec.vocabulary, OwnVocabulary) else None,
             manifest=manifest.digest(),
-            tokenizer=None if tokenizer is None else hashlib.sha256(tokenizer).digest(),
+            tokenizer=named,
             weights=hashlib.sha256(weights).digest(),
             values=manifest.values,
             private=private,
             frozen=frozen,
+            earlier=None if earlier is None else earlier.origin,
         )
     except ValidationError as error:
         # The grid of the noise in the ring depends on the number of values, which the specification did not know.
@@ -188,7 +220,12 @@ def read_job_bundle(folder: Path) -> JobBundle:
 
 
 def _starting_prompt(
-    spec: JobSpec, model: PromptedModel, folder: Path, into: Path, report: Callable[[str], None]
+    spec: JobSpec,
+    model: PromptedModel,
+    folder: Path,
+    into: Path,
+    report: Callable[[str], None],
+    collection: Collection | None,
 ) -> "tuple[TextClassifier, Model, bytes]":
     """Makes the seeded module of a prompted job, and writes the backbone's canonical file to `into`.
 
@@ -198,10 +235,11 @@ def _starting_prompt(
     from learning.backbones.stored import read_backbone
     from learning.prompts.assembly import build_prompted
 
-    parts = prompted_parts(model, spec.labels, folder, into, report=report)
+    parts = prompted_parts(model, spec.labels, folder, into, report=report, collection=collection)
     encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
     try:
         module = build_prompted(parts.model, spec.labels, encoder, read_backbone(into, parts.config), seed=spec.seed)
+        start_head(module, parts.model, spec.labels, encoder, parts.centre, report)
     except DocumentInvalid:
         raise
     except ValueError as error:
@@ -210,7 +248,7 @@ def _starting_prompt(
 
 
 def starting_model(
-    spec: JobSpec, folder: Path, report: Callable[[str], None]
+    spec: JobSpec, folder: Path, report: Callable[[str], None], collection: Collection | None = None
 ) -> "tuple[TextClassifier, Model, bytes | None]":
     """Makes the module that a job starts from.
 
@@ -218,6 +256,7 @@ def starting_model(
         spec: the operator's specification.
         folder: base of relative paths in the specification.
         report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
 
     Returns:
         The seeded module, with weights from a base model and an embedding from a table if the job names them; the model
@@ -238,8 +277,11 @@ def starting_model(
     if isinstance(model, TransformerModel) and model.base is not None:
         from learning.models.base import read_base
 
-        near = folder / model.base
-        read = read_base(str(near) if near.is_dir() else model.base, model.max_tokens)
+        try:
+            checkpoint = find_base(model.base, folder, collection).folder
+        except CheckpointInvalid as error:
+            raise DocumentInvalid(f"model.base: {error}") from error
+        read = read_base(str(checkpoint), model.max_tokens)
         base, pieces = read.parameters, read.vocabulary
         if read.lower_case is False:
             raise DocumentInvalid(
@@ -268,7 +310,7 @@ def starting_model(
     module = build(model, encoder.vocabulary_size, labels, encoder.pad_id, seed=spec.seed)
     report(f"vocabulary: {encoder.vocabulary_size:,} entries from {vocabulary.file}")
     _fill(module, base)
-    if spec.start is not None:
+    if isinstance(spec.start, PublicStart):
         from export.starting import train_start
 
         train_start(module, spec, tokenizer, folder / spec.start.file, report)

@@ -249,6 +249,11 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     table["members"] = f"at least {document.rounds.min_members} in each round's sum"
     if origin.members is not None:
         table["members"] += f", {origin.members} in the last"
+    if (earlier := document.earlier) is not None:
+        table["started from"] = (
+            f"version {earlier.number} of the job `{earlier.job}`, `{document.weights.hex()}`, job document "
+            f"`{earlier.document.hex()}`. That job's rounds cost its members apart from this job's"
+        )
     backbone = document.model.backbone if isinstance(document.model, PromptedModel) else None
     if backbone is not None:
         table["backbone"] = f"SHA-256 `{backbone.hex()}` of its canonical file"

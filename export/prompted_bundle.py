@@ -18,8 +18,9 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from export.heads import centre_texts, chosen_layers
 from learning.backbones.checkpoint import CheckpointInvalid, read_object
-from learning.backbones.hub import checkpoint_folder, pinned_name
+from learning.backbones.collection import Collection, find_base
 from learning.backbones.layout import BackboneInvalid, layout_of
 from learning.backbones.stored import folder_config, read_backbone, write_backbone
 from learning.text.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
@@ -27,7 +28,7 @@ from learning.text.cloze_tokenizer import own_form
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
 from tacit.bundle import BACKBONE_FILE
 from tacit.documents import DocumentInvalid, sentence_of
-from tacit.prompt import Cloze, PromptedModel, PromptTuning, PTuning
+from tacit.prompt import Cloze, Head, PromptedModel, PromptTuning, PTuning
 
 # `read_backbone` is re-exported for commands that export, which may import from this package only.
 __all__ = ["BACKBONE_FILE", "PromptedParts", "mapped", "prompted_parts", "read_backbone"]
@@ -53,6 +54,7 @@ class PromptedParts:
         label_words: ids of each label's words, in the job's order. None: the task is a head.
         pad_id: id of padding.
         mask_id: id of the mask. None: the task is a head.
+        centre: the public texts that centre the head's features; empty if nothing centres them.
     """
 
     model: PromptedModel
@@ -62,6 +64,7 @@ class PromptedParts:
     label_words: tuple[tuple[int, ...], ...] | None
     pad_id: int
     mask_id: int | None
+    centre: tuple[str, ...] = ()
 
 
 def prompted_parts(
@@ -71,6 +74,7 @@ def prompted_parts(
     into: Path,
     *,
     report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
 ) -> PromptedParts:
     """Reads the model's base, checks everything that the job says about it, and writes its canonical file to `into`.
 
@@ -80,6 +84,7 @@ def prompted_parts(
         folder: base of a relative path in `model.base` (the folder of job.toml).
         into: where the canonical file goes.
         report: called with sentences about what was found.
+        collection: the operator's backbones, which `model.base` may name.
 
     Raises:
         DocumentInvalid: the sentence begins with the job's key to change.
@@ -87,9 +92,9 @@ def prompted_parts(
     """
     if model.base is None:
         raise DocumentInvalid("model.base: name a folder that save_pretrained wrote, or owner/name on the hub")
-    near = folder / model.base
     try:
-        base = near if near.is_dir() else checkpoint_folder(model.base)
+        found = find_base(model.base, folder, collection)
+        base = found.folder
         config = folder_config(base)
         if isinstance(model.task, Cloze) and not config.get("masked_lm", True):
             raise DocumentInvalid(
@@ -102,9 +107,6 @@ def prompted_parts(
         label_words = _checked_words(model, labels, encoder, report)
         _check_sizes(model, config, encoder)
         digest = write_backbone(base, config, into)
-        # Members need the config to build it, and may look for it on the hub if the operator found it there.
-        here = near.is_dir() or Path(model.base).expanduser().is_dir()
-        hub = None if here else pinned_name(model.base, base)
     except (BackboneInvalid, CheckpointInvalid) as error:
         raise DocumentInvalid(f"model.base: {error}") from error
     except (TokenizerInvalid, VocabularyInvalid) as error:
@@ -112,7 +114,13 @@ def prompted_parts(
     except (TemplateInvalid, VerbaliserInvalid) as error:
         raise DocumentInvalid(str(error)) from error
     report(f"backbone: {digest.hex()[:16]}, {into.stat().st_size / 1e6:.1f} MB, the same for every job on it")
-    told = {"base": None, "config": config, "backbone": digest, "hub": hub}
+    # Members need the config to build it, and may look for it on the hub if the operator found it there.
+    told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": found.hub}
+    texts: tuple[str, ...] = ()
+    if isinstance(model.task, Head) and (layers := chosen_layers(model, config)) is not None:
+        texts, centre = centre_texts(model.task.centre, folder, report)
+        told["task"] = model.task.model_copy(update={"layers": layers, "centre": centre})
+        report(f"head: over the means of layers {', '.join(map(str, layers))}")
     try:
         made = PromptedModel.model_validate(
             {name: getattr(model, name) for name in PromptedModel.model_fields if name not in told} | told
@@ -120,7 +128,7 @@ def prompted_parts(
     except ValidationError as error:
         raise DocumentInvalid(f"model: {sentence_of(error)}") from error
     mask_id = encoder.mask_id if label_words is not None else None
-    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id)
+    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id, texts)
 
 
 @contextlib.contextmanager

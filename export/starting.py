@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tacit.documents import DocumentInvalid
-from tacit.job import JobSpec, Training
+from tacit.job import JobSpec, PublicStart, Training
 from tacit.model import RvaeModel
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def train_start(
     from learning.text.encoder import TokenizerInvalid
 
     model, start = spec.model, spec.start
-    if start is None or not isinstance(model, RvaeModel) or not isinstance(module, Rvae):
+    if not isinstance(start, PublicStart) or not isinstance(model, RvaeModel) or not isinstance(module, Rvae):
         raise TypeError("only a job of an rvae that names a start has one")
     texts = list(itertools.islice(_lines(file), start.texts))
     if not texts:

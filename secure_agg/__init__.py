@@ -10,7 +10,7 @@ guarantees.
             -> CollectingConfirmations -> CollectingUnmaskings -> OpenedSum
 """
 
-from secure_agg.certificates import by_digest, certificate_digest, roster_by_digest
+from secure_agg.certificates import by_digest, certificate_digest, keys_digest, roster_by_digest
 from secure_agg.context import (
     COMPLETE_GRAPH_LIMIT,
     MAX_COMPLETE_GRAPH,
@@ -147,6 +147,7 @@ __all__ = [
     "encode_distributed",
     "grouped_thresholds",
     "inflation",
+    "keys_digest",
     "open_attempt",
     "pack_in_place",
     "packed_size",

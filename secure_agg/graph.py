@@ -7,6 +7,9 @@ each side on a ring. The order on the ring is a function of the roster, the same
 depends on every member's nonce, so nobody can know it before the last nonce is chosen. `secure_agg.parameters` says
 what a coordinator gains by choosing last.
 
+One end of each pair chooses the seed of the pair's mask. Who it is follows from the graph alone, and every member
+chooses for about half of its neighbours.
+
 Groups, which are complete graphs side by side, are in `secure_agg.groups`.
 
 Source of the sparse graph: Bell et al. 2020, section 3.
@@ -20,16 +23,17 @@ from collections.abc import Collection, Iterable
 from secure_agg.identity import MemberId
 from secure_agg.transcript import Purpose, digest
 
-__all__ = ["CompleteGraph", "HararyGraph", "ring_order", "ring_seed"]
+__all__ = ["CompleteGraph", "HararyGraph", "alternate", "ring_order", "ring_seed"]
 
 
 class CompleteGraph:
     """A graph in which every member is a neighbour of every other. `members` are sorted."""
 
-    __slots__ = ("_members",)
+    __slots__ = ("_members", "_ranks")
 
     def __init__(self, members: tuple[MemberId, ...]) -> None:
         self._members = members
+        self._ranks = {member: rank for rank, member in enumerate(members)}
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
         """The members with which `member` shares a pairwise mask, sorted."""
@@ -38,6 +42,10 @@ class CompleteGraph:
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
         """The members for which `dealer` makes shares, sorted: all, including itself."""
         return self._members
+
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of its pair with `other`."""
+        return alternate(self._ranks[member], self._ranks[other])
 
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
         """Nobody: on the complete graph one count of answers holds for every dealer, and the phases enforce it."""
@@ -84,6 +92,10 @@ class HararyGraph:
         """The members for which `dealer` makes shares, sorted: its neighbours."""
         return self.neighbours(dealer)
 
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of its pair with `other`: it does for the next k/2 on the ring."""
+        return 1 <= (self._places[other] - self._places[member]) % len(self._ring) <= self._half
+
     def short(self, gone: Collection[MemberId], threshold: int) -> frozenset[MemberId]:
         """The members with fewer than `threshold` neighbours left when those in `gone` are missing."""
         key = frozenset(gone)
@@ -99,6 +111,15 @@ class HararyGraph:
                 for other in self.neighbours(member):
                     lost[other] = lost.get(other, 0) + 1
         return frozenset(member for member, count in lost.items() if 2 * self._half - count < threshold)
+
+
+def alternate(rank: int, other: int) -> bool:
+    """Whether the member of one rank on a complete graph chooses the seed of its pair with that of another rank.
+
+    Of two members whose ranks differ by an odd number the lower one chooses, otherwise the higher one. So each chooses
+    for half of the others, rounded up or down.
+    """
+    return rank != other and ((other - rank) % 2 == 1) == (other > rank)
 
 
 def ring_seed(root: bytes, nonces: Iterable[bytes]) -> bytes:

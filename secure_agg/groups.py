@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from secure_agg.graph import ring_order
+from secure_agg.graph import alternate, ring_order
 from secure_agg.identity import MemberId
 from secure_agg.parameters import MAX_COMPLETE_GRAPH, MIN_SIGMA, SIGMA, NoParameters
 from secure_agg.transcript import Purpose, digest
@@ -66,11 +66,12 @@ class GroupedGraph:
 class GroupsOf:
     """A graph in which every member is a neighbour of all others in its group. `groups` hold their members sorted."""
 
-    __slots__ = ("_number", "groups")
+    __slots__ = ("_number", "_ranks", "groups")
 
     def __init__(self, groups: tuple[tuple[MemberId, ...], ...]) -> None:
         self.groups = groups
         self._number = {member: number for number, group in enumerate(groups) for member in group}
+        self._ranks = {member: rank for group in groups for rank, member in enumerate(group)}
 
     def number(self, member: MemberId) -> int:
         """The number of the group of `member`, from 0."""
@@ -83,6 +84,10 @@ class GroupsOf:
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
         """The members for which `dealer` makes shares, sorted: its whole group, including itself."""
         return self.groups[self._number[dealer]]
+
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of its pair with `other`, who is in its group."""
+        return alternate(self._ranks[member], self._ranks[other])
 
     def short(self, gone: Iterable[MemberId], threshold: int) -> frozenset[MemberId]:
         """Nobody: within a group one count of answers holds for every dealer, and the phases enforce it."""

@@ -32,12 +32,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Advertisement:
-    """Phase 0, member to server: two fresh X25519 keys and a nonce, 32 bytes each, signed."""
+    """Phase 0, member to server: two fresh hybrid public keys and a nonce, signed.
+
+    Args:
+        member: its name.
+        certificate: the certificate of its signing key.
+        keys: the sealing key, then the seed key, 1216 bytes each.
+        nonce: 32 bytes.
+        signature: over the digests of certificate and keys, and the rest.
+    """
 
     member: MemberId
     certificate: bytes
-    masking_key: bytes
-    sealing_key: bytes
+    keys: bytes
     nonce: bytes
     signature: bytes
 
@@ -51,41 +58,52 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class DigestAdvertisement:
-    """An `Advertisement` with the SHA-256 of its certificate (32 bytes) instead of the certificate. The signature is
-    the same, because it covers the digest.
+    """An `Advertisement` with the SHA-256 of its certificate and of its keys (32 bytes each) in their place. The
+    signature is the same, because it covers the digests.
     """
 
     member: MemberId
     certificate_digest: bytes
-    masking_key: bytes
-    sealing_key: bytes
+    keys_digest: bytes
     nonce: bytes
     signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DigestRoster:
-    """Phase 0, server to all of U1: a `Roster` for members that fetch the certificates that they do not have."""
+    """Phase 0, server to all of U1: a `Roster` for members that fetch the certificates that they do not have, and the
+    keys of their neighbours.
+    """
 
     advertisements: tuple[DigestAdvertisement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DealtShare:
-    """What one dealer made for one receiver.
+    """What one dealer made for one receiver. The dealer's signature covers every field.
+
+    The dealer's own two shares stay with it, so in its own entry only the commitments to them are not empty. The pair's
+    seed is empty unless the dealer chooses it.
 
     Args:
         receiver: its name.
-        sealed: the two shares, encrypted under the pair's sealing key, 82 bytes. Empty for the dealer's own pair, which
-            stays with it.
-        masking_commitment: commitment to the share of the masking secret key, 32 bytes.
-        seed_commitment: commitment to the share of the seed, 32 bytes.
+        sealed_key: the key of the locked shares, sealed to the receiver's sealing key, 1168 bytes.
+        locked_shares: both shares, encrypted under that key, 82 bytes.
+        key_commitment: commitment to that key, 32 bytes.
+        root_commitment: commitment to the share of the root, 32 bytes.
+        seed_commitment: commitment to the share of the self-mask seed, 32 bytes.
+        sealed_pair_seed: the pair's seed, sealed to the receiver's seed key, 1168 bytes.
+        pair_seed_commitment: commitment to the pair's seed, 32 bytes.
     """
 
     receiver: MemberId
-    sealed: bytes
-    masking_commitment: bytes
+    sealed_key: bytes
+    locked_shares: bytes
+    key_commitment: bytes
+    root_commitment: bytes
     seed_commitment: bytes
+    sealed_pair_seed: bytes
+    pair_seed_commitment: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +114,7 @@ class Dealing:
         dealer: its name.
         seed_commitment: commitment to the self-mask seed, 32 bytes.
         shares: in the order of receivers; on the complete graph they include the dealer itself.
-        signature: over the seed commitment and the root of the hash tree of all share commitments.
+        signature: over the seed commitment and the root of the hash tree over all shares.
     """
 
     dealer: MemberId
@@ -109,13 +127,11 @@ class Dealing:
 class ReceivedDealing:
     """What one dealer dealt to the receiver of this message, with everything needed to check the dealer's signature.
 
-    `path` holds the siblings (32 bytes each) that lead from this receiver's commitments to the signed root.
+    `path` holds the siblings (32 bytes each) that lead from this receiver's leaf to the signed root.
     """
 
     dealer: MemberId
-    sealed: bytes
-    masking_share_commitment: bytes
-    seed_share_commitment: bytes
+    share: DealtShare
     seed_commitment: bytes
     path: tuple[bytes, ...]
     signature: bytes
@@ -173,8 +189,8 @@ class RevealedShare:
 
 @dataclass(frozen=True, slots=True)
 class Unmasking:
-    """Phase 4, member to server: a seed share for each dealer in U3, a key share for each in U2 but not in U3."""
+    """Phase 4, member to server: a seed share for each dealer in U3, a root share for each in U2 but not in U3."""
 
     member: MemberId
     seed_shares: tuple[RevealedShare, ...]
-    masking_shares: tuple[RevealedShare, ...]
+    root_shares: tuple[RevealedShare, ...]

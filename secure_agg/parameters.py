@@ -50,13 +50,13 @@ __all__ = [
 SIGMA = 80
 # The lowest sigma that counts as a guarantee at all. A member's policy decides what it takes part in.
 MIN_SIGMA = 40
-# The complete graph, whose guarantee involves no probability, is available up to this size. It costs n^2 shares and key
-# agreements.
+# The complete graph, whose guarantee involves no probability, is available up to this size. It costs n^2 shares and
+# seals.
 MAX_COMPLETE_GRAPH = 1000
 CORRECTNESS = 20
 # Bounds on tables and searches for numbers that come from another party.
 MAX_MEMBERS = 100_000
-MAX_NEIGHBOURS = 4096
+MAX_NEIGHBOURS = 1024
 _MILLION = 10**6
 _LOG_2 = math.log(2)
 

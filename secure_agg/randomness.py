@@ -1,6 +1,7 @@
 """Randomness: a source that the caller passes in, and streams expanded from seeds that it gives.
 
-Guarantees: nothing in this package draws randomness from anywhere but a source that it was passed. A stream is
+Guarantees: nothing in this package draws randomness from anywhere but a source that it was passed, except that sealing
+lets OpenSSL draw what an encapsulation needs (`secure_agg.sealing`). A stream is
 AES-256-CTR under a fresh 32-byte key from the source, written into a reusable buffer, so large amounts cost neither
 system calls nor memory.
 """

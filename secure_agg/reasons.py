@@ -67,7 +67,8 @@ class Reason(StrEnum):
     UNMASKING_BOTH_SHARES = "unmasking_both_shares"
     UNMASKING_SHARE_MISMATCH = "unmasking_share_mismatch"
     DEALER_SEED_INCONSISTENT = "dealer_seed_inconsistent"
-    DEALER_MASKING_KEY_INCONSISTENT = "dealer_masking_key_inconsistent"
+    DEALER_ROOT_INCONSISTENT = "dealer_root_inconsistent"
+    DEALER_PAIR_SEED_INCONSISTENT = "dealer_pair_seed_inconsistent"
 
     # On a group of the cohort, seen by the server and, in the roster, by the member.
     GROUP_TOO_SMALL = "group_too_small"
@@ -91,6 +92,7 @@ class Reason(StrEnum):
     ROSTER_KEY_INVALID = "roster_key_invalid"
     ROSTER_CERTIFICATE_DUPLICATE = "roster_certificate_duplicate"
     ROSTER_CERTIFICATE_MISSING = "roster_certificate_missing"
+    ROSTER_KEYS_MISSING = "roster_keys_missing"
     ROSTER_IDENTITY_MISMATCH = "roster_identity_mismatch"
     ROSTER_SIGNATURE_INVALID = "roster_signature_invalid"
     ROSTER_OWN_ENTRY_MISSING = "roster_own_entry_missing"
@@ -105,6 +107,7 @@ class Reason(StrEnum):
     DEALINGS_SIGNATURE_INVALID = "dealings_signature_invalid"
     DEALINGS_CIPHERTEXT_INVALID = "dealings_ciphertext_invalid"
     DEALINGS_SHARE_MISMATCH = "dealings_share_mismatch"
+    DEALINGS_PAIR_SEED_INVALID = "dealings_pair_seed_invalid"
     SECOND_DEALINGS = "second_dealings"
 
     # On its own vector, seen by the member.
@@ -143,7 +146,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.ADVERTISEMENT_SIGNATURE_INVALID: (
         "The advertisement's certificate or its signature over keys, nonce and context is not valid."
     ),
-    Reason.ADVERTISEMENT_KEY_INVALID: "A key in the advertisement is not a usable X25519 public key.",
+    Reason.ADVERTISEMENT_KEY_INVALID: "A key in the advertisement is not a usable hybrid public key.",
     Reason.ADVERTISEMENT_KEY_DUPLICATE: "A key or nonce in the advertisement was already advertised.",
     Reason.ADVERTISEMENT_CERTIFICATE_DUPLICATE: (
         "The certificate in the advertisement, or its key, already belongs to another member of the cohort."
@@ -160,8 +163,9 @@ _SENTENCES: dict[Reason, str] = {
     Reason.UNMASKING_BOTH_SHARES: "The answer holds both shares of one dealer.",
     Reason.UNMASKING_SHARE_MISMATCH: "A revealed share is not the one that its dealer committed to.",
     Reason.DEALER_SEED_INCONSISTENT: "The dealer's shares do not rebuild the self-mask seed it committed to.",
-    Reason.DEALER_MASKING_KEY_INCONSISTENT: (
-        "The dealer's shares do not rebuild the secret half of the masking key it advertised."
+    Reason.DEALER_ROOT_INCONSISTENT: "The dealer's shares do not rebuild the root of the seed key it advertised.",
+    Reason.DEALER_PAIR_SEED_INCONSISTENT: (
+        "The seed that the member chose for a pair is not the one it committed to, so the pair's mask stays in the sum."
     ),
     Reason.GROUP_TOO_SMALL: "Fewer members of the group are left than its sum needs.",
     Reason.THRESHOLD_LOST: "Fewer members are left than the phase needs.",
@@ -175,10 +179,13 @@ _SENTENCES: dict[Reason, str] = {
     Reason.ROSTER_TOO_LARGE: "The roster names more members than the cohort that the context fixes.",
     Reason.ROSTER_MEMBER_DUPLICATE: "The roster names a member twice.",
     Reason.ROSTER_KEY_DUPLICATE: "Two roster entries share a key or a nonce.",
-    Reason.ROSTER_KEY_INVALID: "A roster entry holds a key that is not a usable X25519 public key.",
+    Reason.ROSTER_KEY_INVALID: "A roster entry holds a key that is not a usable hybrid public key.",
     Reason.ROSTER_CERTIFICATE_DUPLICATE: "Two roster entries share a certificate or a certificate's key.",
     Reason.ROSTER_CERTIFICATE_MISSING: (
         "A roster entry names its certificate by a digest, and no certificate with that digest could be obtained."
+    ),
+    Reason.ROSTER_KEYS_MISSING: (
+        "A roster entry names a neighbour's keys by a digest, and no keys with that digest could be obtained."
     ),
     Reason.ROSTER_IDENTITY_MISMATCH: "A roster entry names one member and its certificate another.",
     Reason.ROSTER_SIGNATURE_INVALID: ("A roster entry's certificate or signature is not valid for this context."),
@@ -192,6 +199,9 @@ _SENTENCES: dict[Reason, str] = {
     Reason.DEALINGS_SIGNATURE_INVALID: ("A dealer's signature does not cover the commitments that were passed on."),
     Reason.DEALINGS_CIPHERTEXT_INVALID: ("A sealed message does not open as what this dealer sealed for this member."),
     Reason.DEALINGS_SHARE_MISMATCH: "A share that was dealt is not the one its dealer committed to.",
+    Reason.DEALINGS_PAIR_SEED_INVALID: (
+        "The seed that a dealer chose for the pair does not open, or is not the one it committed to."
+    ),
     Reason.SECOND_DEALINGS: "The messages dealt were already accepted once in this session.",
     Reason.VECTOR_INVALID: "The vector to mask has the wrong type, length or range.",
     Reason.SECOND_MASKING: "The masks of this session were already used on a vector.",

@@ -9,8 +9,8 @@ encoding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -18,31 +18,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_agg import merkle
-from secure_agg.agreement import SEAL_OVERHEAD
+from secure_agg.certificates import by_digest
 from secure_agg.context import RoundContext
 from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
 from secure_agg.groups import GroupsOf, draw_groups
 from secure_agg.identity import MemberId
-from secure_agg.messages import Advertisement, DealtShare, ReceivedDealing
+from secure_agg.messages import Advertisement, DealtShare, DigestAdvertisement, ReceivedDealing
 from secure_agg.packing import packed_digest
+from secure_agg.sealing import (
+    LOCK_OVERHEAD,
+    PUBLIC_KEY_BYTES,
+    SEAL_OVERHEAD,
+    SECRET_KEY_BYTES,
+    SYMMETRIC_KEY_BYTES,
+    SecretKey,
+    derive,
+)
 from secure_agg.shamir import SHARE_BYTES
 from secure_agg.transcript import Purpose, digest, frame
 
 __all__ = [
+    "KEYS_BYTES",
+    "LOCKED_BYTES",
     "NONCE_BYTES",
     "SEALED_BYTES",
     "Session",
     "advertisement_statement",
     "roster_root",
+    "sealing_key_of",
+    "seed_key",
+    "seed_key_of",
     "vector_digest",
 ]
 
 NONCE_BYTES = 32
-SEALED_BYTES = 2 * SHARE_BYTES + SEAL_OVERHEAD
+KEYS_BYTES = 2 * PUBLIC_KEY_BYTES
+# A key or a pair's seed, sealed; a pair of shares, encrypted.
+SEALED_BYTES = SYMMETRIC_KEY_BYTES + SEAL_OVERHEAD
+LOCKED_BYTES = 2 * SHARE_BYTES + LOCK_OVERHEAD
+_DIGEST_BYTES = 32
 
 
-def advertisement_statement(context: RoundContext, advertisement: Advertisement) -> bytes:
+def sealing_key_of(keys: bytes) -> bytes:
+    """The key in an advertisement to which shares are sealed. Its secret key is never shared."""
+    return keys[:PUBLIC_KEY_BYTES]
+
+
+def seed_key_of(keys: bytes) -> bytes:
+    """The key in an advertisement to which pairs' seeds are sealed. Its secret key follows from the member's root."""
+    return keys[PUBLIC_KEY_BYTES:]
+
+
+def seed_key(context: RoundContext, member: MemberId, root: bytes) -> SecretKey:
+    """The secret seed key of a member. It is bound to the context alone, because the session id depends on its public
+    key.
+    """
+    return SecretKey(derive(root, context.digest(), frame(Purpose.SEED_KEY, member), SECRET_KEY_BYTES))
+
+
+def advertisement_statement(context: RoundContext, advertisement: Advertisement | DigestAdvertisement) -> bytes:
     """What a member signs in phase 0: its keys, nonce and certificate, for this attempt and context."""
+    brief = _brief(advertisement)
     return frame(
         Purpose.ADVERTISEMENT,
         context.federation,
@@ -50,28 +86,24 @@ def advertisement_statement(context: RoundContext, advertisement: Advertisement)
         context.round,
         context.attempt,
         context.digest(),
-        advertisement.member,
-        hashlib.sha256(advertisement.certificate).digest(),
-        advertisement.masking_key,
-        advertisement.sealing_key,
-        advertisement.nonce,
+        brief.member,
+        brief.certificate_digest,
+        brief.keys_digest,
+        brief.nonce,
     )
 
 
-def roster_root(advertisements: Iterable[Advertisement]) -> bytes:
-    """A digest of all entries in the order of names, 32 bytes. A certificate enters by its digest."""
+def roster_root(advertisements: Iterable[Advertisement | DigestAdvertisement]) -> bytes:
+    """A digest of all entries in the order of names, 32 bytes. Certificates and keys enter by their digest."""
     entries = tuple(
-        (
-            entry.member,
-            hashlib.sha256(entry.certificate).digest(),
-            entry.masking_key,
-            entry.sealing_key,
-            entry.nonce,
-            entry.signature,
-        )
-        for entry in sorted(advertisements, key=lambda entry: entry.member)
+        (entry.member, entry.certificate_digest, entry.keys_digest, entry.nonce, entry.signature)
+        for entry in sorted(map(_brief, advertisements), key=lambda entry: entry.member)
     )
     return digest(Purpose.ROSTER, entries)
+
+
+def _brief(advertisement: Advertisement | DigestAdvertisement) -> DigestAdvertisement:
+    return by_digest(advertisement) if isinstance(advertisement, Advertisement) else advertisement
 
 
 def vector_digest(vector: NDArray[np.uint32], bits: int) -> bytes:
@@ -89,16 +121,44 @@ def vector_digest(vector: NDArray[np.uint32], bits: int) -> bytes:
 
 @dataclass(frozen=True)
 class Session:
-    """A context and the roster U1 that was checked against it."""
+    """A context and the roster U1 that was checked against it.
+
+    Args:
+        context: the attempt.
+        entries: the roster, by member, sorted.
+        certificates: every member's certificate.
+        keys: the public keys of every member or, on the side of a member in a large cohort, of its neighbours.
+    """
 
     context: RoundContext
-    entries: MappingProxyType[MemberId, Advertisement]
+    entries: MappingProxyType[MemberId, DigestAdvertisement]
+    certificates: Mapping[MemberId, bytes] = field(repr=False)
+    keys: Mapping[MemberId, bytes] = field(repr=False)
 
     @classmethod
     def of(cls, context: RoundContext, advertisements: Iterable[Advertisement]) -> Session:
         """Makes a session from checked advertisements of distinct members, in any order."""
+        whole = tuple(advertisements)
+        return cls.by_digest(
+            context,
+            map(by_digest, whole),
+            {entry.member: entry.certificate for entry in whole},
+            {entry.member: entry.keys for entry in whole},
+        )
+
+    @classmethod
+    def by_digest(
+        cls,
+        context: RoundContext,
+        advertisements: Iterable[DigestAdvertisement],
+        certificates: Mapping[MemberId, bytes],
+        keys: Mapping[MemberId, bytes],
+    ) -> Session:
+        """Makes a session from checked advertisements of distinct members, in any order, with what the caller has of
+        certificates and keys.
+        """
         ordered = sorted(advertisements, key=lambda entry: entry.member)
-        return cls(context, MappingProxyType({entry.member: entry for entry in ordered}))
+        return cls(context, MappingProxyType({entry.member: entry for entry in ordered}), certificates, keys)
 
     @cached_property
     def members(self) -> tuple[MemberId, ...]:
@@ -118,6 +178,11 @@ class Session:
             self.root,
             self.context_digest,
         )
+
+    @cached_property
+    def keys_by_digest(self) -> dict[bytes, bytes]:
+        """The known public keys, by their SHA-256."""
+        return {self.entries[member].keys_digest: keys for member, keys in self.keys.items()}
 
     @cached_property
     def root(self) -> bytes:
@@ -174,33 +239,86 @@ class Session:
         """The members whose shares `receiver` may hold, sorted. Neighbourhood is symmetric, so it deals to the same."""
         return self.graph.receivers(receiver)
 
-    # Commitments. Secrets and shares are uniform and have at least 32 bytes, so a plain hash hides them.
+    def chooses(self, member: MemberId, other: MemberId) -> bool:
+        """Whether `member` chooses the seed of the pair that it forms with its neighbour `other`."""
+        return self.graph.chooses(member, other)
+
+    def chosen_by(self, member: MemberId) -> tuple[MemberId, ...]:
+        """The neighbours with which `member` chooses the pair's seed, sorted: about half of them. With the others,
+        they choose it.
+        """
+        return tuple(other for other in self.neighbours(member) if self.chooses(member, other))
+
+    def pair_seed(self, chooser: MemberId, other: MemberId, root: bytes) -> bytes:
+        """The seed of a pair's mask, 32 bytes, which follows from the chooser's root."""
+        return derive(root, self.id, frame(Purpose.PAIR_SEED, chooser, other))
+
+    # What a seal or a lock is bound to: HPKE's info, and the header of the encrypted shares.
+
+    def share_key_info(self, dealer: MemberId, receiver: MemberId) -> bytes:
+        return frame(Purpose.SHARE_KEY_SEAL, self.id, dealer, receiver)
+
+    def pair_seed_info(self, chooser: MemberId, receiver: MemberId) -> bytes:
+        return frame(Purpose.PAIR_SEED_SEAL, self.id, chooser, receiver)
+
+    def shares_header(self, dealer: MemberId, receiver: MemberId) -> bytes:
+        return frame(Purpose.SHARES_HEADER, self.id, dealer, receiver)
+
+    # Commitments. Keys, secrets and shares are uniform and have at least 32 bytes, so a plain hash hides them.
 
     def seed_commitment(self, dealer: MemberId, seed: bytes) -> bytes:
         return digest(Purpose.SEED_COMMITMENT, self.id, dealer, seed)
 
-    def masking_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
-        return digest(Purpose.MASKING_SHARE_COMMITMENT, self.id, dealer, receiver, share)
+    def share_key_commitment(self, dealer: MemberId, receiver: MemberId, key: bytes) -> bytes:
+        return digest(Purpose.SHARE_KEY_COMMITMENT, self.id, dealer, receiver, key)
+
+    def pair_seed_commitment(self, chooser: MemberId, receiver: MemberId, seed: bytes) -> bytes:
+        return digest(Purpose.PAIR_SEED_COMMITMENT, self.id, chooser, receiver, seed)
+
+    def root_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
+        return digest(Purpose.ROOT_SHARE_COMMITMENT, self.id, dealer, receiver, share)
 
     def seed_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
         return digest(Purpose.SEED_SHARE_COMMITMENT, self.id, dealer, receiver, share)
 
-    def dealing_leaf(self, dealer: MemberId, receiver: MemberId, masking: bytes, seed: bytes) -> bytes:
-        """One receiver's two commitments, as a leaf of the dealer's hash tree."""
-        return digest(Purpose.DEALING_LEAF, self.id, dealer, receiver, masking, seed)
+    def well_formed(self, dealer: MemberId, share: DealtShare) -> bool:
+        """Whether every field of a dealt share has its length, and whether it holds a pair's seed exactly if the dealer
+        chooses it.
+        """
+        own = share.receiver == dealer
+        chosen = self.chooses(dealer, share.receiver)
+        return (
+            len(share.sealed_key) == (0 if own else SEALED_BYTES)
+            and len(share.locked_shares) == (0 if own else LOCKED_BYTES)
+            and len(share.key_commitment) == (0 if own else _DIGEST_BYTES)
+            and len(share.root_commitment) == len(share.seed_commitment) == _DIGEST_BYTES
+            and len(share.sealed_pair_seed) == (SEALED_BYTES if chosen else 0)
+            and len(share.pair_seed_commitment) == (_DIGEST_BYTES if chosen else 0)
+        )
+
+    def dealing_leaf(self, dealer: MemberId, share: DealtShare) -> bytes:
+        """All that a dealer made for one receiver, as a leaf of its hash tree. Ciphertexts enter by their SHA-256."""
+        return digest(
+            Purpose.DEALING_LEAF,
+            self.id,
+            dealer,
+            share.receiver,
+            hashlib.sha256(share.sealed_key).digest(),
+            hashlib.sha256(share.locked_shares).digest(),
+            share.key_commitment,
+            share.root_commitment,
+            share.seed_commitment,
+            hashlib.sha256(share.sealed_pair_seed).digest(),
+            share.pair_seed_commitment,
+        )
 
     def dealing_leaves(self, dealer: MemberId, shares: Sequence[DealtShare]) -> tuple[bytes, ...]:
-        return tuple(
-            self.dealing_leaf(dealer, share.receiver, share.masking_commitment, share.seed_commitment)
-            for share in shares
-        )
+        return tuple(self.dealing_leaf(dealer, share) for share in shares)
 
     def received_root(self, receiver: MemberId, dealing: ReceivedDealing) -> bytes | None:
         """The root to which a received dealing's path leads; None if the path has the wrong length."""
         order = self.receivers(dealing.dealer)
-        leaf = self.dealing_leaf(
-            dealing.dealer, receiver, dealing.masking_share_commitment, dealing.seed_share_commitment
-        )
+        leaf = self.dealing_leaf(dealing.dealer, dealing.share)
         return merkle.root_from_path(leaf, order.index(receiver), len(order), dealing.path)
 
     # Statements that members sign.
@@ -223,10 +341,12 @@ class Session:
     # What masks are derived from.
 
     def pair_mask_info(self, one: MemberId, other: MemberId) -> bytes:
-        """The same for both members of a pair: names in order, then everything on which the two must agree."""
-        low, high = sorted((one, other))
+        """The same for both members of a pair: its chooser, the other, then everything on which the two must agree."""
+        chooser, receiver = (one, other) if self.chooses(one, other) else (other, one)
         context = self.context
-        return frame(Purpose.PAIR_MASK, low, high, context.model, self.context_digest, context.values, context.bits)
+        return frame(
+            Purpose.PAIR_MASK, chooser, receiver, context.model, self.context_digest, context.values, context.bits
+        )
 
     def self_mask_info(self, member: MemberId) -> bytes:
         context = self.context

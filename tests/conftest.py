@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,3 +12,14 @@ def _default_logs() -> Iterator[None]:
     """A command that runs in the test's process configures its logs, and hides lines from the tests that follow."""
     yield
     structlog.reset_defaults()
+
+
+def pytest_collection_finish() -> None:
+    """Exempts modules and collected tests, which live to the end, from garbage collection: it took a tenth of the time.
+
+    The interpreter runs a whole collection when a quarter of the objects are new. With few other objects that would be
+    often, so it also waits for more of the younger generations' collections.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 100)

@@ -14,6 +14,11 @@ cost:   time of a member and of the server, by members and length of the vector.
 
 Idle means that all members are connected and have finished a small job. The result is the peak above idle, in vectors
 of the job.""",
+    "secure_aggregation.bounds.costs": """Measures proofs that masked vectors are short, in a prototype.
+
+cost: time and bytes of a member and of the coordinator, by length of the vector.
+lies: what the coordinator accepts, and the longest vector that it may accept.
+reach: how far one liar moves a cohort's mean, in one sum, in groups, and with proofs.""",
     "operations.ledger_faults": """Kills a ledger thousands of times and checks that it loses nothing.
 
 Each process is killed (kill -9) at a random point of a release, or by a timer, and started again. The benchmark counts
@@ -79,6 +84,9 @@ momentum: server momentum (FedAvgM).""",
 
 wire:     what a member sends in a round.
 backbone: a member that joins a job on a backbone and fetches it.""",
+    "prompts.head_rounds": """Measures a round of a head whose features are cached beside a round that computes them.
+
+The head is over a frozen encoder of MiniLM's shape.""",
     "prompts.backdoor": """Attacks a prompt with a backdoor, on one sum and on groups.
 
 One of ten members, or three of thirty, poison their data or scale their updates.""",

@@ -30,7 +30,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -41,7 +40,8 @@ from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import Party, Receipt, Segment
 from edge_client.ledger.verification import verify
 from learning.accounting.events import SampledGaussian
-from learning.accounting.spend import ORDERS, Limit, RenyiFilter, renyi
+from learning.accounting.filter import Limit
+from learning.accounting.gate import PrivacyFilter
 from tacit.identity import Role, new_key, sign
 from tacit.mechanism import DpSgd
 from toolkit.durable import Faults
@@ -261,10 +261,7 @@ def restart(home: Path, member: Member, returned: set[tuple[int, int]], tally: T
         return
     tally.lost_charges += len(returned - charged)
     # Computed from the records, independently of the ledger's own gate.
-    spent = np.zeros(len(ORDERS))
-    for number in {number for number, _ in charged}:
-        spent += renyi(events[number], LIMIT.adjacency)
-    if charged and not np.any(spent <= RenyiFilter(LIMIT).caps):
+    if not PrivacyFilter(LIMIT).admits([events[number] for number in {number for number, _ in charged}]):
         tally.over_limit += 1
     verdict = verify(path, home / "receipts" if signatures else None)
     if not verdict.sound:

@@ -1,9 +1,10 @@
-"""Measures what secure aggregation costs, in four parts.
+"""Measures what secure aggregation costs, in five parts.
 
 rounds: a round over the services beside the same round in the clear (`rounds`).
 peer:   the same cohort under Flower's SecAgg+ (`flower`).
 limit:  the distance to the cipher's own speed (`cipher`), large cohorts, and the server's memory.
 cost:   time of a member and of the server, by members and length of the vector (`attempt`).
+hybrid: hybrid keys beside X25519 alone, and ML-DSA-65 beside RSA-PSS (`hybrid`).
 """
 
 import argparse
@@ -17,6 +18,7 @@ from benchmarks.library.record import Case, Figure, Results, open_results, parse
 from benchmarks.secure_aggregation import attempt as secure_cost
 from benchmarks.secure_aggregation import cipher
 from benchmarks.secure_aggregation import flower as beside_flower
+from benchmarks.secure_aggregation import hybrid as hybrid_keys
 from benchmarks.secure_aggregation import rounds as secure_rounds
 from benchmarks.secure_aggregation.crowd import Crowd
 from secure_agg import Graph
@@ -36,6 +38,8 @@ COST_MEMBERS = (
     *((members, Graph.COMPLETE) for members in (10, 50, 100, 200)),
     *((members, Graph.SPARSE) for members in (300, 500, 1000)),
 )
+# hybrid: (members, members lost, graph), and how often each side runs.
+HYBRID_CELLS, HYBRID_REPEATS, SIGNATURES = ((100, 10, Graph.COMPLETE), (1000, 50, Graph.SPARSE)), 3, 200
 COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_000_000, 10_000_000), 100
 
 
@@ -103,6 +107,17 @@ def cost(cells: Cells) -> None:
         _cost(cells, members, values, members // 10, Graph.COMPLETE)
 
 
+def hybrid(cells: Cells) -> None:
+    """Measure hybrid keys beside X25519 alone, which needs the repository's history, and post-quantum signatures."""
+    for members, dropped, graph in ((12, 2, Graph.COMPLETE),) if cells.quick else HYBRID_CELLS:
+        values, repeats = (1_000, 1) if cells.quick else (COST_VALUES, HYBRID_REPEATS)
+        case = secure_cost.case_of(members, values, dropped, graph)
+        run = partial(hybrid_keys.compare, members, values, dropped, graph, repeats)
+        cells.measure(case, "hybrid_over_classic_client", run)
+    count = 10 if cells.quick else SIGNATURES
+    cells.measure({"signatures": count}, "mldsa_over_rsa_sign", partial(hybrid_keys.signatures, count))
+
+
 def _compare_rounds(members: int, values: int, count: int) -> list[Figure]:
     return asyncio.run(secure_rounds.compare(members, values, count))
 
@@ -119,11 +134,17 @@ def _cost(cells: Cells, members: int, values: int, dropped: int, graph: Graph) -
     )
 
 
-PARTS: Mapping[str, Callable[[Cells], None]] = {"rounds": rounds, "peer": peer, "limit": limit, "cost": cost}
+PARTS: Mapping[str, Callable[[Cells], None]] = {
+    "rounds": rounds,
+    "peer": peer,
+    "limit": limit,
+    "cost": cost,
+    "hybrid": hybrid,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line. Returns 1 if Flower could not be installed; the other parts are still measured."""
+    """Command line. Returns 1 if a peer is missing (Flower, or the history); the other parts are still measured."""
     options = parser("secure_aggregation.costs")
     options.add_argument(
         "--part", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
@@ -133,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen.part:
         try:
             PARTS[name](Cells(open_results(BENCH, quick=chosen.quick), chosen.quick))
-        except beside_flower.PeerMissing as missing:
+        except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1
     return status

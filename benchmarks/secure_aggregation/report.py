@@ -44,6 +44,26 @@ PAGE = Page(
             plots=(Plot("secure_agg_cost.svg", "Time of a member and of the server", draw_secure_cost),),
         ),
         Section(
+            "hybrid",
+            "secure_agg",
+            "secure_aggregation.costs --part hybrid",
+            ("target", "hybrid_seconds", "classic_seconds", "hybrid_bytes", "classic_bytes"),
+            figures=("hybrid_over_classic_client", "hybrid_over_classic_server", "hybrid_bytes_per_neighbour"),
+        ),
+        Section(
+            "signatures",
+            "secure_agg",
+            "secure_aggregation.costs --part hybrid",
+            ("mldsa_us", "rsa_us", "rsa_bytes"),
+            figures=("mldsa_over_rsa_sign", "mldsa_over_rsa_verify", "mldsa_signature_bytes"),
+        ),
+        Section(
+            "bounds",
+            "masked_bounds",
+            "secure_aggregation.bounds.costs",
+            ("of", "answers_bytes", "today_bytes", "bits"),
+        ),
+        Section(
             "memory",
             "aggregation_memory",
             "secure_aggregation.memory",

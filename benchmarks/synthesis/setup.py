@@ -22,7 +22,8 @@ from benchmarks.library.record import ROOT, SHARED, NoData
 from benchmarks.library.simulation import Member, federate
 from learning.accounting.calibration import calibrate
 from learning.accounting.events import PrivacyEvent, SampledGaussian
-from learning.accounting.filter import Limit, RenyiFilter, cost
+from learning.accounting.filter import Limit
+from learning.accounting.gate import PrivacyFilter
 from learning.accounting.spend import spend
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
@@ -247,9 +248,8 @@ def multiplier_for(epsilon: float, lot: int, steps: int, examples: int, before: 
         NotAffordable: there is none.
     """
     limit = Limit(epsilon, DELTA)
-    spent = sum((cost(event, limit) for event in before), np.zeros_like(RenyiFilter(limit).caps))
     rate = min(1.0, lot / examples)
-    return calibrate(lambda multiplier: SampledGaussian(multiplier=multiplier, rate=rate), steps, limit, spent)
+    return calibrate(lambda multiplier: SampledGaussian(multiplier=multiplier, rate=rate), steps, limit, before)
 
 
 def spent_of(events: Sequence[PrivacyEvent], epsilon: float) -> float:
@@ -259,12 +259,8 @@ def spent_of(events: Sequence[PrivacyEvent], epsilon: float) -> float:
         ValueError: a ledger of `epsilon` does not admit them.
     """
     limit = Limit(epsilon, DELTA)
-    gate, spent = RenyiFilter(limit), np.zeros_like(RenyiFilter(limit).caps)
-    for event in events:
-        each = cost(event, limit)
-        if not gate.admits(spent, each):
-            raise ValueError(f"a ledger of epsilon {epsilon:g} at delta {DELTA:g} does not admit these events")
-        spent = spent + each
+    if not PrivacyFilter(limit).admits(events):
+        raise ValueError(f"a ledger of epsilon {epsilon:g} at delta {DELTA:g} does not admit these events")
     return spend(events, limit).epsilon
 
 

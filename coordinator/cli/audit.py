@@ -97,9 +97,14 @@ def verify(
     from coordinator.storage import chain
 
     heads = [_head(text) for text in head or []]
-    verifier = chain.Verifier(heads)
+    verifier, log = chain.Verifier(heads), chain.RosterOfJournal()
+
+    def take(entry: "JournalEntry") -> None:
+        verifier.take(entry)
+        log.take(entry)
+
     try:
-        _read(verifier.take, backup, database, operator, folder)
+        _read(take, backup, database, operator, folder)
         verdict = verifier.verdict()
     except chain.ChainBroken as error:
         fail(f"the journal is not intact: {error}", ExitCode.FAILED)
@@ -107,6 +112,7 @@ def verify(
         found = {kept.hex(): number for kept, number in verdict.found.items()}
         print_json(
             {"entries": verdict.entries, "head": verdict.head.hex(), "head_entry": verdict.head_id, "found": found}
+            | {"roster_log": {"entries": log.size, "root": log.root.hex()}}
         )
         return
     typer.echo(f"The chain is unbroken: {verdict.entries} entries, from the first one.")
@@ -121,6 +127,8 @@ def verify(
             "check with a head kept elsewhere (--head)"
         )
     typer.echo(f"Keep this head elsewhere: {KeptHead(verdict.head, verdict.head_id)}")
+    typer.echo(f"The roster log that follows from the journal has {log.size} entries and the root {log.root.hex()};")
+    typer.echo("`edge_client members --json` shows what members see.")
 
 
 def _head(text: str) -> KeptHead:

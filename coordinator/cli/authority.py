@@ -11,6 +11,7 @@ import typer
 
 from coordinator.cli.common import Json, Yes, confirm, table
 from coordinator.cli.machine import CoordinatorDir, Machine, on_machine
+from coordinator.cli.offline import import_certificates, requests, sign
 from coordinator.cli.user import os_user
 from toolkit.console import ExitCode, fail, print_json
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(requests)
+app.command()(sign)
+app.command("import")(import_certificates)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from coordinator.cli.backbone import FOLDER
 from coordinator.cli.common import (
     CALL_SECONDS,
     Dir,
@@ -14,6 +15,7 @@ from coordinator.cli.common import (
     Operator,
     Yes,
     confirm,
+    operator_at_hand,
     operator_folder,
     operator_stub,
     progress_bar,
@@ -26,6 +28,7 @@ from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
+    from export.continuing import Earlier
     from tacit.job import JobDocument
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
@@ -41,14 +44,133 @@ Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 
 @app.command()
+def new(
+    name: Name,
+    out: Annotated[
+        Path | None, typer.Option(help="The job file to write. Default: NAME.toml.", show_default=False)
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="The labels, separated by commas.", show_default=False)] = None,
+    members: Annotated[int | None, typer.Option(min=3, help="How many members take part.", show_default=False)] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Examples of the member that has the fewest.", show_default=False)
+    ] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option(help="What all rounds may cost a member in privacy, 1 to 8; or none.", show_default=False),
+    ] = None,
+    texts: Annotated[str | None, typer.Option(help="short, long or pairs.", show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A backbone's name (minilm), words (a small model over a public list), or own (private vocabularies).",
+            show_default=False,
+        ),
+    ] = None,
+    words: Annotated[
+        Path | None,
+        typer.Option(
+            help="With words: a public list, one entry a line. Default: the vocab.txt of the backbone minilm.",
+            show_default=False,
+        ),
+    ] = None,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a job file: asks five questions, or takes the answers as options. Works offline."""
+    import os
+
+    from coordinator.cli.new_job import TEXTS, Answers, JobNotMade, job_file
+
+    target = Path(f"{name}.toml") if out is None else out
+    if target.exists():
+        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
+    if members is None or examples is None:
+        told = _ask("Members, and examples of the one with the fewest (such as 3 300)", "--members and --examples")
+        numbers = told.split()
+        if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
+            fail(f"{told!r} is not two numbers; write them as 3 300", ExitCode.USAGE)
+        members, examples = map(int, numbers)
+    labels = labels or _ask("Labels, separated by commas", "--labels")
+    epsilon = epsilon or _ask("Epsilon for all rounds, 1 to 8, or none for no noise", "--epsilon", "8")
+    texts = texts or _ask("Texts: short, long or pairs", "--texts", "short")
+    model = model or _ask("Model: a backbone such as minilm, words, or own vocabularies", "--model", "minilm")
+    if texts not in TEXTS:
+        fail(f"--texts {texts} is not one of {', '.join(TEXTS)}", ExitCode.USAGE)
+    where = operator_at_hand(operator, folder)
+    pieces = words is None and where is not None
+    if words is None and where is not None:
+        words = where / FOLDER / "minilm" / "vocab.txt"
+    try:
+        text = job_file(
+            Answers(
+                name=name,
+                labels=tuple(each.strip() for each in labels.split(",")),
+                members=members,
+                examples=examples,
+                epsilon=None if epsilon == "none" else float(epsilon),
+                texts=next(each for each in TEXTS if each == texts),
+                model=model,
+                vocabulary=os.path.relpath(words, target.parent) if words is not None and words.is_file() else None,
+                word_pieces=pieces,
+            )
+        )
+    except ImportError as error:
+        fail(
+            f"choosing the noise needs the model libraries ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}",
+            ExitCode.USAGE,
+        )
+    except JobNotMade as error:
+        fail(f"no job file was written: {error}", ExitCode.USAGE)
+    except ValueError:
+        fail(f"--epsilon {epsilon} is neither a number nor none", ExitCode.USAGE)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{target} cannot be written: {error.strerror}; choose another file with --out", ExitCode.FAILED)
+    if as_json:
+        print_json({"job": name, "file": str(target)})
+        return
+    typer.echo(f"Wrote {target}. Read it, and change what you know better: docs/recipes.md has the choices.")
+    typer.echo(f"Next: coordinator job bundle {target}")
+
+
+def _earlier(start: str, where: Path, as_json: bool) -> "Earlier":
+    from coordinator.cli.continuing import fetch_earlier
+    from tacit.job import earlier_version
+
+    return fetch_earlier(where, *earlier_version(start), quiet=as_json)
+
+
+def _ask(question: str, options: str, default: str | None = None) -> str:
+    """Asks on the terminal.
+
+    Raises:
+        CommandFailed: there is no terminal.
+    """
+    import sys
+
+    if not sys.stdin.isatty():
+        fail(f"{options} is missing, and there is no terminal to ask; add it", ExitCode.USAGE)
+    answer: str = typer.prompt(question, default=default, err=True)
+    return answer
+
+
+@app.command()
 def bundle(
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     out: Annotated[
         Path | None, typer.Option(help="The folder to create. Default: NAME.bundle.", show_default=False)
     ] = None,
+    operator: Operator = None,
+    folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Create a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
+    """Create a job's starting bundle from its file: manifest, starting weights, tokenizer.
+
+    It works offline, unless the job starts from a version of an earlier job.
+    """
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
 
@@ -57,12 +179,21 @@ def bundle(
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE)
     target = Path(f"{spec.name}.bundle") if out is None else out
+    where = operator_at_hand(operator, folder)
     try:
         from export.bundle import make_job_bundle, read_job_bundle
         from learning.accounting.expected_noise import Values, expected_noise
+        from learning.backbones.collection import Collection
 
         document = make_job_bundle(
-            spec, file.parent, target, report=lambda sentence: typer.echo(f"  {sentence}", err=True)
+            spec,
+            file.parent,
+            target,
+            report=lambda sentence: typer.echo(f"  {sentence}", err=True),
+            collection=None if where is None else Collection(where / FOLDER),
+            earlier=_earlier(spec.start, where or operator_folder(operator, folder), as_json)
+            if isinstance(spec.start, str)
+            else None,
         )
     except ImportError as error:
         fail(
@@ -162,15 +293,24 @@ def show(
 
     detail, document = run(work())
     server = None if document is None else document.server
+    earlier = None if document is None else document.earlier
     from coordinator.cli.shown import detail_json, optimiser_json
 
     if as_json:
-        shown = {"server": None if server is None else optimiser_json(server)}
-        print_json({**detail_json(detail), **shown, "tuned_on": None if document is None else document.tuned_on})
+        print_json(
+            {
+                **detail_json(detail),
+                "server": None if server is None else optimiser_json(server),
+                "tuned_on": None if document is None else document.tuned_on,
+                "earlier": None if earlier is None else earlier.model_dump(mode="json"),
+            }
+        )
         return
     from coordinator.cli.status import jobs_table
 
     typer.echo(jobs_table([detail.job]))
+    if earlier is not None:
+        typer.echo(f"\nStarted from version {earlier.number} of {earlier.job}")
     if server is not None:
         said = {key: value for key, value in optimiser_json(server).items() if key != "optimiser"}
         numbers = ", ".join(f"{key} {value:g}" for key, value in said.items())

@@ -100,6 +100,12 @@ def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
         check_storage(config)
         mark.check(folder.database_mark, config.database_url)
         passphrase = authority_passphrase(os.environ)
+        if keys and config.authority_elsewhere:
+            fail(
+                "this needs the authority's key, which is on another machine (authority_elsewhere in coordinator.toml);"
+                " bring authority/ back for it and remove that line, then move the key away again",
+                ExitCode.REFUSED,
+            )
         book = load_authorities(folder, now=datetime.now(UTC), passphrase=passphrase) if keys else None
         database = open_database(config.database_url)
         with contextlib.closing(database):

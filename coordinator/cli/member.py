@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,8 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from coordinator.cli.machine import CoordinatorDir, on_machine
+from coordinator.cli.user import os_user
 from toolkit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
@@ -126,6 +129,37 @@ def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir =
         print_json(member_json(member))
     else:
         typer.echo(f"{name} is revoked.")
+
+
+@app.command("import-log")
+def import_log(
+    file: Annotated[Path, typer.Argument(help="What `edge_client members --export FILE` wrote.", show_default=False)],
+    folder: CoordinatorDir = Path("federation"),
+    as_json: Json = False,
+) -> None:
+    """Bring back entries of the roster log that this database lost, after an older backup was restored.
+
+    Type it on the coordinator's machine, before members connect. The file must hold a head that this federation's
+    server signed, and begin with the entries that are here.
+    """
+    from datetime import UTC, datetime
+
+    from coordinator.authority import read_authorities
+    from coordinator.storage.roster import LogContradicts, bring_back
+    from tacit.roster_copy import CopyInvalid, read_copy
+
+    with on_machine(folder) as machine:
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        try:
+            copy = read_copy(file, read_authorities(machine.folder).federation)
+            count = machine.database.run_now(lambda s: bring_back(s, copy.entries, now_ms, by=os_user()))
+        except (CopyInvalid, LogContradicts) as error:
+            fail(str(error), ExitCode.FAILED)
+    if as_json:
+        print_json({"added": count, "entries": len(copy.entries)})
+    else:
+        typer.echo(f"{count} entries were brought back; the roster log has {len(copy.entries)}.")
+        typer.echo("Compare `coordinator member list` with `edge_client members`, and invite those that are missing.")
 
 
 def days_left(expires_ms: int, now_ms: int) -> str:

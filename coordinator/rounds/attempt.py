@@ -19,13 +19,13 @@ from tacit.reason import Reason, of_protocol, sentence, word
 
 __all__ = ["answered", "drop", "open_attempt", "uploaded"]
 
-# Faults of a dealer that only the receiver can see: the dealer's signature does not cover what it seals.
+# Faults of a dealer that only the receiver can see. The dealer's signature covers what it seals, so the coordinator has
+# checked everything else.
 _BADLY_DEALT = frozenset(
     {
-        Reason.REASON_DEALINGS_MALFORMED,
-        Reason.REASON_DEALINGS_SIGNATURE_INVALID,
         Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
         Reason.REASON_DEALINGS_SHARE_MISMATCH,
+        Reason.REASON_DEALINGS_PAIR_SEED_INVALID,
     }
 )
 
@@ -44,6 +44,7 @@ def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
     members = {name: replace(view, ready=view.ready and name not in cohort) for name, view in state.members.items()}
     state = replace(state, attempt=state.attempt + 1, attempts_in_round=state.attempts_in_round + 1, members=members)
     attempt = state.attempt_id()
+    head = parameters.log_head()
     context = context_of(
         parameters.job,
         federation=parameters.federation,
@@ -51,9 +52,10 @@ def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
         attempt=state.attempt,
         model=state.version,
         members=len(cohort),
+        head=b"" if head is None else head.head.digest,
     )
     opening = protocol.open_attempt(context, cohort, parameters.verify, key_of=parameters.key_of)
-    outbox = {member: AttemptOpened(context) for member in cohort}
+    outbox = {member: AttemptOpened(context, head) for member in cohort}
     step.state = replace(state, phase=Aggregating(attempt, cohort, opening, step.now_ms, outbox))
     step.do(fx.Persist((fx.OpenAttempt(attempt, cohort),)))
     step.do(counts.AttemptOpened(cohort=len(cohort), attempt=attempt))

@@ -98,44 +98,51 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
         known = {dropout.member for dropout in phase.dropouts}
         lost = tuple(each for each in outcome.dropped if each.member not in known)
         _note_late(step, lost if deadline else _not_late(lost), name)
-        detail = f"{name}: {outcome.detail}"
-        attempt_over(step, of_protocol(outcome.reason), detail)
-        after_abandoned(step)
+        _abandon(step, of_protocol(outcome.reason), f"{name}: {outcome.detail}")
         return
     following, outgoing, late = outcome
     _note_late(step, late if deadline else _not_late(late), name)
+    _count_groups(step, closing, following, phase.attempt)
+    _begin(step, following, dict(outgoing), closed=name)
+
+
+def _begin(
+    step: Step, following: Collecting | protocol.OpenedSum, outbox: dict[str, CoordinatorPayload], *, closed: str
+) -> None:
+    """Enters the phase after `closed`, or publishes the opened sum. Effects that must come first are done here."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
-    if isinstance(following, protocol.CollectingConfirmations) and _short_of_confirmed(step.state, phase, following):
-        detail = (
-            f"{name}: a member of the sum that was confirmed before is missing, and the others confirm no smaller sum"
-        )
-        attempt_over(step, Reason.REASON_THRESHOLD_LOST, detail)
-        after_abandoned(step)
-        return
-    _count_groups(step, closing, following, phase.attempt)
-    if isinstance(following, protocol.CollectingConfirmations):
-        step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
-        _fix_survivors(step, phase.attempt, following.survivors)
-    if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.OpenedSum):
-        # In groups, the members of a lost group leave the survivors with it.
-        phase = replace(phase, survivors=following.survivors)
     if isinstance(following, protocol.OpenedSum):
-        _publish(step, phase, following)
+        # In groups, the members of a lost group leave the survivors with it. Likewise below.
+        _publish(step, replace(phase, survivors=following.survivors), following)
         return
-    outbox: dict[str, CoordinatorPayload] = dict(outgoing)
     if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
-        roster = secure_agg.Roster(tuple(following.session.entries.values()))
-        # One message by digest for everybody: members fetch the certificates that they do not know.
-        outbox = dict.fromkeys(outgoing, secure_agg.roster_by_digest(roster))
-    step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
+        # One message by digest for everybody: members fetch the certificates that they do not know, and the keys of
+        # their neighbours.
+        outbox = dict.fromkeys(outbox, secure_agg.DigestRoster(tuple(following.session.entries.values())))
     if isinstance(following, protocol.CollectingMasked):
         # Uploads must be open before anyone is asked for a vector.
         context, session = following.context, following.session
         groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
         step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
+    if isinstance(following, protocol.CollectingConfirmations):
+        if _short_of_confirmed(step.state, phase, following):
+            missing = "a member of the sum that was confirmed before is missing, and the others confirm no smaller sum"
+            _abandon(step, Reason.REASON_THRESHOLD_LOST, f"{closed}: {missing}")
+            return
+        step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
+        _fix_survivors(step, phase.attempt, following.survivors)
+    if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings):
+        phase = replace(phase, survivors=following.survivors)
+    step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
     enter_phase(step)
+
+
+def _abandon(step: Step, reason: Reason, detail: str) -> None:
+    """Ends the attempt without a sum, and decides what comes after it."""
+    attempt_over(step, reason, detail)
+    after_abandoned(step)
 
 
 def _short_of_confirmed(state: JobState, phase: Aggregating, following: protocol.CollectingConfirmations) -> bool:

@@ -5,7 +5,7 @@
 A round is open from its first training window until it is published or its attempts are used up. A pause keeps it open.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import secure_agg
@@ -16,6 +16,7 @@ from tacit.job import JobDocument
 from tacit.mechanism import NoMechanism
 from tacit.messages import CoordinatorPayload
 from tacit.reason import Reason
+from tacit.roster import SignedHead
 
 __all__ = [
     "Aggregating",
@@ -47,6 +48,8 @@ class Parameters:
     # Passed to the protocol: certificates are the driver's business.
     verify: secure_agg.VerifyIdentity = field(repr=False)
     key_of: secure_agg.KeyOf = field(repr=False)
+    # The newest head of the roster log; None where there is no log.
+    log_head: Callable[[], SignedHead | None] = field(default=lambda: None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class Callers:
                     session,
                     name,
                     found.der,
+                    key=hashlib.sha256(found.public).digest(),
                     begins_ms=begins_ms,
                     expires_ms=expires_ms,
                     now_ms=now_ms,

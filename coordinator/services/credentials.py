@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
-from coordinator.pki import Authority, key_pem, new_key, pem
+from coordinator.pki import Authority, KeyElsewhere, key_pem, new_key, pem
 from tacit.identity import Certificate, CertificateOutOfDate, Identity, Role, federation_of, verify_certificate
 from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER
 from toolkit.durable import durable_file
@@ -38,6 +39,7 @@ __all__ = [
     "load_root",
     "peer",
     "refresh_server_certificate",
+    "server_identity",
     "server_options",
     "speaks_tls_12",
     "tls_13_only",
@@ -232,12 +234,46 @@ def refresh_server_certificate(
     """
     if _server_certificate_is_good(folder, config, authority, now):
         return False
+    if authority.held is None:
+        _check_not_ended(folder, now)
+        return False
     key = new_key()
     certificate = authority.issue(key.public_key(), Role.SERVER, SERVER_NAME, host_names=config.advertise, now=now)
     folder.server_key.parent.mkdir(mode=0o700, exist_ok=True)
     durable_file(folder.server_key, key_pem(key))
     durable_file(folder.server_certificate, pem(certificate, authority.certificate))
     return True
+
+
+def _check_not_ended(folder: CoordinatorFolder, now: datetime) -> None:
+    """Checks a certificate that cannot be renewed here, because the authority's key is on another machine.
+
+    Raises:
+        KeyElsewhere: it has ended, or is missing.
+    """
+    try:
+        ends = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())[0].not_valid_after_utc
+    except (OSError, ValueError):
+        ends = now
+    if ends <= now:
+        raise KeyElsewhere(
+            "the server's certificate has ended, and the authority's key is on another machine; bring authority/ back, "
+            "remove authority_elsewhere from coordinator.toml, start once, then move the key away again"
+        )
+
+
+def server_identity(folder: CoordinatorFolder) -> tuple[rsa.RSAPrivateKey, bytes]:
+    """Returns the server's present key and certificate (DER), which sign heads of the roster log.
+
+    Raises:
+        ValueError: the files are being replaced, or are damaged.
+        OSError: they cannot be read.
+    """
+    certificate = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())[0]
+    key = serialization.load_pem_private_key(folder.server_key.read_bytes(), password=None)
+    if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key():
+        raise ValueError("the server's key and certificate do not belong together")
+    return key, certificate.public_bytes(serialization.Encoding.DER)
 
 
 def _server_certificate_is_good(

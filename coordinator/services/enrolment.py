@@ -14,7 +14,7 @@ If the coordinator stops in between, the member repeats its request with the sam
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
@@ -26,11 +26,13 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors, AuthorityBook
 from coordinator.domain.tokens import GrantedBefore, Refused, TokenDesk
-from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.pki import Authority, KeyElsewhere, LifetimeOutOfRange, RequestUnsuitable, certify_request
 from coordinator.relay.names import peer_of
 from coordinator.services.rate_limit import EnrolmentLimit
+from coordinator.services.roster import RosterLog, cosigned_or_abort
 from coordinator.services.unusable import come_again
 from coordinator.storage.errors import TokenWithdrawn
+from coordinator.storage.requests import Asked
 from tacit.identity import Role
 from tacit.reason import Reason, word
 from tacit.status import abort_with, stamp
@@ -51,6 +53,17 @@ def key_fingerprint(key: rsa.RSAPublicKey) -> bytes:
     return digest.finalize()
 
 
+# What a member is told whose request waits.
+AWAITED = (
+    "the request is stored and waits for the federation's authority, whose key is on another machine; repeat the same "
+    "command once the operator has imported the certificate: the token still works for this machine's key"
+)
+
+
+async def _nobody_asks(asked: Asked) -> None:
+    raise KeyElsewhere("this service was given no place to store requests")
+
+
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     """Serves `tacit.v1.EnrolmentService`."""
 
@@ -64,6 +77,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         clock: Callable[[], datetime],
         count: Callable[[str], None] = lambda outcome: None,
         limit: EnrolmentLimit | None = None,
+        roster: RosterLog | None = None,
+        ask: Callable[[Asked], Awaitable[None]] | None = None,
     ) -> None:
         """Creates the service.
 
@@ -75,6 +90,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             clock: Returns the current time, with its time zone.
             count: Called once per request with "granted" or the reason's word.
             limit: How often strangers may try. Default: the limits of `EnrolmentLimit`.
+            roster: The roster log, for witnesses.
+            ask: Stores a request for an authority whose key is on another machine.
         """
         self._anchors = authority if isinstance(authority, Anchors) else Anchors(AuthorityBook.of(authority))
         self._desk = desk
@@ -82,6 +99,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self._member_lifetime = member_lifetime
         self._clock = clock
         self._count = count
+        self._roster = roster
+        self._ask = ask or _nobody_asks
         self._limit = EnrolmentLimit(time.monotonic) if limit is None else limit
 
     async def Enrol(  # noqa: N802  the name is the contract's
@@ -133,6 +152,22 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         """Returns the federation's authorities to anyone: the list is public and proves itself."""
         return federation_pb2.FetchAuthoritiesResponse(authorities=self._anchors.book.document)
 
+    async def FetchHead(  # noqa: N802
+        self, request: enrolment_pb2.FetchHeadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> enrolment_pb2.FetchHeadResponse:
+        """Returns the roster log's newest head and a proof to anyone: neither names anybody."""
+        if self._roster is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
+        async with come_again(context):
+            return await self._roster.since(request.known)
+
+    async def Witness(  # noqa: N802
+        self, request: federation_pb2.CosignRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> federation_pb2.CosignResponse:
+        """Takes a witness's signature over a head."""
+        async with come_again(context):
+            return await cosigned_or_abort(self._roster, request, context)
+
     async def _certify(
         self,
         request: enrolment_pb2.EnrolRequest,
@@ -144,6 +179,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         try:
             authority = self._anchors.book.issuing
             certificate = authority.issue(key, Role.MEMBER, member, self._member_lifetime, now=now)
+        except KeyElsewhere:
+            await self._queue(request, context, key, member, now)
         except LifetimeOutOfRange as error:
             # The operator must repair this. The token stays bound to this key and can be redeemed afterwards.
             await self._refuse(context, request.token_id, Reason.REASON_INTERNAL, str(error))
@@ -158,6 +195,27 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             )
         except TokenWithdrawn as error:
             await self._refuse(context, request.token_id, Reason.REASON_TOKEN_UNKNOWN, str(error))
+
+    async def _queue(
+        self,
+        request: enrolment_pb2.EnrolRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+        key: rsa.RSAPublicKey,
+        member: str,
+        now: datetime,
+    ) -> NoReturn:
+        """Stores a request for the authority on the other machine, and says that it waits."""
+        asked = Asked(
+            member,
+            request.certificate_request,
+            key_fingerprint(key),
+            int(now.timestamp() * 1000),
+            request.software_version[:64],
+            token=request.token_id,
+        )
+        async with come_again(context):
+            await self._ask(asked)
+        await self._refuse(context, request.token_id, Reason.REASON_CERTIFICATE_AWAITED, AWAITED)
 
     async def _refuse_often(self, context: grpc.aio.ServicerContext[Any, Any], seconds: float) -> NoReturn:
         reason = Reason.REASON_ENROLMENT_TOO_FREQUENT

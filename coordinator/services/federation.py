@@ -17,6 +17,7 @@ from coordinator.services.lives import Lives
 from coordinator.services.member_limit import MemberLimit
 from coordinator.services.member_session import MemberSessions
 from coordinator.services.renewal import RenewalRefused, Renewals
+from coordinator.services.roster import cosigned_or_abort
 from coordinator.services.running import Running
 from coordinator.services.streams import Context
 from coordinator.services.transfers import Transfers
@@ -94,6 +95,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 chain = await self._renewals.renew(caller, request.certificate_request, request.software_version[:64])
         except RenewalRefused as refusal:
             await abort_with(context, refusal.reason, str(refusal))
+        if self._running.roster is not None:
+            # The member may advertise with its next certificate at once.
+            async with come_again(context, member=caller.identity.name):
+                await self._running.roster.refresh()
         return pb.RenewResponse(certificate_chain=chain, authorities=self._renewals.document)
 
     async def FetchAuthorities(  # noqa: N802
@@ -148,6 +153,23 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         """Sends certificates, by digest, of members whose advertisement was accepted."""
         async with self._callers.member(context):
             await self._transfers.certificates(request, context)
+
+    async def FetchLog(  # noqa: N802
+        self, request: pb.FetchLogRequest, context: Context
+    ) -> pb.FetchLogResponse:
+        """Returns entries of the roster log and its newest head."""
+        log = self._running.roster
+        if log is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
+        async with self._callers.member(context) as member, come_again(context, member=member):
+            return await log.page(request)
+
+    async def Cosign(  # noqa: N802
+        self, request: pb.CosignRequest, context: Context
+    ) -> pb.CosignResponse:
+        """Takes this member's signature over a head."""
+        async with self._callers.member(context) as member, come_again(context, member=member):
+            return await cosigned_or_abort(self._running.roster, request, context, member)
 
     async def MaskedUploadStatus(  # noqa: N802
         self, request: pb.AttemptRef, context: Context

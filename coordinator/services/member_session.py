@@ -14,6 +14,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+import secure_agg
 from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
@@ -35,6 +36,7 @@ from tacit.messages import (
     AttemptMessage,
     AuthoritiesChanged,
     Decline,
+    FromCoordinator,
     FromMember,
     Goodbye,
     Hello,
@@ -46,6 +48,7 @@ from tacit.messages import (
 from tacit.protocol import PROTOCOL_VERSION, disagreement
 from tacit.reason import Reason, sentence
 from tacit.status import abort_with
+from tacit.v1 import federation_pb2 as pb
 
 __all__ = ["MemberSessions"]
 
@@ -124,15 +127,8 @@ class MemberSessions:
             # A session must not outlive its certificate, or the renewal of that certificate.
             self._lives.begin(session, certificate)
             async for message in self._outgoing(session):
-                encoded = self._encoder.encode(message)
-                size = encoded.ByteSize()
-                self._metrics.message("out", encoded.WhichOneof("message"), size)
-                if size > _LARGE:
-                    async with self._sending.turn():
-                        await context.write(encoded)
-                else:
-                    await context.write(encoded)
-                del message, encoded
+                await self._send(context, message)
+                del message
         finally:
             self._lives.end(session)
             reader.cancel()
@@ -147,6 +143,24 @@ class MemberSessions:
                 # However the reader ended, a member without a stream is not connected.
                 self._running.sessions.close(session)
 
+    async def _send(self, context: Context, message: FromCoordinator) -> None:
+        if isinstance(message, AttemptMessage) and isinstance(message.payload, secure_agg.ReceivedDealings):
+            # Every member gets another one, of hundreds of kilobytes in a large cohort, so it is encoded in its turn.
+            async with self._sending.turn():
+                await context.write(self._encoded(message))
+            return
+        encoded = self._encoded(message)
+        if encoded.ByteSize() > _LARGE:
+            async with self._sending.turn():
+                await context.write(encoded)
+        else:
+            await context.write(encoded)
+
+    def _encoded(self, message: FromCoordinator) -> pb.CoordinatorMessage:
+        encoded = self._encoder.encode(message)
+        self._metrics.message("out", encoded.WhichOneof("message"), encoded.ByteSize())
+        return encoded
+
     async def _opened(self, member: str, context: Context) -> tuple[MemberSession | None, _Ledger, Certificate]:
         """Exchanges Hello and Welcome. The session is None if the two sides speak different protocol versions.
 
@@ -159,6 +173,9 @@ class MemberSessions:
         if detail is not None:
             await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
             return None, _Ledger(None, 0, None), certificate
+        if self._running.roster is not None:
+            # The head of the next attempt must have this certificate in its log.
+            await self._running.roster.refresh()
         session = MemberSession(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         ledger = await self._named_ledger(member, hello.ledger)

@@ -44,7 +44,7 @@ from coordinator.storage.errors import (
 from tacit import __version__
 from tacit.blobs import CHUNK
 from tacit.identity import name_is_valid
-from tacit.job import JobDocument
+from tacit.job import EarlierVersion, JobDocument
 from tacit.reason import Reason, from_word
 from tacit.status import abort_with
 from tacit.token import JoinToken, secret_hash
@@ -289,9 +289,34 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Checks a job and everything that it needs, then starts it."""
         async with self._call(context) as operator:
             job = await asyncio.to_thread(check_job, self._store, request.document)
+            if job.earlier is not None:
+                await self._check_earlier(job, job.earlier)
             await self._act(job.name, operator, "create", document=request.document.hex())
             await self._live.create_job(request.document, job)
             return await self._present(job.name)
+
+    async def _check_earlier(self, job: JobDocument, earlier: EarlierVersion) -> None:
+        """Checks that a job starts from the version that it names.
+
+        Raises:
+            OperatorRefused: this coordinator has no such version, or another one.
+        """
+
+        def read(s: records.Session) -> tuple[bytes, list[bytes]]:
+            document = records.load_job(s, earlier.job).document
+            return document, [each.digest for each in records.versions(s, earlier.job) if each.number == earlier.number]
+
+        try:
+            document, digests = await self._database.run(read)
+        except NotFound:
+            document, digests = b"", []
+        if document != earlier.document or digests != [job.weights]:
+            raise OperatorRefused(
+                Reason.REASON_BUNDLE_UNSUITABLE,
+                f"job {job.name} says that it starts from version {earlier.number} of {earlier.job}, but this "
+                "coordinator has no such version with these bytes; make the bundle with this coordinator's operator "
+                "folder",
+            )
 
     async def ChangeJob(self, request: operator_pb2.ChangeJobRequest, context: Context) -> operator_pb2.Job:
         """Pauses, resumes or aborts a job."""

@@ -57,8 +57,8 @@ async def operator_peer(
     fingerprint = _fingerprint(found)
     begins_ms = int(found.begins.timestamp() * 1000)
     now_ms = int(now.timestamp() * 1000)
-    met = await database.run(
-        lambda s: records.meet_operator(
+    standing = await database.run(
+        lambda s: records.check_operator(
             s,
             found.identity.name,
             fingerprint,
@@ -66,13 +66,13 @@ async def operator_peer(
             now_ms=now_ms,
         )
     )
-    if met is not records.Met.RECORDED:
+    if standing is not records.OperatorStanding.RECORDED:
         log.warning(
-            "operator_refused", operator=found.identity.name, certificate=fingerprint.hex()[:16], record=met.value
+            "operator_refused", operator=found.identity.name, certificate=fingerprint.hex()[:16], record=standing.value
         )
-    if met is records.Met.REVOKED:
+    if standing is records.OperatorStanding.REVOKED:
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_REVOKED, _CUT_OFF)
-    if met is records.Met.UNKNOWN:
+    if standing is records.OperatorStanding.UNKNOWN:
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, _UNKNOWN)
     calls.watch(fingerprint)
     return found

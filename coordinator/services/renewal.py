@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors
-from coordinator.pki import LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.pki import KeyElsewhere, LifetimeOutOfRange, RequestUnsuitable, certify_request
 from coordinator.services.enrolment import key_fingerprint
 from coordinator.storage import records
 from coordinator.storage.database import Database
+from coordinator.storage.requests import Asked, ask
 from tacit.identity import Certificate, Role, issued_by
 from tacit.reason import Reason, word
 
@@ -147,6 +148,29 @@ class Renewals:
             )
         try:
             made = book.issuing.issue(key, Role.MEMBER, name, self._member_lifetime, now=now)
+        except KeyElsewhere as error:
+            if not same:
+                # The member makes a new key for each request, and the answer comes after many.
+                raise RenewalRefused(
+                    Reason.REASON_KEY_UNSUITABLE,
+                    "the authority's key is on another machine, so a renewal keeps its key; for a new key ask the "
+                    "operator to revoke and invite this member",
+                ) from error
+            asked = Asked(
+                name,
+                request,
+                key_fingerprint(key),
+                now_ms,
+                software_version[:64],
+                present=hashlib.sha256(caller.der).digest(),
+                present_expires_ms=int(caller.expires.timestamp() * 1000),
+            )
+            await self._database.run(lambda s: ask(s, asked))
+            raise RenewalRefused(
+                Reason.REASON_CERTIFICATE_AWAITED,
+                "the request is stored and waits for the federation's authority, whose key is on another machine; this "
+                "member asks again by itself",
+            ) from error
         except LifetimeOutOfRange as error:
             # The operator must repair this.
             raise RenewalRefused(Reason.REASON_INTERNAL, str(error)) from error

@@ -3,13 +3,13 @@
 `coordinator.runtime.Runtime` implements `Running`, and the members' services depend on nothing else of it.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from coordinator.rounds.driver import JobDriver
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
+from coordinator.services.roster import RosterLog
 from coordinator.services.sessions import Sessions
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -25,12 +25,13 @@ class Running(Protocol):
     uploads: UploadDesk
     corpora: Corpora
     sessions: Sessions
+    # The roster log, if the coordinator keeps one.
+    roster: RosterLog | None
     calls: Calls
     drivers: dict[str, JobDriver]
     # Digests that members may fetch: job documents, the blobs that they name, and published versions.
     fetchable: set[bytes]
 
-    @property
-    def certificate_of(self) -> Callable[[bytes], bytes | None]:
-        """Looks up a certificate by its digest, among members whose advertisement was accepted."""
+    def certificate_of(self, digest: bytes) -> bytes | None:
+        """Looks up a certificate, or a member's keys, by their digest, among advertisements that were accepted."""
         ...

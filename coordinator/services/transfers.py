@@ -83,7 +83,7 @@ class Transfers:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 
     async def certificates(self, request: pb.FetchCertificatesRequest, context: Context) -> None:
-        """Sends certificates, by digest, of members whose advertisement was accepted; every member may see them."""
+        """Sends certificates and keys, by digest, from advertisements that were accepted; every member may see them."""
         if len(request.digests) > CERTIFICATES_AT_ONCE:
             detail = f"the call asks for {len(request.digests)} certificates; ask for {CERTIFICATES_AT_ONCE} at a time"
             await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)

@@ -7,6 +7,7 @@ import hashlib
 
 from sqlalchemy.orm import Session
 
+from coordinator.storage import roster
 from coordinator.storage.certificates import Served, keep_first, served
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import MemberCertificateRow, MemberRow, RestoredMemberRow
@@ -19,7 +20,15 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 def let_in(
-    s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_ms: int, now_ms: int, adopting: bool = True
+    s: Session,
+    name: str,
+    certificate: bytes,
+    *,
+    key: bytes,
+    begins_ms: int,
+    expires_ms: int,
+    now_ms: int,
+    adopting: bool = True,
 ) -> Served | None:
     """Returns what a member with this certificate is served under, or None if it is not enrolled.
 
@@ -28,6 +37,7 @@ def let_in(
     Args:
         name: the member's name.
         certificate: DER, verified by the caller, with this name in it.
+        key: SHA-256 of its public key, 32 bytes.
         begins_ms: the start of its validity.
         expires_ms: its end.
         now_ms: the present time.
@@ -38,7 +48,7 @@ def let_in(
     if found is not None and found.admits(fingerprint, now_ms):
         return found
     dates = {"begins_ms": begins_ms, "expires_ms": expires_ms}
-    if found is not None and adopting and adopt(s, name, certificate, **dates, now_ms=now_ms):
+    if found is not None and adopting and adopt(s, name, certificate, key=key, **dates, now_ms=now_ms):
         return served(s, name, fingerprint)
     note_seldom(
         s,
@@ -53,7 +63,9 @@ def let_in(
     return found
 
 
-def adopt(s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_ms: int, now_ms: int) -> bool:
+def adopt(
+    s: Session, name: str, certificate: bytes, *, key: bytes, begins_ms: int, expires_ms: int, now_ms: int
+) -> bool:
     """Adopts a certificate that is not on record if the member was restored from a backup and got it after that backup.
 
     It is then the one on record, and no other is adopted this way again. Returns whether it was adopted.
@@ -73,6 +85,7 @@ def adopt(s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_
     keep_first(s, name, certificate, now_ms)
     s.delete(doubt)
     told = None if before is None else before.hex()
-    note(s, "member_adopted", name, now_ms, fingerprint=fingerprint.hex(), before=told)
+    leaf = roster.adopted(s, fingerprint, key, name, now_ms)
+    note(s, "member_adopted", name, now_ms, fingerprint=fingerprint.hex(), before=told, leaf=leaf)
     s.flush()
     return True

@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from secure_agg.transparency import Frontier
 from tacit.heads import KeptHead
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ChainBroken",
     "JournalEntry",
     "JournalVerdict",
+    "RosterOfJournal",
     "Value",
     "Verifier",
     "canonical_fields",
@@ -79,6 +81,29 @@ def entry_hash(previous: bytes, id: int, at_ms: int, kind: str, subject: str, fi
     """Returns the hash of the entry that follows the one with the hash `previous`."""
     told = _canonical([id, at_ms, kind, subject, dict(fields)])
     return hashlib.sha256(_PREFIX + previous + told.encode("ascii")).digest()
+
+
+class RosterOfJournal:
+    """The roster log as the journal tells it: each act that changed the log names the leaf that it added."""
+
+    def __init__(self) -> None:
+        self._frontier = Frontier()
+
+    def take(self, entry: JournalEntry) -> None:
+        """Takes the next entry of the journal."""
+        one, several = entry.fields.get("leaf"), entry.fields.get("leaves")
+        leaves = [one] if isinstance(one, str) else several if isinstance(several, list) else []
+        self._frontier = self._frontier.grown(map(bytes.fromhex, leaves))
+
+    @property
+    def size(self) -> int:
+        """Number of the log's entries."""
+        return self._frontier.size
+
+    @property
+    def root(self) -> bytes:
+        """The log's root, 32 bytes."""
+        return self._frontier.root
 
 
 class Verifier:

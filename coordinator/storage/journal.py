@@ -14,7 +14,19 @@ from sqlalchemy.orm import Session
 from coordinator.storage.chain import GENESIS, JournalEntry, Value, canonical_fields, entry_hash
 from coordinator.storage.models import JournalRow
 
-__all__ = ["Head", "JournalEntry", "Value", "head", "journal", "newest_of", "note", "note_seldom", "noted", "pages"]
+__all__ = [
+    "Head",
+    "JournalEntry",
+    "Value",
+    "head",
+    "journal",
+    "lock_appends",
+    "newest_of",
+    "note",
+    "note_seldom",
+    "noted",
+    "pages",
+]
 
 # On PostgreSQL a writer holds it from its first entry to its commit. On SQLite every transaction is alone anyway.
 _APPEND_LOCK = 7440744174427444
@@ -37,13 +49,18 @@ def note(s: Session, kind: str, subject: str, now_ms: int, **fields: Value) -> N
         ValueError: a number is not finite.
     """
     canonical_fields(fields)
-    if s.get_bind().dialect.name == "postgresql":
-        s.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _APPEND_LOCK})
+    lock_appends(s)
     before = head(s)
     chained = entry_hash(before.hash, before.id + 1, now_ms, kind, subject, fields)
     s.add(JournalRow(id=before.id + 1, at_ms=now_ms, kind=kind, subject=subject, fields=fields, hash=chained))
     s.flush()
     s.info.setdefault(_NOTED, []).append((kind, Head(before.id + 1, chained)))
+
+
+def lock_appends(s: Session) -> None:
+    """Lets no other transaction append to the journal or the roster log before this one ends."""
+    if s.get_bind().dialect.name == "postgresql":
+        s.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _APPEND_LOCK})
 
 
 def noted(s: Session) -> list[tuple[str, Head]]:

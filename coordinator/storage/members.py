@@ -14,11 +14,13 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from coordinator.domain.tokens import Granted, SpendOutcome, StoredToken, judge
-from coordinator.storage import certificates
+from coordinator.storage import certificates, roster
 from coordinator.storage.database import Database
 from coordinator.storage.errors import NameTaken, NotFound, TokenWithdrawn
 from coordinator.storage.journal import note
 from coordinator.storage.models import LedgerCounterRow, MemberRow, TokenRow
+from tacit.identity import Role
+from tacit.roster import Kind
 
 __all__ = [
     "MAX_LEDGERS",
@@ -179,7 +181,9 @@ def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> Stored
     if row is None:
         raise NotFound(f"there is no member named {name}; `coordinator member list` shows all members")
     if row.status != MemberStatus.REVOKED.value:
-        note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=_hex(row.fingerprint), by=by)
+        leaf = None if row.fingerprint is None else roster.revoked(s, row.fingerprint, name, now_ms)
+        hexed = _hex(row.fingerprint)
+        note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=hexed, by=by, leaf=leaf)
         row.status, row.revoked_ms, row.fingerprint = MemberStatus.REVOKED.value, now_ms, None
         certificates.forget(s, name)
         for token in s.scalars(select(TokenRow).where(TokenRow.member == name, TokenRow.revoked_ms.is_(None))):
@@ -235,7 +239,8 @@ def record_certificate(
     row.certificate_expires_ms = _milliseconds(expires)
     row.software_version = software_version[:64]
     certificates.keep_first(s, name, chain[0], now_ms)
-    note(s, "member_enrolled", name, now_ms, token=token_id, fingerprint=row.fingerprint.hex())
+    leaf = roster.append(s, row.fingerprint, token.redeemed_by, name, Role.MEMBER, Kind.ISSUED, now_ms)
+    note(s, "member_enrolled", name, now_ms, token=token_id, fingerprint=row.fingerprint.hex(), leaf=leaf)
     s.flush()
     return chain
 

@@ -7,11 +7,14 @@ or attempts in one job, a digest of another length, a changed journal.
     members 1 --- n tokens
             1 --- 1 member_certificates
             1 --- 0..1 restored_members
+            1 --- 0..1 certificate_requests                       waits for an authority on another machine
     operators 1 --- n operator_certificates
     jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
          1 --- n versions 1 --- n evaluations
                           1 --- n server_states
     jobs, members 1 --- n corpora                                 synthetic text, or a refusal; the newest one counts
+    roster_log                                                    every certificate; only ever appended to
+    roster_cosignatures                                           the newest of each witness and member
     journal                                                       who did what, when; only ever appended to
 """
 
@@ -38,6 +41,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 __all__ = [
     "AttemptRow",
     "Base",
+    "CertificateRequestRow",
     "CorpusRow",
     "DropoutRow",
     "EvaluationRow",
@@ -48,6 +52,8 @@ __all__ = [
     "OperatorCertificateRow",
     "OperatorRow",
     "RestoredMemberRow",
+    "RosterCosignatureRow",
+    "RosterLogRow",
     "RoundRow",
     "ServerStateRow",
     "TokenRow",
@@ -145,7 +151,7 @@ class OperatorCertificateRow(Base):
 
     fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     name: Mapped[str] = mapped_column(ForeignKey(OperatorRow.name), index=True)
-    known_ms: Mapped[int] = mapped_column(BigInteger)
+    issued_ms: Mapped[int] = mapped_column(BigInteger)
     expires_ms: Mapped[int] = mapped_column(BigInteger)
     # SHA-256 of the authority's certificate that issued it.
     issuer: Mapped[bytes] = mapped_column(LargeBinary(32))
@@ -401,6 +407,70 @@ class CorpusRow(Base):
     received_ms: Mapped[int | None] = mapped_column(BigInteger)
     declined_ms: Mapped[int | None] = mapped_column(BigInteger)
     replaced_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class RosterLogRow(Base):
+    """An entry of the roster log (`tacit.roster.Entry`). Triggers refuse to change, remove or replace a row.
+
+    Numbers begin at 1 and have no gaps, so an entry's index in the Merkle tree is its number less one.
+    """
+
+    __tablename__ = "roster_log"
+    __table_args__ = (
+        _digest_check("certificate"),
+        _digest_check("key"),
+        _one_of("role", "member", "operator", "server"),
+        _one_of("kind", "issued", "renewed", "revoked"),
+        Index("ix_roster_log_certificate", "certificate"),
+    )
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    # SHA-256 of the certificate, and of its public key (SubjectPublicKeyInfo).
+    certificate: Mapped[bytes] = mapped_column(LargeBinary(32))
+    key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    name: Mapped[str] = mapped_column(_Name)
+    role: Mapped[str] = mapped_column(_Word)
+    kind: Mapped[str] = mapped_column(_Word)
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class CertificateRequestRow(Base):
+    """A member's request that waits for the authority, whose key is on another machine. A newer one replaces it."""
+
+    __tablename__ = "certificate_requests"
+    __table_args__ = (
+        _digest_check("key"),
+        _digest_check("present"),
+        CheckConstraint("(token IS NULL) <> (present IS NULL)", name="enrols_or_renews"),
+        CheckConstraint("(present IS NULL) = (present_expires_ms IS NULL)", name="present_at_once"),
+    )
+
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
+    # PKCS#10, DER, and SHA-256 of its public key.
+    request: Mapped[bytes] = mapped_column(LargeBinary)
+    key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    # Of an enrolment.
+    token: Mapped[str | None] = mapped_column(String(128))
+    # Of a renewal: the certificate under which it was asked for, and its end.
+    present: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    present_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
+    software_version: Mapped[str] = mapped_column(String(64))
+    asked_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class RosterCosignatureRow(Base):
+    """The newest signature over a head of the roster log by a witness or a member (`tacit.roster.Cosignature`)."""
+
+    __tablename__ = "roster_cosignatures"
+    __table_args__ = (_digest_check("signer_id"), _digest_check("root"))
+
+    # Of a witness: SHA-256 of its key. Of a member: SHA-256 of its name.
+    signer_id: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    signer: Mapped[bytes] = mapped_column(LargeBinary)
+    size: Mapped[int] = mapped_column(BigInteger)
+    root: Mapped[bytes] = mapped_column(LargeBinary(32))
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class JournalRow(Base):

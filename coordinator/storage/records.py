@@ -7,20 +7,7 @@ comes from outside, in milliseconds. Every administrative act and every outcome 
 from sqlalchemy.orm import Session
 
 from coordinator.storage.admission import let_in
-from coordinator.storage.certificates import (
-    Met,
-    Served,
-    StoredOperator,
-    keep_next,
-    meet_operator,
-    member_certificates,
-    operator_key_is_good,
-    operators,
-    record_operator,
-    revoke_operator,
-    revoked_among,
-    served,
-)
+from coordinator.storage.certificates import Served, keep_next, member_certificates, served
 from coordinator.storage.chain import canonical_fields
 from coordinator.storage.corpora import (
     CorpusOffered,
@@ -81,6 +68,16 @@ from coordinator.storage.members import (
     members,
     revoke_member,
 )
+from coordinator.storage.operators import (
+    OperatorStanding,
+    StoredOperator,
+    check_operator,
+    operator_key_is_good,
+    operators,
+    record_operator,
+    revoke_operator,
+    revoked_among,
+)
 
 __all__ = [
     "CorpusOffered",
@@ -90,9 +87,9 @@ __all__ = [
     "JobExists",
     "JournalEntry",
     "MemberStatus",
-    "Met",
     "NameTaken",
     "NotFound",
+    "OperatorStanding",
     "OutOfOrder",
     "Outcome",
     "Served",
@@ -110,6 +107,7 @@ __all__ = [
     "abandon_open_attempts",
     "canonical_fields",
     "check_answer",
+    "check_operator",
     "corpora",
     "corpus_of",
     "corpus_standing",
@@ -129,7 +127,6 @@ __all__ = [
     "let_in",
     "load_job",
     "load_jobs",
-    "meet_operator",
     "member",
     "member_certificates",
     "members",

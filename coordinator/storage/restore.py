@@ -179,7 +179,8 @@ def _emptied(connection: Connection) -> None:
         table.drop(connection)
     connection.execute(text("DROP TABLE IF EXISTS alembic_version"))
     if connection.dialect.name == "postgresql":
-        connection.execute(text("DROP FUNCTION IF EXISTS journal_only_grows()"))
+        for table_name in ("journal", "roster_log"):
+            connection.execute(text(f"DROP FUNCTION IF EXISTS {table_name}_only_grows()"))
 
 
 def _insert(of: Snapshot, connection: Connection) -> int:

@@ -403,7 +403,7 @@ def _of_text(job: JobDocument, member: Member) -> list[str]:
 def _cost_of_histogram(job: JobDocument, member: Member) -> str:
     """Says what the histogram costs, or that it cannot be charged and all labels get equal parts."""
     from learning.accounting.calibration import epsilon_at_gate
-    from learning.accounting.spend import EventUnaccountable
+    from learning.accounting.renyi import EventUnaccountable
     from learning.synthesis.labels import histogram_event
 
     order, limit = order_of(job), member.policy.limit()
@@ -424,7 +424,8 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
         ValueError: There is no formula for the cost.
         LedgerError: The ledger cannot be read.
     """
-    from learning.accounting.spend import epsilon_counted, total
+    from learning.accounting.calibration import repeated
+    from learning.accounting.gate import epsilon_counted
 
     event = protection_of(
         job,
@@ -435,10 +436,10 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     if event is None:
         return None, None, None
     limit = member.policy.limit()
-    one = total([event], limit)
     state = stored_state(member.home, member.data_name)
     reach = outlook(member.policy, job, event, state, federation=member.identity.federation)
-    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta), reach
+    one, every = (epsilon_counted([repeated(event, rounds)], limit) for rounds in (1, job.rounds.count))
+    return one, every, reach
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
@@ -542,7 +543,8 @@ def _show(plan: Plan, member: Member) -> None:
         _print(f"  reads your texts: {plan.reading.sentence(job)}")
     if job.frozen is not None:
         values, size = job.frozen.values, 4 * job.frozen.values / 1e6
-        _print(f"  stays frozen: {values:,} values of the embedding, {size:,.1f} MB, fetched once and never sent")
+        what = "that centre the features" if isinstance(job.model, PromptedModel) else "of the embedding"
+        _print(f"  stays frozen: {values:,} values {what}, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
         _print(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")

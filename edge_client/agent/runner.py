@@ -22,13 +22,18 @@ from edge_client.identity.renewal import Renewer
 from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerError
 from edge_client.policy.policy import Policy
-from edge_client.private_store import PrivateStore, StoreError, store_key
+from edge_client.policy.rules import witnesses_needed
+from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_key
+from edge_client.private_store.features import FeatureFile
+from edge_client.roster.book import RosterBook, RosterUnusable, book_path
+from edge_client.roster.following import Follower
 from edge_client.session.agent import Agent, JobsUnfinished, Observer
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
+from learning.prompts.features import FeatureStore
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device
@@ -71,6 +76,8 @@ class RunOptions:
     private_key_file: Path | None = None
     # Folders to look in for frozen models of prompted jobs, besides those of TACIT_BACKBONES.
     backbones: tuple[Path, ...] = ()
+    # Keeps the features of a head's rows on disk, sealed with the private key if there is one.
+    keep_features: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,15 +202,30 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
                 keeper.recover(journal.memory(), member.identity.member)
             except StoreError as error:
                 fail(str(error), ExitCode.REFUSED)
+            try:
+                path = book_path(member.home, member.identity.federation)
+                book = stack.enter_context(contextlib.closing(RosterBook(path, member.identity.authorities.history)))
+            except RosterUnusable as error:
+                fail(str(error), ExitCode.REFUSED)
+            features = _features_of(member, options, key)
             watcher = stack.enter_context(_watching(observer, terminal))
             if options.metrics_port is not None or options.metrics_file is not None:
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
-                asyncio.run(_run(member, journal, budget, keeper, watcher, options))
+                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options, features))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
                 fail(unfinished.sentence, ExitCode.FAILED)
+
+
+def _features_of(member: Member, options: RunOptions, key: StoreKey | None) -> FeatureStore:
+    """The features of the member's rows: in memory, and on its disk if it asks; if not, they are removed there."""
+    kept = FeatureFile(member.home, options.data_name, key, warn=lambda why: log.warning("features_unusable", why=why))
+    if options.keep_features:
+        return FeatureStore(keeper=kept)
+    kept.remove()
+    return FeatureStore()
 
 
 @contextmanager
@@ -247,12 +269,21 @@ def _metered(watcher: Observer, identity: MemberIdentity, options: RunOptions) -
 
 
 async def _run(
-    member: Member, journal: Journal, budget: Budget, keeper: Keeper, observer: Observer, options: RunOptions
+    member: Member,
+    journal: Journal,
+    book: RosterBook,
+    budget: Budget,
+    keeper: Keeper,
+    observer: Observer,
+    options: RunOptions,
+    features: FeatureStore,
 ) -> None:
     verification = Verification(member.identity.trust)
 
     def trusted(trust: Trust) -> None:
         verification.trust = trust
+        # Heads that a server of an earlier authority signed stay valid.
+        book.trust = Trust(trust.federation, tuple(dict.fromkeys((*trust.roots, *book.trust.roots))))
 
     renewer = Renewer(member.identity, trusted=trusted)
     if options.metrics_port is not None or options.metrics_file is not None:
@@ -269,6 +300,7 @@ async def _run(
         random=secure_agg.SystemRandom(),
         policy=member.policy,
         certificate_of=verification.certificate_of,
+        roster=book,
     )
     if not member.policy.peers:
         # The holder of the authority's key can enrol members of its own making. Without pins, the bound on corrupt
@@ -289,6 +321,7 @@ async def _run(
         keeper,
         Backbones(cache, folders=named_folders(options.backbones), allowed=member.policy.backbones),
         second_column=member.second_column,
+        features=features,
     )
     agent = Agent(
         member.identity,
@@ -301,6 +334,12 @@ async def _run(
         admits=options.jobs,
         until_finished=options.until_finished,
         renewer=renewer,
+        follower=Follower(
+            book,
+            member.identity,
+            tuple(member.policy.witnesses.values()),
+            wants_signatures=witnesses_needed(member.policy) > 0,
+        ),
         releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
     task = asyncio.ensure_future(agent.run())

@@ -6,12 +6,14 @@ from edge_client.cli.enrol import enrol
 from edge_client.cli.evaluate import evaluate
 from edge_client.cli.export import export
 from edge_client.cli.ledger import app as ledger
+from edge_client.cli.members import members
 from edge_client.cli.policy import app as policy
 from edge_client.cli.predict import predict
 from edge_client.cli.privacy import app as privacy
 from edge_client.cli.private import app as private
 from edge_client.cli.renew import renew
 from edge_client.cli.run import run
+from edge_client.cli.witness import app as witness
 from toolkit.console import program, run_app
 
 __all__ = ["app", "main"]
@@ -37,6 +39,7 @@ app.command()(enrol)
 app.command()(doctor)
 app.command()(renew)
 app.command()(run)
+app.command(short_help="Show who has joined the federation, and what is new.")(members)
 app.command()(export)
 app.command(short_help="Measure your own model on your own texts.")(evaluate)
 app.command()(predict)
@@ -45,6 +48,7 @@ app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, b
 app.add_typer(ledger, name="ledger", help="Show and verify the privacy that your data has spent.")
 app.add_typer(private, name="private")
 app.add_typer(corpus, name="corpus")
+app.add_typer(witness, name="witness")
 
 
 def main() -> None:

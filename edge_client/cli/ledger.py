@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from edge_client.ledger.replay import LedgerState
     from edge_client.ledger.verification import LedgerVerdict
     from learning.accounting.events import PrivacyEvent
-    from learning.accounting.spend import Limit
     from tacit.heads import KeptHead
 
 __all__ = ["app"]
@@ -23,15 +22,13 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True)
 
 DataName = Annotated[str | None, typer.Option(help="Your name for the data. Default: all ledgers.", show_default=False)]
-All = Annotated[bool, typer.Option("--all", help="Also print the tighter figure, which the gate does not use.")]
 
 
 @app.command()
-def show(data_name: DataName = None, every: All = False, home: Home = None, as_json: Json = False) -> None:
+def show(data_name: DataName = None, home: Home = None, as_json: Json = False) -> None:
     """Show the limits and how much of them each job has spent.
 
     Epsilon is what the gate counts against the limit. It holds even if later jobs are chosen knowing earlier results.
-    --all and --json add a tighter figure (PLD where there is one), which holds for the releases as they happened.
     """
     from edge_client.ledger.history import replayed
     from edge_client.ledger.store import LedgerError, reading
@@ -40,7 +37,7 @@ def show(data_name: DataName = None, every: All = False, home: Home = None, as_j
     try:
         for path in _ledgers(home, data_name):
             with reading(path) as store:
-                shown.append(_summary(replayed(store), tighter=every or as_json))
+                shown.append(_summary(replayed(store)))
     except LedgerError as error:
         raise _failed(error) from error
     for summary in shown:
@@ -203,8 +200,8 @@ def _check_is_export(file: Path) -> None:
         fail(f"{file} is not an export of a ledger; `edge_client ledger export FILE` writes one", ExitCode.USAGE)
 
 
-def _summary(state: "LedgerState", *, tighter: bool) -> dict[str, Any]:
-    """Returns what `show` prints of one ledger. `tighter` adds the figure that takes seconds and gates nothing."""
+def _summary(state: "LedgerState") -> dict[str, Any]:
+    """Returns what `show` prints of one ledger."""
     from edge_client.ledger.gate import Gate
     from edge_client.ledger.replay import month_of
     from edge_client.ledger.store import LedgerDamaged
@@ -215,11 +212,8 @@ def _summary(state: "LedgerState", *, tighter: bool) -> dict[str, Any]:
     gate, month = Gate(numbers, state.monthly), month_of(_now_ms(state))
     limit = gate.limit
 
-    def spent(counts: "Counter[PrivacyEvent]", name: str = "epsilon") -> dict[str, Any]:
-        return {name: gate.epsilon(counts), **(_tighter(counts, limit) if tighter else {})}
-
     jobs = [
-        {"job": job, "releases": counts.total(), **spent(counts, "epsilon_alone")}
+        {"job": job, "releases": counts.total(), "epsilon_alone": gate.epsilon(counts)}
         for job, counts in _by_job(state).items()
     ]
     summary: dict[str, Any] = {
@@ -228,7 +222,7 @@ def _summary(state: "LedgerState", *, tighter: bool) -> dict[str, Any]:
         "records": state.sequence,
         "head": state.head.hex(),
         "limit": {"epsilon": limit.epsilon, "delta": limit.delta, "adjacency": limit.adjacency, "unit": limit.unit},
-        "spent": spent(state.spent()),
+        "spent": {"epsilon": gate.epsilon(state.spent())},
         "share_left": gate.share_left(state, month),
         "charged": sum(state.charged.values()),
         "reserved": sum(state.reserved.values()),
@@ -236,16 +230,8 @@ def _summary(state: "LedgerState", *, tighter: bool) -> dict[str, Any]:
         "jobs": jobs,
     }
     if state.monthly is not None:
-        summary["month"] = {"month": month, "limit": state.monthly, **spent(state.spent_in(month))}
+        summary["month"] = {"month": month, "limit": state.monthly, "epsilon": gate.epsilon(state.spent_in(month))}
     return summary
-
-
-def _tighter(counts: "Counter[PrivacyEvent]", limit: "Limit") -> dict[str, Any]:
-    from edge_client.ledger.replay import as_events
-    from learning.accounting.spend import spend
-
-    found = spend(as_events(counts.items()), limit)
-    return {"tighter": found.epsilon, "tighter_by": found.by}
 
 
 def _now_ms(state: "LedgerState") -> int:
@@ -285,25 +271,16 @@ def _print(summary: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     console.print(about)
     if summary["jobs"]:
-        more = ["tighter"] if "tighter" in spent else []
-        table = Table("job", "releases", "epsilon of this job alone", *more)
+        table = Table("job", "releases", "epsilon of this job alone")
         for job in summary["jobs"]:
-            tighter = [f"{job['tighter']:.3g} ({_ACCOUNTANTS[job['tighter_by']]})"] if more else []
-            table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.3g}", *tighter)
+            table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.3g}")
         console.print(table)
 
 
-_ACCOUNTANTS = {"pld": "PLD", "renyi": "Rényi"}
-
-
 def _spent(figures: dict[str, Any], limit: float, at: str = "") -> str:
-    """Says how much of the limit is spent and left, with the tighter figure where there is one."""
+    """Says how much of the limit is spent and left."""
     left = max(0.0, 1 - figures["epsilon"] / limit)
-    said = f"epsilon {figures['epsilon']:.3g} of {limit:g}{at}; {left:.0%} left"
-    if "tighter" in figures:
-        said += f" (tighter, without the gate's guarantee: {figures['tighter']:.3g} by "
-        said += f"{_ACCOUNTANTS[figures['tighter_by']]})"
-    return said
+    return f"epsilon {figures['epsilon']:.3g} of {limit:g}{at}; {left:.0%} left"
 
 
 def _verdict_json(where: str, verdict: "LedgerVerdict") -> dict[str, Any]:

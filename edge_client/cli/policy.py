@@ -250,7 +250,9 @@ def _cost(
 ) -> _Cost:
     from edge_client.ledger.outlook import outlook, stored_state
     from edge_client.ledger.store import LedgerError
-    from learning.accounting.spend import EventUnaccountable, cost, epsilon_counted
+    from learning.accounting.calibration import repeated
+    from learning.accounting.gate import epsilon_counted
+    from learning.accounting.renyi import EventUnaccountable
     from learning.mechanisms.protection import protection_of
     from tacit.job import JobSpec
 
@@ -261,14 +263,13 @@ def _cost(
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
         limit = policy.limit()
-        one = cost(protection.event, limit)
+        least = epsilon_counted([repeated(protection.event, job.rounds.count)], limit)
         state = stored_state(home, data_name)
         reach = outlook(policy, job, protection.event, state, federation=federation)
     except LedgerError as error:
         fail(str(error), ExitCode.FAILED)
     except (EventUnaccountable, ValueError) as error:
         return _Cost(f"unknown: {error}")
-    least = epsilon_counted(job.rounds.count * one, limit.delta)
     again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
         f"{job.rounds.count} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "

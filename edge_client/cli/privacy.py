@@ -93,7 +93,7 @@ def plan(
 ) -> None:
     """Print how much noise each epsilon needs, for your number of examples.
 
-    It prints two figures: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD).
+    With that noise, an untouched ledger of that epsilon lets all rounds pass.
     It sends nothing and reads no data.
     """
     from learning.accounting.planning import Setting
@@ -235,9 +235,8 @@ def _print_rows(
         "LOT": [_whole(row.lot) for row in rows],
         "RATE": [f"{row.rate:.3g}" for row in rows],
         "EPSILON": [f"{row.epsilon:g}" for row in rows],
-        "NOISE (GATE)": [_digits(row.gate) for row in rows],
-        "NOISE (PLD)": [_digits(row.pld) for row in rows],
-        "NOISE (GATE, ALL SHARES)": [_digits(row.central) for row in rows] if central else [],
+        "NOISE": [_digits(row.gate) for row in rows],
+        "NOISE (ALL SHARES)": [_digits(row.central) for row in rows] if central else [],
         "EPSILON A ROUND": [_digits(1 / row.gate if row.gate else None) for row in rows] if laplace else [],
         "NOISE STD": [_digits(row.std) for row in rows] if with_std else [],
         "NOISE : UPDATE": [_digits(row.noise_to_signal) for row in rows],
@@ -276,17 +275,15 @@ def _print_job(
         return
     described = _described(mechanism, setting, steps)
     _echo(f"Job {job.name}: {described}, {cost.adjacency} neighbours of one {mechanism.unit}")
-    by_pld = "" if cost.pld is None else f"; other tools would report {_digits(cost.pld)} (PLD)"
     _echo(
         f"To pass your ledger, all rounds together need a limit of epsilon {_digits(cost.gate)} "
-        f"at delta {setting.delta:g}{by_pld}."
+        f"at delta {setting.delta:g}."
     )
     _echo_table(
         {
             "EPSILON": [f"{row.epsilon:g}" for row in cost.rows],
             "ROUNDS THAT PASS": [f"{row.rounds} of {setting.rounds}" for row in cost.rows],
-            "NOISE FOR ALL (GATE)": [_digits(row.gate) for row in cost.rows],
-            "NOISE FOR ALL (PLD)": [_digits(row.pld) for row in cost.rows],
+            "NOISE FOR ALL": [_digits(row.gate) for row in cost.rows],
         }
     )
     for sentence in _job_remarks(mechanism, setting, steps, noise):
@@ -334,9 +331,7 @@ def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list
     named = "the noise multiplier that a job sets"
     if mechanism.name == "laplace-update":
         named = "the scale divided by 2 B, that is 1 / the epsilon of a round, which a job sets"
-    said = [f"NOISE is {named}. With that of GATE, all rounds pass your ledger, whatever you choose later."]
-    if any(row.pld is not None for row in rows):
-        said.append("That of PLD is enough for a plan that is fixed beforehand; other tools print this figure.")
+    said = [f"NOISE is {named}. With it, all rounds pass an untouched ledger."]
     if any(row.gate is None for row in rows):
         said.append(
             "A - means that no noise is enough for that many rounds: raise epsilon, or lower rounds, steps, lot or "
@@ -346,7 +341,7 @@ def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list
         said.append("One example can reverse the whole clipped update, so sigma is accounted for as sigma / 2.")
     if mechanism.name == "distributed-gaussian":
         said.append(
-            "GATE counts only your own share of the noise; ALL SHARES applies if your policy trusts the others'."
+            "NOISE counts only your own share of the noise; ALL SHARES applies if your policy trusts the others'."
         )
     if setting.values is None:
         said.append("Give --values D (how many parameters are sent) to compare the noise with an update.")

@@ -13,7 +13,6 @@ is a `PolicyRefusal`, whose reason the coordinator is told.
 """
 
 import contextlib
-import hashlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
@@ -59,7 +58,7 @@ from tacit.reason import Reason
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
-    from learning.accounting.spend import Limit
+    from learning.accounting.filter import Limit
 
 __all__ = ["Budget", "BudgetReservation", "CorpusReleased", "Figures", "Statement", "open_budget"]
 
@@ -97,22 +96,28 @@ class Statement:
     """What was spent up to one moment. Computing its epsilons takes up to seconds: do so in a thread."""
 
     limit: "Limit"
-    share_left: float
+    # Epsilon of a calendar month; None: there is no such limit.
+    monthly: float | None
     events: tuple[PrivacyEvent, ...]
+    of_month: tuple[PrivacyEvent, ...]
     of_job: tuple[PrivacyEvent, ...]
 
     def figures(self) -> Figures:
         """The figures of the whole ledger."""
-        return Figures(self._counted(self.events), self.limit.epsilon, self.share_left)
+        epsilon = self._counted(self.events)
+        left = 1 - epsilon / self.limit.epsilon
+        if self.monthly is not None:
+            left = min(left, 1 - self._counted(self.of_month) / self.monthly)
+        return Figures(epsilon, self.limit.epsilon, max(0.0, left))
 
     def report(self) -> PrivacyReport | None:
         """What the job spent. None: nothing."""
         return PrivacyReport(self._counted(self.of_job), self.limit.delta) if self.of_job else None
 
     def _counted(self, events: tuple[PrivacyEvent, ...]) -> float:
-        from learning.accounting.spend import epsilon_counted, total
+        from learning.accounting.gate import epsilon_counted
 
-        return epsilon_counted(total(events, self.limit), self.limit.delta)
+        return epsilon_counted(events, self.limit)
 
 
 @dataclass(frozen=True)
@@ -200,8 +205,9 @@ class Budget:
                     of_job[each.event] += 1
         return Statement(
             self._ledger.limit,
-            self._ledger.share_left(),
+            self._ledger.monthly,
             tuple(as_events(everything.items())),
+            self._ledger.spent_this_month(),
             tuple(as_events(of_job.items())),
         )
 
@@ -494,7 +500,7 @@ class Budget:
             bits=context.bits,
             segments=tuple(Segment(name=each.name, values=each.length) for each in layout.segments),
             cohort=tuple(
-                Party(member=entry.member, certificate=hashlib.sha256(entry.certificate).digest())
+                Party(member=entry.member, certificate=entry.certificate_digest)
                 for entry in sent.session.entries.values()
             ),
             cohort_size=context.cohort,
@@ -512,7 +518,7 @@ class Budget:
         self._receipts.write(receipt, self.signer_of(receipt), self._ledger, self._identity.known_authorities)
 
     def _reserve(self, event: PrivacyEvent, purpose: Purpose) -> int:
-        from learning.accounting.spend import EventUnaccountable
+        from learning.accounting.renyi import EventUnaccountable
 
         try:
             self._check_job_limit(event, purpose.job)
@@ -529,7 +535,7 @@ class Budget:
             raise self._failing(error) from error
 
     def _check_job_limit(self, event: PrivacyEvent, job: str) -> None:
-        """Applies the ledger's filter to one job's events.
+        """Applies the ledger's gate to one job's events.
 
         Raises:
             BudgetSpent: the event would pass `epsilon_a_job`.
@@ -538,10 +544,11 @@ class Budget:
         most = self._policy.epsilon_a_job
         if most is None:
             return
-        from learning.accounting.spend import Limit, RenyiFilter, total
+        from learning.accounting.filter import Limit
+        from learning.accounting.gate import PrivacyFilter
 
         limit = Limit(most, self._policy.delta, self._policy.adjacency, self._policy.unit)
-        if not RenyiFilter(limit).admits(total(self.statement(job).of_job, limit), total([event], limit)):
+        if not PrivacyFilter(limit).admits([*self.statement(job).of_job, event]):
             raise BudgetSpent(f"epsilon_a_job: job {job} would pass epsilon {most:g} at delta {limit.delta:g}")
 
     def _failing(self, error: Exception) -> PolicyRefusal:

@@ -89,7 +89,7 @@ class LedgerOpened(Part):
     limit: LimitNumbers
     # Further limit: epsilon of one calendar month (UTC), at the same delta.
     monthly: _Positive | None
-    # SHA-256 of the filter's orders.
+    # SHA-256 of the numbers that fix the gate: the orders of its Rényi filter, and its shares of delta.
     orders: Digest
 
 

@@ -4,7 +4,7 @@ A release takes three steps: `reserve` before training, `charge` before its firs
 is known. Guarantees, under kill -9 at any instruction, assuming that the disk honours fsync:
 
 - a charge that returned is there at every later start, and is never given back;
-- what is charged and reserved satisfies the Rényi filter of the limit at every moment: an event that would not is
+- what is charged and reserved passes the gate of the limit at every moment: an event that would not is
   refused before anything is trained for it (`BudgetSpent`);
 - no crash blocks a start;
 - a ledger that went back in time does not open (`LedgerRolledBack`), as long as its pin or the coordinator knows a
@@ -60,7 +60,9 @@ from edge_client.ledger.store import (
     reading,
 )
 from learning.accounting.events import PrivacyEvent
-from learning.accounting.spend import ORDERS, EventUnaccountable, Limit, Spend, spend
+from learning.accounting.filter import Limit
+from learning.accounting.gate import GATE_NUMBERS
+from learning.accounting.renyi import EventUnaccountable
 from tacit.identity import name_is_valid
 from toolkit.durable import Faults, no_faults
 
@@ -80,8 +82,8 @@ __all__ = [
     "LimitRaised",
     "Purpose",
     "Reservation",
+    "gate_digest",
     "ledger_path",
-    "orders_digest",
 ]
 
 
@@ -94,7 +96,7 @@ class LimitRaised(LedgerError):
 
 
 class LimitFixed(LedgerError):
-    """The data's name, the adjacency, the unit or the filter's orders differ; these are fixed when a ledger is made."""
+    """The data's name, the adjacency, the unit or the gate's numbers differ; these are fixed when a ledger is made."""
 
 
 class BudgetSpent(LedgerError):
@@ -112,9 +114,9 @@ def ledger_path(home: Path, name: str) -> Path:
     return home / "ledgers" / f"{name}.db"
 
 
-def orders_digest(orders: Iterable[float]) -> bytes:
-    """SHA-256 of the filter's orders, as text, one a line."""
-    return sha256("\n".join(repr(float(order)) for order in orders).encode()).digest()
+def gate_digest() -> bytes:
+    """SHA-256 of the numbers that fix the gate (its orders and shares of delta), as text, one a line."""
+    return sha256("\n".join(repr(float(number)) for number in GATE_NUMBERS).encode()).digest()
 
 
 class Ledger:
@@ -162,10 +164,10 @@ class Ledger:
             LedgerNewer: newer software wrote the file.
             LedgerRolledBack: the file is older than its pin.
             LimitRaised: a number is higher than before.
-            LimitFixed: another adjacency, unit, name or other orders than before.
+            LimitFixed: another adjacency, unit, name or other numbers of the gate than before.
         """
         wanted = LimitNumbers(epsilon=limit.epsilon, delta=limit.delta, adjacency=limit.adjacency, unit=limit.unit)
-        orders = orders_digest(ORDERS)
+        orders = gate_digest()
         writer = Writer(path, faults)
         try:
             state = replayed(writer) if writer.version() else LedgerState()
@@ -260,12 +262,12 @@ class Ledger:
         self._open()
         return records_of(self._writer)
 
-    def spent(self) -> Spend:
-        """The tighter figure for everything charged and reserved. The gate does not use it."""
-        return spend(as_events(self._state.spent().items()), self.limit)
+    def spent_this_month(self) -> tuple[PrivacyEvent, ...]:
+        """What was charged in the present month, and everything reserved; equal events as one."""
+        return tuple(as_events(self._state.spent_in(month_of(self._now_ms())).items()))
 
     def share_left(self) -> float:
-        """The share of the limit that is left, or of this month's if that is smaller: 0 to 1, by the filter."""
+        """The share of the limit that is left, or of this month's if that is smaller: 0 to 1, by the gate."""
         return self._gate.share_left(self._state, month_of(self._now_ms()))
 
     def exhausted(self, event: PrivacyEvent) -> bool:
@@ -576,4 +578,4 @@ def _check_fixed(state: LedgerState, name: str, wanted: LimitNumbers, orders: by
     if held.unit != wanted.unit:
         refuse("the unit", held.unit, wanted.unit)
     if opened.orders != orders:
-        refuse("the filter's orders", opened.orders.hex()[:16], orders.hex()[:16])
+        refuse("the gate's numbers", opened.orders.hex()[:16], orders.hex()[:16])

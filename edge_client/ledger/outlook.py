@@ -11,17 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import ledger_path
-from edge_client.ledger.replay import LedgerState, month_of
+from edge_client.ledger.replay import LedgerState, as_events, month_of
 from edge_client.ledger.store import reading
 from edge_client.policy.document import PolicyDocument
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import PrivacyEvent
-from learning.accounting.spend import ORDERS, Limit, cost
 from tacit.job import JobDocument, JobSpec
 
 __all__ = ["Outlook", "outlook", "stored_state"]
@@ -132,7 +128,7 @@ def outlook(
     left = job.rounds.count - paid
 
     def affordable(epsilon: float, spent: Counter[PrivacyEvent]) -> int:
-        return min(left, rounds_affordable(event, replace(limit, epsilon=epsilon), _total(spent, limit)))
+        return rounds_affordable(event, replace(limit, epsilon=epsilon), as_events(spent.items()), most=left)
 
     further, spent_by = affordable(limit.epsilon, state.spent()), "epsilon"
     if policy.epsilon_a_job is not None:
@@ -151,10 +147,3 @@ def outlook(
         this_month=this_month,
         min_members=job.rounds.min_members,
     )
-
-
-def _total(counts: Counter[PrivacyEvent], limit: Limit) -> NDArray[np.float64]:
-    total = np.zeros(len(ORDERS))
-    for event, count in counts.items():
-        total += count * cost(event, limit)
-    return total

@@ -21,7 +21,7 @@ from pathlib import Path
 from edge_client.ledger.chain import ReceiptKept, Record, RecordInvalid, Reserved, record_from
 from edge_client.ledger.gate import Gate
 from edge_client.ledger.history import check_pin, pin_of, records_of
-from edge_client.ledger.ledger import orders_digest
+from edge_client.ledger.ledger import gate_digest
 from edge_client.ledger.overlap import digest_of_marks
 from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
@@ -36,7 +36,7 @@ from edge_client.ledger.receipts import (
 )
 from edge_client.ledger.replay import UNKNOWN, LedgerState, month_of
 from edge_client.ledger.store import LedgerError, reading
-from learning.accounting.spend import ORDERS, EventUnaccountable
+from learning.accounting.renyi import EventUnaccountable
 from tacit.authorities import Authorities
 from tacit.documents import DocumentInvalid
 from tacit.heads import KeptHead
@@ -242,8 +242,8 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
     if found.state.opened is None:
         found.record = 1
         found.problem("record 1", "there is no record")
-    elif found.state.opened.orders != orders_digest(ORDERS):
-        found.problem("record 1", "the ledger was opened with other orders than those of this software's filter")
+    elif found.state.opened.orders != gate_digest():
+        found.problem("record 1", "the ledger was opened with other numbers than those of this software's gate")
     for number, attempt in sorted(found.state.unsettled):
         found.notes.append(f"reservation {number}, attempt {attempt}: charged, and its end is not known yet")
     for number in sorted(found.state.outstanding):

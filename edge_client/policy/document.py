@@ -12,7 +12,7 @@ from tacit.mechanism import Unit
 from tacit.prompt import Source
 
 if TYPE_CHECKING:
-    from learning.accounting.spend import Limit
+    from learning.accounting.filter import Limit
     from learning.mechanisms.protection import OwnNumbers
 
 __all__ = ["PolicyDocument"]
@@ -219,6 +219,33 @@ class PolicyDocument(Document):
         examples=[{"north": "00" * 32}],
     )
 
+    min_member_age_days: float = Field(
+        default=0,
+        ge=0,
+        le=3650,
+        description="How long a member's key must have been in the roster log, in days, as this member has seen it. At "
+        "most n_C members of a roster may be younger. 0: any age.",
+        examples=[7],
+    )
+    witnesses: Annotated[dict[MemberName, Digest], AtMost(_MAX_KINDS)] = Field(
+        default={},
+        description="Witnesses of the roster log, compared by other means: name = Ed25519 key, as `edge_client witness "
+        "key` prints it.",
+        examples=[{"library": "00" * 32}],
+    )
+    min_witnesses: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="How many of them must have signed, within a day, a head of the roster log that has every "
+        "certificate of a roster. Not given: all.",
+        examples=[1],
+    )
+    members_witness: bool = Field(
+        default=False,
+        description="Other members' signatures count as witnesses', if their keys are as old as min_member_age_days.",
+    )
+
     # ---- the machine ----
 
     hours: Annotated[tuple[Annotated[Short, AfterValidator(_window)], ...], AtMost(_MAX_NAMED)] = Field(
@@ -241,7 +268,7 @@ class PolicyDocument(Document):
 
     def limit(self) -> "Limit":
         """The lifetime budget that the ledger opens with."""
-        from learning.accounting.spend import Limit
+        from learning.accounting.filter import Limit
 
         return Limit(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
 

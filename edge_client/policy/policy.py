@@ -115,6 +115,14 @@ class Policy(PolicyDocument):
         """
         _enforce(judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
 
+    def check_log(self, roster: rules.Watched) -> None:
+        """Checks what the roster log says about a roster, before the member deals shares to it.
+
+        Raises:
+            PolicyRefusal: more members than the attempt assumes corrupt are too young, or too few witnesses signed.
+        """
+        _enforce(judge(self, rules.LOG, roster))
+
     def check_vector(self, update: bytes, earlier: Iterable[bytes | None], *, grouped: bool) -> None:
         """Checks a masked vector of a job without noise, before its first byte leaves.
 
@@ -159,6 +167,8 @@ class Policy(PolicyDocument):
             *judge(self, rules.CONDITIONS, conditions),
             *rules.on_budget(self),
             *judge(self, rules.ROSTER, None),
+            # Not given means all of them.
+            *judge(self.model_copy(update={"min_witnesses": rules.witnesses_needed(self)}), rules.LOG, None),
             # `rules.VECTOR` has the same key.
             *judge(self, rules.SUM, None),
         ]

@@ -42,6 +42,7 @@ __all__ = [
     "ATTEMPT",
     "CONDITIONS",
     "JOB",
+    "LOG",
     "ROSTER",
     "SUM",
     "VECTOR",
@@ -49,10 +50,12 @@ __all__ = [
     "Numbers",
     "SumInQuestion",
     "VectorInQuestion",
+    "Watched",
     "counted_multiplier",
     "fingerprint",
     "on_budget",
     "on_job",
+    "witnesses_needed",
 ]
 
 
@@ -596,6 +599,59 @@ def _peers(policy: PolicyDocument, roster: Keys) -> Finding:
 
 ROSTER: tuple[Rule[Keys], ...] = (
     Rule("peers", When.ROSTER, Reason.REASON_POLICY_PEERS, _peers, lambda p: not p.peers),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the roster log says about a roster.
+
+    Args:
+        ages: for each member, how long this member has known its key, in days.
+        witnesses: number of witnesses that have signed a head with every certificate of the roster.
+        assumed_corrupt: n_C of the attempt.
+        own: this member's name.
+    """
+
+    ages: Mapping[str, float]
+    witnesses: int
+    assumed_corrupt: int
+    own: str
+
+
+def witnesses_needed(policy: PolicyDocument) -> int:
+    """The number of witnesses that must have signed; 0 if the policy asks for none."""
+    return len(policy.witnesses) if policy.min_witnesses is None else policy.min_witnesses
+
+
+def _member_age(policy: PolicyDocument, roster: Watched) -> Finding:
+    young = sorted(name for name, age in roster.ages.items() if name != roster.own and age < policy.min_member_age_days)
+    says = (
+        f"members of the roster whose keys are younger than {policy.min_member_age_days:g} days: {{job}}; the policy "
+    )
+    says += "allows as many as the attempt assumes corrupt, {policy}"
+    who = f"{len(young)} ({listed(young)})" if young else "0"
+    advice = "`edge_client members` shows who has joined; wait, or ask the operator who they are"
+    return Finding(who, str(roster.assumed_corrupt), len(young) <= roster.assumed_corrupt, says, advice)
+
+
+def _witnessed(policy: PolicyDocument, roster: Watched) -> Finding:
+    needed = witnesses_needed(policy)
+    says = "witnesses that signed the roster log with every certificate of this roster: {job}; the policy asks for "
+    says += "{policy}"
+    advice = "a witness signs within a minute of a change; if it does not, ask who runs it"
+    return Finding(str(roster.witnesses), str(needed), roster.witnesses >= needed, says, advice)
+
+
+LOG: tuple[Rule[Watched], ...] = (
+    Rule(
+        "min_member_age_days",
+        When.ROSTER,
+        Reason.REASON_POLICY_MEMBER_AGE,
+        _member_age,
+        lambda p: not p.min_member_age_days,
+    ),
+    Rule("min_witnesses", When.ROSTER, Reason.REASON_POLICY_WITNESSES, _witnessed, lambda p: not witnesses_needed(p)),
 )
 
 

@@ -24,6 +24,7 @@ from edge_client.identity.home import MemberIdentity
 from edge_client.identity.renewal import Renewer
 from edge_client.ledger.budget import Budget, BudgetReservation, Figures, Statement
 from edge_client.policy.policy import PolicyRefusal
+from edge_client.roster.following import Follower
 from edge_client.session import states as m
 from edge_client.session.fetching import Fetcher
 from edge_client.session.journal import Journal
@@ -40,6 +41,7 @@ from tacit.messages import (
     Assignment,
     AttemptEnded,
     AttemptMessage,
+    AttemptOpened,
     AttemptRefusal,
     CoordinatorPayload,
     Decline,
@@ -51,6 +53,7 @@ from tacit.messages import (
 )
 from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason, of_protocol, word
+from tacit.roster import SignedHead
 from tacit.v1 import federation_pb2 as pb
 
 __all__ = ["CHUNK", "Agent", "JobsUnfinished", "Observer"]
@@ -173,6 +176,7 @@ class Agent:
         until_finished: bool = False,
         renewer: Renewer | None = None,
         releaser: Releaser | None = None,
+        follower: Follower | None = None,
     ) -> None:
         """Starts from what the journal remembers.
 
@@ -187,6 +191,7 @@ class Agent:
             admits: Patterns of job names to take part in; empty: all jobs.
             until_finished: Lets `run` return when every job is over.
             renewer: Keeps the identity's certificate valid; without one, it is used as long as it is valid.
+            follower: Follows the roster log; without one, attempts are not checked against it.
             releaser: Makes and releases the synthetic text that jobs order; without one, the member makes none.
         """
         self._link = Link(
@@ -209,6 +214,7 @@ class Agent:
         self._until_finished = until_finished
         self._renewer = renewer
         self._releaser = releaser
+        self._follower = follower
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
         self._process = os.urandom(16)
@@ -289,7 +295,14 @@ class Agent:
         self._observer.disconnected(sentence, seconds)
 
     async def _received(self, message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]) -> None:
-        """Queues a message for the state machine. If too many wait, the link reads no further messages."""
+        """Queues a message for the state machine. If too many wait, the link reads no further messages.
+
+        The roster log is followed to the head of an attempt before the state machine hears of the attempt.
+        """
+        if self._follower is not None and isinstance(message, AttemptMessage):
+            opened = message.payload
+            if isinstance(opened, AttemptOpened) and isinstance(opened.log_head, SignedHead):
+                await self._follower.to_attempt(await self._link.stub(), opened.log_head)
         await self._room.acquire()
         self._events.put_nowait(m.Received(message))
 
@@ -299,6 +312,8 @@ class Agent:
             self._budget.renewed(identity)
             if self._releaser is not None:
                 self._releaser.renewed(identity)
+        if self._follower is not None:
+            self._follower.identity = identity
         self._link.identity = identity
         self._environment = replace(self._environment, identity=identity)
 

@@ -60,7 +60,7 @@ class Fetcher:
                     await self._link.pause_after_failure(stub)
 
     async def certificates(self, attempt: AttemptId, digests: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Returns the certificates with these SHA-256s, from this machine's cache or else from the coordinator.
+        """Returns certificates and keys with these SHA-256s, from this machine's cache or else from the coordinator.
 
         Those that the coordinator does not have are missing. The protocol bounds their number: at most as many as a
         roster of the cohort names. `attempt` is for the log.

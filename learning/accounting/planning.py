@@ -13,14 +13,13 @@ from typing import Protocol
 from learning.accounting.calibration import (
     NotAffordable,
     calibrate,
-    calibrate_pld,
     epsilon_at_gate,
     repeated,
     rounds_affordable,
 )
 from learning.accounting.costs import Noised, adjacency_of, event_of_job, event_of_round, rate_of
 from learning.accounting.events import Adjacency, PrivacyEvent
-from learning.accounting.spend import Limit, epsilon_pld
+from learning.accounting.filter import Limit
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 
@@ -81,7 +80,6 @@ class Row:
         lot: Examples of a lot; None if the mechanism draws none.
         rate: Share of the member's examples in one release.
         gate: Multiplier that passes this member's ledger; None if no noise is enough.
-        pld: Multiplier that a plan fixed beforehand needs; None without a formula.
         central: Multiplier that passes where the policy trusts the noise of all honest members.
         noise_to_signal: `noise_to_signal` at `gate`.
         std: Standard deviation at `gate` of the noise that a member adds to one coordinate.
@@ -91,7 +89,6 @@ class Row:
     lot: int | None
     rate: float
     gate: float | None
-    pld: float | None
     central: float | None
     noise_to_signal: float | None
     std: float | None
@@ -104,7 +101,6 @@ class JobRow:
     epsilon: float
     rounds: int
     gate: float | None
-    pld: float | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,6 @@ class JobCost:
     rate: float
     adjacency: Adjacency
     gate: float
-    pld: float | None
     noise_to_signal: float | None
     rows: tuple[JobRow, ...]
 
@@ -192,13 +187,12 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
     for epsilon in epsilons:
         limit = Limit(epsilon, setting.delta, adjacency, mechanism.unit)
         row = _row(mechanism, setting, epsilon, event_with)
-        passing = min(rounds_affordable(event, limit), setting.rounds)
-        rows.append(JobRow(epsilon, passing, row.gate, row.pld))
+        passing = rounds_affordable(event, limit, most=setting.rounds)
+        rows.append(JobRow(epsilon, passing, row.gate))
     return JobCost(
         rate=rate_of(mechanism, setting.examples),
         adjacency=adjacency,
         gate=epsilon_at_gate(whole, setting.delta, adjacency),
-        pld=epsilon_pld([whole], setting.delta, adjacency),
         noise_to_signal=_ratio(mechanism, setting),
         rows=tuple(rows),
     )
@@ -216,10 +210,9 @@ def _row(mechanism: Noised, setting: Setting, epsilon: float, event: _EventOf) -
     def at(multiplier: float, *, central: bool = False) -> PrivacyEvent:
         return event(with_multiplier(mechanism, multiplier), central=central)
 
-    gate = pld = central = None
+    gate = central = None
     with contextlib.suppress(NotAffordable):
         gate = calibrate(at, setting.rounds, limit)
-        pld = calibrate_pld(at, setting.rounds, limit)
     if isinstance(mechanism, DistributedGaussian) and mechanism.honest > 1:
         with contextlib.suppress(NotAffordable):
             central = calibrate(lambda multiplier: at(multiplier, central=True), setting.rounds, limit)
@@ -229,7 +222,6 @@ def _row(mechanism: Noised, setting: Setting, epsilon: float, event: _EventOf) -
         lot=mechanism.lot if isinstance(mechanism, DpSgd | GaussianUpdate) else None,
         rate=rate_of(mechanism, setting.examples),
         gate=gate,
-        pld=pld,
         central=central,
         noise_to_signal=None if noised is None else _ratio(noised, setting),
         std=None if noised is None else _std(noised),

@@ -1,9 +1,7 @@
-"""Privacy accounting of one member: the epsilon that gates its releases, and the epsilon that people compare.
+"""The epsilon of events that were all fixed beforehand: by PLD where there is one, else by Rényi divergences.
 
-The gate is the Rényi filter (`filter`), which holds even though later jobs are chosen knowing earlier results. Its
-epsilon (`epsilon_counted`) is the one that commands, logs and metrics show. `spend` is tighter and promises less. It
-uses dp-accounting's privacy loss distribution (PLD) where that has a formula, else the best conversion of the Rényi
-divergences. Both are about the events that happened, as if they had been fixed beforehand.
+It is what other tools report. The gate (`gate`) uses it for equal steps only, since it promises nothing if later events
+are chosen knowing earlier results.
 
 Only `_library_event` says what a noise multiplier means to dp-accounting, whose accountants differ (0.6.0):
 
@@ -33,19 +31,19 @@ from learning.accounting.events import (
     PrivacyEvent,
     SampledGaussian,
 )
-from learning.accounting.filter import Limit, RenyiFilter, cost, epsilon_counted
+from learning.accounting.filter import Limit, cost
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
 
 __all__ = [
     "ORDERS",
     "EventUnaccountable",
     "Limit",
-    "RenyiFilter",
     "Spend",
     "cost",
-    "epsilon_counted",
     "epsilon_pld",
     "epsilon_renyi",
+    "is_plain",
+    "merged",
     "renyi",
     "spend",
     "total",
@@ -58,7 +56,7 @@ _ALPHA: Final = np.array(ORDERS)
 
 @dataclass(frozen=True)
 class Spend:
-    """The tighter figure for what was spent.
+    """What was spent, as if it had been fixed beforehand.
 
     Attributes:
         epsilon: At the limit's delta, by the accountant that `by` names.
@@ -83,7 +81,7 @@ def total(events: Sequence[PrivacyEvent], limit: Limit) -> Vector:
         EventUnaccountable: One of them is about another unit, or has no formula under the limit's adjacency.
     """
     spent = np.zeros(len(ORDERS))
-    for event in _merged(events):
+    for event in merged(events):
         spent += cost(event, limit)
     return spent
 
@@ -136,13 +134,13 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     Raises:
         EventUnaccountable: An event has no formula at all under this adjacency.
     """
-    merged = _merged(events)
+    kinds = merged(events)
     spent = np.zeros(len(ORDERS))
-    for event in merged:
+    for event in kinds:
         spent += renyi(event, adjacency)
-    pairs = [_library_event(event) for event in merged]
-    if not merged or any(pair is None for pair in pairs):
-        return None if merged else 0.0
+    pairs = [_library_event(event) for event in kinds]
+    if not kinds or any(pair is None for pair in pairs):
+        return None if kinds else 0.0
     rough = epsilon_renyi(spent, delta)
     # Such an epsilon promises nothing, and a distribution of such losses does not fit into memory.
     if not math.isfinite(rough) or rough > 1e5:
@@ -150,18 +148,18 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
 
     from dp_accounting.pld import PLDAccountant
 
-    composed = [event.steps for event in merged if not _is_plain(event)]
+    composed = [event.steps for event in kinds if not is_plain(event)]
     accountant = PLDAccountant(value_discretization_interval=_interval(spent, rough, composed))
-    plain = sum(_precision(event) for event in merged)
+    plain = sum(_precision(event) for event in kinds)
     if plain:
         accountant.compose(_library_gaussian(plain**-0.5))
-    for event, pair in zip(merged, pairs, strict=True):
-        if not _is_plain(event):
+    for event, pair in zip(kinds, pairs, strict=True):
+        if not is_plain(event):
             accountant.compose(pair, event.steps)
     return float(accountant.get_epsilon(delta))
 
 
-def _merged(events: Sequence[PrivacyEvent]) -> list[PrivacyEvent]:
+def merged(events: Sequence[PrivacyEvent]) -> list[PrivacyEvent]:
     """Merges equal events into one with all their steps, in the order of first appearance."""
     steps: dict[tuple[object, ...], int] = {}
     first: dict[tuple[object, ...], PrivacyEvent] = {}
@@ -184,7 +182,8 @@ def _parameters(event: PrivacyEvent) -> tuple[object, ...]:
             return (event.kind, event.unit, event.honest, event.std, event.distance, event.values)
 
 
-def _is_plain(event: PrivacyEvent) -> bool:
+def is_plain(event: PrivacyEvent) -> bool:
+    """Whether the event is Gaussian noise on all units, so that its steps are one release with less noise."""
     match event:
         case SampledGaussian():
             return event.rate == 1
@@ -197,7 +196,7 @@ def _is_plain(event: PrivacyEvent) -> bool:
 def _precision(event: PrivacyEvent) -> float:
     """steps / multiplier^2 of a plain Gaussian, else 0. Several releases equal one with the sum of their precisions."""
     match event:
-        case SampledGaussian() | FixedLotGaussian() if _is_plain(event):
+        case SampledGaussian() | FixedLotGaussian() if is_plain(event):
             return event.steps / event.multiplier**2
         case _:
             return 0.0
@@ -212,7 +211,7 @@ def _library_event(event: PrivacyEvent) -> Any:
             return dp_event.PoissonSampledDpEvent(rate, _library_gaussian(event.multiplier))
         case SampledGaussian():
             return _library_gaussian(event.multiplier)
-        case FixedLotGaussian() if _is_plain(event):
+        case FixedLotGaussian() if is_plain(event):
             return _library_gaussian(event.multiplier)
         case Laplace():
             # One coordinate moved by the whole L1 distance is the worst case. The trade-off function of a shift by

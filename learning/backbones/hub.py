@@ -7,12 +7,13 @@ Guarantees: the hub is asked only for names, never for a path. Only files that `
 fetched (safetensors, configs, tokenizers), and no code.
 """
 
+import fnmatch
 import re
 from pathlib import Path
 
 from learning.backbones.checkpoint import FILES, CheckpointInvalid
 
-__all__ = ["HUB_NAME", "checkpoint_folder", "hub_folder", "pinned_name", "what_the_hub_said"]
+__all__ = ["HUB_NAME", "checkpoint_folder", "hub_folder", "hub_size", "pinned_name", "what_the_hub_said"]
 
 HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([0-9a-f]{40}))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,6 +56,28 @@ def hub_folder(name: str) -> Path:
             f"{name} is not a folder here, and the hub did not provide it: {what_the_hub_said(error)}. Save it into a "
             "folder (transformers' save_pretrained) and name that"
         ) from error
+
+
+def hub_size(name: str) -> tuple[int, str | None]:
+    """What `hub_folder` would fetch: bytes of all files, and the model's licence as its card states it.
+
+    Raises:
+        CheckpointInvalid: The name is invalid, or the hub does not list it.
+    """
+    if (match := HUB_NAME.fullmatch(name)) is None:
+        raise CheckpointInvalid(f"{name} is not a name on the hub; write owner/name")
+    from huggingface_hub import HfApi
+
+    try:
+        told = HfApi().model_info(match[1], revision=match[2], files_metadata=True)
+    except Exception as error:  # From network, hub or name: the library has no common class.
+        raise CheckpointInvalid(
+            f"the hub did not list {name}: {what_the_hub_said(error)}; check the name and the connection, or save the "
+            "model into a folder elsewhere and name that"
+        ) from error
+    wanted = [each for each in told.siblings or () if any(fnmatch.fnmatch(each.rfilename, one) for one in FILES)]
+    licence = getattr(told.card_data, "license", None)
+    return sum(each.size or 0 for each in wanted), licence[:200] if isinstance(licence, str) else None
 
 
 def pinned_name(base: str, folder: Path) -> str:

@@ -119,8 +119,22 @@ class _PrivateSteps(_Noised):
     mechanism: DpSgd
 
     def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+        from learning.training.head import train_private_head
         from learning.training.private import train_private
 
+        rate = min(1.0, self.mechanism.lot / task.population)
+        if task.features is not None:
+            return train_private_head(
+                task.head,
+                task.features,
+                task.labels,
+                task.recipe,
+                self.mechanism,
+                random=random,
+                rate=rate,
+                progress=task.progress,
+                cancelled=task.cancelled,
+            )
         result = None
         # Each phase takes all of the mechanism's steps; epochs do not count here.
         for phase in task.phases(len(task.ids)):
@@ -136,7 +150,7 @@ class _PrivateSteps(_Noised):
                     device=task.device,
                     progress=task.progress,
                     cancelled=task.cancelled,
-                    rate=min(1.0, self.mechanism.lot / task.population),
+                    rate=rate,
                 )
         return result
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from learning.backbones.layout import checked_config, library_config
 from learning.backbones.stored import StoredBackbone
-from learning.prompts import setting, trained_values
+from learning.prompts import frozen_values, setting, trained_values
 from learning.text.cloze import ClozeEncoder
 from tacit import prompt
 
@@ -38,8 +38,12 @@ def injection_of(model: prompt.PromptedModel) -> setting.Injection:
             return setting.PTuning(tokens, encoder, hidden)
         case prompt.PrefixTuning(tokens=tokens, hidden=width):
             return setting.PrefixTuning(tokens, width)
-        case prompt.LoRA(rank=rank, alpha=alpha):
-            return setting.LoRA(rank, alpha)
+        case prompt.LoRA(rank=rank, alpha=alpha, matrices=matrices, last_layers=last):
+            return setting.LoRA(rank, alpha, matrices, last)
+        case prompt.BitFit(last_layers=last):
+            return setting.BitFit(last)
+        case prompt.NoInjection():
+            return setting.NoInjection()
 
 
 def task_of(model: prompt.PromptedModel, labels: Sequence[str], encoder: ClozeEncoder) -> setting.Task:
@@ -50,11 +54,18 @@ def task_of(model: prompt.PromptedModel, labels: Sequence[str], encoder: ClozeEn
         VerbaliserInvalid: A word is not a single token at the mask.
     """
     words = model.label_words(labels)
-    return setting.Head() if words is None else setting.Cloze(encoder.label_words(words))
+    return _head_of(model) if words is None else setting.Cloze(encoder.label_words(words))
+
+
+def _head_of(model: prompt.PromptedModel) -> setting.Head:
+    task = model.task
+    return setting.Head(() if isinstance(task, prompt.Cloze) or task.layers is None else task.layers)
 
 
 def prompted_values(model: prompt.PromptedModel, labels: int) -> int:
-    """The number of values that are trained and sent. No tensor of that size is allocated.
+    """The number of values beside the backbone's: those that are trained and sent, and what centres features.
+
+    No tensor of the backbone's size is allocated.
 
     Raises:
         ValueError: The model is not from a bundle, or its config cannot make a backbone.
@@ -63,8 +74,9 @@ def prompted_values(model: prompt.PromptedModel, labels: int) -> int:
         raise ValueError("model.config: the model has a base and no config yet; make a job bundle of it")
     # The count of a cloze does not depend on its words.
     cloze = isinstance(model.task, prompt.Cloze)
-    task = setting.Cloze(((0,), (1,))) if cloze else setting.Head()
-    return trained_values(library_config(checked_config(model.config)), injection_of(model), task, labels)
+    task = setting.Cloze(((0,), (1,))) if cloze else _head_of(model)
+    config = library_config(checked_config(model.config))
+    return trained_values(config, injection_of(model), task, labels) + frozen_values(config, task, labels)
 
 
 def shared_backbone(stored: StoredBackbone) -> "Backbone":

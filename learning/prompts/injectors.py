@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.models.lstm import LSTM
-from learning.prompts.setting import Injection, LoRA, PrefixTuning, PromptTuning, PTuning
+from learning.prompts.setting import Injection, PrefixTuning, PromptTuning, PTuning
 
 __all__ = ["Adapted", "Prompt", "prompt_for"]
 
@@ -106,7 +106,7 @@ class _MLPPrefix(Prompt):
 
 
 def prompt_for(injection: Injection, width: int, prefix_values: int) -> Prompt | None:
-    """The prompt of an injection with all weights zero; None for LoRA, which has none.
+    """The prompt of an injection with all weights zero; None if it has none.
 
     Args:
         injection: The injection.
@@ -124,7 +124,7 @@ def prompt_for(injection: Injection, width: int, prefix_values: int) -> Prompt |
             return Prompt(tokens, prefix_values)
         case PrefixTuning(tokens, int() as hidden):
             return _MLPPrefix(tokens, width, hidden, prefix_values)
-        case LoRA() | _:
+        case _:
             return None
 
 
@@ -142,6 +142,11 @@ class Adapted(nn.Module):
         found: Tensor = self.frozen(x)
         change: Tensor = self._scale * self.up(self.down(x.to(self.down.weight.dtype)))
         return found + change.to(found.dtype)
+
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """(out, in) The frozen matrix with the change added."""
+        return self.frozen.weight + self._scale * (self.up.weight @ self.down.weight)
 
     def start(self, random: Random) -> None:
         """Sets `down` uniform within 1 / sqrt(in); `up` stays zero."""

@@ -2,12 +2,13 @@
 
 Guarantees:
 
-- `named_parameters` has what is trained and sent (a prompt with its encoder, a prefix, LoRA's matrices, a head) and
-  nothing of the backbone.
+- `named_parameters` has what is trained and sent (a prompt with its encoder, a prefix, LoRA's matrices, biases, a
+  head), what centres a head's features, and nothing else of the backbone.
 - The backbone is in memory once, however many modules use it. It has no gradients, and lets them through.
 - Padding is never attended to.
 - Every dropout draws from the single source that `seed` or `draw_from` starts.
 - No example sees another, not even through a broadcast row of positions, prompt or prefix.
+- Features of a head over chosen layers have at most unit length.
 
     encoders     [prompt] [CLS] text [SEP]      The prompt comes before everything, as in the paper ("in the head") and
                                                 in Lester et al. 2021; positions count from its first vector.
@@ -23,7 +24,7 @@ to generate, it says <extra_id_0> whatever the text is. T5 reads no position of 
 needs no rule.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Self, cast
 
@@ -36,14 +37,26 @@ from learning.models.classifier import TextClassifier
 from learning.models.transformer import EncoderDropout
 from learning.prompts.backbone import Backbone, BackboneInvalid, Frozen
 from learning.prompts.injectors import Adapted, Prompt, prompt_for
-from learning.prompts.reading import EncoderReader, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
-from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, Task, prompt_positions
+from learning.prompts.reading import EncoderReader, Matrix, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
+from learning.prompts.setting import (
+    BitFit,
+    Cloze,
+    Head,
+    Injection,
+    LoRA,
+    PrefixTuning,
+    PromptTuning,
+    Task,
+    prompt_positions,
+)
 from tacit.job import Precision
 from tacit.method import ModelPart
 
 __all__ = ["LabelScores", "PromptedModel"]
 
 _KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Below any square that float32 means of a text leave.
+_SMALLEST_SQUARE = 1e-12
 # The shortest text: [CLS], a token, [SEP].
 _MIN_TOKENS = 3
 
@@ -77,7 +90,8 @@ class LabelScores(nn.Module):
 class PromptedModel(TextClassifier):
     """Maps ids (B, S) to logits (B, labels), with S at most `room`.
 
-    With a seed, a prompt starts as rows of the word embedding, LoRA as no change, and a head as N(0, 0.02).
+    With a seed, a prompt starts as rows of the word embedding, LoRA as no change, biases as the backbone's, and a head
+    as N(0, 0.02).
 
     Args:
         backbone: The frozen model.
@@ -95,7 +109,13 @@ class PromptedModel(TextClassifier):
         BackboneInvalid: The backbone cannot do the task, a word is outside its vocabulary, or the prompt does not fit.
     """
 
-    parts: ClassVar[Mapping[str, ModelPart]] = {"prompt": "encoder", "lora": "encoder", "output": "head"}
+    parts: ClassVar[Mapping[str, ModelPart]] = {
+        "prompt": "encoder",
+        "lora": "encoder",
+        "output": "head",
+        "centre": "encoder",
+        "layers": "encoder",
+    }
 
     def __init__(
         self,
@@ -113,6 +133,7 @@ class PromptedModel(TextClassifier):
         _check_task(backbone, task, labels, mask_id)
         self.pad_id, self.min_tokens, self.labels = pad_id, _MIN_TOKENS, labels
         self.mask_id, self.separator_id = mask_id, separator_id
+        self.head_layers: tuple[int, ...] = ()
         self.backbone, self._device, self._kind = backbone, torch.device("cpu"), torch.float32
         # The network may compute in less than float32. The word tables outside it do not.
         self._network, self._tables = Frozen(backbone), Frozen(backbone)
@@ -130,23 +151,37 @@ class PromptedModel(TextClassifier):
             self.prompt: Prompt = prompt
         if isinstance(injection, LoRA):
             self.lora = nn.ModuleDict()
-            for place, owner, name in reader.adapted:
-                adapted = Adapted(cast(nn.Linear, owner.get_submodule(name)), injection.rank, injection.alpha)
-                self.lora[place] = adapted
-                setattr(owner, name, adapted)
+            for matrix in _changed(reader, injection, task):
+                layer = cast(nn.Linear, matrix.owner.get_submodule(matrix.attribute))
+                adapted = Adapted(layer, injection.rank, injection.alpha)
+                self.lora[matrix.name] = adapted
+                setattr(matrix.owner, matrix.attribute, adapted)
+        if isinstance(injection, BitFit):
+            _check_biases(backbone)
+            for read in _last(reader.stack[: _read_by(reader, task)], injection.last_layers):
+                self._network.train(read, "bias")
         if isinstance(task, Cloze):
             self.words = WordScores(backbone, self._tables, [word for each in task.label_words for word in each])
             self.scores = LabelScores(task)
         else:
+            _check_layers(backbone, task.layers)
+            self.head_layers = task.layers
+            width = backbone.states_width * max(1, len(task.layers))
+            if task.layers:
+                # Public numbers of the bundle that nobody trains.
+                self.centre = nn.Parameter(torch.zeros(width), requires_grad=False)
             with torch.device("meta"):
-                output = nn.Linear(backbone.states_width, labels)
+                output = nn.Linear(width, labels)
             self.output = output.to_empty(device="cpu")
             for parameter in self.output.parameters():
                 parameter.data.zero_()
+            # Next to features of unit length, a bias would be half of an example's gradient, and of its clip.
+            self.output.bias.requires_grad_(not task.layers)
         self.layers = reader.layers
         self._bind()
         if seed is not None:
             self._start(np.random.Generator(np.random.Philox(seed)), isinstance(injection, PromptTuning))
+            self._start_biases()
 
     # ---- from ids to logits ----------------------------------------------------------------------------------
 
@@ -158,7 +193,7 @@ class PromptedModel(TextClassifier):
         """As in `TextClassifier`. Without ids no mask is known, so a cloze reads the last token."""
         at = torch.arange(seen.shape[1], device=seen.device)
         place = torch.where(seen, at, 0).amax(dim=1)
-        return self._logits(self._features(vectors, seen, place, self.prompt_values(seen.shape[0])))
+        return self._logits(self._scaled(self._features(vectors, seen, place, self.prompt_values(seen.shape[0]))))
 
     def prompt_values(self, batch: int) -> Tensor | None:
         """The prompt, (batch, tokens, values): vectors, or a prefix's keys and values; None if there is none."""
@@ -171,8 +206,15 @@ class PromptedModel(TextClassifier):
     def features(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
         """(B, width) The vectors by which the label words' rows are multiplied.
 
-        With a head: (B, width of states), before the head's dropout.
+        With a head: (B, width of its features), before the head's dropout.
         """
+        return self._scaled(self._read(ids, prompt))
+
+    def uncentred(self, ids: Tensor) -> Tensor:
+        """(B, width of its features) The layers' means side by side, before they are centred and scaled."""
+        return self._read(ids, self.prompt_values(ids.shape[0]))
+
+    def _read(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
         seen = ids != self.pad_id
         at = torch.arange(ids.shape[1], device=ids.device)
         place = torch.where(seen, at, 0).amax(dim=1)
@@ -220,6 +262,9 @@ class PromptedModel(TextClassifier):
         try:
             if prompt is not None and self._prefix is not None:
                 self._reader.place_prefix(prompt.unflatten(2, self._prefix).to(self._kind), seen.shape[1])
+            if self.head_layers and isinstance(self._reader, EncoderReader):
+                found = self._reader.layer_states(vectors.to(self._kind), visible, types, self.head_layers)
+                return torch.cat([self._mean(each[:, ahead:], seen) for each in found], dim=1)
             states = self._reader.states(vectors.to(self._kind), visible, types)
         finally:
             clear_prefix(self._reader.attentions)
@@ -233,7 +278,24 @@ class PromptedModel(TextClassifier):
         states = states[:, ahead:].to(torch.float32)
         if "words" in self._modules:
             return self.words.transformed(states[torch.arange(seen.shape[0], device=seen.device), place])
+        return self._mean(states, seen)
+
+    @staticmethod
+    def _mean(states: Tensor, seen: Tensor) -> Tensor:
+        """(B, width) The mean over the text's own positions. A text without tokens has zeros."""
+        states = states.to(torch.float32).masked_fill(~seen[:, :, None], 0)
         return states.sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)
+
+    def _scaled(self, means: Tensor) -> Tensor:
+        """(B, width of features) Means over chosen layers, centred, of unit length; anything else as it is.
+
+        The bound on the length is what makes an example's gradient small whatever its text is.
+        """
+        if not self.head_layers:
+            return means
+        apart = means - self.centre
+        # Never a division by zero: a text exactly at the centre has zeros.
+        return apart / apart.square().sum(dim=1, keepdim=True).clamp(min=_SMALLEST_SQUARE).sqrt()
 
     def _logits(self, features: Tensor) -> Tensor:
         if "words" in self._modules:
@@ -282,6 +344,13 @@ class PromptedModel(TextClassifier):
         self._network.bind(self._device, self._kind)
         self._tables.bind(self._device)
 
+    @torch.no_grad()
+    def _start_biases(self) -> None:
+        values = self.backbone.on("cpu")
+        for name, parameter in self.layers.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+
     def _start(self, random: np.random.Generator, from_words: bool) -> None:
         if "prompt" in self._modules:
             words = None
@@ -321,6 +390,45 @@ def _check_task(backbone: Backbone, task: Task, labels: int, mask_id: int | None
         raise BackboneInvalid(
             f"label word {largest} is not one of the backbone's {backbone.vocabulary_size} rows; use the job's "
             "tokenizer"
+        )
+
+
+def _read_by(reader: EncoderReader | T5Reader, task: Task) -> int:
+    """The number of layers that read a text."""
+    return task.layers[-1] if isinstance(task, Head) and task.layers else len(reader.stack)
+
+
+def _last(layers: Sequence[nn.Module], count: int | None) -> Sequence[nn.Module]:
+    return layers if count is None else layers[-count:]
+
+
+def _changed(reader: EncoderReader | T5Reader, injection: LoRA, task: Task) -> list[Matrix]:
+    """The matrices that an injection changes. A layer that no text goes through would never be called."""
+    found = []
+    for matrix in reader.matrices:
+        count = max(each.layer for each in reader.matrices if each.decodes == matrix.decodes)
+        read = count if matrix.decodes else _read_by(reader, task)
+        first = 1 if injection.last_layers is None else read - injection.last_layers + 1
+        if matrix.kind in injection.matrices and first <= matrix.layer <= read:
+            found.append(matrix)
+    if len({matrix.kind for matrix in found}) != len(injection.matrices):
+        raise BackboneInvalid(
+            f"the backbone has no such matrices in the layers that read a text: {', '.join(injection.matrices)}; "
+            "choose others, or let the head read a later layer"
+        )
+    return found
+
+
+def _check_biases(backbone: Backbone) -> None:
+    if backbone.kind == "t5":
+        raise BackboneInvalid("T5 has no biases, which bitfit trains; use lora")
+
+
+def _check_layers(backbone: Backbone, layers: tuple[int, ...]) -> None:
+    count, _, _ = prefix_shape(backbone.config)
+    if layers and layers[-1] > count:
+        raise BackboneInvalid(
+            f"model.task.layers names layer {layers[-1]}, and the backbone has {count}; name layers from 0 to {count}"
         )
 
 

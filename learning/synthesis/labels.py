@@ -8,7 +8,7 @@ place of another changes two counts: sqrt 2. Counts and noise are whole numbers,
 rounding, and it is the one that the ledger knows (`DiscreteGaussianSum` of one share). Clipping and allocating are
 post-processing. The list of labels is the job's, and public: a label that nobody has gets noise like any other.
 
-A ledger with such an event is reported by Rényi divergences, slightly above the PLD that DP-SGD alone would have.
+Beside the steps of the training it is another kind of event, so the gate counts all of them by Rényi divergences.
 """
 
 import math

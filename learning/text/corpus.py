@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from learning.prompts.features import FeatureStore
 from learning.text.cloze import ClozeEncoder
 from learning.text.coverage import Coverage
 from learning.text.data import Example, label_places, text_rows
@@ -52,8 +53,12 @@ class EncodedExamples:
         TemplateInvalid: A prompted job's template leaves no room for text.
     """
 
-    def __init__(self, examples: Sequence[Example], job: JobDocument, tokenizer: bytes) -> None:
+    def __init__(
+        self, examples: Sequence[Example], job: JobDocument, tokenizer: bytes, features: FeatureStore | None = None
+    ) -> None:
         self._examples = examples
+        # What a frozen backbone computed of these examples, for a job that trains a head alone.
+        self.features = FeatureStore() if features is None else features
         self._labels = job.labels
         self._encoder = encoder_of(job, tokenizer)
         self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None

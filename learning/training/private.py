@@ -85,7 +85,7 @@ from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 
-__all__ = ["PerExampleGradientsUnavailable", "train_private"]
+__all__ = ["PerExampleGradientsUnavailable", "add_noise", "train_private"]
 
 # Values that are held in float64 at a time.
 _BLOCK = 1 << 15
@@ -165,7 +165,7 @@ def train_private(
                     # In units of the clip, so no clip and no lot is too small for float32.
                     clipped.add(losses, mechanism.clip, 1 / mechanism.clip)
                     loss_sum += float(losses.detach().sum())
-                _add_noise(module, trained, unit, std, random)
+                add_noise(module, trained, unit, std, random)
                 optimiser.step()
                 # A loss that is not a number is no empty draw.
                 mean = loss_sum / len(drawn) if len(drawn) else math.nan
@@ -200,9 +200,7 @@ def _whole_float32() -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def _add_noise(
-    module: TextClassifier, trained: list[nn.Parameter], unit: float, std: float, random: RandomSource
-) -> None:
+def add_noise(module: nn.Module, trained: list[nn.Parameter], unit: float, std: float, random: RandomSource) -> None:
     """Turns each .grad, a sum in units of `unit`, into sum * unit + noise on the lattice; the padding's row stays 0.
 
     All coordinates are treated alike, whatever the texts are. It works block by block, so only one block is float64.

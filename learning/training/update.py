@@ -17,6 +17,8 @@ from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.models.assembly import NOTHING, assembled
+from learning.prompts.features import features_of, kind_of
+from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import LossWatch, check_not_diverged
@@ -26,7 +28,7 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import keeps_anything, keeps_state, trains_private
-from tacit.model import RvaeModel
+from tacit.model import PromptedModel, RvaeModel
 
 __all__ = ["TrainingLost", "train_update"]
 
@@ -105,6 +107,10 @@ def train_update(
 
     try:
         read = corpus.read()
+        features = None
+        if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
+            with module.computing_in(job.training.precision):
+                features = features_of(module, read.ids, kind_of(job), corpus.features, device)
         task = LocalTraining(
             module,
             read.ids,
@@ -120,6 +126,7 @@ def train_update(
             division=division,
             trains_private=moves,
             failed=losses.failed,
+            features=features,
         )
         result: TrainingResult | None = None
         if isinstance(job.model, RvaeModel) and job.model.variant == "published":

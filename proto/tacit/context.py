@@ -162,7 +162,9 @@ def largest_cohort(job: Sized, members: int) -> int:
     return 0
 
 
-def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model: bytes, members: int) -> RoundContext:
+def context_of(
+    job: Sized, *, federation: bytes, round: int, attempt: int, model: bytes, members: int, head: bytes = b""
+) -> RoundContext:
     """The context of an attempt: the one that the coordinator opens and the one that a member expects.
 
     Args:
@@ -172,6 +174,7 @@ def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model
         attempt: number of the attempt.
         model: digest of the starting version, 32 bytes.
         members: size n of the cohort.
+        head: digest of the roster log's head (`tacit.roster.Head.digest`), 32 bytes; empty without a log.
 
     Raises:
         ContextInvalid: there are no thresholds for this many members.
@@ -184,7 +187,7 @@ def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model
         job=job.name,
         round=round,
         attempt=attempt,
-        application=application_digest(job, layout),
+        application=application_digest(job, layout, head),
         model=model,
         cohort=members,
         threshold=threshold,
@@ -195,6 +198,12 @@ def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model
     )
 
 
-def application_digest(job: Sized, layout: Layout) -> bytes:
-    """Digest of everything that an update depends on besides the starting version: 32 bytes for the round's context."""
-    return hashlib.sha256(b"tacit/application/v1" + job.digest() + layout.digest()).digest()
+def application_digest(job: Sized, layout: Layout, head: bytes = b"") -> bytes:
+    """Digest of everything that an update depends on besides the starting version: 32 bytes for the round's context.
+
+    Args:
+        job: the job.
+        layout: how an update is laid out as one vector.
+        head: digest of the roster log's head, 32 bytes; empty without a log.
+    """
+    return hashlib.sha256(b"tacit/application/v1" + job.digest() + layout.digest() + head).digest()

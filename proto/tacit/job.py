@@ -20,11 +20,14 @@ from tacit.job_parts import (
     BundledWeights,
     Combine,
     Deadlines,
+    EarlierVersion,
     Precision,
     PublicStart,
     Rounds,
+    Start,
     Training,
     VocabularyFile,
+    earlier_version,
 )
 from tacit.method import FedVocab, OwnVocabulary, keeps_anything, private_parts
 from tacit.model import PromptedModel, RvaeModel, TransformerModel
@@ -36,6 +39,7 @@ __all__ = [
     "BundledWeights",
     "Combine",
     "Deadlines",
+    "EarlierVersion",
     "JobDocument",
     "JobSpec",
     "Precision",
@@ -43,14 +47,15 @@ __all__ = [
     "Rounds",
     "Training",
     "VocabularyFile",
+    "earlier_version",
 ]
 
 
 class JobSpec(JobBody):
     """A job as the operator writes it: `coordinator job bundle job.toml`."""
 
-    # Members get the resulting weights, not the text.
-    start: PublicStart | None = None
+    # Public text, or "job:version". Members get the resulting weights, not the text.
+    start: Start | None = None
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
@@ -79,7 +84,7 @@ class JobSpec(JobBody):
     @model_validator(mode="after")
     def _checks(self) -> Self:
         check_body(self)
-        if self.start is not None and not isinstance(self.model, RvaeModel):
+        if isinstance(self.start, PublicStart) and not isinstance(self.model, RvaeModel):
             raise ValueError("start: only an rvae learns from text without labels; leave this table out")
         if isinstance(self.model, PromptedModel):
             if self.model.base is None:
@@ -89,6 +94,11 @@ class JobSpec(JobBody):
         elif self.vocabulary is None:
             missing = "missing; it has no default"
             raise ValueError(f"vocabulary: {NO_VOCABULARY if 'vocabulary' in self.model_fields_set else missing}")
+        if isinstance(self.start, str) and keeps_anything(self.method):
+            raise ValueError(
+                f"start: with {self.method.name}, members keep a part of the model, which no version holds; leave this "
+                "key out, or share the whole model"
+            )
         self._check_base()
         # The model's size is known only when the bundle is made. If there is no room for one value, there is none for
         # more.
@@ -119,6 +129,8 @@ class JobDocument(JobBody):
     tokenizer: Digest | None = None
     # Present if some parameters are private and the vocabulary is public.
     private: BundledWeights | None = None
+    # Present if the job starts from a version of an earlier job, whose bytes are `weights`.
+    earlier: EarlierVersion | None = None
     # Present if the job freezes parameters: fetched once, and no part of a version or an update.
     frozen: BundledWeights | None = None
 
@@ -140,12 +152,18 @@ class JobDocument(JobBody):
         return self
 
     def _check_frozen(self) -> None:
+        centred = isinstance(self.model, PromptedModel) and self.model.centred
+        if self.frozen is None and centred:
+            raise ValueError(
+                "frozen: missing; model.task centres features with numbers in files of their own; make the bundle "
+                "again with `coordinator job bundle`"
+            )
         if self.frozen is None and self.model.freeze_embedding:
             raise ValueError(
                 "frozen: missing; model.freeze_embedding keeps the embedding out of versions and updates, so its "
                 "values have files of their own; make the bundle again with `coordinator job bundle`"
             )
-        if self.frozen is not None and not self.model.freeze_embedding:
+        if self.frozen is not None and not (self.model.freeze_embedding or centred):
             raise ValueError(
                 "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
                 "`coordinator job bundle`"

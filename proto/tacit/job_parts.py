@@ -1,5 +1,6 @@
 """The parts of a job: training, rounds, aggregation, vocabulary and start."""
 
+import re
 from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import (
@@ -13,6 +14,7 @@ from tacit.documents import Digest, Location, Part, read_table
 from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Mechanism
 from tacit.method import OwnVocabulary
+from tacit.reading import shown
 
 __all__ = [
     "MAX_GROUPS",
@@ -21,15 +23,18 @@ __all__ = [
     "BundledWeights",
     "Combine",
     "Deadlines",
+    "EarlierVersion",
     "Name",
     "Numbers",
     "Precision",
     "PublicStart",
     "Rounds",
     "Sized",
+    "Start",
     "Training",
     "Vocabulary",
     "VocabularyFile",
+    "earlier_version",
 ]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -63,6 +68,42 @@ class PublicStart(Part):
     learning_rate: float = Field(default=0.005, gt=0, le=1)
 
 
+# "job:version": a version of an earlier job.
+_EARLIER = re.compile(r"([a-z0-9][a-z0-9._-]{0,62}):([0-9]{1,9})", re.ASCII)
+
+
+class EarlierVersion(Part):
+    """The version of an earlier job from which a job starts. Its bytes are the job's own `weights`."""
+
+    job: Name
+    number: int = Field(ge=0, le=10**9)
+    # SHA-256 of the earlier job's document, which may name a job before it in turn.
+    document: Digest
+
+
+def earlier_version(start: str) -> tuple[str, int]:
+    """Reads "job:version": the job's name and the version's number.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if (match := _EARLIER.fullmatch(start)) is None:
+        raise ValueError(f'{shown(start)} names no version; write "job:version", such as "desk:8"')
+    return match[1], int(match[2])
+
+
+def _start(value: object) -> object:
+    """A text names a version of an earlier job, a table public text."""
+    if isinstance(value, str):
+        earlier_version(value)
+        return value
+    if isinstance(value, dict):
+        return read_table(PublicStart, value, lambda _: "a start has no such key; check its spelling")
+    return value
+
+
+Start = Annotated[PublicStart | Annotated[str, StringConstraints(max_length=80)], BeforeValidator(_start)]
+
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -73,7 +114,8 @@ class Training(Part):
     batch: int = Field(default=64, ge=1, le=65536)
     # Adafactor is what the FedPrompt paper uses for T5.
     optimiser: Literal["adam", "sgd", "adafactor"] = "adam"
-    learning_rate: float = Field(default=0.001, gt=0, le=10)
+    # A head over features of unit length, with clipped gradients, takes rates of tens and hundreds.
+    learning_rate: float = Field(default=0.001, gt=0, le=1000)
     # For the embedding alone; None means learning_rate. Only the few texts that contain a word move its vector, and
     # Adam moves it by the full rate for each of them.
     embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)

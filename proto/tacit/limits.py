@@ -43,14 +43,16 @@ CERTIFICATES_IN_A_PART = 64
 _ENTRY = 4
 MAX_NAME = 63
 _NAME = MAX_NAME + 2
-_DIGEST = _KEY = _NONCE = 32 + 2
-_SEALED = 82 + 2
+_DIGEST = _NONCE = 32 + 2
+_KEYS = 2432 + 3
+# What one dealer makes for one receiver: a sealed key and seed, two encrypted shares and four commitments.
+_DEALT = _NAME + 2 * (1168 + 3) + (82 + 2) + 4 * _DIGEST
 _SHARE = 33 + 2
 # The longest key that is certified has 8192 bits. Members generate keys of 3072 bits, whose signatures have 384 bytes.
 _SIGNATURE = 1024 + 3
 # Neighbours: secure_agg.parameters.MAX_NEIGHBOURS; by default a member has 156 in a cohort of 10,000. Path: the height
-# of the Merkle tree over that many commitments, in digests.
-MAX_NEIGHBOURS, MAX_PATH = 4096, 12
+# of the Merkle tree over that many leaves, in digests.
+MAX_NEIGHBOURS, MAX_PATH = 1024, 10
 _MEBIBYTE = 1024 * 1024
 
 
@@ -59,20 +61,21 @@ def _room(largest: int) -> int:
     return (largest // _MEBIBYTE + 2) * _MEBIBYTE
 
 
-# The largest of: a roster by digest of 10,000 members (12 MB; 6 MB with the usual keys), their confirmations, and the
-# shares that 4096 neighbours dealt to one member.
+# The largest of: a roster by digest of 10,000 members (12 MB; 6 MB with the usual keys), a roster of 200 with their
+# certificates and keys, confirmations of 10,000, and what 1024 neighbours dealt to one member.
 MAX_FROM_COORDINATOR = _room(
     max(
-        MAX_MEMBERS * (_ENTRY + _NAME + _DIGEST + 2 * _KEY + _NONCE + _SIGNATURE),
+        MAX_MEMBERS * (_ENTRY + _NAME + 2 * _DIGEST + _NONCE + _SIGNATURE),
+        DIGEST_ROSTER_ABOVE * (_ENTRY + _NAME + MAX_CERTIFICATE_BYTES + _ENTRY + _KEYS + _NONCE + _SIGNATURE),
         MAX_MEMBERS * (_ENTRY + _NAME + _SIGNATURE),
-        MAX_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 3 * _DIGEST + MAX_PATH * _DIGEST + _SIGNATURE),
+        MAX_NEIGHBOURS * (_ENTRY + _NAME + _ENTRY + _DEALT + (1 + MAX_PATH) * _DIGEST + _SIGNATURE),
     )
 )
 
-# The larger of: a dealing to 4096 neighbours, and two revealed shares for each. Chunks of vectors have at most 384 KiB.
+# The larger of: a dealing to 1024 neighbours, and two revealed shares for each. Chunks of vectors have at most 384 KiB.
 MAX_FROM_MEMBER = _room(
     max(
-        MAX_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 2 * _DIGEST),
+        MAX_NEIGHBOURS * (_ENTRY + _DEALT),
         MAX_NEIGHBOURS * 2 * (_ENTRY + _NAME + _SHARE),
     )
 )

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import secure_agg
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
+from tacit.roster import SignedHead
 
 __all__ = [
     "Assignment",
@@ -140,11 +141,16 @@ class JobEnded:
 class AttemptOpened:
     """The context of an attempt to which the member belongs or, if its numbers form no valid context, why not.
 
-    A coordinator sends `AttemptOpened(context)`. A member may receive a sentence in place of the context; it can then
-    only refuse the attempt.
+    A coordinator sends `AttemptOpened(context, log_head)`. A member may receive a sentence in place of either; it can
+    then only refuse the attempt.
+
+    Args:
+        heard: the context.
+        log_head: the newest head of the roster log; None where there is no log.
     """
 
     heard: secure_agg.RoundContext | str
+    log_head: SignedHead | str | None = None
 
     __match_args__ = ("context",)
 

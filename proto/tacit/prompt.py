@@ -24,18 +24,24 @@ from pydantic import (
     model_validator,
 )
 
-from tacit.documents import AtMost, Digest, Part, Short, table_of
+from tacit.documents import AtMost, Digest, Location, Part, Short, table_of
+from tacit.limits import MAX_LABELS
 from tacit.method import FedAvg, FedProx, Method
 
 __all__ = [
+    "COMMON_TEXT",
     "MAX_BACKBONE_BYTES",
+    "MAX_CENTRE_TEXTS",
     "PLAIN",
     "SOURCES",
+    "BitFit",
+    "Centre",
     "Cloze",
     "EncoderConfig",
     "Head",
     "Injection",
     "LoRA",
+    "NoInjection",
     "PTuning",
     "Piece",
     "PrefixTuning",
@@ -62,6 +68,10 @@ Hidden = Annotated[int, Field(ge=1, le=8192)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
 
 _MAX_WORDS = 100
+MAX_HEAD_LAYERS = 16
+MAX_CENTRE_TEXTS = 1_000_000
+# The word for the text that this software brings.
+COMMON_TEXT = "common"
 # Characters of a text in a model's config.
 _MAX_CONFIG_TEXT = 500
 
@@ -216,16 +226,45 @@ class PrefixTuning(Part):
     hidden: Hidden | None = None
 
 
+# A layer's matrices: four of its attention, and the two of its feed-forward network.
+Matrix = Literal["query", "key", "value", "output", "up", "down"]
+LastLayers = Annotated[int, Field(ge=1, le=48)]
+
+
 class LoRA(Part):
-    """Low-rank changes of the attention's query and value matrices (Hu et al. 2021)."""
+    """Low-rank changes of matrices, by default the attention's query and value (Hu et al. 2021)."""
 
     name: Literal["lora"] = "lora"
     rank: int = Field(default=8, ge=1, le=1024)
     # The change is multiplied by alpha / rank.
     alpha: float = Field(default=16.0, gt=0, le=10_000)
+    matrices: Annotated[tuple[Matrix, ...], AtMost(6)] = Field(default=("query", "value"), min_length=1)
+    # Only in this many of the last layers that read the text. None: in all.
+    last_layers: LastLayers | None = None
+
+    @field_validator("matrices")
+    @classmethod
+    def _once(cls, matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        if len(set(matrices)) != len(matrices):
+            raise ValueError("a matrix is listed twice; name each once")
+        return matrices
 
 
-Injection = Annotated[PromptTuning | PTuning | PrefixTuning | LoRA, Field(discriminator="name")]
+class BitFit(Part):
+    """The biases of the layers, and nothing else of them (Ben Zaken et al. 2022). For encoders."""
+
+    name: Literal["bitfit"] = "bitfit"
+    # As for LoRA.
+    last_layers: LastLayers | None = None
+
+
+class NoInjection(Part):
+    """Nothing is trained inside the frozen model: the head alone is."""
+
+    name: Literal["none"] = "none"
+
+
+Injection = Annotated[PromptTuning | PTuning | PrefixTuning | LoRA | BitFit | NoInjection, Field(discriminator="name")]
 
 
 # ---- the task --------------------------------------------------------------------------------------------------
@@ -268,12 +307,64 @@ class Cloze(Part):
         return verbaliser
 
 
+class Centre(Part):
+    """The public text whose mean features centre those of a head. Members' rows never have a part in it."""
+
+    # In the job file: one text a line, plain or .gz. None: the text that this software brings.
+    file: Location | None = None
+    # In the bundle's document, instead of file: what the text is called, SHA-256 of its lines, and how many there are.
+    name: Short | None = None
+    digest: Digest | None = None
+    texts: int | None = Field(default=None, ge=1, le=MAX_CENTRE_TEXTS)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        stated = [value is not None for value in (self.name, self.digest, self.texts)]
+        if any(stated) and (not all(stated) or self.file is not None):
+            raise ValueError(
+                "name, digest and texts: `coordinator job bundle` writes these keys together, in place of file; leave "
+                "them out"
+            )
+        return self
+
+
+def _centre_of(value: object) -> object:
+    """Reads a word as the text that this software brings."""
+    if isinstance(value, str):
+        if value != COMMON_TEXT:
+            raise ValueError(f'must be "{COMMON_TEXT}", or a table with file = "public.txt"')
+        return {}
+    return value
+
+
 class Head(Part):
     """A linear layer over the mean of a text's hidden states, for encoders without a language-model head."""
 
     name: Literal["head"] = "head"
     # Whether a row holds two texts, read as [CLS] text [SEP] text_b [SEP]. A cloze's template says that itself.
     pairs: bool = False
+    # Layers whose means are the features: 0 is the token vectors, 1 the first layer's states. The means are put side by
+    # side, centred, and scaled to unit length. None: the last layer's mean as it is; for a head alone, the bundle
+    # chooses layers.
+    layers: Annotated[tuple[Annotated[int, Field(ge=0, le=48)], ...], AtMost(MAX_HEAD_LAYERS)] | None = Field(
+        default=None, min_length=1
+    )
+    # What the features are centred with.
+    centre: Annotated[Centre, BeforeValidator(_centre_of)] = Centre()
+    # Where the head starts: at random, or at the features of the labels' own names.
+    start: Literal["random", "labels"] = "random"
+    # What a label's name means, for the start at labels: used in place of the name.
+    descriptions: Annotated[dict[Short, Word], AtMost(MAX_LABELS)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
+            raise ValueError("layers: name each layer once, in ascending order")
+        if self.descriptions and self.start != "labels":
+            raise ValueError('descriptions: only a start at the labels reads them; set start = "labels"')
+        if self.start == "labels" and self.pairs:
+            raise ValueError('start: a label is one text, and this head reads pairs; set start = "random"')
+        return self
 
 
 Task = Annotated[Cloze | Head, Field(discriminator="name")]
@@ -311,8 +402,23 @@ class PromptedModel(Part):
             )
         return hub
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_dropped(cls, table: Any) -> Any:
+        # Features that are computed once cannot have another dropout in each step.
+        if isinstance(table, dict) and "dropout" not in table:
+            given = table.get("injection")
+            name = given.get("name") if isinstance(given, dict) else getattr(given, "name", given)
+            if name == "none":
+                return {**table, "dropout": 0.0}
+        return table
+
     @model_validator(mode="after")
     def _one(self) -> Self:
+        if isinstance(self.injection, NoInjection) and self.dropout:
+            raise ValueError(
+                'dropout: with injection = "none" features are computed once, so nothing is dropped; leave this key out'
+            )
         if (self.config is None) != (self.backbone is None):
             raise ValueError(
                 "config and backbone go together: the sizes of the frozen model and the digest of its values"
@@ -327,6 +433,16 @@ class PromptedModel(Part):
         kind = (self.config or {}).get("model_type")
         if kind == "t5" and isinstance(self.task, Head):
             raise ValueError('task: a head does not work with t5 here; use "cloze"')
+        if kind == "t5" and isinstance(self.injection, BitFit):
+            raise ValueError('injection: t5 has no biases for "bitfit" to train; use "lora"')
+        if kind == "t5" and isinstance(self.injection, LoRA) and {"up", "down"} & set(self.injection.matrices):
+            raise ValueError(
+                "injection.matrices: in t5 only those of the attention can be changed; leave out up and down"
+            )
+        if isinstance(self.injection, NoInjection) and not isinstance(self.task, Head):
+            raise ValueError('injection: "none" trains a head alone, and a cloze has no head; use task = "head"')
+        if self.centred and self.config is not None and isinstance(self.task, Head) and self.task.centre.digest is None:
+            raise ValueError("task.centre: `coordinator job bundle` writes its digest; make the bundle again")
         return self
 
     @property
@@ -373,6 +489,16 @@ class PromptedModel(Part):
     def freeze_embedding(self) -> bool:
         """False: the whole backbone is frozen and not shared, so there is nothing more to freeze."""
         return False
+
+    @property
+    def centred(self) -> bool:
+        """Whether features are centred, with numbers that the bundle holds among its frozen values."""
+        return isinstance(self.task, Head) and self.task.layers is not None
+
+    @property
+    def caches_features(self) -> bool:
+        """Whether a row's features stay the same in every round, because only the head on top of them is trained."""
+        return isinstance(self.injection, NoInjection)
 
 
 def reads_pairs(model: object) -> bool:

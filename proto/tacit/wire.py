@@ -20,6 +20,8 @@ from tacit.fields import TextInvalid, admit
 from tacit.limits import MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
+from tacit.roster import HeadInvalid, SignedHead
+from tacit.roster_wire import head_from_pb, head_to_pb
 from tacit.v1 import federation_pb2 as pb
 
 __all__ = [
@@ -132,15 +134,7 @@ def _member_attempt_to_pb(ref: pb.AttemptRef, payload: MemberPayload) -> pb.Memb
                 ref=ref,
                 dealer=payload.dealer,
                 seed_commitment=payload.seed_commitment,
-                shares=(
-                    pb.DealtShare(
-                        receiver=share.receiver,
-                        sealed=share.sealed,
-                        masking_commitment=share.masking_commitment,
-                        seed_commitment=share.seed_commitment,
-                    )
-                    for share in payload.shares
-                ),
+                shares=map(_dealt_to_pb, payload.shares),
                 signature=payload.signature,
             )
             return pb.MemberMessage(dealing=dealing)
@@ -152,7 +146,7 @@ def _member_attempt_to_pb(ref: pb.AttemptRef, payload: MemberPayload) -> pb.Memb
                 ref=ref,
                 member=payload.member,
                 seed_shares=(_revealed_to_pb(share) for share in payload.seed_shares),
-                masking_shares=(_revealed_to_pb(share) for share in payload.masking_shares),
+                root_shares=(_revealed_to_pb(share) for share in payload.root_shares),
             )
             return pb.MemberMessage(unmasking=unmasking)
         case messages.AttemptRefusal():
@@ -222,15 +216,7 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
             return secure_agg.Dealing(
                 dealer=dealing.dealer,
                 seed_commitment=dealing.seed_commitment,
-                shares=tuple(
-                    secure_agg.DealtShare(
-                        receiver=share.receiver,
-                        sealed=share.sealed,
-                        masking_commitment=share.masking_commitment,
-                        seed_commitment=share.seed_commitment,
-                    )
-                    for share in _few(dealing.shares, MAX_NEIGHBOURS, "shares")
-                ),
+                shares=tuple(map(_dealt_from_pb, _few(dealing.shares, MAX_NEIGHBOURS, "shares"))),
                 signature=dealing.signature,
             )
         case "confirmation":
@@ -240,7 +226,7 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
             return secure_agg.Unmasking(
                 member=unmasking.member,
                 seed_shares=_all_revealed(unmasking.seed_shares),
-                masking_shares=_all_revealed(unmasking.masking_shares),
+                root_shares=_all_revealed(unmasking.root_shares),
             )
         case "refusal":
             refusal = message.refusal
@@ -290,7 +276,10 @@ def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
 def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) -> pb.CoordinatorMessage:
     match payload:
         case messages.AttemptOpened():
-            return pb.CoordinatorMessage(attempt_opened=_context_to_pb(ref, payload.context))
+            opened = _context_to_pb(ref, payload.context)
+            if isinstance(payload.log_head, SignedHead):
+                opened.log_head.CopyFrom(head_to_pb(payload.log_head))
+            return pb.CoordinatorMessage(attempt_opened=opened)
         case secure_agg.Roster():
             roster = pb.Roster(ref=ref, advertisements=map(_advertisement_to_pb, payload.advertisements))
             return pb.CoordinatorMessage(roster=roster)
@@ -301,9 +290,7 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
             dealings = (
                 pb.ReceivedDealing(
                     dealer=dealing.dealer,
-                    sealed=dealing.sealed,
-                    masking_share_commitment=dealing.masking_share_commitment,
-                    seed_share_commitment=dealing.seed_share_commitment,
+                    share=_dealt_to_pb(dealing.share),
                     seed_commitment=dealing.seed_commitment,
                     path=dealing.path,
                     signature=dealing.signature,
@@ -380,7 +367,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
 def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
     match message.WhichOneof("message"):
         case "attempt_opened":
-            return messages.AttemptOpened(_context_from_pb(message.attempt_opened))
+            return messages.AttemptOpened(_context_from_pb(message.attempt_opened), _log_head(message.attempt_opened))
         case "roster":
             whole = _few(message.roster.advertisements, MAX_MEMBERS, "members")
             return secure_agg.Roster(tuple(map(_advertisement_from_pb, whole)))
@@ -392,9 +379,7 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
                 tuple(
                     secure_agg.ReceivedDealing(
                         dealer=dealing.dealer,
-                        sealed=dealing.sealed,
-                        masking_share_commitment=dealing.masking_share_commitment,
-                        seed_share_commitment=dealing.seed_share_commitment,
+                        share=_dealt_from_pb(dealing.share),
                         seed_commitment=dealing.seed_commitment,
                         path=tuple(_few(dealing.path, MAX_PATH, "digests of a path")),
                         signature=dealing.signature,
@@ -435,8 +420,7 @@ def _advertisement_to_pb(message: secure_agg.Advertisement) -> pb.Advertisement:
     return pb.Advertisement(
         member=message.member,
         certificate=message.certificate,
-        masking_key=message.masking_key,
-        sealing_key=message.sealing_key,
+        keys=message.keys,
         nonce=message.nonce,
         signature=message.signature,
     )
@@ -446,8 +430,7 @@ def _advertisement_from_pb(message: pb.Advertisement) -> secure_agg.Advertisemen
     return secure_agg.Advertisement(
         member=message.member,
         certificate=message.certificate,
-        masking_key=message.masking_key,
-        sealing_key=message.sealing_key,
+        keys=message.keys,
         nonce=message.nonce,
         signature=message.signature,
     )
@@ -457,8 +440,7 @@ def _digest_advertisement_to_pb(message: secure_agg.DigestAdvertisement) -> pb.D
     return pb.DigestAdvertisement(
         member=message.member,
         certificate_digest=message.certificate_digest,
-        masking_key=message.masking_key,
-        sealing_key=message.sealing_key,
+        keys_digest=message.keys_digest,
         nonce=message.nonce,
         signature=message.signature,
     )
@@ -468,10 +450,35 @@ def _digest_advertisement_from_pb(message: pb.DigestAdvertisement) -> secure_agg
     return secure_agg.DigestAdvertisement(
         member=message.member,
         certificate_digest=message.certificate_digest,
-        masking_key=message.masking_key,
-        sealing_key=message.sealing_key,
+        keys_digest=message.keys_digest,
         nonce=message.nonce,
         signature=message.signature,
+    )
+
+
+def _dealt_to_pb(share: secure_agg.DealtShare) -> pb.DealtShare:
+    return pb.DealtShare(
+        receiver=share.receiver,
+        sealed_key=share.sealed_key,
+        locked_shares=share.locked_shares,
+        key_commitment=share.key_commitment,
+        root_commitment=share.root_commitment,
+        seed_commitment=share.seed_commitment,
+        sealed_pair_seed=share.sealed_pair_seed,
+        pair_seed_commitment=share.pair_seed_commitment,
+    )
+
+
+def _dealt_from_pb(share: pb.DealtShare) -> secure_agg.DealtShare:
+    return secure_agg.DealtShare(
+        receiver=share.receiver,
+        sealed_key=share.sealed_key,
+        locked_shares=share.locked_shares,
+        key_commitment=share.key_commitment,
+        root_commitment=share.root_commitment,
+        seed_commitment=share.seed_commitment,
+        sealed_pair_seed=share.sealed_pair_seed,
+        pair_seed_commitment=share.pair_seed_commitment,
     )
 
 
@@ -545,6 +552,16 @@ def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
             **numbers,
         )
     except ContextInvalid as error:
+        return str(error)
+
+
+def _log_head(message: pb.AttemptOpened) -> SignedHead | str | None:
+    """The head of the roster log, or why there is none."""
+    if not message.HasField("log_head"):
+        return None
+    try:
+        return head_from_pb(message.log_head, message.federation)
+    except HeadInvalid as error:
         return str(error)
 
 

@@ -46,10 +46,10 @@ class AwaitingSurvivors:
         agreed = session.survivors_digest(survivors.members)
         self._once.spend()
         signature = self.seat.identity.sign(session.confirmation_statement(me, agreed))
-        # Only the seed's share may be revealed for a survivor, only the key's for a dropout. Erase the other now.
+        # Only the seed's share may be revealed for a survivor, only the root's for a dropout. Erase the other now.
         alive = frozenset(survivors.members)
         for dealer, shares in self._held.items():
-            (shares.masking if dealer in alive else shares.seed).erase()
+            (shares.root if dealer in alive else shares.seed).erase()
         state = AwaitingConfirmations(self.seat, self._held, tuple(sorted(alive)))
         return state, Confirmation(me, signature)
 

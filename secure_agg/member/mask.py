@@ -1,7 +1,7 @@
 """Phase 2, mask: hide the vector behind a self-mask and one pairwise mask for each dealer.
 
 Guarantees: a session's masks are only ever used on one vector. They are added in place, so no second copy of the update
-exists. All keys of the masks are erased as soon as the vector is masked. A signed digest fixes what leaves.
+exists. All seeds of the masks are erased as soon as the vector is masked. A signed digest fixes what leaves.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_agg.agreement import SecretKey, derive_key
 from secure_agg.identity import MemberId
 from secure_agg.masking import MaskStream, apply_streams, check_threads, check_vector
 from secure_agg.member.confirm import AwaitingSurvivors
 from secure_agg.member.seat import HeldShares, Seat
 from secure_agg.messages import MaskedInput
 from secure_agg.reasons import Reason, Refusal
+from secure_agg.sealing import derive
 from secure_agg.secret import Once, Secret
 from secure_agg.session import vector_digest
 
@@ -30,8 +30,8 @@ class ReadyToMask:
     """Everything needed to mask one vector has arrived. `dealers` is this member's view of U2."""
 
     seat: Seat
-    _masking: SecretKey
     _seed: Secret
+    _pair_seeds: Mapping[MemberId, Secret] = field(repr=False)
     _held: Mapping[MemberId, HeldShares] = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_MASKING), repr=False)
 
@@ -61,13 +61,12 @@ class ReadyToMask:
             check_vector(vector, context.values, context.bits)
         except ValueError as error:
             raise Refusal(Reason.VECTOR_INVALID, detail=str(error)) from None
-        # Spent before the keys are read: from here on this call erases them, even if `forget` is called meanwhile.
+        # Spent before the seeds are read: from here on this call erases them, even if `forget` is called meanwhile.
         self._once.spend()
         try:
             apply_streams(vector, self._streams(), context.bits, threads=threads)
         finally:
-            self._masking.erase()
-            self._seed.erase()
+            self._erase_seeds()
         digest = vector_digest(vector, context.bits)
         statement = self.seat.session.masked_input_statement(self.seat.member, digest, vector.size)
         message = MaskedInput(self.seat.member, digest, vector.size, self.seat.identity.sign(statement))
@@ -75,22 +74,23 @@ class ReadyToMask:
 
     def forget(self) -> None:
         """Ends the attempt: its secrets are overwritten, and no vector is masked from now on. A masking that is running
-        in another thread erases its keys itself when it ends.
+        in another thread erases its seeds itself when it ends.
         """
         if self._once.close():
-            self._masking.erase()
-            self._seed.erase()
+            self._erase_seeds()
         for shares in self._held.values():
             shares.erase()
+
+    def _erase_seeds(self) -> None:
+        for seed in (self._seed, *self._pair_seeds.values()):
+            seed.erase()
 
     def _streams(self) -> list[MaskStream]:
         session, me = self.seat.session, self.seat.member
         # Bonawitz, round 2: y_u = x_u + PRG(b_u) + sum over v of +/- PRG(s_uv), for v in U2.
-        streams = [MaskStream(derive_key(self._seed.reveal(), session.id, session.self_mask_info(me)), add=True)]
-        for other in self.dealers:
-            if other != me:
-                shared = self._masking.agreed(session.entries[other].masking_key)
-                key = derive_key(shared, session.id, session.pair_mask_info(me, other))
-                # The lower rank adds, the higher subtracts: the two cancel in the sum.
-                streams.append(MaskStream(key, add=session.rank(me) < session.rank(other)))
+        streams = [MaskStream(derive(self._seed.reveal(), session.id, session.self_mask_info(me)), add=True)]
+        for other, seed in self._pair_seeds.items():
+            key = derive(seed.reveal(), session.id, session.pair_mask_info(me, other))
+            # The lower rank adds, the higher subtracts: the two cancel in the sum.
+            streams.append(MaskStream(key, add=session.rank(me) < session.rank(other)))
         return streams

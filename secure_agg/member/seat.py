@@ -31,7 +31,7 @@ class Seat:
     def signed_by(self, member: MemberId, statement: bytes, signature: bytes) -> bool:
         """Whether `member` signed `statement` with the key of its certificate in the roster."""
         try:
-            return self.verify(self.session.entries[member].certificate, statement, signature) == member
+            return self.verify(self.session.certificates[member], statement, signature) == member
         except IdentityInvalid:
             return False
 
@@ -40,10 +40,10 @@ class Seat:
 class HeldShares:
     """One dealer's two shares for this member."""
 
-    masking: Secret
+    root: Secret
     seed: Secret
 
     def erase(self) -> None:
         """Erases both. Erasing twice is harmless."""
-        self.masking.erase()
+        self.root.erase()
         self.seed.erase()

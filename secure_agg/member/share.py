@@ -1,11 +1,13 @@
-"""Phase 1, share: send shares of the masking secret key and of the self-mask seed, receive the neighbours' shares.
+"""Phase 1, share: send shares of the root and of the self-mask seed and the seeds of pairs, receive the neighbours'.
 
-Guarantees: each share is sealed for one receiver and committed to under the dealer's signature. Accepted shares were
-dealt for this session by neighbours of this member, and each matches a commitment that its dealer signed. There are at
-least t dealers (on the complete graph this member's own dealing counts).
+Guarantees: each pair of shares is encrypted under a fresh key, which is sealed to its receiver. The dealer's signature
+covers every ciphertext and a commitment to every share, key and pair's seed. Accepted shares and seeds were dealt for
+this session by neighbours of this member, and each matches its commitment. There are at least t dealers (on the
+complete graph this member's own dealing counts). The root is erased once its shares and seeds are dealt, the secret
+keys once the neighbours' dealings are open.
 
-One bad share makes this member refuse; it does not just exclude the dealer. The dealer masks its vector with this
-member, so continuing without it would leave a mask in the sum that nobody here can remove. The refusal names the
+One bad share or seed makes this member refuse; it does not just exclude the dealer. The dealer masks its vector with
+this member, so continuing without it would leave a mask in the sum that nobody here can remove. The refusal names the
 dealer.
 """
 
@@ -15,120 +17,170 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secure_agg import merkle
-from secure_agg.agreement import KEY_BYTES, SealBroken, SecretKey, open_sealed, seal
 from secure_agg.identity import MemberId
 from secure_agg.member.mask import ReadyToMask
 from secure_agg.member.seat import HeldShares, Seat
 from secure_agg.messages import Dealing, DealtShare, ReceivedDealing, ReceivedDealings
 from secure_agg.randomness import RandomSource
 from secure_agg.reasons import Reason, Refusal
+from secure_agg.sealing import SYMMETRIC_KEY_BYTES, PublicKey, SealBroken, SecretKey, lock, unlock
 from secure_agg.secret import Once, Secret
-from secure_agg.session import SEALED_BYTES
-from secure_agg.shamir import SHARE_BYTES, ShareInvalid, deal_secret, read_share
+from secure_agg.shamir import SECRET_BYTES, SHARE_BYTES, ShareInvalid, deal_secret, read_share
 
-__all__ = ["AwaitingDealings", "deal_shares"]
+__all__ = ["AwaitingDealings", "PeerKeys", "deal_shares"]
 
 _DIGEST_BYTES = 32
 
 
+@dataclass(frozen=True, slots=True)
+class PeerKeys:
+    """The keys of one neighbour to which this member seals: `seeds` only if this member chooses the pair's seed."""
+
+    sealing: PublicKey
+    seeds: PublicKey | None
+
+
 def deal_shares(
-    seat: Seat, masking: SecretKey, sealing: SecretKey, random: RandomSource
+    seat: Seat,
+    root: Secret,
+    seeds: SecretKey,
+    sealing: SecretKey,
+    peers: Mapping[MemberId, PeerKeys],
+    random: RandomSource,
 ) -> tuple[AwaitingDealings, Dealing]:
-    """Bonawitz, round 1: draws the seed b_u, shares it and the masking key, seals two shares for each receiver."""
+    """Bonawitz, round 1: draws the seed b_u, shares it and the root, and seals two shares for each receiver. In place
+    of an agreement, it also derives the seeds of the pairs that it chooses for, and seals each to the other end.
+    """
     session, me = seat.session, seat.member
-    seed = Secret(random.bytes(KEY_BYTES))
+    seed = Secret(random.bytes(SECRET_BYTES))
     order = session.receivers(me)
     points = [session.point(receiver) for receiver in order]
     threshold = seat.context.threshold
-    masking_shares = deal_secret(masking.reveal(), threshold, points, random)
+    root_shares = deal_secret(root.reveal(), threshold, points, random)
     seed_shares = deal_secret(seed.reveal(), threshold, points, random)
+    chosen = {other: Secret(session.pair_seed(me, other, root.reveal())) for other in session.chosen_by(me)}
+    root.erase()
     shares = tuple(
-        DealtShare(
-            receiver=receiver,
-            # The member's own pair never leaves it.
-            sealed=b"" if receiver == me else _sealed_pair(seat, sealing, receiver, of_key + of_seed),
-            masking_commitment=session.masking_share_commitment(me, receiver, of_key),
-            seed_commitment=session.seed_share_commitment(me, receiver, of_seed),
-        )
-        for receiver, of_key, of_seed in zip(order, masking_shares, seed_shares, strict=True)
+        _dealt(seat, receiver, peers.get(receiver), of_root, of_seed, chosen.get(receiver), random)
+        for receiver, of_root, of_seed in zip(order, root_shares, seed_shares, strict=True)
     )
     seed_commitment = session.seed_commitment(me, seed.reveal())
-    root = merkle.root_of(session.dealing_leaves(me, shares))
-    signature = seat.identity.sign(session.dealing_statement(me, seed_commitment, root))
+    tree_root = merkle.root_of(session.dealing_leaves(me, shares))
+    signature = seat.identity.sign(session.dealing_statement(me, seed_commitment, tree_root))
     held = {}
     if me in order:
         own = order.index(me)
-        held[me] = HeldShares(Secret(masking_shares[own]), Secret(seed_shares[own]))
+        held[me] = HeldShares(Secret(root_shares[own]), Secret(seed_shares[own]))
     return (
-        AwaitingDealings(seat, masking, sealing, seed, held),
+        AwaitingDealings(seat, seeds, sealing, seed, chosen, held),
         Dealing(me, seed_commitment, shares, signature),
     )
 
 
-def _sealed_pair(seat: Seat, sealing: SecretKey, receiver: MemberId, pair: bytes) -> bytes:
-    shared = sealing.agreed(seat.session.entries[receiver].sealing_key)
-    return seal(shared, seat.session.id, seat.member, receiver, pair)
+def _dealt(
+    seat: Seat,
+    receiver: MemberId,
+    keys: PeerKeys | None,
+    of_root: bytes,
+    of_seed: bytes,
+    pair_seed: Secret | None,
+    random: RandomSource,
+) -> DealtShare:
+    session, me = seat.session, seat.member
+    sealed_key = locked_shares = key_commitment = sealed_pair_seed = pair_seed_commitment = b""
+    # The member's own pair of shares never leaves it.
+    if keys is not None:
+        key = random.bytes(SYMMETRIC_KEY_BYTES)
+        sealed_key = keys.sealing.seal(session.share_key_info(me, receiver), key)
+        locked_shares = lock(key, session.shares_header(me, receiver), of_root + of_seed)
+        key_commitment = session.share_key_commitment(me, receiver, key)
+    if keys is not None and keys.seeds is not None and pair_seed is not None:
+        sealed_pair_seed = keys.seeds.seal(session.pair_seed_info(me, receiver), pair_seed.reveal())
+        pair_seed_commitment = session.pair_seed_commitment(me, receiver, pair_seed.reveal())
+    return DealtShare(
+        receiver=receiver,
+        sealed_key=sealed_key,
+        locked_shares=locked_shares,
+        key_commitment=key_commitment,
+        root_commitment=session.root_share_commitment(me, receiver, of_root),
+        seed_commitment=session.seed_share_commitment(me, receiver, of_seed),
+        sealed_pair_seed=sealed_pair_seed,
+        pair_seed_commitment=pair_seed_commitment,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitingDealings:
-    """Shares are dealt; waiting for those of others."""
+    """Shares are dealt; waiting for those of others. `_chosen` has the seeds of the pairs that it chose for."""
 
     seat: Seat
-    _masking: SecretKey
+    _seeds: SecretKey
     _sealing: SecretKey
     _seed: Secret
+    _chosen: Mapping[MemberId, Secret] = field(repr=False)
     _own_shares: Mapping[MemberId, HeldShares] = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_DEALINGS), repr=False)
 
     def on_dealings(self, dealings: ReceivedDealings) -> ReadyToMask:
-        """Opens and checks every share dealt to this member, then erases the sealing key.
+        """Opens and checks every share and seed dealt to this member, then erases both secret keys.
 
         Raises:
-            Refusal: a share fails a check, or there are too few.
+            Refusal: a share or a seed fails a check, or there are too few dealers.
         """
         self._once.check()
         allowed = set(self.seat.session.neighbours(self.seat.member))
         # On the complete graph a member deals to itself, and that dealing counts. On the sparse one it does not.
         held = dict(self._own_shares)
+        pair_seeds: dict[MemberId, Secret] = {}
         try:
             for dealing in dealings.dealings:
                 if dealing.dealer in held:
                     raise Refusal(Reason.DEALINGS_DUPLICATE, dealing.dealer)
                 if dealing.dealer not in allowed:
                     raise Refusal(Reason.DEALINGS_FOREIGN_DEALER, dealing.dealer)
+                self._check(dealing)
                 held[dealing.dealer] = self._open(dealing)
+                if dealing.dealer not in self._chosen:
+                    pair_seeds[dealing.dealer] = self._open_seed(dealing)
             if len(held) < self.seat.context.threshold:
                 raise Refusal(
                     Reason.DEALINGS_TOO_FEW,
                     detail=f"{len(held)} members dealt, the threshold is {self.seat.context.threshold}",
                 )
         except Refusal:
-            # Erase the opened shares of others, so that this state is as before.
+            # Erase what was opened, so that this state is as before.
             for dealer in held.keys() - self._own_shares.keys():
                 held[dealer].erase()
+            for pair_seed in pair_seeds.values():
+                pair_seed.erase()
             raise
         self._once.spend()
+        self._seeds.erase()
         self._sealing.erase()
-        return ReadyToMask(self.seat, self._masking, self._seed, held)
+        for other, pair_seed in self._chosen.items():
+            # No mask is shared with a neighbour that did not deal.
+            if other in held:
+                pair_seeds[other] = pair_seed
+            else:
+                pair_seed.erase()
+        return ReadyToMask(self.seat, self._seed, pair_seeds, held)
 
     def forget(self) -> None:
-        """Ends the attempt: keys, seed and its own shares are overwritten, and nothing is answered from now on."""
+        """Ends the attempt: keys, seeds and its own shares are overwritten, and nothing is answered from now on."""
         self._once.close()
-        for secret in (self._masking, self._sealing, self._seed):
+        for secret in (self._seeds, self._sealing, self._seed, *self._chosen.values()):
             secret.erase()
         for shares in self._own_shares.values():
             shares.erase()
 
-    def _open(self, dealing: ReceivedDealing) -> HeldShares:
+    def _check(self, dealing: ReceivedDealing) -> None:
+        """Checks that the dealer signed exactly this for this member."""
         session, me, dealer = self.seat.session, self.seat.member, dealing.dealer
-        commitments = (
-            dealing.masking_share_commitment,
-            dealing.seed_share_commitment,
-            dealing.seed_commitment,
-            *dealing.path,
-        )
-        if len(dealing.sealed) != SEALED_BYTES or any(len(item) != _DIGEST_BYTES for item in commitments):
+        if (
+            dealing.share.receiver != me
+            or not session.well_formed(dealer, dealing.share)
+            or any(len(item) != _DIGEST_BYTES for item in (dealing.seed_commitment, *dealing.path))
+        ):
             raise Refusal(Reason.DEALINGS_MALFORMED, dealer)
         root = session.received_root(me, dealing)
         if root is None:
@@ -136,21 +188,38 @@ class AwaitingDealings:
         statement = session.dealing_statement(dealer, dealing.seed_commitment, root)
         if not self.seat.signed_by(dealer, statement, dealing.signature):
             raise Refusal(Reason.DEALINGS_SIGNATURE_INVALID, dealer)
-        # Bonawitz, round 2: decrypt, and check that the content is for this pair. The header and key do the latter.
-        shared = self._sealing.agreed(session.entries[dealer].sealing_key)
+
+    def _open(self, dealing: ReceivedDealing) -> HeldShares:
+        session, me, dealer, share = self.seat.session, self.seat.member, dealing.dealer, dealing.share
+        # Bonawitz, round 2: decrypt, and check that the content is for this pair. HPKE's info and the header do the
+        # latter.
         try:
-            pair = open_sealed(shared, session.id, dealer, me, dealing.sealed)
+            key = self._sealing.open(session.share_key_info(dealer, me), share.sealed_key)
+            pair = unlock(key, session.shares_header(dealer, me), share.locked_shares)
         except SealBroken as error:
             raise Refusal(Reason.DEALINGS_CIPHERTEXT_INVALID, dealer, str(error)) from None
-        of_key, of_seed = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
+        if session.share_key_commitment(dealer, me, key) != share.key_commitment:
+            detail = "the key of the shares is not the one it committed to"
+            raise Refusal(Reason.DEALINGS_CIPHERTEXT_INVALID, dealer, detail)
+        of_root, of_seed = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
         if (
-            session.masking_share_commitment(dealer, me, of_key) != dealing.masking_share_commitment
-            or session.seed_share_commitment(dealer, me, of_seed) != dealing.seed_share_commitment
+            session.root_share_commitment(dealer, me, of_root) != share.root_commitment
+            or session.seed_share_commitment(dealer, me, of_seed) != share.seed_commitment
         ):
             raise Refusal(Reason.DEALINGS_SHARE_MISMATCH, dealer)
         try:
-            read_share(of_key)
+            read_share(of_root)
             read_share(of_seed)
         except ShareInvalid as error:
             raise Refusal(Reason.DEALINGS_SHARE_MISMATCH, dealer, str(error)) from None
-        return HeldShares(Secret(of_key), Secret(of_seed))
+        return HeldShares(Secret(of_root), Secret(of_seed))
+
+    def _open_seed(self, dealing: ReceivedDealing) -> Secret:
+        session, me, dealer, share = self.seat.session, self.seat.member, dealing.dealer, dealing.share
+        try:
+            pair_seed = self._seeds.open(session.pair_seed_info(dealer, me), share.sealed_pair_seed)
+        except SealBroken as error:
+            raise Refusal(Reason.DEALINGS_PAIR_SEED_INVALID, dealer, str(error)) from None
+        if session.pair_seed_commitment(dealer, me, pair_seed) != share.pair_seed_commitment:
+            raise Refusal(Reason.DEALINGS_PAIR_SEED_INVALID, dealer, "the pair's seed is not the one it committed to")
+        return Secret(pair_seed)

@@ -2,9 +2,9 @@
 
 Guarantees: at least t distinct members of U3 (on a sparse graph more than (n + n_C) / 2), including this one, signed
 exactly this member's session, U3, model and context. For a dealer in U3 it reveals the seed's share; for any other
-dealer whose dealing arrived here (on a sparse graph, a neighbour) it reveals the masking key's share. It never reveals
-both of one dealer (the other one was erased when U3 was signed), and never a share of its own masking key, because it
-is in U3 itself. It answers only once.
+dealer whose dealing arrived here (on a sparse graph, a neighbour) it reveals the root's share. It never reveals both
+of one dealer (the other one was erased when U3 was signed), and never a share of its own root, because it is in U3
+itself. It answers only once.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class AwaitingConfirmations:
         # Spent before answering: whatever happens next, there is no second answer.
         self._once.spend()
         alive = set(self.survivors)
-        # Bonawitz, round 4: shares of b_v for v in U3, shares of s_v for v in U2 but not in U3.
+        # Bonawitz, round 4: shares of b_v for v in U3, shares of the root r_v for v in U2 but not in U3.
         seed_shares = tuple(
             RevealedShare(dealer, self._held[dealer].seed.reveal()) for dealer in self.survivors if dealer in self._held
         )
-        masking_shares = tuple(
-            RevealedShare(dealer, self._held[dealer].masking.reveal())
+        root_shares = tuple(
+            RevealedShare(dealer, self._held[dealer].root.reveal())
             for dealer in sorted(self._held)
             if dealer not in alive
         )
         for shares in self._held.values():
             shares.erase()
-        answer = Unmasking(self.seat.member, seed_shares, masking_shares)
+        answer = Unmasking(self.seat.member, seed_shares, root_shares)
         return Answered(self.seat, self.survivors), answer
 
     def forget(self) -> None:

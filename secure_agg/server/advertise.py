@@ -11,15 +11,21 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key
-from secure_agg.certificates import whole
 from secure_agg.context import ContextInvalid, RoundContext
-from secure_agg.identity import CertificateOf, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
-from secure_agg.messages import Advertisement, DigestAdvertisement, Roster
+from secure_agg.identity import IdentityInvalid, KeyOf, MemberId, VerifyIdentity
+from secure_agg.messages import Advertisement, Roster
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, wrong_lengths
+from secure_agg.sealing import KeyInvalid, PublicKey
+from secure_agg.server.collecting import Collecting
 from secure_agg.server.share import CollectingDealings
-from secure_agg.session import NONCE_BYTES, Session, advertisement_statement
+from secure_agg.session import (
+    KEYS_BYTES,
+    NONCE_BYTES,
+    Session,
+    advertisement_statement,
+    sealing_key_of,
+    seed_key_of,
+)
 
 __all__ = ["CollectingAdvertisements", "open_attempt"]
 
@@ -30,19 +36,16 @@ def open_attempt(
     verify: VerifyIdentity,
     *,
     key_of: KeyOf | None = None,
-    certificate_of: CertificateOf | None = None,
 ) -> CollectingAdvertisements:
     """Starts collecting from U0.
 
-    A driver that sends `roster_by_digest` of the roster must answer requests with the certificates in the session's
-    entries.
+    A driver that sends `roster_by_digest` of the roster must answer requests with the session's certificates and keys.
 
     Args:
         context: the attempt.
         cohort: U0.
         verify: checks a certificate and a signature.
         key_of: returns a certificate's public key, so that a shared key is detected, as in the member's `advertise`.
-        certificate_of: returns a known certificate for its digest, for members that advertise theirs by digest.
 
     Raises:
         ContextInvalid: the cohort does not consist of `context.cohort` distinct members.
@@ -50,16 +53,18 @@ def open_attempt(
     members = frozenset(cohort)
     if len(members) != len(cohort) or len(members) != context.cohort:
         raise ContextInvalid(f"the context requires {context.cohort} members, got {len(members)} distinct ones")
-    return CollectingAdvertisements(context, verify, members, {}, {}, (), {}, key_of, certificate_of)
+    return CollectingAdvertisements(context, verify, members, {}, {}, (), {}, {}, key_of)
 
 
 @dataclass(frozen=True)
 class CollectingAdvertisements(Collecting[Advertisement]):
-    """Waiting for keys. `holders` has the digests of each accepted certificate and, with `key_of`, of its key."""
+    """Waiting for keys. `holders` has the digests of each accepted certificate and, with `key_of`, of its key;
+    `publics` has each accepted member's two public keys and its nonce.
+    """
 
     holders: Mapping[MemberId, frozenset[bytes]]
+    publics: Mapping[MemberId, frozenset[bytes]]
     key_of: KeyOf | None
-    certificate_of: CertificateOf | None = None
 
     phase = Phase.ADVERTISE
     withdraws_on_drop = True
@@ -69,23 +74,16 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         return self.context.min_roster
 
     def receive(self, member: MemberId, message: object) -> CollectingAdvertisements | Dropped:
-        """Checks an advertisement, with its certificate or by digest, and adds it, or says why not."""
-        read = message
-        if isinstance(message, DigestAdvertisement):
-            read = whole(message, {}, self.certificate_of) or message
-        fresh = self._screen(member, read, Advertisement)
+        """Checks an advertisement and adds it, or says why not."""
+        fresh = self._screen(member, message, Advertisement)
         if not isinstance(fresh, Advertisement):
-            if isinstance(read, DigestAdvertisement) and fresh == Dropped(
-                member, Reason.MESSAGE_NOT_EXPECTED, DigestAdvertisement.__name__
-            ):
-                detail = "no certificate with this digest is known; send the certificate itself"
-                return Dropped(member, Reason.ADVERTISEMENT_SIGNATURE_INVALID, detail)
             return fresh
         fault = self._fault(member, fresh)
         if fault is not None:
             return fault
         holders = {**self.holders, member: self._holders_of(fresh)}
-        return replace(self._accept(member, fresh), holders=holders)
+        publics = {**self.publics, member: frozenset(_publics_of(fresh))}
+        return replace(self._accept(member, fresh), holders=holders, publics=publics)
 
     def close(self) -> tuple[CollectingDealings, dict[MemberId, Roster], tuple[Dropped, ...]] | Abandoned:
         """Fixes U1 and returns the roster for its members."""
@@ -94,7 +92,7 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         if abandoned is not None:
             return abandoned
         session = Session.of(self.context, self.answers.values())
-        roster = Roster(tuple(session.entries.values()))
+        roster = Roster(tuple(self.answers[member] for member in session.members))
         seated, small = _by_size_of_group(session)
         late = (*late, *small)
         state = CollectingDealings(
@@ -111,13 +109,12 @@ class CollectingAdvertisements(Collecting[Advertisement]):
     def _fault(self, member: MemberId, message: Advertisement) -> Dropped | None:
         if message.member != member or not member:
             return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
-        if wrong_lengths(KEY_BYTES, message.masking_key, message.sealing_key) or wrong_lengths(
-            NONCE_BYTES, message.nonce
-        ):
-            return Dropped(member, Reason.MESSAGE_MALFORMED, "keys and nonce have 32 bytes")
+        if len(message.keys) != KEYS_BYTES or len(message.nonce) != NONCE_BYTES:
+            detail = f"two public keys have {KEYS_BYTES} bytes, a nonce has {NONCE_BYTES}"
+            return Dropped(member, Reason.MESSAGE_MALFORMED, detail)
         try:
-            check_public_key(message.masking_key)
-            check_public_key(message.sealing_key)
+            PublicKey(sealing_key_of(message.keys))
+            PublicKey(seed_key_of(message.keys))
         except KeyInvalid as error:
             return Dropped(member, Reason.ADVERTISEMENT_KEY_INVALID, str(error))
         try:
@@ -130,10 +127,10 @@ class CollectingAdvertisements(Collecting[Advertisement]):
             return Dropped(member, Reason.ADVERTISEMENT_IDENTITY_MISMATCH, f"the certificate names {named}")
         if any(holders & self.holders[other] for other in self.answers):
             return Dropped(member, Reason.ADVERTISEMENT_CERTIFICATE_DUPLICATE)
-        publics = [message.masking_key, message.sealing_key, message.nonce]
-        for other in self.answers.values():
-            publics += [other.masking_key, other.sealing_key, other.nonce]
-        if len(set(publics)) != len(publics):
+        publics = _publics_of(message)
+        if len(set(publics)) != len(publics) or any(
+            not self.publics[other].isdisjoint(publics) for other in self.answers
+        ):
             return Dropped(member, Reason.ADVERTISEMENT_KEY_DUPLICATE)
         return None
 
@@ -142,6 +139,10 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         if self.key_of is not None:
             holders.add(hashlib.sha256(b"key" + self.key_of(message.certificate)).digest())
         return frozenset(holders)
+
+
+def _publics_of(message: Advertisement) -> tuple[bytes, bytes, bytes]:
+    return sealing_key_of(message.keys), seed_key_of(message.keys), message.nonce
 
 
 def _by_size_of_group(session: Session) -> tuple[tuple[MemberId, ...], tuple[Dropped, ...]]:

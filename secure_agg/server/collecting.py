@@ -12,14 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
-from secure_agg.certificates import by_digest
 from secure_agg.context import RoundContext
 from secure_agg.identity import IdentityInvalid, MemberId, VerifyIdentity
-from secure_agg.messages import Advertisement, DigestAdvertisement
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.session import Session
 
-__all__ = ["Collecting", "Seated", "signed_by", "starved", "wrong_lengths"]
+__all__ = ["Collecting", "Seated", "signed_by", "starved"]
 
 Message = TypeVar("Message")
 
@@ -85,7 +83,7 @@ class Collecting(Generic[Message]):
             return self.lost[member]
         if member not in self.expected:
             return Dropped(member, Reason.SENDER_NOT_EXPECTED)
-        if any(member in past and _same(past[member], message) for past in (self.answers, *self.earlier)):
+        if any(member in past and past[member] == message for past in (self.answers, *self.earlier)):
             return self
         if not isinstance(message, kind):
             return Dropped(member, Reason.MESSAGE_NOT_EXPECTED, type(message).__name__)
@@ -189,31 +187,19 @@ class Seated(Collecting[Message]):
         return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
 
 
-def _same(accepted: object, message: object) -> bool:
-    if isinstance(message, DigestAdvertisement) and isinstance(accepted, Advertisement):
-        # An advertisement by digest is stored as the whole one.
-        return by_digest(accepted) == message
-    return accepted == message
-
-
 def signed_by(verify: VerifyIdentity, session: Session, member: MemberId, statement: bytes, signature: bytes) -> bool:
     """Whether `member` of the roster signed `statement`."""
     try:
-        return verify(session.entries[member].certificate, statement, signature) == member
+        return verify(session.certificates[member], statement, signature) == member
     except IdentityInvalid:
         return False
-
-
-def wrong_lengths(length: int, *fields: bytes) -> bool:
-    """Whether any field has another length."""
-    return any(len(item) != length for item in fields)
 
 
 def starved(
     session: Session, gone: Collection[MemberId], dealt: Collection[MemberId], masked: Collection[MemberId]
 ) -> frozenset[MemberId]:
     """The members that dealt (U2), whose secret is needed, and of whose neighbours fewer than t are left without those
-    in `gone`. The sum needs the seed of every member that has masked, and the masking key of every member with a
+    in `gone`. The sum needs the seed of every member that has masked, and the root of every member with a
     neighbour that has.
     """
     short = session.graph.short(gone, session.context.threshold)

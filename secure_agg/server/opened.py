@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_agg.agreement import SecretKey, derive_key
 from secure_agg.identity import MemberId
 from secure_agg.masking import MaskStream, apply_streams, check_threads, check_vector
+from secure_agg.sealing import derive
 from secure_agg.session import Session
 
 __all__ = ["OpenedSum"]
@@ -25,14 +25,15 @@ __all__ = ["OpenedSum"]
 class OpenedSum:
     """Everything needed to open one sum. `survivors` is U3, whose inputs it holds; `dropouts` is U2 without U3.
 
-    With groups it opens the sum of each group (`by_group`). Groups that were lost are in neither tuple.
+    With groups it opens the sum of each group (`by_group`). Groups that were lost are in neither tuple. `_pair_seeds`
+    has the seed of each pair of a dropout and a survivor that share a mask.
     """
 
     session: Session
     survivors: tuple[MemberId, ...]
     dropouts: tuple[MemberId, ...]
     _seeds: Mapping[MemberId, bytes] = field(repr=False)
-    _masking_keys: Mapping[MemberId, bytes] = field(repr=False)
+    _pair_seeds: Mapping[tuple[MemberId, MemberId], bytes] = field(repr=False)
 
     def unmask(self, total: NDArray[np.uint32], *, threads: int | None = None) -> None:
         """Removes the masks from a sum, in place.
@@ -75,16 +76,13 @@ class OpenedSum:
         session = self.session
         streams = []
         for member in self.survivors:
-            key = derive_key(self._seeds[member], session.id, session.self_mask_info(member))
+            key = derive(self._seeds[member], session.id, session.self_mask_info(member))
             streams.append(MaskStream(key, add=False))
         alive = set(self.survivors)
         for lost in self.dropouts:
-            others = [other for other in session.neighbours(lost) if other in alive]
-            if others:
-                masking = SecretKey(self._masking_keys[lost])
-                for other in others:
-                    shared = masking.agree(session.entries[other].masking_key)
-                    key = derive_key(shared, session.id, session.pair_mask_info(lost, other))
+            for other in session.neighbours(lost):
+                if other in alive:
+                    key = derive(self._pair_seeds[lost, other], session.id, session.pair_mask_info(lost, other))
                     # The survivor added this mask if its rank is the lower one; undo what it did.
                     streams.append(MaskStream(key, add=session.rank(other) > session.rank(lost)))
         return streams

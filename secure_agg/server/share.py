@@ -1,7 +1,7 @@
 """Phase 1, share: collect dealings from U1; the members whose dealings arrive form U2.
 
-Guarantees: an accepted dealing holds one sealed message of the right length for every receiver and a signature over all
-its commitments. Only the receivers can check what is sealed.
+Guarantees: an accepted dealing holds sealed messages of the right length for every receiver, a seed of each pair that
+its dealer chooses for, and a signature over all of it. Only the receivers can check what is sealed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from secure_agg import merkle
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, ReceivedDealing, ReceivedDealings
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Seated, signed_by, starved, wrong_lengths
+from secure_agg.server.collecting import Seated, signed_by, starved
 from secure_agg.server.mask import CollectingMasked
-from secure_agg.session import SEALED_BYTES
 
 __all__ = ["CollectingDealings"]
 
@@ -36,7 +35,7 @@ class CollectingDealings(Seated[Dealing]):
         return self.context.min_survivors
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
-        # Others mask with every member that deals now. A member that is dealt too few shares refuses, and then its key
+        # Others mask with every member that deals now. A member that is dealt too few shares refuses, and then its root
         # is needed.
         return starved(self.session, lost.keys(), self.answers, self.answers)
 
@@ -81,12 +80,9 @@ class CollectingDealings(Seated[Dealing]):
         if tuple(share.receiver for share in message.shares) != self.session.receivers(member):
             return Dropped(member, Reason.DEALING_RECEIVERS_WRONG)
         for share in message.shares:
-            own = share.receiver == member
-            if len(share.sealed) != (0 if own else SEALED_BYTES) or wrong_lengths(
-                _DIGEST_BYTES, share.masking_commitment, share.seed_commitment
-            ):
+            if not self.session.well_formed(member, share):
                 return Dropped(member, Reason.MESSAGE_MALFORMED, f"the entry for {share.receiver}")
-        if wrong_lengths(_DIGEST_BYTES, message.seed_commitment):
+        if len(message.seed_commitment) != _DIGEST_BYTES:
             return Dropped(member, Reason.MESSAGE_MALFORMED, "the seed commitment has 32 bytes")
         return None
 
@@ -99,9 +95,7 @@ class CollectingDealings(Seated[Dealing]):
                     received[share.receiver].append(
                         ReceivedDealing(
                             dealer=dealer,
-                            sealed=share.sealed,
-                            masking_share_commitment=share.masking_commitment,
-                            seed_share_commitment=share.seed_commitment,
+                            share=share,
                             seed_commitment=dealing.seed_commitment,
                             path=path,
                             signature=dealing.signature,

@@ -26,10 +26,11 @@ different models                      test_different_models                   an
 different recipes                     test_different_recipes_and_a_wider_clip another-recipe              the same two
 a widened clip                        test_different_recipes_and_a_wider_clip another-recipe              the same two
 a modulus that wraps                  test_a_modulus_that_wraps               narrower-ring               CONTEXT_UNEXPECTED
-forged and truncated ciphertexts      test_forged_and_truncated_ciphertexts   forged, truncated           DEALINGS_CIPHERTEXT_INVALID,
+forged and truncated ciphertexts      test_forged_and_truncated_ciphertexts   forged, truncated           DEALINGS_SIGNATURE_INVALID,
                                                                                                           DEALINGS_MALFORMED
 a share off its commitment            test_a_share_that_does_not_match_...    (3)                         DEALINGS_SHARE_MISMATCH
 a share at point 0                    test_a_share_at_point_0                 (3)                         DEALINGS_SHARE_MISMATCH
+another seed of a pair                test_a_chooser_that_lies_about_a_...    (3)                         DEALINGS_PAIR_SEED_INVALID
 the same update twice                 test_the_same_update_asked_for_twice    (4)                         POLICY_SECOND_SUM
 a flipped bit anywhere                test_a_flipped_bit_anywhere_...         flipped-bit-of-a-roster,    whatever it hits
                                                                               test_unreadable_bytes_...
@@ -62,7 +63,7 @@ from coordinator.services.credentials import federation_credentials
 from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import Policy
 from edge_client.session import states
-from secure_agg.agreement import agree, open_sealed, public_key, seal
+from secure_agg.sealing import SecretKey
 from secure_agg.session import Session
 from secure_agg.shamir import PRIME, SHARE_BYTES, ShareInvalid, combine_secret, deal_secret
 from tacit import wire
@@ -73,12 +74,14 @@ from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRef
 from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from tacit.vector import layout_of
+from tests.support.crooked import opened, resealed, reseeded, resigned
 from tests.support.fleet import job_document
 from tests.support.lying import JOB, VICTIM, LyingFleet, LyingRelay, dealt_to, flipped, honest
 from tests.support.processes import EXAMPLES, Federation, behind
 from tests.support.sum_fleet import SeededRandom
 
 OTHER = bytes([7]) * 32
+KEYS = SecretKey(OTHER * 3).public + SecretKey(bytes(96)).public
 
 
 def until_the_end(fleet):
@@ -96,10 +99,10 @@ def until_said(fleet, kind, name=VICTIM):
 # ---- keys and rosters -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", ["masking_key", "sealing_key", "nonce", "signature"])
+@pytest.mark.parametrize("change", ["keys", "nonce", "signature"])
 def test_swapped_or_unsigned_keys(change):
     fleet = LyingFleet(5)
-    value = b"" if change == "signature" else public_key(OTHER)
+    value = {"keys": KEYS, "nonce": OTHER, "signature": b""}[change]
 
     def swap(roster):
         entries = (replace(each, **{change: value}) if each.member == "m3" else each for each in roster.advertisements)
@@ -514,13 +517,17 @@ def dealt(change, dealer="m3"):
     )
 
 
+SEALED = ("sealed_key", "locked_shares", "sealed_pair_seed")
+
+
+@pytest.mark.parametrize("field", SEALED)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda sealed: flipped(sealed, 3), Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
-        (lambda sealed: flipped(sealed, 8 * len(sealed) - 1), Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
-        (lambda sealed: sealed[40:] + sealed[:40], Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
-        (lambda sealed: bytes(len(sealed)), Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+        (lambda sealed: flipped(sealed, 3), Reason.REASON_DEALINGS_SIGNATURE_INVALID),
+        (lambda sealed: flipped(sealed, 8 * len(sealed) - 1), Reason.REASON_DEALINGS_SIGNATURE_INVALID),
+        (lambda sealed: sealed[40:] + sealed[:40], Reason.REASON_DEALINGS_SIGNATURE_INVALID),
+        (lambda sealed: bytes(len(sealed)), Reason.REASON_DEALINGS_SIGNATURE_INVALID),
         (lambda sealed: sealed[:-1], Reason.REASON_DEALINGS_MALFORMED),
         (lambda sealed: sealed[:16], Reason.REASON_DEALINGS_MALFORMED),
         (lambda sealed: b"", Reason.REASON_DEALINGS_MALFORMED),
@@ -528,59 +535,110 @@ def dealt(change, dealer="m3"):
     ],
     ids=["bit", "tag", "turned", "zeros", "one-short", "tag-only", "empty", "one-more"],
 )
-def test_forged_and_truncated_ciphertexts(change, reason):
+def test_forged_and_truncated_ciphertexts(change, reason, field):
+    """The dealer signed another one, so the coordinator is at fault. m2 chooses the seed of its pair with the victim."""
     fleet = LyingFleet(5)
-    fleet.bent(secure_agg.ReceivedDealings, dealt(lambda each: replace(each, sealed=change(each.sealed))))
+
+    def forged(each):
+        return replace(each, share=replace(each.share, **{field: change(getattr(each.share, field))}))
+
+    fleet.bent(secure_agg.ReceivedDealings, dealt(forged, "m2"))
     until_the_end(fleet)
-    fleet.refused(reason, "m3")
+    fleet.refused(reason, "m2")
     assert fleet.members[VICTIM].opened == []
     assert fleet.ends()[0].published
 
 
-def resealed(fleet, change):
-    """Changes the two shares in a dealing of m3, which belongs to the coordinator, and seals them correctly."""
+def dealt_by(dealer, fleet, change):
+    """Replaces what a dealer, which belongs to the coordinator, made for the victim. The dealer signs it."""
 
-    def reseal(dealing):
-        stage = fleet.in_attempt("m3").stage
-        session = stage.seat.session
-        shared = agree(stage._sealing.reveal(), session.entries[VICTIM].sealing_key)
-        pair = open_sealed(shared, session.id, "m3", VICTIM, dealing.sealed)
-        return replace(dealing, sealed=seal(shared, session.id, "m3", VICTIM, change(pair, stage)))
+    def lie(dealing):
+        session = fleet.in_attempt(dealer).stage.seat.session
+        identity = fleet.members[dealer].environment.identity
+        original = fleet.payloads(secure_agg.Dealing, dealer)[-1]
+        again = resigned(session, identity, original, VICTIM, lambda share: change(session, share))
+        (received,) = dealt_to(VICTIM, [again], session).dealings
+        return received
 
-    return dealt(reseal)
+    return dealt(lie, dealer)
+
+
+def resealed_by_m3(fleet, change):
+    """Changes the two shares that m3 deals to the victim, and seals and signs them."""
+
+    def other(session, share):
+        pair = opened(session, "m3", share, fleet.in_attempt().stage._sealing)
+        return resealed(session, "m3", share, change(pair))
+
+    return dealt_by("m3", fleet, other)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda pair, stage: bytes(SHARE_BYTES) + pair[SHARE_BYTES:],
-        lambda pair, stage: pair[:SHARE_BYTES] + bytes(SHARE_BYTES),
-        lambda pair, stage: pair[SHARE_BYTES:] + pair[:SHARE_BYTES],
-        lambda pair, stage: flipped(pair, 8 * SHARE_BYTES - 1),
-        lambda pair, stage: PRIME.to_bytes(SHARE_BYTES, "big") + pair[SHARE_BYTES:],
+        lambda pair: bytes(SHARE_BYTES) + pair[SHARE_BYTES:],
+        lambda pair: pair[:SHARE_BYTES] + bytes(SHARE_BYTES),
+        lambda pair: pair[SHARE_BYTES:] + pair[:SHARE_BYTES],
+        lambda pair: flipped(pair, 8 * SHARE_BYTES - 1),
+        lambda pair: PRIME.to_bytes(SHARE_BYTES, "big") + pair[SHARE_BYTES:],
     ],
-    ids=["masking", "seed", "swapped", "last-bit", "out-of-range"],
+    ids=["root", "seed", "swapped", "last-bit", "out-of-range"],
 )
 def test_a_share_that_does_not_match_its_commitment(change):
     fleet = LyingFleet(5)
-    fleet.bent(secure_agg.ReceivedDealings, resealed(fleet, change))
+    fleet.bent(secure_agg.ReceivedDealings, resealed_by_m3(fleet, change))
     until_the_end(fleet)
     fleet.refused(Reason.REASON_DEALINGS_SHARE_MISMATCH, "m3")
     assert fleet.members[VICTIM].opened == []
 
 
-@pytest.mark.parametrize("secret", ["_masking", "_seed"])
+@pytest.mark.parametrize("secret", ["root", "seed"])
 def test_a_share_at_point_0(secret):
     """The polynomial's value at 0 is the secret itself. m3 gives it to the victim instead of its share."""
     fleet = LyingFleet(5)
 
-    def at_zero(pair, stage):
-        share = b"\0" + getattr(stage, secret).reveal()
-        return share + pair[SHARE_BYTES:] if secret == "_masking" else pair[:SHARE_BYTES] + share
+    def at_zero(pair):
+        if secret == "seed":
+            return pair[:SHARE_BYTES] + b"\0" + fleet.in_attempt("m3").stage._seed.reveal()
+        session = fleet.in_attempt("m3").stage.seat.session
+        others = [each for each in session.members if each != "m3"]
+        shares = {each.receiver: each for each in fleet.payloads(secure_agg.Dealing, "m3")[-1].shares}
+        pairs = [(each, opened(session, "m3", shares[each], keys[each])) for each in others]
+        root = combine_secret([(session.point(each), pair[:SHARE_BYTES]) for each, pair in pairs], 4)
+        return b"\0" + root + pair[SHARE_BYTES:]
 
-    fleet.bent(secure_agg.ReceivedDealings, resealed(fleet, at_zero))
+    keys = {}
+
+    def look(name, message):
+        # The members' secret keys before they erase them.
+        stage = getattr(fleet.members[name].state.phase(JOB), "stage", None) if name in fleet.members else None
+        if isinstance(stage, secure_agg.AwaitingDealings) and name not in keys:
+            keys[name] = SecretKey(stage._sealing.reveal())
+        return message
+
+    fleet.hear = look
+    fleet.bent(secure_agg.ReceivedDealings, resealed_by_m3(fleet, at_zero))
     until_the_end(fleet)
     fleet.refused(Reason.REASON_DEALINGS_SHARE_MISMATCH, "m3")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda session, share: reseeded(session, "m2", share, b"s" * 32),
+        lambda session, share: replace(share, sealed_pair_seed=flipped(share.sealed_pair_seed, 3)),
+        lambda session, share: replace(share, sealed_pair_seed=flipped(share.sealed_pair_seed, 8 * 1100)),
+        lambda session, share: replace(share, pair_seed_commitment=bytes(32)),
+    ],
+    ids=["another-seed", "lattice", "curve", "commitment"],
+)
+def test_a_chooser_that_lies_about_a_pairs_seed(spoil):
+    fleet = LyingFleet(5)
+    # m2 chooses the seed of its pair with the victim.
+    fleet.bent(secure_agg.ReceivedDealings, dealt_by("m2", fleet, spoil))
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_DEALINGS_PAIR_SEED_INVALID, "m2")
+    assert fleet.members[VICTIM].opened == []
 
 
 def test_no_message_can_name_a_point():
@@ -704,9 +762,11 @@ def flip_and_look(kind, answer, bits):
         if goes_on(effects, answer):
             counts["accepted"] += 1
             harmless(kind, bit)
-            # The member's one-time decisions are made, so this needs a new fleet with the same keys and bytes.
+            # The member's one-time decisions are made, so this needs a new fleet. What is sealed in it is random.
             fleet, message = at(kind)
-            assert wire.to_member(message).SerializeToString() == data
+            again = wire.to_member(message).SerializeToString()
+            assert len(again) == len(data)
+            data = again
         elif any(isinstance(payload, AttemptRefusal) for payload in said):
             counts["refused"] += 1
             # A refusal; the round is also declined if nothing was joined yet.
@@ -750,7 +810,7 @@ def harmless(kind, bit):
         fleet.check()
     for each in revealed:
         assert tuple(share.dealer for share in each.seed_shares) == fleet.ends()[0].survivors
-        assert each.masking_shares == ()
+        assert each.root_shares == ()
 
 
 EACH_KIND = pytest.mark.parametrize(
@@ -902,6 +962,9 @@ def changing(path, value):
         at = getattr(message, kind)
         for name in names[:-1]:
             found = re.fullmatch(r"(\w+)\[(\w+)\]", name)
+            if found is None:
+                at = getattr(at, name)
+                continue
             at = next(
                 each
                 for each in getattr(at, found[1])
@@ -968,7 +1031,7 @@ def flip_of_a_roster(seed):
     def change(message):
         chance = random.Random(seed)
         entry = chance.choice(list(message.roster.advertisements))
-        field = chance.choice(["certificate", "masking_key", "sealing_key", "nonce", "signature"])
+        field = chance.choice(["certificate", "keys", "nonce", "signature"])
         data = getattr(entry, field)
         setattr(entry, field, flipped(data, chance.randrange(8 * len(data))))
         return [message]
@@ -986,7 +1049,7 @@ REVEALED = [*CONFIRMED, "unmasking"]
 LIES = {
     "swapped-key": (
         "roster",
-        changing("roster.advertisements[east].masking_key", public_key(OTHER)),
+        changing("roster.advertisements[east].keys", KEYS),
         Reason.REASON_ROSTER_SIGNATURE_INVALID,
         ("east",),
         JOINED,
@@ -1000,7 +1063,7 @@ LIES = {
     ),
     "own-key": (
         "roster",
-        changing("roster.advertisements[west].sealing_key", public_key(OTHER)),
+        changing("roster.advertisements[west].keys", KEYS),
         Reason.REASON_ROSTER_OWN_ENTRY_ALTERED,
         ("west",),
         JOINED,
@@ -1042,14 +1105,14 @@ LIES = {
     ),
     "forged": (
         "received_dealings",
-        changing("received_dealings.dealings[south].sealed", lambda sealed: flipped(sealed, 100)),
-        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
+        changing("received_dealings.dealings[south].share.sealed_key", lambda sealed: flipped(sealed, 100)),
+        Reason.REASON_DEALINGS_SIGNATURE_INVALID,
         ("south",),
         DEALT,
     ),
     "truncated": (
         "received_dealings",
-        changing("received_dealings.dealings[south].sealed", lambda sealed: sealed[:-1]),
+        changing("received_dealings.dealings[south].share.sealed_key", lambda sealed: sealed[:-1]),
         Reason.REASON_DEALINGS_MALFORMED,
         ("south",),
         DEALT,

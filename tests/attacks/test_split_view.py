@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from secure_agg import Confirmation, Confirmations, Phase, Reason, Refusal, Survivors, Unmasking
-from secure_agg.agreement import agree, derive_key
+from secure_agg import Confirmation, Confirmations, Dealing, Phase, Reason, Refusal, Survivors, Unmasking
 from secure_agg.masking import MaskStream, apply_streams
 from secure_agg.member.unmask import AwaitingConfirmations
+from secure_agg.sealing import derive
 from secure_agg.session import Session
 from secure_agg.shamir import combine_secret
 from tests.support import sum_fleet
+from tests.support.crooked import seed_of_pair
 from tests.support.sparse_fleet import SparseFleet, verify_once
 from tests.support.sum_fleet import Fleet
 
@@ -35,13 +36,14 @@ class Coordinator:
 
     session: Session
     corrupt: tuple[str, ...]
-    keys: Mapping[str, bytes]
+    roots: Mapping[str, bytes]
+    dealings: Mapping[str, Dealing]
     seeds: dict[str, dict[int, bytes]] = field(default_factory=dict)
-    masking: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    root_shares: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
     def take(self, answer: Unmasking) -> None:
         point = self.session.point(answer.member)
-        for kind, shares in ((self.seeds, answer.seed_shares), (self.masking, answer.masking_shares)):
+        for kind, shares in ((self.seeds, answer.seed_shares), (self.root_shares, answer.root_shares)):
             for revealed in shares:
                 kind.setdefault(revealed.dealer, {})[point] = revealed.share
 
@@ -59,29 +61,30 @@ class Coordinator:
             seed = self.rebuilt(self.seeds.get(victim, {}))
             if seed is None:
                 return None
-            streams.append(MaskStream(derive_key(seed, session.id, session.self_mask_info(victim)), add=False))
+            streams.append(MaskStream(derive(seed, session.id, session.self_mask_info(victim)), add=False))
             # The masks between two victims cancel.
             for other in set(session.neighbours(victim)) - set(victims):
-                key = self.keys.get(other) or self.rebuilt(self.masking.get(other, {}))
+                key = self.roots.get(other) or self.rebuilt(self.root_shares.get(other, {}))
                 if key is None:
                     return None
-                shared = agree(key, session.entries[victim].masking_key)
-                stream = derive_key(shared, session.id, session.pair_mask_info(victim, other))
+                pair_seed = seed_of_pair(session, key, other, victim, self.dealings)
+                stream = derive(pair_seed, session.id, session.pair_mask_info(victim, other))
                 streams.append(MaskStream(stream, add=session.rank(victim) > session.rank(other)))
         apply_streams(total, streams, 32)
         return total
 
 
 def until_survivors(fleet: Fleet, corrupt: tuple[str, ...]) -> Coordinator:
-    """Runs until all masked vectors are in. Corrupt members hand over their masking keys and every share they hold."""
-    fleet.until(Phase.MASK)
-    keys = {member: fleet.states[member]._masking.reveal() for member in corrupt}
-    assert fleet.play() is None
-    coordinator = Coordinator(fleet.server.session, corrupt, keys)
+    """Runs until all masked vectors are in. Corrupt members hand over their roots and every share they hold."""
+    fleet.until(Phase.SHARE)
+    roots = {member: fleet.states[member]._root.reveal() for member in corrupt}
+    for _ in (Phase.SHARE, Phase.MASK):
+        assert fleet.play() is None
+    coordinator = Coordinator(fleet.server.session, corrupt, roots, fleet.sent[Phase.SHARE])
     for member in corrupt:
         point = coordinator.session.point(member)
         for dealer, shares in fleet.states[member]._held.items():
-            coordinator.masking.setdefault(dealer, {})[point] = shares.masking.reveal()
+            coordinator.root_shares.setdefault(dealer, {})[point] = shares.root.reveal()
             coordinator.seeds.setdefault(dealer, {})[point] = shares.seed.reveal()
     return coordinator
 

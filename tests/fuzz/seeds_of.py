@@ -10,6 +10,7 @@ import numpy as np
 from edge_client.ledger.chain import ZERO, Recovered, record_after
 from edge_client.private_store.container import PrivateState, encode
 from secure_agg.packing import pack_in_place
+from secure_agg.sealing import PublicKey, SecretKey, lock
 from tacit.v1 import federation_pb2 as pb
 from tests.property.decoders.test_documents import GOOD, token_of
 from tests.unit.tacit.test_document_limits import EXAMPLES, MORE
@@ -70,6 +71,19 @@ def _upload() -> bytes:
     return pb.MaskedUpload(header=pb.MaskedUploadHeader(input=message)).SerializeToString()
 
 
+def _sealed() -> bytes:
+    public = PublicKey(SecretKey(bytes(range(96))).public)
+    return public.seal(b"info", bytes(32)) + lock(bytes(32), b"header", bytes(66))
+
+
+def _log_answer() -> bytes:
+    entry = pb.LogEntry(certificate=bytes(32), key=bytes(32), name="north", role="member", kind="issued", at_ms=1)
+    head = pb.LogHead(size=1, root=bytes(32), at_ms=1, signature=b"s", certificate=b"c")
+    cosignature = pb.HeadCosignature(signer=bytes(32), size=1, root=bytes(32), at_ms=1, signature=b"s")
+    answer = pb.FetchLogResponse(entries=[entry], head=head, cosignatures=[cosignature])
+    return answer.SerializeToString()
+
+
 _SAFETENSORS = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 _OTHERS: dict[str, list[bytes]] = {
     "join_token": [token_of(json.dumps(GOOD["token"][0]).encode()).encode()],
@@ -82,7 +96,13 @@ _OTHERS: dict[str, list[bytes]] = {
     "upload_header": [_upload()],
     "packed_vector": [_packed()],
     "shares": [bytes(33) * 3, bytes([1]) + bytes(32)],
+    "public_key": [SecretKey(bytes(range(96))).public],
+    "sealed": [_sealed()],
     "merkle_path": [bytes([1, 4]) + bytes(64)],
+    "inclusion_proof": [bytes([1, 4]) + bytes(64), bytes([0, 1])],
+    "consistency_proof": [bytes([3, 7]) + bytes(128), bytes([4, 4])],
+    "roster_log": [_log_answer()],
+    "roster_copy": [b'{"schema":1,"kind":"tacit-roster-log","authorities":"7b7d"}\n{"entry":[]}\n'],
     "sum": [bytes(64)],
     "corpus_rows": [b'{"text": "good morning", "label": "a"}\n{"text": "x", "label": "b"}\n'],
     "examples_jsonl": [b'{"text": "good morning", "label": "a"}\n'],

@@ -26,13 +26,17 @@ from learning.text.data import DataInvalid, read_examples
 from secure_agg import Layout, Segment
 from secure_agg.merkle import root_from_path
 from secure_agg.packing import packed_size, unpack_into
+from secure_agg.sealing import SEAL_OVERHEAD, KeyInvalid, PublicKey, SealBroken, SecretKey, unlock
 from secure_agg.shamir import ShareInvalid, combine_secret, read_share
-from tacit import wire
+from secure_agg.transparency import is_consistent, root_of_inclusion
+from tacit import roster_wire, wire
 from tacit.documents import Document, DocumentInvalid
 from tacit.fields import TextInvalid, admit, neutralise
 from tacit.heads import KeptHead
 from tacit.identity import CertificateInvalid, Identity
 from tacit.prompt import parse_template
+from tacit.roster import HeadInvalid
+from tacit.roster_copy import CopyInvalid, read_copy
 from tacit.token import JoinToken, TokenInvalid
 from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
 from tests.property.decoders.test_wire_decoders import coordinator_reads, member_reads
@@ -143,6 +147,44 @@ def _shares(data: bytes) -> None:
         combine_secret(list(enumerate(shares, start=1)), max(1, len(shares)))
 
 
+def _inclusion_proof(data: bytes) -> None:
+    """Two bytes of index and size, then siblings. Nothing leads to a root that the fuzzer does not know."""
+    if len(data) >= 2:
+        siblings = [data[at : at + 32] for at in range(2, len(data), 32)]
+        root = root_of_inclusion(bytes(32), data[0], data[1], siblings)
+        assert root is None or len(root) == 32
+        assert root != bytes(32) or not siblings
+
+
+def _consistency_proof(data: bytes) -> None:
+    if len(data) >= 2:
+        siblings = [data[at : at + 32] for at in range(2, len(data), 32)]
+        if is_consistent(data[0], bytes(32), data[1], bytes([1]) * 32, siblings):
+            raise AssertionError("a proof between two roots of no tree")
+
+
+def _roster_log(data: bytes) -> None:
+    """An answer of the coordinator about its log."""
+    with contextlib.suppress(DecodeError):
+        answer = federation_pb2.FetchLogResponse.FromString(data)
+        with contextlib.suppress(HeadInvalid):
+            assert roster_wire.head_to_pb(roster_wire.head_from_pb(answer.head, bytes(32))) == answer.head
+        for entry in answer.entries[:100]:
+            with contextlib.suppress(HeadInvalid):
+                assert len(roster_wire.entry_from_pb(entry).leaf) == 32
+        for each in answer.cosignatures[:100]:
+            with contextlib.suppress(HeadInvalid):
+                roster_wire.cosignature_from_pb(each)
+
+
+def _roster_copy(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "it.jsonl")
+        path.write_bytes(data)
+        with contextlib.suppress(CopyInvalid):
+            read_copy(path)
+
+
 def _merkle_path(data: bytes) -> None:
     path = tuple(data[at : at + 32] for at in range(2, len(data), 32))
     if len(data) >= 2:
@@ -178,6 +220,20 @@ def _checkpoint(name: str, data: bytes) -> None:
         list(read_tensors(folder, lambda tensor: tensor))
 
 
+_OPENER = SecretKey(bytes(range(96)))
+
+
+def _public_key(data: bytes) -> None:
+    with contextlib.suppress(KeyInvalid):
+        assert len(PublicKey(data).seal(b"info", b"message")) == 7 + SEAL_OVERHEAD
+
+
+def _sealed(data: bytes) -> None:
+    """What a dealer seals: a key or a seed, then locked shares."""
+    with contextlib.suppress(SealBroken):
+        unlock(_OPENER.open(b"info", data[:1168])[:32].ljust(32, b"\0"), b"header", data[1168:])
+
+
 # Documents that a person writes.
 _WRITTEN = ("JobSpec", "Policy", "CoordinatorConfig", "OperatorConfig")
 
@@ -197,7 +253,13 @@ TARGETS: Mapping[str, Target] = {
     "private_state": _private_state,
     "packed_vector": _packed_vector,
     "shares": _shares,
+    "public_key": _public_key,
+    "sealed": _sealed,
     "merkle_path": _merkle_path,
+    "inclusion_proof": _inclusion_proof,
+    "consistency_proof": _consistency_proof,
+    "roster_log": _roster_log,
+    "roster_copy": _roster_copy,
     "sum": _sum,
     "corpus_rows": _corpus_rows,
     "examples_jsonl": partial(_examples, "it.jsonl"),

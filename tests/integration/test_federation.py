@@ -336,7 +336,7 @@ def test_the_coordinator_stops_cleanly_on_sigterm(federation):
 @pytest.mark.timeout(600)
 def test_the_demonstration_runs_to_its_end():
     done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--data", str(ROOT / "examples" / "desk")],
+        [sys.executable, "-m", "examples.demo", "--small", "--data", str(ROOT / "examples" / "desk")],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -133,8 +134,13 @@ def town(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Story:
-    """What happened while the two jobs ran. `first` and `second` hold what north and east sent in each job."""
+    """What happened while the two jobs ran.
 
+    `first` and `second` hold what north and east sent in each job; `kept` is the answer to the removal of the backbone
+    while the first job was open.
+    """
+
+    kept: subprocess.CompletedProcess[str]
     detail: pb.JobDetail
     again: pb.JobDetail
     plan: dict
@@ -147,6 +153,8 @@ class Story:
 def story(town):
     federation = town.federation
     federation.operator("job", "create", "--bundle", town.folder / f"bundle-{JOB}")
+    federation.operator("backbone", "add", town.folder / "backbone", "--name", "words")
+    kept = command("coordinator", "backbone", "remove", "words", "--dir", federation.dir)
     home, data = federation.home("elder"), federation.data("elder")
     plan = json.loads(succeed("edge_client", "run", "--dry-run", "--data", data, "--home", home, "--json"))
     for name in NINE:
@@ -167,7 +175,7 @@ def story(town):
     for name in NINE:
         town.running[name].wait_for("job_over", job=AGAIN)
     second = {name: relay.take() for name, relay in town.relays.items()}
-    return Story(detail, again, plan, found, first, second)
+    return Story(kept, detail, again, plan, found, first, second)
 
 
 def test_the_example_runs_to_its_end_in_three_groups(town, story):
@@ -207,6 +215,31 @@ def test_a_backbone_is_fetched_at_most_once(town, story):
         assert hashlib.sha256(cached).digest() == digest
     # Both jobs are over, so the cache may delete the file when it needs room.
     within_patience(lambda: not list(town.folder.glob("home-*/cache/*.pin")))
+
+
+def test_a_backbone_of_an_open_job_is_not_removed(town, story):
+    assert story.kept.returncode == ExitCode.REFUSED
+    assert f"the open job {JOB} uses words; wait until it is finished" in story.kept.stderr
+    # Both jobs are finished now. The coordinator keeps its own copy.
+    assert "Removed words" in town.federation.operator("backbone", "remove", "words")
+    assert not (town.federation.dir / "operator" / "backbones" / "words").exists()
+
+
+def test_a_further_job_starts_from_a_version(town, story):
+    file, bundle = town.folder / "further.toml", town.folder / "bundle-further"
+    named = f'name = "further"\nstart = "{JOB}:2"'
+    file.write_text(EXAMPLE.read_text().replace(f'name = "{JOB}"', named))
+    town.federation.operator("job", "bundle", file, "--out", bundle)
+    digest = next(each.digest for each in story.detail.versions if each.number == 2)
+    assert read_job_bundle(bundle).document.weights == digest
+    town.federation.operator("job", "create", "--bundle", bundle)
+    assert f"Started from version 2 of {JOB}" in town.federation.operator("job", "show", "further")
+    shown = json.loads(town.federation.operator("job", "show", "further", "--json"))
+    assert shown["earlier"]["document"] == town.bundle.document.digest().hex()
+    town.federation.operator("job", "abort", "further", "--yes")
+    file.write_text(file.read_text().replace(f"{JOB}:2", f"{JOB}:9"))
+    refused = command("coordinator", "job", "bundle", file, "--out", bundle, "--dir", town.federation.dir)
+    assert (refused.returncode, f"job {JOB} has no version 9; the newest is 3" in refused.stderr) == (5, True)
 
 
 def test_the_plan_names_the_backbone_before_it_is_fetched(town, story):

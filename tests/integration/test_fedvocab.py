@@ -21,9 +21,9 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.library import virtual_members
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder
+from coordinator.rounds.in_memory import InMemory
 from coordinator.services.credentials import federation_credentials
 from edge_client.identity.enrolment import enrol
 from edge_client.identity.home import MemberIdentity
@@ -31,11 +31,13 @@ from edge_client.private_store import StoreKey
 from edge_client.private_store.upkeep import held, look
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.accounting.events import SampledGaussian
-from learning.accounting.spend import Limit, epsilon_counted, total
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from learning.text.data import read_examples
 from learning.text.tables import entries_of
 from learning.text.vocabulary import own_tokenizer
 from secure_agg import packed_size
+from simulation import virtual_members
 from tacit.blobs import fetch_blob, put_blob
 from tacit.job import JobSpec
 from tacit.method import SPECIAL_ENTRIES
@@ -459,7 +461,7 @@ def test_the_charge_follows_the_method_and_the_mechanism(town, story):
     home = town.home("south")
     ledger = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json").splitlines()[0])
     parts = [SampledGaussian.model_validate(event | {"steps": 2 * event["steps"]}) for event in events.values()]
-    expected = epsilon_counted(total(parts, Limit(8.0, 1e-6)), 1e-6)
+    expected = epsilon_counted(parts, Limit(8.0, 1e-6))
     assert ledger["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
     assert 0.5 < expected < 8
     succeed("edge_client", "ledger", "verify", "--home", home)
@@ -531,7 +533,8 @@ def test_eight_members_match_the_simulation(town, story, tmp_path, monkeypatch):
     bound += float(np.spacing(np.float32(max(np.abs(version).max() for version in versions))))
     with virtual_members.crew_of(world, 1) as crew:
         for number in range(1, rounds + 1):
-            found = virtual_members.play_round(crew, versions[number - 1].copy(), number, range(len(EIGHT)))
+            base = versions[number - 1].copy()
+            found = virtual_members.play_round(crew, base, number, range(len(EIGHT)), server=InMemory())
             assert np.abs(found - versions[number]).max() <= bound
             # The bound is below a ten-thousandth of the round's change.
             assert np.abs(versions[number] - versions[number - 1]).max() > 1e4 * bound

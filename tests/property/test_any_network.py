@@ -136,7 +136,7 @@ def check(fleet):
                 # A repeat is the same to the byte, and no member reveals both shares of another.
                 assert revealed.setdefault(message.attempt, payload) == payload
                 seeds = {share.dealer for share in payload.seed_shares}
-                keys = {share.dealer for share in payload.masking_shares}
+                keys = {share.dealer for share in payload.root_shares}
                 assert not seeds & keys
                 assert member.name not in keys
 

@@ -17,7 +17,8 @@ from coordinator.rounds.state import Aggregating, Publishing
 from coordinator.rounds.timers import Look
 from edge_client.session import states
 from edge_client.session.machine import transition
-from secure_agg import sparse_thresholds
+from secure_agg import sparse_thresholds, thresholds_for
+from secure_agg.session import KEYS_BYTES
 from tacit.job import Aggregation
 from tacit.messages import AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, word
@@ -229,6 +230,27 @@ def test_a_missing_certificate_is_refused_by_name_and_costs_nobody_else():
     assert (VICTIM, Reason.REASON_ROSTER_CERTIFICATE_MISSING) in {(each.member, each.reason) for each in end.dropouts}
 
 
+def test_missing_keys_of_a_neighbour_are_refused_by_name_and_cost_nobody_else():
+    fleet = large(FEW)
+    everybody, withheld = fleet.serves, []
+
+    def serves(name, digest):
+        found = everybody(name, digest)
+        if name != VICTIM or found is None or len(found) != KEYS_BYTES or withheld not in ([], [digest]):
+            return found
+        withheld[:] = [digest]
+        return None
+
+    fleet.serves = serves
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    (refusal,) = refusals(fleet)
+    assert refusal.reason == Reason.REASON_ROSTER_KEYS_MISSING
+    assert withheld[0].hex() in refusal.detail
+    (end,) = fleet.ends()
+    assert end.published
+
+
 def test_only_unknown_certificates_are_fetched_and_only_once():
     fleet = large(FEW)
     certificates = {name: each.environment.identity.certificate for name, each in fleet.members.items()}
@@ -250,10 +272,14 @@ def test_only_unknown_certificates_are_fetched_and_only_once():
     fleet.before = again
     fleet.connect().run(lambda: bool(fleet.ends()))
     (fetched,) = member.fetched
-    assert len(fetched.digests) == 2
+    degree = thresholds_for(FEW)[0].degree
+    named = {secure_agg.certificate_digest(each) for each in certificates.values()}
+    assert len(named.intersection(fetched.digests)) == 2
+    # Only certificates are kept. The keys of its neighbours are for this attempt alone.
+    assert len(set(fetched.digests) - named) == degree
     assert set(member.kept) == {certificates["m98"], certificates["m99"]}
     assert refusals(fleet) == []
-    assert len(fleet.members["m0"].fetched[0].digests) == FEW - 1
+    assert len(fleet.members["m0"].fetched[0].digests) == FEW - 1 + degree
 
 
 def test_another_roster_during_the_fetch_is_a_second_roster():

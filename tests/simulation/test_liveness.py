@@ -22,6 +22,7 @@ from tacit.attempt import AttemptId
 from tacit.mechanism import DistributedGaussian, GaussianUpdate, NoMechanism
 from tacit.messages import AttemptMessage, AttemptRefusal, Decline, Ready
 from tacit.reason import Reason
+from tests.support.crooked import resigned
 from tests.support.fleet import Fleet, job_document
 
 PLAIN = Policy(mechanisms=("none",))
@@ -60,12 +61,9 @@ def test_a_dealing_that_does_not_open_costs_the_attempt_but_not_the_job():
         if name == "m4" and isinstance(getattr(message, "payload", None), secure_agg.Dealing) and not done:
             done.append(message)
             dealing = message.payload
-            # The dealer's signature does not cover the sealed content, so the server cannot see that it is garbage.
-            shares = tuple(
-                share if share.receiver == "m4" else replace(share, sealed=b"x" * len(share.sealed))
-                for share in dealing.shares
-            )
-            return ev.Answered(name, AttemptMessage(message.attempt, replace(dealing, shares=shares)))
+            # The server cannot see that what the dealer sealed, and signed, is garbage.
+            others = [share.receiver for share in dealing.shares if share.receiver != "m4"]
+            return ev.Answered(name, AttemptMessage(message.attempt, rubbish_for(fleet, "m4", dealing, others)))
         return heard(name, message)
 
     fleet._heard = forged
@@ -82,11 +80,11 @@ def on_no_polynomial(monkeypatch):
     share, advertise = sys.modules["secure_agg.member.share"], sys.modules["secure_agg.member.advertise"]
     deal_shares, deal_secret = share.deal_shares, share.deal_secret
 
-    def deal(seat, masking, sealing, random):
+    def deal(seat, *given):
         if seat.member == "m4":
             share.deal_secret = lambda secret, t, points, source: tuple(b"\0" + os.urandom(32) for _ in points)  # type: ignore[attr-defined]
         try:
-            return deal_shares(seat, masking, sealing, random)
+            return deal_shares(seat, *given)
         finally:
             share.deal_secret = deal_secret  # type: ignore[attr-defined]
 
@@ -146,6 +144,17 @@ def test_without_noise_such_a_dealer_ends_a_job_with_default_policies():
     assert {end.survivors for end in fleet.ends() if end.survivors} == {("m0", "m1", "m2", "m3", "m4")}
 
 
+def rubbish_for(fleet, dealer, dealing, victims):
+    """The dealing with garbage in place of the sealed keys for these members, signed again by the dealer."""
+    session = fleet.state.phase.protocol.session
+    identity = fleet.members[dealer].environment.identity
+    for victim in victims:
+        dealing = resigned(
+            session, identity, dealing, victim, lambda share: replace(share, sealed_key=b"x" * len(share.sealed_key))
+        )
+    return dealing
+
+
 def sealing_rubbish(fleet, dealer, victims):
     """Makes the dealer seal garbage for these members. The coordinator cannot see it."""
     heard = fleet._heard
@@ -153,12 +162,8 @@ def sealing_rubbish(fleet, dealer, victims):
     def forged(name, message):
         if name != dealer or not isinstance(getattr(message, "payload", None), secure_agg.Dealing):
             return heard(name, message)
-        dealing = message.payload
-        shares = tuple(
-            replace(share, sealed=b"x" * len(share.sealed)) if share.receiver in victims else share
-            for share in dealing.shares
-        )
-        return ev.Answered(name, AttemptMessage(message.attempt, replace(dealing, shares=shares)))
+        bad = rubbish_for(fleet, dealer, message.payload, victims)
+        return ev.Answered(name, AttemptMessage(message.attempt, bad))
 
     fleet._heard = forged
     # The dealer joins every attempt, whatever its own software would say.

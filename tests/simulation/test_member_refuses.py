@@ -321,9 +321,10 @@ def test_a_second_update_for_a_version_is_refused_before_a_key_is_shown():
 
 def secrets_of(stage):
     """Every secret in a member's state, of whatever type."""
-    found = [getattr(stage, name) for name in ("_masking", "_sealing", "_seed") if hasattr(stage, name)]
+    found = [getattr(stage, name) for name in ("_root", "_seeds", "_sealing", "_seed") if hasattr(stage, name)]
+    found += [*getattr(stage, "_chosen", {}).values(), *getattr(stage, "_pair_seeds", {}).values()]
     held = [*getattr(stage, "_held", {}).values(), *getattr(stage, "_own_shares", {}).values()]
-    return [*found, *(each.masking for each in held), *(each.seed for each in held)]
+    return [*found, *(each.root for each in held), *(each.seed for each in held)]
 
 
 def readable(secret):

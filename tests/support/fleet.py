@@ -22,7 +22,7 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups, norms_of
-from coordinator.rounds.state import JobState, Parameters
+from coordinator.rounds.state import Aggregating, JobState, Parameters
 from coordinator.rounds.timers import Timer
 from coordinator.rounds.transitions import Phase, is_allowed
 from edge_client.policy.policy import Policy
@@ -31,6 +31,7 @@ from edge_client.session.journal import Memory
 from edge_client.session.machine import transition as member_transition
 from learning.mechanisms.contribution import Update, update_digest
 from learning.mechanisms.protection import protection_of
+from secure_agg.server import Seated
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, Deadlines, JobDocument, Rounds
 from tacit.mechanism import NoMechanism
@@ -126,8 +127,8 @@ class Fleet:
             self.parameters, JobStatus.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, self.job.weights
         )
         self.members: dict[str, Member] = {}
-        # The certificate that the coordinator serves for a digest in a roster. Tests replace it.
-        self.serves: Callable[[str, bytes], bytes | None] = lambda member, digest: self._certificates.get(digest)
+        # What the coordinator serves for a digest in a roster. Tests replace it.
+        self.serves: Callable[[str, bytes], bytes | None] = lambda member, digest: self._served(digest)
         self._certificates: dict[bytes, bytes] = {}
         for number in range(members):
             name = f"m{number}"
@@ -369,6 +370,13 @@ class Fleet:
 
         guarded.of_member = True  # type: ignore[attr-defined]
         self.at(delay_ms, guarded)
+
+    def _served(self, digest: bytes) -> bytes | None:
+        found = self._certificates.get(digest)
+        phase = self.state.phase
+        if found is None and isinstance(phase, Aggregating) and isinstance(phase.protocol, Seated):
+            found = phase.protocol.session.keys_by_digest.get(digest)
+        return found
 
     def _member_effect(self, member: Member, effect: states.Effect) -> None:
         match effect:

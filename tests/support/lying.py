@@ -154,9 +154,7 @@ def dealt_to(receiver: str, dealings: Iterable[secure_agg.Dealing], session: Ses
                 received.append(
                     secure_agg.ReceivedDealing(
                         dealer=dealing.dealer,
-                        sealed=share.sealed,
-                        masking_share_commitment=share.masking_commitment,
-                        seed_share_commitment=share.seed_commitment,
+                        share=share,
                         seed_commitment=dealing.seed_commitment,
                         path=path,
                         signature=dealing.signature,

@@ -18,9 +18,10 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coordinator.cli.common import operator_stub
@@ -34,17 +35,26 @@ EXAMPLES = ROOT / "examples" / "desk"
 PATIENCE = 180.0 * float(os.environ.get("TACIT_TESTS_PATIENCE", "1"))
 
 
-def command(*words: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
+def command(
+    *words: str | Path, variables: Mapping[str, str] = MappingProxyType({}), **more: Any
+) -> "subprocess.CompletedProcess[str]":
     """Runs a command and returns its result, whatever the exit code.
 
     With options of `subprocess.run` it starts cold, else from `tests.support.warm`.
+
+    Args:
+        words: The command and its arguments.
+        variables: Added to the environment of this process.
+        more: Options of `subprocess.run`.
     """
     done = [str(BIN / words[0]), *map(str, words[1:])]
     if more or not warm.knows(done):
+        if variables:
+            more["env"] = {**more.get("env", os.environ), **variables}
         return subprocess.run(done, capture_output=True, text=True, timeout=PATIENCE, check=False, **more)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
         streams = {"stdin": nothing.fileno(), "stdout": out.fileno(), "stderr": err.fileno()}
-        started = warm.start(done, cwd=Path.cwd(), env=os.environ, **streams)
+        started = warm.start(done, cwd=Path.cwd(), env={**os.environ, **variables}, **streams)
         try:
             code = started.wait(PATIENCE)
         except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.domain.jobs import Dropout, EndAttempt, Norms, TrainingMetrics
-from coordinator.storage import records
+from coordinator.storage import records, roster
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.members import record_certificate, spend_token
@@ -16,6 +16,7 @@ from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
+from tacit.roster import Cosignature
 
 __all__ = ["SECRET", "fill", "make_job"]
 
@@ -104,6 +105,11 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
             s, name, version_number=0, accuracy=0.5, loss=0.7, examples=9, data=b"d" * 32, now_ms=_NOW_MS, by="op"
         )
     )
+
+    def cosign(s: records.Session) -> None:
+        roster.cosigned(s, Cosignature(b"w" * 32, 2, b"r" * 32, _NOW_MS, b"signature"))
+
+    database.run_now(cosign)
 
     def open_one(s: records.Session) -> None:
         records.open_round(s, name, rounds + 1, _NOW_MS)

@@ -2,10 +2,24 @@ from tacit.v1 import federation_pb2 as _federation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class FetchHeadRequest(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: int
+    def __init__(self, known: _Optional[int] = ...) -> None: ...
+
+class FetchHeadResponse(_message.Message):
+    __slots__ = ("head", "proof")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    head: _federation_pb2.LogHead
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, head: _Optional[_Union[_federation_pb2.LogHead, _Mapping]] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("token_id", "secret", "certificate_request", "software_version")

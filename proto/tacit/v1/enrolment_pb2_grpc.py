@@ -47,6 +47,16 @@ class EnrolmentServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
                 _registered_method=True)
+        self.FetchHead = channel.unary_unary(
+                '/tacit.v1.EnrolmentService/FetchHead',
+                request_serializer=tacit_dot_v1_dot_enrolment__pb2.FetchHeadRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_enrolment__pb2.FetchHeadResponse.FromString,
+                _registered_method=True)
+        self.Witness = channel.unary_unary(
+                '/tacit.v1.EnrolmentService/Witness',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.CosignRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.CosignResponse.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServiceServicer:
@@ -70,6 +80,21 @@ class EnrolmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchHead(self, request, context):
+        """Returns the newest head of the roster log to anyone, and the proof that it continues the one that the caller knows.
+        Heads and proofs name nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Witness(self, request, context):
+        """Gives the coordinator a witness's signature over a head. Only the witnesses that coordinator.toml names may.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +107,16 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
                     servicer.FetchAuthorities,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.SerializeToString,
+            ),
+            'FetchHead': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchHead,
+                    request_deserializer=tacit_dot_v1_dot_enrolment__pb2.FetchHeadRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_enrolment__pb2.FetchHeadResponse.SerializeToString,
+            ),
+            'Witness': grpc.unary_unary_rpc_method_handler(
+                    servicer.Witness,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.CosignRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.CosignResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,6 +175,60 @@ class EnrolmentService:
             '/tacit.v1.EnrolmentService/FetchAuthorities',
             tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchHead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.EnrolmentService/FetchHead',
+            tacit_dot_v1_dot_enrolment__pb2.FetchHeadRequest.SerializeToString,
+            tacit_dot_v1_dot_enrolment__pb2.FetchHeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Witness(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.EnrolmentService/Witness',
+            tacit_dot_v1_dot_federation__pb2.CosignRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.CosignResponse.FromString,
             options,
             channel_credentials,
             insecure,

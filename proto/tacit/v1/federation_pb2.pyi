@@ -7,6 +7,78 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LogHead(_message.Message):
+    __slots__ = ("size", "root", "at_ms", "signature", "certificate")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    root: bytes
+    at_ms: int
+    signature: bytes
+    certificate: bytes
+    def __init__(self, size: _Optional[int] = ..., root: _Optional[bytes] = ..., at_ms: _Optional[int] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class LogEntry(_message.Message):
+    __slots__ = ("certificate", "key", "name", "role", "kind", "at_ms")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    key: bytes
+    name: str
+    role: str
+    kind: str
+    at_ms: int
+    def __init__(self, certificate: _Optional[bytes] = ..., key: _Optional[bytes] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., kind: _Optional[str] = ..., at_ms: _Optional[int] = ...) -> None: ...
+
+class HeadCosignature(_message.Message):
+    __slots__ = ("signer", "size", "root", "at_ms", "signature")
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signer: bytes
+    size: int
+    root: bytes
+    at_ms: int
+    signature: bytes
+    def __init__(self, signer: _Optional[bytes] = ..., size: _Optional[int] = ..., root: _Optional[bytes] = ..., at_ms: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class FetchLogRequest(_message.Message):
+    __slots__ = ("start", "size")
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    size: int
+    def __init__(self, start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class FetchLogResponse(_message.Message):
+    __slots__ = ("entries", "head", "cosignatures")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    COSIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[LogEntry]
+    head: LogHead
+    cosignatures: _containers.RepeatedCompositeFieldContainer[HeadCosignature]
+    def __init__(self, entries: _Optional[_Iterable[_Union[LogEntry, _Mapping]]] = ..., head: _Optional[_Union[LogHead, _Mapping]] = ..., cosignatures: _Optional[_Iterable[_Union[HeadCosignature, _Mapping]]] = ...) -> None: ...
+
+class CosignRequest(_message.Message):
+    __slots__ = ("cosignature",)
+    COSIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    cosignature: HeadCosignature
+    def __init__(self, cosignature: _Optional[_Union[HeadCosignature, _Mapping]] = ...) -> None: ...
+
+class CosignResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RenewRequest(_message.Message):
     __slots__ = ("certificate_request", "software_version")
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -240,7 +312,7 @@ class AttemptRef(_message.Message):
     def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AttemptOpened(_message.Message):
-    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph", "groups")
+    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph", "groups", "log_head")
     REF_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     APPLICATION_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +324,7 @@ class AttemptOpened(_message.Message):
     BITS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_GRAPH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     federation: bytes
     application: bytes
@@ -263,7 +336,8 @@ class AttemptOpened(_message.Message):
     bits: int
     sparse_graph: SparseGraph
     groups: Groups
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ..., groups: _Optional[_Union[Groups, _Mapping]] = ...) -> None: ...
+    log_head: LogHead
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ..., groups: _Optional[_Union[Groups, _Mapping]] = ..., log_head: _Optional[_Union[LogHead, _Mapping]] = ...) -> None: ...
 
 class Groups(_message.Message):
     __slots__ = ("groups", "least", "sigma", "absent")
@@ -292,22 +366,20 @@ class SparseGraph(_message.Message):
     def __init__(self, degree: _Optional[int] = ..., corrupt_millionths: _Optional[int] = ..., lost_millionths: _Optional[int] = ..., sigma: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
 
 class Advertisement(_message.Message):
-    __slots__ = ("ref", "member", "certificate", "masking_key", "sealing_key", "nonce", "signature")
+    __slots__ = ("ref", "member", "certificate", "keys", "nonce", "signature")
     REF_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
-    MASKING_KEY_FIELD_NUMBER: _ClassVar[int]
-    SEALING_KEY_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     member: str
     certificate: bytes
-    masking_key: bytes
-    sealing_key: bytes
+    keys: bytes
     nonce: bytes
     signature: bytes
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., certificate: _Optional[bytes] = ..., masking_key: _Optional[bytes] = ..., sealing_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., certificate: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Roster(_message.Message):
     __slots__ = ("ref", "advertisements")
@@ -318,20 +390,18 @@ class Roster(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., advertisements: _Optional[_Iterable[_Union[Advertisement, _Mapping]]] = ...) -> None: ...
 
 class DigestAdvertisement(_message.Message):
-    __slots__ = ("member", "certificate_digest", "masking_key", "sealing_key", "nonce", "signature")
+    __slots__ = ("member", "certificate_digest", "keys_digest", "nonce", "signature")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    MASKING_KEY_FIELD_NUMBER: _ClassVar[int]
-    SEALING_KEY_FIELD_NUMBER: _ClassVar[int]
+    KEYS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     member: str
     certificate_digest: bytes
-    masking_key: bytes
-    sealing_key: bytes
+    keys_digest: bytes
     nonce: bytes
     signature: bytes
-    def __init__(self, member: _Optional[str] = ..., certificate_digest: _Optional[bytes] = ..., masking_key: _Optional[bytes] = ..., sealing_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, member: _Optional[str] = ..., certificate_digest: _Optional[bytes] = ..., keys_digest: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class DigestRoster(_message.Message):
     __slots__ = ("ref", "advertisements")
@@ -368,16 +438,24 @@ class Dealing(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., dealer: _Optional[str] = ..., seed_commitment: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[DealtShare, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class DealtShare(_message.Message):
-    __slots__ = ("receiver", "sealed", "masking_commitment", "seed_commitment")
+    __slots__ = ("receiver", "sealed_key", "locked_shares", "key_commitment", "root_commitment", "seed_commitment", "sealed_pair_seed", "pair_seed_commitment")
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    SEALED_FIELD_NUMBER: _ClassVar[int]
-    MASKING_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SEALED_KEY_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_SHARES_FIELD_NUMBER: _ClassVar[int]
+    KEY_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SEALED_PAIR_SEED_FIELD_NUMBER: _ClassVar[int]
+    PAIR_SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     receiver: str
-    sealed: bytes
-    masking_commitment: bytes
+    sealed_key: bytes
+    locked_shares: bytes
+    key_commitment: bytes
+    root_commitment: bytes
     seed_commitment: bytes
-    def __init__(self, receiver: _Optional[str] = ..., sealed: _Optional[bytes] = ..., masking_commitment: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ...) -> None: ...
+    sealed_pair_seed: bytes
+    pair_seed_commitment: bytes
+    def __init__(self, receiver: _Optional[str] = ..., sealed_key: _Optional[bytes] = ..., locked_shares: _Optional[bytes] = ..., key_commitment: _Optional[bytes] = ..., root_commitment: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ..., sealed_pair_seed: _Optional[bytes] = ..., pair_seed_commitment: _Optional[bytes] = ...) -> None: ...
 
 class ReceivedDealings(_message.Message):
     __slots__ = ("ref", "dealings")
@@ -388,22 +466,18 @@ class ReceivedDealings(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., dealings: _Optional[_Iterable[_Union[ReceivedDealing, _Mapping]]] = ...) -> None: ...
 
 class ReceivedDealing(_message.Message):
-    __slots__ = ("dealer", "sealed", "masking_share_commitment", "seed_share_commitment", "seed_commitment", "path", "signature")
+    __slots__ = ("dealer", "share", "seed_commitment", "path", "signature")
     DEALER_FIELD_NUMBER: _ClassVar[int]
-    SEALED_FIELD_NUMBER: _ClassVar[int]
-    MASKING_SHARE_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
-    SEED_SHARE_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     dealer: str
-    sealed: bytes
-    masking_share_commitment: bytes
-    seed_share_commitment: bytes
+    share: DealtShare
     seed_commitment: bytes
     path: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, dealer: _Optional[str] = ..., sealed: _Optional[bytes] = ..., masking_share_commitment: _Optional[bytes] = ..., seed_share_commitment: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, dealer: _Optional[str] = ..., share: _Optional[_Union[DealtShare, _Mapping]] = ..., seed_commitment: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MaskedInput(_message.Message):
     __slots__ = ("member", "digest", "length", "signature")
@@ -518,16 +592,16 @@ class Confirmations(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., confirmations: _Optional[_Iterable[_Union[Confirmation, _Mapping]]] = ...) -> None: ...
 
 class Unmasking(_message.Message):
-    __slots__ = ("ref", "member", "seed_shares", "masking_shares")
+    __slots__ = ("ref", "member", "seed_shares", "root_shares")
     REF_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     SEED_SHARES_FIELD_NUMBER: _ClassVar[int]
-    MASKING_SHARES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_SHARES_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     member: str
     seed_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
-    masking_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., seed_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., masking_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ...) -> None: ...
+    root_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., seed_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., root_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ...) -> None: ...
 
 class RevealedShare(_message.Message):
     __slots__ = ("dealer", "share")

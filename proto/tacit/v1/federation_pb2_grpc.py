@@ -85,6 +85,16 @@ class FederationServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
                 _registered_method=True)
+        self.FetchLog = channel.unary_unary(
+                '/tacit.v1.FederationService/FetchLog',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.FetchLogRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.FetchLogResponse.FromString,
+                _registered_method=True)
+        self.Cosign = channel.unary_unary(
+                '/tacit.v1.FederationService/Cosign',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.CosignRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.CosignResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServiceServicer:
@@ -144,7 +154,7 @@ class FederationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchCertificates(self, request, context):
-        """Returns the certificates that a roster names by digest: at most 512 digests a request, 64 certificates a part.
+        """Returns certificates and keys that a roster names by digest: at most 512 digests a request, 64 items a part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,6 +172,20 @@ class FederationServiceServicer:
     def FetchAuthorities(self, request, context):
         """Returns the federation's authorities, each signed by the one before it. Also works for a member that knows only a
         retired one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchLog(self, request, context):
+        """Returns entries of the roster log, at most 1000 in an answer, and its newest head.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cosign(self, request, context):
+        """Gives the coordinator this member's signature over a head that it accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,6 +243,16 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.FetchAuthorities,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.SerializeToString,
+            ),
+            'FetchLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchLog,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchLogRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.FetchLogResponse.SerializeToString,
+            ),
+            'Cosign': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cosign,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.CosignRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.CosignResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -492,6 +526,60 @@ class FederationService:
             '/tacit.v1.FederationService/FetchAuthorities',
             tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/FetchLog',
+            tacit_dot_v1_dot_federation__pb2.FetchLogRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.FetchLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cosign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/Cosign',
+            tacit_dot_v1_dot_federation__pb2.CosignRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.CosignResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -124,10 +124,10 @@ def signed_again(fleet: Fleet, message: Any) -> Any:
 # ---- members --------------------------------------------------------------------------------------------------------
 
 
-def hear(state: Any, message: Any) -> Any:
+def hear(state: Any, message: Any, served: Iterable[bytes] = ()) -> Any:
     match message:
         case secure_agg.Roster() | secure_agg.DigestRoster():
-            return state.on_roster(message)
+            return state.on_roster(message, served)
         case secure_agg.ReceivedDealings():
             return state.on_dealings(message)
         case secure_agg.Survivors():
@@ -145,19 +145,19 @@ def _explained(refusal: Refusal) -> None:
 def member_hears(graph: str, phase: Phase, seed: int, times: int) -> None:
     fleet = TABLE.at(graph, phase)
     honest, state = fleet.inbox[ME], fleet.states[ME]
-    message = bent(honest, seed, times, everything(graph))
+    message, served = bent(honest, seed, times, everything(graph)), list[bytes]()
     if seed % 2:
         message = signed_again(fleet, message)
     if phase is Phase.SHARE and seed % 4 == 0:
+        served = [item for entry in message.advertisements for item in (entry.certificate, entry.keys)]
         message = secure_agg.DigestRoster(tuple(by_digest(entry) for entry in message.advertisements))
-        digest = message
         try:
-            missing = state.missing(digest)
+            missing = state.missing(message)
             assert all(len(each) == 32 for each in missing)
         except Refusal as refusal:
             _explained(refusal)
     try:
-        answer = hear(state, message)
+        answer = hear(state, message, served)
     except Refusal as refusal:
         _explained(refusal)
         return
@@ -167,7 +167,7 @@ def member_hears(graph: str, phase: Phase, seed: int, times: int) -> None:
     if message != honest and phase is Phase.UNMASK:
         _, unmasking = answer
         assert {share.dealer for share in unmasking.seed_shares} <= set(state.survivors)
-        assert not {share.dealer for share in unmasking.masking_shares} & set(state.survivors)
+        assert not {share.dealer for share in unmasking.root_shares} & set(state.survivors)
 
 
 @quick
@@ -307,6 +307,10 @@ MANY = 100_000
 LONG = bytes(2_000_000)
 
 
+def with_share(dealing: secure_agg.ReceivedDealing, **changes: bytes) -> secure_agg.ReceivedDealing:
+    return dataclasses.replace(dealing, share=dataclasses.replace(dealing.share, **changes))
+
+
 def large(fleet: Fleet, phase: Phase) -> list[Any]:
     """Messages to a member at the start of a phase, far larger than any honest one."""
     message = fleet.inbox[ME]
@@ -315,14 +319,17 @@ def large(fleet: Fleet, phase: Phase) -> list[Any]:
             return [
                 secure_agg.Roster(entries * (MANY // len(entries))),
                 secure_agg.Roster((dataclasses.replace(entries[0], certificate=LONG), *entries[1:])),
-                secure_agg.Roster((dataclasses.replace(entries[0], masking_key=LONG), *entries[1:])),
+                secure_agg.Roster((dataclasses.replace(entries[0], keys=LONG), *entries[1:])),
                 secure_agg.Roster((dataclasses.replace(entries[0], member="m" * len(LONG)), *entries[1:])),
             ]
         case secure_agg.ReceivedDealings(dealings):
             first, *rest = dealings
             return [
                 secure_agg.ReceivedDealings(dealings * (MANY // len(dealings))),
-                secure_agg.ReceivedDealings((dataclasses.replace(first, sealed=LONG), *rest)),
+                *(
+                    secure_agg.ReceivedDealings((with_share(first, **{field: LONG}), *rest))
+                    for field in ("sealed_key", "locked_shares", "key_commitment", "sealed_pair_seed")
+                ),
                 secure_agg.ReceivedDealings((dataclasses.replace(first, path=(bytes(32),) * MANY), *rest)),
                 secure_agg.ReceivedDealings((dataclasses.replace(first, signature=LONG), *rest)),
             ]

@@ -79,6 +79,8 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_ENROLMENT_CONNECTIONS_PER_ADDRESS": "10",
         "TACIT_MEMBER_MESSAGES_PER_SECOND": "50",
         "TACIT_MEMBER_CALLS_PER_SECOND": "20.5",
+        "TACIT_AUTHORITY_ELSEWHERE": "true",
+        "TACIT_WITNESSES": f"{'ab' * 32}, {'cd' * 32}",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",
         "TACIT_STORE_URL": "s3://bucket/prefix",
         "TACIT_LOG_FORMAT": "json",
@@ -91,6 +93,8 @@ def test_every_key_can_be_overridden(tmp_path):
     config = load_config(tmp_path, environ)
     assert config.advertise == ("a.example.org", "10.0.0.9")
     assert config.metrics_port == 0
+    assert config.authority_elsewhere
+    assert config.witnesses == (b"\xab" * 32, b"\xcd" * 32)
     assert (config.enrolment_connections, config.enrolment_connections_per_address) == (100, 10)
     assert (config.member_messages_per_second, config.member_calls_per_second) == (50, 20.5)
     assert config.database_url == "postgresql://db/tacit"

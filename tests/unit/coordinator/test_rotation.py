@@ -305,8 +305,8 @@ def database(tmp_path):
         yield found
 
 
-def _meet(database, digit, begins_ms, now_ms=50):
-    return database.run_now(lambda s: records.meet_operator(s, "anna", digit * 32, begins_ms=begins_ms, now_ms=now_ms))
+def _standing(database, digit, begins_ms, now_ms=50):
+    return database.run_now(lambda s: records.check_operator(s, "anna", digit * 32, begins_ms=begins_ms, now_ms=now_ms))
 
 
 def _kinds(database):
@@ -316,28 +316,28 @@ def _kinds(database):
 def test_an_unrecorded_operators_certificate_is_refused_at_any_age(database):
     """A thief of the authority's key can date a certificate before everything in the journal."""
     database.run_now(lambda s: records.invite(s, "north", "t", b"h" * 32, 10**15, 1))
-    assert _meet(database, b"1", 0) is records.Met.UNKNOWN
+    assert _standing(database, b"1", 0) is records.OperatorStanding.UNKNOWN
     database.run_now(lambda s: records.record_operator(s, "bert", b"b" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
-    assert _meet(database, b"1", 0) is records.Met.UNKNOWN
+    assert _standing(database, b"1", 0) is records.OperatorStanding.UNKNOWN
     assert database.run_now(lambda s: [each.name for each in records.operators(s)]) == ["bert"]
 
 
 def test_a_revocation_covers_all_earlier_certificates_of_the_name(database):
     database.run_now(lambda s: records.record_operator(s, "anna", b"1" * 32, expires_ms=99, issuer=FIRST, now_ms=1))
     database.run_now(lambda s: records.revoke_operator(s, "anna", 6))
-    assert _meet(database, b"1", 1) is records.Met.REVOKED
+    assert _standing(database, b"1", 1) is records.OperatorStanding.REVOKED
     # This one is not on record either, and the operator still learns of the revocation.
-    assert _meet(database, b"2", 6) is records.Met.REVOKED
-    assert _meet(database, b"3", 7) is records.Met.UNKNOWN
+    assert _standing(database, b"2", 6) is records.OperatorStanding.REVOKED
+    assert _standing(database, b"3", 7) is records.OperatorStanding.UNKNOWN
     database.run_now(lambda s: records.record_operator(s, "anna", b"3" * 32, expires_ms=99, issuer=FIRST, now_ms=7))
-    assert _meet(database, b"3", 7) is records.Met.RECORDED
+    assert _standing(database, b"3", 7) is records.OperatorStanding.RECORDED
 
 
 def test_a_complete_record_admits_only_certificates_in_it(database):
     database.run_now(lambda s: records.record_operator(s, "anna", b"a" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
-    assert _meet(database, b"a", 20) is records.Met.RECORDED
-    assert _meet(database, b"1", 1) is records.Met.UNKNOWN
-    assert _meet(database, b"1", 1) is records.Met.UNKNOWN
+    assert _standing(database, b"a", 20) is records.OperatorStanding.RECORDED
+    assert _standing(database, b"1", 1) is records.OperatorStanding.UNKNOWN
+    assert _standing(database, b"1", 1) is records.OperatorStanding.UNKNOWN
     assert _kinds(database) == ["operator_issued", "operator_refused"]
 
 

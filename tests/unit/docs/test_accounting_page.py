@@ -2,17 +2,22 @@
 
 import math
 import re
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
-from learning.accounting.calibration import calibrate, calibrate_pld, rounds_affordable
+from learning.accounting.calibration import calibrate, rounds_affordable
 from learning.accounting.costs import event_of_round
 from learning.accounting.events import FixedLotGaussian, SampledGaussian
-from learning.accounting.spend import Limit, epsilon_pld, epsilon_renyi, renyi
+from learning.accounting.filter import Limit, epsilon_mixed
+from learning.accounting.gate import epsilon_counted
+from learning.accounting.renyi import ORDERS, renyi
+from learning.accounting.spend import epsilon_pld, epsilon_renyi
 from secure_agg.discrete_gaussian import _TAIL_BITS, DiscreteGaussian
 from tacit.mechanism import GaussianUpdate
 from tests.support.places import ROOT
@@ -23,7 +28,7 @@ DELTA = 1e-5
 
 def table(title: str) -> list[list[str]]:
     """Rows of the first table under a heading, without the header row."""
-    lines = PAGE.read_text().split(f"\n## {title}", 1)[1].splitlines()
+    lines = PAGE.read_text().split(f"# {title}", 1)[1].splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rows = []
     for line in lines[first + 2 :]:
@@ -41,8 +46,8 @@ def sampled(multiplier: float, rate: float, steps: int = 1) -> SampledGaussian:
     return SampledGaussian(multiplier=multiplier, rate=rate, steps=steps)
 
 
-def pld(event: SampledGaussian) -> float:
-    found = epsilon_pld([event], DELTA, "add-remove")
+def pld(event: SampledGaussian, delta: float = DELTA) -> float:
+    found = epsilon_pld([event], delta, "add-remove")
     assert found is not None
     return found
 
@@ -74,22 +79,59 @@ def test_golden_values_match_the_accountants():
         assert round(whole(sigma), 2) == epsilon
 
 
+LIFE = 1e-6
+
+
+def former(events: list[SampledGaussian]) -> float:
+    """What the gate before decision 45 counted, at delta 1e-6."""
+    spent = sum(renyi(event, "add-remove") for event in events)
+    return float(np.min(spent + math.log(len(ORDERS) / LIFE) / (np.array(ORDERS) - 1)))
+
+
+def keeps(multiplier: float, epsilon: float, counted: Callable[[float], float]) -> bool:
+    """Whether a multiplier of three digits is enough, and the next smaller one is not."""
+    below = multiplier - 10.0 ** (math.floor(math.log10(multiplier)) - 2)
+    return counted(multiplier) <= epsilon < counted(below)
+
+
 @pytest.mark.parametrize("row", range(4))
 def test_the_cost_of_the_gate_matches_the_accountants(row):
     q, steps, *cells = table("What the gate costs")[row]
     rate, rounds = float(q), int(steps)
-    for epsilon, cell in zip((1, 4, 8), cells, strict=True):
-        ratio, percent = numbers(cell)
-        limit = Limit(epsilon, DELTA)
-        gate = calibrate(lambda z: sampled(z, rate), rounds, limit)
-        fixed = calibrate_pld(lambda z: sampled(z, rate), rounds, limit)
-        assert fixed is not None
-        assert round(gate / fixed, 2) == ratio
-        passes = rounds_affordable(sampled(gate, rate), limit)
-        # The table says that passes / S rounds to this percentage, with S the most steps that the PLD allows.
-        least = math.floor(passes / (percent + 0.5) * 100) + 1
-        most = math.floor(passes / (percent - 0.5) * 100)
-        assert pld(sampled(gate, rate, least)) <= epsilon < pld(sampled(gate, rate, most + 1))
+    assert len(cells) == 4
+    for epsilon, cell in zip((1.0, 2.0, 4.0, 8.0), cells, strict=True):
+        before, fixed, now = numbers(cell)
+        assert keeps(before, epsilon, lambda z: former([sampled(z, rate, rounds)]))
+        assert keeps(fixed, epsilon, lambda z: pld(sampled(z, rate, rounds), LIFE))
+        assert keeps(now, epsilon, lambda z: epsilon_counted([sampled(z, rate, rounds)], Limit(1.0, LIFE)))
+        assert now <= 1.05 * fixed
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_what_a_second_job_has_left_matches_the_accountants(row):
+    spends, mixed, before, fixed, now, more_before, more = table("What a second job has left")[row]
+    epsilon, limit = float(spends), Limit(8.0, LIFE)
+    one = sampled(calibrate(lambda z: sampled(z, 0.1), 50, Limit(epsilon, LIFE)), 0.1)
+    first = one.model_copy(update={"steps": 50})
+    assert epsilon * 0.98 < epsilon_counted([first], limit) <= epsilon
+    assert float(mixed) == pytest.approx(epsilon_mixed(renyi(first, "add-remove"), limit), abs=0.006)
+
+    def second(multiplier: float) -> SampledGaussian:
+        return sampled(multiplier, 0.256, 200)
+
+    if before == "none is enough":
+        assert former([first, second(10_000)]) > 8
+    else:
+        assert keeps(float(before), 8, lambda z: former([first, second(z)]))
+    assert keeps(float(now), 8, lambda z: epsilon_counted([first, second(z)], limit))
+    by_pld = [epsilon_pld([first, second(float(fixed) * factor)], LIFE, "add-remove") for factor in (1, 0.99)]
+    assert by_pld[0] is not None
+    assert by_pld[1] is not None
+    assert by_pld[0] <= 8 < by_pld[1]
+    assert int(more) == rounds_affordable(one, limit, [first])
+    assert int(more_before) == max(
+        0, max(n for n in range(2000) if n == 0 or former([sampled(one.multiplier, 0.1, n)]) <= 8) - 50
+    )
 
 
 def test_dp_accounting_gives_the_epsilons_of_the_table():

@@ -67,10 +67,10 @@ def test_the_example_answers_as_predict_does(exported) -> None:
     ("name", "split"),
     [
         ("bert", False),
-        ("prompt-roberta", False),
-        ("lora-roberta", False),
+        pytest.param("prompt-roberta", False, marks=pytest.mark.long),
+        pytest.param("lora-roberta", False, marks=pytest.mark.long),
         ("cloze-pairs", False),
-        ("cloze-bert", True),
+        pytest.param("cloze-bert", True, marks=pytest.mark.long),
         ("prompt-electra", True),
     ],
 )

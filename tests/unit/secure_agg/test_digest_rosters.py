@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from secure_agg import (
-    Advertisement,
     DigestAdvertisement,
     DigestRoster,
-    Dropped,
     IdentityInvalid,
     Phase,
     Reason,
@@ -21,9 +19,10 @@ from secure_agg import (
     advertise,
     by_digest,
     certificate_digest,
-    open_attempt,
+    keys_digest,
     roster_by_digest,
 )
+from secure_agg.sealing import SecretKey
 from secure_agg.session import roster_root
 from tests.support.sparse_fleet import SparseFleet
 from tests.support.sum_fleet import Fleet, TestIdentity, key_of, names, verify
@@ -75,31 +74,47 @@ def certificates(fleet: Fleet) -> dict[bytes, bytes]:
     return {hashlib.sha256(i.certificate).digest(): i.certificate for i in fleet.identities.values()}
 
 
+def parts(fleet: Fleet) -> dict[bytes, bytes]:
+    """Certificates and keys by digest, as a coordinator serves them."""
+    return certificates(fleet) | fleet.server.session.keys_by_digest
+
+
+def neighbours(fleet: Fleet, member: str = ME) -> tuple[str, ...]:
+    return fleet.server.session.neighbours(member)
+
+
 @pytest.mark.parametrize("kind", [Fleet, SparseFleet])
 def test_a_member_names_missing_certificates_and_accepts_them(kind) -> None:
     fleet, state, roster = standing(None, kind(24))
     own = certificate_digest(fleet.identities[ME].certificate)
     missing = state.missing(roster)
-    assert set(missing) == set(certificates(fleet)) - {own}
-    assert missing == tuple(e.certificate_digest for e in roster.advertisements if e.member != ME)
-    after, _ = state.on_roster(roster, [certificates(fleet)[digest] for digest in reversed(missing)])
-    assert after.seat.session.id == fleet.server.session.id
-    assert dict(after.seat.session.entries) == dict(fleet.server.session.entries)
+    lacking = tuple(e.certificate_digest for e in roster.advertisements if e.member != ME)
+    assert set(lacking) == set(certificates(fleet)) - {own}
+    keys = tuple(e.keys_digest for e in roster.advertisements if e.member in neighbours(fleet))
+    assert missing == (*lacking, *keys)
+    after, _ = state.on_roster(roster, [parts(fleet)[digest] for digest in reversed(missing)])
+    session = after.seat.session
+    assert session.id == fleet.server.session.id
+    assert dict(session.entries) == dict(fleet.server.session.entries)
+    assert session.certificates == fleet.server.session.certificates
+    # A stranger's keys never get here.
+    assert set(session.keys) == {ME, *neighbours(fleet)}
 
 
 def test_a_verified_certificate_is_cached_until_it_expires() -> None:
     shelf = Shelf()
     fleet, state, roster = standing(shelf)
-    state.on_roster(roster, certificates(fleet).values())
+    state.on_roster(roster, parts(fleet).values())
     assert shelf.chains == 5
     fleet, state, roster = standing(shelf)
-    assert state.missing(roster) == ()
-    state.on_roster(roster)
+    keys = state.missing(roster)
+    assert set(keys) == {e.keys_digest for e in roster.advertisements if e.member != ME}
+    state.on_roster(roster, parts(fleet).values())
     assert shelf.chains == 5
     shelf.now = 10
     fleet, state, roster = standing(shelf)
-    assert len(state.missing(roster)) == 4
-    state.on_roster(roster, certificates(fleet).values())
+    assert len(state.missing(roster)) == 4 + 4
+    state.on_roster(roster, parts(fleet).values())
     assert shelf.chains == 10
 
 
@@ -107,7 +122,7 @@ def test_a_cached_certificate_is_verified_with_every_signature() -> None:
     """An outdated cache causes a refusal, never an acceptance."""
     shelf = Shelf()
     fleet, state, roster = standing(shelf)
-    state.on_roster(roster, certificates(fleet).values())
+    state.on_roster(roster, parts(fleet).values())
     fleet, state, roster = standing(shelf)
 
     def revoked(certificate: bytes, message: bytes, signature: bytes) -> str:
@@ -116,18 +131,53 @@ def test_a_cached_certificate_is_verified_with_every_signature() -> None:
         return verify(certificate, message, signature)
 
     with pytest.raises(Refusal) as caught:
-        dataclasses.replace(state, _verify=revoked).on_roster(roster)
+        dataclasses.replace(state, _verify=revoked).on_roster(roster, parts(fleet).values())
     assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
 
 
 def test_a_missing_certificate_is_refused_and_the_state_stays() -> None:
     fleet, state, roster = standing(None)
-    handed = {d: c for d, c in certificates(fleet).items() if c != fleet.identities["m3"].certificate}
+    handed = {d: c for d, c in parts(fleet).items() if c != fleet.identities["m3"].certificate}
     with pytest.raises(Refusal) as caught:
         state.on_roster(roster, handed.values())
     assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_CERTIFICATE_MISSING, "m3")
     assert certificate_digest(fleet.identities["m3"].certificate).hex() in caught.value.detail
-    state.on_roster(roster, certificates(fleet).values())
+    state.on_roster(roster, parts(fleet).values())
+
+
+@pytest.mark.parametrize("kind", [Fleet, SparseFleet])
+def test_missing_keys_of_a_neighbour_are_refused_and_the_state_stays(kind) -> None:
+    fleet, state, roster = standing(None, kind(24))
+    around = neighbours(fleet)
+    keys = fleet.server.session.keys
+    for swapped in (None, keys["m0"][:-1], keys["m0"] + b"\0"):
+        handed = [*certificates(fleet).values(), *(keys[each] for each in around[1:])]
+        with pytest.raises(Refusal) as caught:
+            state.on_roster(roster, handed if swapped is None else [*handed, swapped])
+        assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_KEYS_MISSING, around[0])
+        assert keys_digest(keys[around[0]]).hex() in caught.value.detail
+    state.on_roster(roster, [*handed, keys[around[0]]])
+
+
+def test_keys_altered_in_transit_are_refused() -> None:
+    """The signature covers the digest, so a digest of other keys is the coordinator's, and refused."""
+    fleet, state, roster = standing(None)
+    other = SecretKey(b"\x07" * 96).public + SecretKey(b"\x08" * 96).public
+    entries = tuple(
+        dataclasses.replace(entry, keys_digest=keys_digest(other)) if entry.member == "m3" else entry
+        for entry in roster.advertisements
+    )
+    with pytest.raises(Refusal) as caught:
+        state.on_roster(DigestRoster(entries), [*parts(fleet).values(), other])
+    assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
+
+
+def test_a_stranger_whose_keys_are_rubbish_is_its_neighbours_business() -> None:
+    """The server has checked everybody's keys; a member checks those that it seals to."""
+    fleet, state, roster = standing(None, SparseFleet(24))
+    handed = {digest: each for digest, each in parts(fleet).items() if digest in state.missing(roster)}
+    assert len(handed) == 23 + 8
+    state.on_roster(roster, handed.values())
 
 
 def test_a_certificate_with_another_digest_is_ignored() -> None:
@@ -136,7 +186,7 @@ def test_a_certificate_with_another_digest_is_ignored() -> None:
     m3, m4 = fleet.identities["m3"].certificate, fleet.identities["m4"].certificate
     swapped = {**certificates(fleet), certificate_digest(m3): m4}
     liar = dataclasses.replace(state, _certificate_of=swapped.get)
-    assert liar.missing(roster) == (certificate_digest(m3),)
+    assert liar.missing(roster)[:-4] == (certificate_digest(m3),)
     with pytest.raises(Refusal, match="no certificate with the digest"):
         liar.on_roster(roster)
 
@@ -151,14 +201,14 @@ def test_a_digest_altered_in_transit_is_refused() -> None:
         for entry in roster.advertisements
     )
     with pytest.raises(Refusal) as caught:
-        state.on_roster(DigestRoster(entries), [*certificates(fleet).values(), other.certificate])
+        state.on_roster(DigestRoster(entries), [*parts(fleet).values(), other.certificate])
     assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
     own = tuple(
         dataclasses.replace(entry, certificate_digest=entries[3].certificate_digest) if entry.member == ME else entry
         for entry in roster.advertisements
     )
     with pytest.raises(Refusal) as caught:
-        state.on_roster(DigestRoster(own), [*certificates(fleet).values(), other.certificate])
+        state.on_roster(DigestRoster(own), [*parts(fleet).values(), other.certificate])
     assert caught.value.reason is Reason.ROSTER_OWN_ENTRY_ALTERED
 
 
@@ -170,7 +220,7 @@ def test_two_entries_with_one_certificate_are_refused() -> None:
         for entry in roster.advertisements
     )
     with pytest.raises(Refusal) as caught:
-        state.on_roster(DigestRoster(entries), certificates(fleet).values())
+        state.on_roster(DigestRoster(entries), parts(fleet).values())
     assert caught.value.reason is Reason.ROSTER_CERTIFICATE_DUPLICATE
 
 
@@ -183,23 +233,24 @@ def test_nothing_is_fetched_for_a_roster_of_another_size(copies: int, reason: Re
 
 
 @pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), bytes(1_000_000)], ids=len)
-def test_a_digest_of_wrong_length_is_refused_before_anything_is_fetched(digest: bytes) -> None:
+@pytest.mark.parametrize("field", ["certificate_digest", "keys_digest"])
+def test_a_digest_of_wrong_length_is_refused_before_anything_is_fetched(digest: bytes, field: str) -> None:
     fleet, state, roster = standing(None)
     entries = tuple(
-        dataclasses.replace(entry, certificate_digest=digest) if entry.member == "m3" else entry
+        dataclasses.replace(entry, **{field: digest}) if entry.member == "m3" else entry
         for entry in roster.advertisements
     )
-    for act in (state.missing, lambda bent: state.on_roster(bent, certificates(fleet).values())):
+    for act in (state.missing, lambda bent: state.on_roster(bent, parts(fleet).values())):
         with pytest.raises(Refusal) as caught:
             act(DigestRoster(entries))
         assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_MALFORMED, "m3")
         assert len(caught.value.detail) <= 100
-    state.on_roster(roster, certificates(fleet).values())
+    state.on_roster(roster, parts(fleet).values())
 
 
 def test_both_forms_of_a_roster_have_one_root_and_use_the_keys_once() -> None:
     fleet, state, roster = standing(None)
-    after, _ = state.on_roster(roster, certificates(fleet).values())
+    after, _ = state.on_roster(roster, parts(fleet).values())
     assert roster_root(after.seat.session.entries.values()) == roster_root(fleet.server.session.entries.values())
     with pytest.raises(Refusal, match="second_roster"):
         state.missing(roster)
@@ -211,29 +262,12 @@ def test_both_forms_of_a_roster_have_one_root_and_use_the_keys_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [Fleet, SparseFleet])
-def test_an_attempt_with_digests_in_both_directions_gives_the_same_sum(kind) -> None:
-    fleet = kind(24)
-    shelf = certificates(fleet)
-    fleet.server = open_attempt(fleet.context, names(24), verify, key_of=key_of, certificate_of=shelf.get)
-    # A repeat in either form, now or later, changes nothing.
+def test_an_attempt_with_a_roster_by_digest_gives_the_same_sum(kind) -> None:
+    fleet = kind(24).until(Phase.SHARE)
+    served = parts(fleet)
     for member in names(24):
-        message = fleet.act(member, Phase.ADVERTISE)
-        fleet.sent[Phase.ADVERTISE][member] = message
-        assert not isinstance(fleet.deliver(member, by_digest(message)), Dropped)
-        assert fleet.server.receive(member, by_digest(message)) is fleet.server
-        assert fleet.server.receive(member, message) is fleet.server
-    assert all(isinstance(answer, Advertisement) for answer in fleet.server.answers.values())
-    fleet.server, inbox, _ = fleet.server.close()
-    first = by_digest(fleet.sent[Phase.ADVERTISE][ME])
-    assert fleet.server.receive(ME, first) is fleet.server
-    other = dataclasses.replace(first, nonce=bytes(32))
-    late = fleet.server.receive(ME, other)
-    assert isinstance(late, Dropped)
-    assert late.reason is Reason.MESSAGE_NOT_EXPECTED
-    for member in names(24):
-        roster = roster_by_digest(inbox[member])
-        state = fleet.states[member]
-        fleet.states[member], message = state.on_roster(roster, [shelf[digest] for digest in state.missing(roster)])
+        roster, state = roster_by_digest(fleet.inbox[member]), fleet.states[member]
+        fleet.states[member], message = state.on_roster(roster, [served[digest] for digest in state.missing(roster)])
         fleet.deliver(member, message)
     fleet.server, fleet.inbox, _ = fleet.server.close()
     for _ in range(3):
@@ -242,35 +276,19 @@ def test_an_attempt_with_digests_in_both_directions_gives_the_same_sum(kind) -> 
     np.testing.assert_array_equal(fleet.sum.total, fleet.plain_sum(names(24)))
 
 
-def test_the_server_asks_for_the_certificate_it_does_not_know() -> None:
-    fleet = Fleet(5)
-    message = fleet.act(ME, Phase.ADVERTISE)
-    unknown = fleet.server.receive(ME, by_digest(message))
-    assert isinstance(unknown, Dropped)
-    assert unknown.reason is Reason.ADVERTISEMENT_SIGNATURE_INVALID
-    assert "send the certificate itself" in unknown.detail
-    taken = fleet.server.receive(ME, message)
-    assert taken.receive(ME, by_digest(message)) is taken
+def test_the_server_serves_keys_by_digest() -> None:
+    fleet = SparseFleet(24).until(Phase.SHARE)
+    session = fleet.server.session
+    assert session.keys_by_digest == {
+        hashlib.sha256(each.keys).digest(): each.keys for each in fleet.sent[Phase.ADVERTISE].values()
+    }
 
 
-def test_an_advertisement_with_an_unsigned_digest_is_dropped() -> None:
-    fleet = Fleet(5)
-    shelf = certificates(fleet)
-    server = open_attempt(fleet.context, names(5), verify, key_of=key_of, certificate_of=shelf.get)
-    message = by_digest(fleet.act(ME, Phase.ADVERTISE))
-    theirs = certificate_digest(fleet.identities["m3"].certificate)
-    dropped = server.receive(ME, dataclasses.replace(message, certificate_digest=theirs))
-    assert isinstance(dropped, Dropped)
-    assert dropped.reason is Reason.ADVERTISEMENT_SIGNATURE_INVALID
-    assert server.receive("a stranger", message) == Dropped("a stranger", Reason.SENDER_NOT_EXPECTED)
-    lost = server.drop(ME, Reason.DISCONNECTED)
-    assert lost.receive(ME, message) == Dropped(ME, Reason.DISCONNECTED)
-
-
-def test_the_two_forms_differ_only_in_the_certificate() -> None:
+def test_the_two_forms_differ_only_in_certificate_and_keys() -> None:
     message = Fleet(5).act(ME, Phase.ADVERTISE)
     brief = by_digest(message)
     assert isinstance(brief, DigestAdvertisement)
     assert brief.certificate_digest == hashlib.sha256(message.certificate).digest()
-    shared = {"member", "masking_key", "sealing_key", "nonce", "signature"}
+    assert brief.keys_digest == keys_digest(message.keys) == hashlib.sha256(message.keys).digest()
+    shared = {"member", "nonce", "signature"}
     assert all(getattr(brief, name) == getattr(message, name) for name in shared)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from secure_agg import Confirmations, Phase, Reason, ReceivedDealings, Refusal, Survivors
-from secure_agg.agreement import agree, derive_key
 from secure_agg.masking import MaskStream, apply_streams
 from secure_agg.member import confirm
 from secure_agg.member.seat import HeldShares
+from secure_agg.sealing import derive
 from secure_agg.secret import Secret
 from secure_agg.shamir import combine_secret
+from tests.support.crooked import seed_of_pair
 from tests.support.sum_fleet import Fleet
 
 VICTIM = "m0"
@@ -54,7 +55,7 @@ def test_without_that_check_the_victims_input_is_revealed(monkeypatch: pytest.Mo
         fleet.inbox[member] = Confirmations(signatures)
         answers[member] = fleet.act(member, Phase.UNMASK)
 
-    # The coordinator now holds three shares of the victim's seed and of the masking keys of m1 and m2.
+    # The coordinator now holds three shares of the victim's seed and of the roots of m1 and m2.
     session = victim.seat.session
 
     def rebuilt(kind: str, dealer: str) -> bytes:
@@ -68,10 +69,10 @@ def test_without_that_check_the_victims_input_is_revealed(monkeypatch: pytest.Mo
         return combine_secret(shares, 3)
 
     seed = rebuilt("seed_shares", VICTIM)
-    streams = [MaskStream(derive_key(seed, session.id, session.self_mask_info(VICTIM)), add=False)]
+    streams = [MaskStream(derive(seed, session.id, session.self_mask_info(VICTIM)), add=False)]
     for lost in ("m1", "m2"):
-        shared = agree(rebuilt("masking_shares", lost), session.entries[VICTIM].masking_key)
-        streams.append(MaskStream(derive_key(shared, session.id, session.pair_mask_info(lost, VICTIM)), add=False))
+        pair_seed = seed_of_pair(session, rebuilt("root_shares", lost), lost, VICTIM, fleet.sent[Phase.SHARE])
+        streams.append(MaskStream(derive(pair_seed, session.id, session.pair_mask_info(lost, VICTIM)), add=False))
     opened = fleet.masked[VICTIM].copy()
     apply_streams(opened, streams, 32)
     np.testing.assert_array_equal(opened, fleet.inputs[VICTIM])

@@ -330,7 +330,7 @@ def test_a_second_roster_cannot_put_a_member_into_another_group() -> None:
 
 
 def test_members_that_were_shown_different_rosters_share_no_sum() -> None:
-    fleet = GroupFleet(12, 3)
+    fleet = GroupFleet(12, 3, seed="shown two rosters")
     fleet.play()
     liar = Roster(tuple(entry for entry in fleet.inbox["m0"].advertisements if entry.member != "m5"))
     state, _ = fleet.states["m0"].on_roster(liar)
@@ -429,11 +429,11 @@ def test_two_lists_of_survivors_of_a_group_are_never_both_confirmed() -> None:
     assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS  # type: ignore[attr-defined]
 
 
-def test_a_key_that_agrees_on_zero_is_refused_by_its_group() -> None:
+def test_an_unusable_key_is_refused_by_its_group() -> None:
     fleet = GroupFleet(12, 3)
     liar = fleet.identities["m5"]
     honest = fleet.act("m5", Phase.ADVERTISE)
-    unsigned = dataclasses.replace(honest, masking_key=bytes(32))
+    unsigned = dataclasses.replace(honest, keys=b"\xff" * 3 + honest.keys[3:])
     weak = dataclasses.replace(unsigned, signature=liar.sign(advertisement_statement(fleet.context, unsigned)))
     entries = {name: fleet.act(name, Phase.ADVERTISE) for name in names(12)}
     roster = Roster(tuple((entries | {"m5": weak}).values()))

@@ -24,13 +24,13 @@ from secure_agg import (
     Roster,
     Survivors,
     advertise,
-    agreement,
-    merkle,
     pack_in_place,
 )
-from secure_agg.agreement import agree, open_sealed, seal
 from secure_agg.member import mask as mask_phase
-from secure_agg.session import advertisement_statement
+from secure_agg.sealing import PUBLIC_KEY_BYTES, PublicKey, SealBroken, SecretKey
+from secure_agg.session import advertisement_statement, sealing_key_of, seed_key_of
+from tests.support.crooked import opened, resealed, reseeded, resigned
+from tests.support.lying import dealt_to
 from tests.support.sum_fleet import Fleet, SeededRandom, TestIdentity, issue, key_of, make_context, verify
 
 ME = "m1"
@@ -87,27 +87,68 @@ def test_the_same_member_twice(at_roster: Fleet) -> None:
     refused(at_roster, Phase.SHARE, Reason.ROSTER_MEMBER_DUPLICATE, "m0")
 
 
-@pytest.mark.parametrize("field", ["masking_key", "sealing_key", "nonce"])
-@pytest.mark.parametrize("source", ["masking_key", "sealing_key"])
-def test_a_key_of_another_entry(at_roster: Fleet, field: str, source: str) -> None:
-    taken = getattr(at_roster.inbox[ME].advertisements[0], source)
+HALVES = {"sealing": sealing_key_of, "seed": seed_key_of}
+
+
+def with_key(keys: bytes, which: str, key: bytes) -> bytes:
+    """The two keys of an advertisement with one of them replaced."""
+    return key + seed_key_of(keys) if which == "sealing" else sealing_key_of(keys) + key
+
+
+@pytest.mark.parametrize("which", HALVES)
+@pytest.mark.parametrize("source", HALVES)
+@pytest.mark.parametrize("of", ["m0", ME])
+def test_a_key_of_another_entry(at_roster: Fleet, which: str, source: str, of: str) -> None:
+    taken = next(HALVES[source](e.keys) for e in at_roster.inbox[ME].advertisements if e.member == of)
     copier = at_roster.identities["m4"]
-    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, copier, **{field: taken}))
+    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, copier, keys=with_key(e.keys, which, taken)))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_DUPLICATE, "m4")
 
 
-def test_one_key_for_masking_and_sealing(at_roster: Fleet) -> None:
-    owner = at_roster.identities["m4"]
-    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, owner, sealing_key=e.masking_key))
+@pytest.mark.parametrize("source", ["nonce", "digest of keys"])
+def test_a_nonce_of_another_entry(at_roster: Fleet, source: str) -> None:
+    first = at_roster.inbox[ME].advertisements[0]
+    taken = first.nonce if source == "nonce" else hashlib.sha256(first.keys).digest()
+    copier = at_roster.identities["m4"]
+    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, copier, nonce=taken))
     refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_DUPLICATE, "m4")
 
 
-@pytest.mark.parametrize("field", ["masking_key", "sealing_key"])
-@pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"\x09" * 31, b""])
-def test_an_unusable_key(at_roster: Fleet, field: str, key: bytes) -> None:
+def test_one_key_for_seeds_and_sealing(at_roster: Fleet) -> None:
     owner = at_roster.identities["m4"]
-    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, owner, **{field: key}))
+    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, owner, keys=2 * seed_key_of(e.keys)))
+    refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_DUPLICATE, "m4")
+
+
+@pytest.mark.parametrize("which", HALVES)
+@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), bytes(31) + b"\x80"])
+def test_a_key_with_a_point_of_small_order(at_roster: Fleet, which: str, point: bytes) -> None:
+    # m1 chooses the seed of its pair with m4, so it seals to both of its keys.
+    owner = at_roster.identities["m4"]
+    bend_entry(
+        at_roster,
+        "m4",
+        lambda e: signed(at_roster, e, owner, keys=with_key(e.keys, which, HALVES[which](e.keys)[:-32] + point)),
+    )
     refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_INVALID, "m4")
+
+
+@pytest.mark.parametrize("which", HALVES)
+def test_a_key_whose_ml_kem_half_is_out_of_range(at_roster: Fleet, which: str) -> None:
+    owner = at_roster.identities["m4"]
+    bend_entry(
+        at_roster,
+        "m4",
+        lambda e: signed(at_roster, e, owner, keys=with_key(e.keys, which, b"\xff" * 3 + HALVES[which](e.keys)[3:])),
+    )
+    refused(at_roster, Phase.SHARE, Reason.ROSTER_KEY_INVALID, "m4")
+
+
+@pytest.mark.parametrize("length", [0, 1, PUBLIC_KEY_BYTES, 2 * PUBLIC_KEY_BYTES - 1, 2 * PUBLIC_KEY_BYTES + 1])
+def test_keys_of_another_length(at_roster: Fleet, length: int) -> None:
+    owner = at_roster.identities["m4"]
+    bend_entry(at_roster, "m4", lambda e: signed(at_roster, e, owner, keys=(e.keys + b"\0")[:length]))
+    refused(at_roster, Phase.SHARE, Reason.ROSTER_MALFORMED, "m4")
 
 
 def test_a_nonce_of_another_length(at_roster: Fleet) -> None:
@@ -116,9 +157,16 @@ def test_a_nonce_of_another_length(at_roster: Fleet) -> None:
     refused(at_roster, Phase.SHARE, Reason.ROSTER_MALFORMED, "m4")
 
 
-@pytest.mark.parametrize("field", ["masking_key", "sealing_key", "nonce"])
-def test_a_swapped_key_without_its_owners_signature(at_roster: Fleet, field: str) -> None:
-    bend_entry(at_roster, "m4", lambda e: dataclasses.replace(e, **{field: b"\x42" * 32}))
+@pytest.mark.parametrize("which", [*HALVES, "nonce"])
+def test_a_swapped_key_without_its_owners_signature(at_roster: Fleet, which: str) -> None:
+    other = SecretKey(b"\x42" * 96).public
+
+    def swapped(entry: Advertisement) -> Advertisement:
+        if which == "nonce":
+            return dataclasses.replace(entry, nonce=b"\x42" * 32)
+        return dataclasses.replace(entry, keys=with_key(entry.keys, which, other))
+
+    bend_entry(at_roster, "m4", swapped)
     refused(at_roster, Phase.SHARE, Reason.ROSTER_SIGNATURE_INVALID, "m4")
 
 
@@ -169,9 +217,13 @@ def test_a_roster_without_this_member(at_roster: Fleet) -> None:
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_MISSING)
 
 
-@pytest.mark.parametrize("field", ["masking_key", "sealing_key", "nonce", "signature", "certificate"])
+@pytest.mark.parametrize("field", ["keys", "nonce", "signature", "certificate"])
 def test_the_members_own_entry_altered(at_roster: Fleet, field: str) -> None:
-    bend_entry(at_roster, ME, lambda e: dataclasses.replace(e, **{field: getattr(e, field)[:-1] + b"\x55"}))
+    bend_entry(
+        at_roster,
+        ME,
+        lambda e: dataclasses.replace(e, **{field: getattr(e, field)[:-1] + bytes([getattr(e, field)[-1] ^ 0x55])}),
+    )
     refused(at_roster, Phase.SHARE, Reason.ROSTER_OWN_ENTRY_ALTERED, ME)
 
 
@@ -267,15 +319,39 @@ def test_a_dealer_from_outside_the_roster(at_dealings: Fleet) -> None:
 
 def test_a_dealing_under_another_dealers_name(at_dealings: Fleet) -> None:
     dealings = at_dealings.inbox[ME].dealings
-    swapped = dataclasses.replace(dealings[0], dealer="m4")
-    at_dealings.inbox[ME] = ReceivedDealings((*dealings[:-1], swapped))
-    refused(at_dealings, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, "m4")
-
-
-@pytest.mark.parametrize("field", ["masking_share_commitment", "seed_share_commitment", "seed_commitment"])
-def test_a_commitment_that_the_dealer_did_not_sign(at_dealings: Fleet, field: str) -> None:
-    bend_dealing(at_dealings, "m3", **{field: b"\x77" * 32})
+    swapped = dataclasses.replace(dealings[0], dealer="m3")
+    at_dealings.inbox[ME] = ReceivedDealings((*dealings[:2], swapped, *dealings[3:]))
     refused(at_dealings, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, "m3")
+
+
+COMMITMENTS = ["key_commitment", "root_commitment", "seed_commitment", "pair_seed_commitment"]
+CIPHERTEXTS = {"sealed_key": 1168, "locked_shares": 82, "sealed_pair_seed": 1168}
+# It chooses the seed of its pair with ME.
+CHOOSER = "m3"
+
+
+def bend_share(fleet: Fleet, of: str, /, **changes: Any) -> None:
+    """The coordinator changes what was dealt on the way."""
+    bend_dealing(fleet, of, share=dataclasses.replace(dealing_of(fleet, of).share, **changes))
+
+
+@pytest.mark.parametrize("field", COMMITMENTS)
+def test_a_commitment_that_the_dealer_did_not_sign(at_dealings: Fleet, field: str) -> None:
+    bend_share(at_dealings, CHOOSER, **{field: b"\x77" * 32})
+    refused(at_dealings, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, CHOOSER)
+
+
+def test_a_commitment_to_the_self_mask_seed_that_the_dealer_did_not_sign(at_dealings: Fleet) -> None:
+    bend_dealing(at_dealings, "m3", seed_commitment=b"\x77" * 32)
+    refused(at_dealings, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, "m3")
+
+
+def test_a_dealing_for_another_receiver(at_dealings: Fleet) -> None:
+    theirs = next(d for d in at_dealings.inbox["m2"].dealings if d.dealer == "m3")
+    bend_dealing(at_dealings, "m3", share=theirs.share, path=theirs.path)
+    refused(at_dealings, Phase.MASK, Reason.DEALINGS_MALFORMED, "m3")
+    bend_share(at_dealings, "m3", receiver=ME)
+    refused(at_dealings, Phase.MASK, Reason.DEALINGS_MALFORMED, "m3")
 
 
 def test_a_path_that_leads_elsewhere(at_dealings: Fleet) -> None:
@@ -297,64 +373,194 @@ def test_a_signature_of_an_earlier_session() -> None:
     refused(now, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, "m0")
 
 
+@pytest.mark.parametrize("field", CIPHERTEXTS)
+@pytest.mark.parametrize("at", [0, 40, 81])
+def test_a_ciphertext_that_was_tampered_with(at_dealings: Fleet, field: str, at: int) -> None:
+    """The dealer signed another one, so the coordinator did it."""
+    bent = bytearray(getattr(dealing_of(at_dealings, CHOOSER).share, field))
+    bent[at] ^= 1
+    bend_share(at_dealings, CHOOSER, **{field: bytes(bent)})
+    refused(at_dealings, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, CHOOSER)
+
+
+@pytest.mark.parametrize("field", CIPHERTEXTS)
+def test_a_ciphertext_of_another_length(at_dealings: Fleet, field: str) -> None:
+    whole = getattr(dealing_of(at_dealings, CHOOSER).share, field)
+    for wrong in (b"", whole[:16], whole[:-1], whole + b"\0"):
+        bend_share(at_dealings, CHOOSER, **{field: wrong})
+        refused(at_dealings, Phase.MASK, Reason.DEALINGS_MALFORMED, CHOOSER)
+
+
+def test_a_seed_from_the_wrong_end_of_the_pair(at_dealings: Fleet) -> None:
+    # m1 chooses the seed of its pair with m4.
+    theirs = dealing_of(at_dealings, CHOOSER).share
+    assert at_dealings.server.session.chooses(ME, "m4")
+    seed = {"sealed_pair_seed": theirs.sealed_pair_seed, "pair_seed_commitment": theirs.pair_seed_commitment}
+    bend_share(at_dealings, "m4", **seed)
+    refused(at_dealings, Phase.MASK, Reason.DEALINGS_MALFORMED, "m4")
+
+
+# Dealers that lie, and sign it.
+
+
+def lied(change: Callable[[Any, str, Any, SecretKey], Any], dealer: str = CHOOSER) -> Fleet:
+    """A fleet at the masking phase in which `dealer` dealt ME something else, and signed it."""
+    fleet = Fleet(5).until(Phase.SHARE)
+    sealing = SecretKey(fleet.states[ME]._sealing.reveal())
+
+    def bend(phase: Phase, member: str, message: Any) -> Any:
+        if (phase, member) != (Phase.SHARE, dealer):
+            return message
+        session = fleet.states[dealer].seat.session
+        altered = lambda share: change(session, dealer, share, sealing)  # noqa: E731
+        return resigned(session, fleet.identities[dealer], message, ME, altered)
+
+    fleet.bend = bend
+    fleet.play()
+    assert fleet.server.waiting == set(fleet.identities)
+    return fleet
+
+
+@pytest.mark.parametrize("at", [0, 1087, 1088, 1119, 1120, 1167])
+def test_a_dealer_whose_sealed_key_does_not_open(at: int) -> None:
+    """Every part counts: ML-KEM's ciphertext, X25519's, and the encrypted key."""
+
+    def garbled(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        bent = bytearray(share.sealed_key)
+        bent[at] ^= 1
+        return dataclasses.replace(share, sealed_key=bytes(bent))
+
+    refused(lied(garbled), Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, CHOOSER)
+
+
 @pytest.mark.parametrize("at", [0, 33, 66, 81])
-def test_a_tampered_ciphertext(at_dealings: Fleet, at: int) -> None:
-    sealed = bytearray(dealing_of(at_dealings, "m3").sealed)
-    sealed[at] ^= 1
-    bend_dealing(at_dealings, "m3", sealed=bytes(sealed))
-    refused(at_dealings, Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, "m3")
+def test_a_dealer_whose_locked_shares_do_not_open(at: int) -> None:
+    def garbled(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        bent = bytearray(share.locked_shares)
+        bent[at] ^= 1
+        return dataclasses.replace(share, locked_shares=bytes(bent))
+
+    refused(lied(garbled), Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, CHOOSER)
 
 
-def test_a_ciphertext_that_was_for_another_receiver(at_dealings: Fleet) -> None:
-    theirs = next(d for d in at_dealings.inbox["m2"].dealings if d.dealer == "m3")
-    bend_dealing(at_dealings, "m3", sealed=theirs.sealed)
-    refused(at_dealings, Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, "m3")
+def test_a_key_that_is_not_the_one_committed_to() -> None:
+    def other(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        return dataclasses.replace(share, key_commitment=session.share_key_commitment(dealer, ME, b"other" * 6))
+
+    refused(lied(other), Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, CHOOSER)
 
 
-@pytest.mark.parametrize("length", [0, 16, 81, 83])
-def test_a_truncated_ciphertext(at_dealings: Fleet, length: int) -> None:
-    sealed = dealing_of(at_dealings, "m3").sealed
-    bend_dealing(at_dealings, "m3", sealed=(sealed + b"\0")[:length])
-    refused(at_dealings, Phase.MASK, Reason.DEALINGS_MALFORMED, "m3")
-
-
-@pytest.mark.parametrize("wrong", [slice(0, 33), slice(33, 66)], ids=["masking", "seed"])
+@pytest.mark.parametrize("wrong", [slice(0, 33), slice(33, 66)], ids=["root", "seed"])
 def test_a_share_that_does_not_match_its_commitment(wrong: slice) -> None:
-    """The dealer itself lies: all is signed and sealed correctly, but one share does not match its commitment."""
-    fleet = Fleet(5).until(Phase.SHARE)
-    sealing = fleet.states["m3"]._sealing.reveal()
-    fleet.play()
-    session = fleet.server.session
-    shared = agree(sealing, session.entries[ME].sealing_key)
-    pair = bytearray(open_sealed(shared, session.id, "m3", ME, dealing_of(fleet, "m3").sealed))
-    pair[wrong] = bytes(33)
-    bend_dealing(fleet, "m3", sealed=seal(shared, session.id, "m3", ME, bytes(pair)))
-    refused(fleet, Phase.MASK, Reason.DEALINGS_SHARE_MISMATCH, "m3")
+    def spoilt(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        pair = bytearray(opened(session, dealer, share, sealing))
+        pair[wrong] = bytes(33)
+        return resealed(session, dealer, share, bytes(pair))
+
+    refused(lied(spoilt), Phase.MASK, Reason.DEALINGS_SHARE_MISMATCH, CHOOSER)
 
 
-def test_a_share_outside_the_field_is_refused_though_committed_to() -> None:
+@pytest.mark.parametrize("wrong", [slice(0, 33), slice(33, 66)], ids=["root", "seed"])
+def test_a_share_outside_the_field_is_refused_though_committed_to(wrong: slice) -> None:
+    def huge(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        pair = bytearray(opened(session, dealer, share, sealing))
+        pair[wrong] = b"\xff" * 33
+        return resealed(session, dealer, share, bytes(pair), commit=True)
+
+    refused(lied(huge), Phase.MASK, Reason.DEALINGS_SHARE_MISMATCH, CHOOSER)
+
+
+def test_a_chooser_that_seals_another_seed_than_it_commits_to() -> None:
+    def other(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        return reseeded(session, dealer, share, b"another seed of 32 bytes in all!")
+
+    refused(lied(other), Phase.MASK, Reason.DEALINGS_PAIR_SEED_INVALID, CHOOSER)
+
+
+@pytest.mark.parametrize("at", [0, 1087, 1088, 1119, 1120, 1167])
+def test_a_chooser_whose_seed_does_not_open(at: int) -> None:
+    def garbled(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        bent = bytearray(share.sealed_pair_seed)
+        bent[at] ^= 1
+        return dataclasses.replace(share, sealed_pair_seed=bytes(bent))
+
+    refused(lied(garbled), Phase.MASK, Reason.DEALINGS_PAIR_SEED_INVALID, CHOOSER)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        lambda session: session.pair_seed_info(ME, CHOOSER),
+        lambda session: session.pair_seed_info(CHOOSER, "m2"),
+        lambda session: session.pair_seed_info("m2", ME),
+        lambda session: session.share_key_info(CHOOSER, ME),
+        lambda session: b"",
+    ],
+    ids=["direction", "receiver", "chooser", "purpose", "nothing"],
+)
+def test_a_seed_sealed_for_something_else(info: Callable[[Any], bytes]) -> None:
+    def elsewhere(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        seed = b"s" * 32
+        sealed = PublicKey(seed_key_of(session.keys[ME])).seal(info(session), seed)
+        commitment = session.pair_seed_commitment(dealer, ME, seed)
+        return dataclasses.replace(share, sealed_pair_seed=sealed, pair_seed_commitment=commitment)
+
+    refused(lied(elsewhere), Phase.MASK, Reason.DEALINGS_PAIR_SEED_INVALID, CHOOSER)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        lambda session: session.share_key_info(ME, CHOOSER),
+        lambda session: session.share_key_info(CHOOSER, "m2"),
+        lambda session: session.share_key_info("m2", ME),
+        lambda session: session.pair_seed_info(CHOOSER, ME),
+        lambda session: b"",
+    ],
+    ids=["direction", "receiver", "dealer", "purpose", "nothing"],
+)
+def test_a_key_sealed_for_something_else(info: Callable[[Any], bytes]) -> None:
+    def elsewhere(session: Any, dealer: str, share: Any, sealing: SecretKey) -> Any:
+        again = resealed(session, dealer, share, opened(session, dealer, share, sealing))
+        key = b"k" * 32
+        sealed = PublicKey(sealing_key_of(session.keys[ME])).seal(info(session), key)
+        return dataclasses.replace(again, sealed_key=sealed)
+
+    refused(lied(elsewhere), Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, CHOOSER)
+
+
+@pytest.mark.parametrize("field", ["sealed_key", "sealed_pair_seed"])
+def test_a_ciphertext_of_another_session(field: str) -> None:
+    """The keys are the same in both sessions, so only HPKE's info tells them apart."""
     fleet = Fleet(5).until(Phase.SHARE)
-    sealing = fleet.states["m3"]._sealing.reveal()
+    honest = fleet.inbox[ME]
+    earlier = dataclasses.replace(fleet.states[CHOOSER], _once=type(fleet.states[CHOOSER]._once)(Reason.SECOND_ROSTER))
+    earlier = dataclasses.replace(earlier, _root=type(earlier._root)(earlier._root.reveal()))
+    other = Roster(tuple(e for e in honest.advertisements if e.member != "m4"))
+    _, replayed = earlier.on_roster(other)
+    old = next(share for share in replayed.shares if share.receiver == ME)
     fleet.play()
     session = fleet.server.session
-    huge = b"\xff" * 33
-    # The dealer commits to, signs and seals a share that is outside the field.
-    shares = list(fleet.sent[Phase.SHARE]["m3"].shares)
-    shares[1] = dataclasses.replace(shares[1], masking_commitment=session.masking_share_commitment("m3", ME, huge))
-    leaves = session.dealing_leaves("m3", shares)
-    seed_commitment = dealing_of(fleet, "m3").seed_commitment
-    statement = session.dealing_statement("m3", seed_commitment, merkle.root_of(leaves))
-    shared = agree(sealing, session.entries[ME].sealing_key)
-    pair = open_sealed(shared, session.id, "m3", ME, dealing_of(fleet, "m3").sealed)
-    bend_dealing(
-        fleet,
-        "m3",
-        sealed=seal(shared, session.id, "m3", ME, huge + pair[33:]),
-        masking_share_commitment=shares[1].masking_commitment,
-        path=merkle.paths_of(leaves)[1],
-        signature=fleet.identities["m3"].sign(statement),
+    assert session.chooses(CHOOSER, ME)
+    changes = {field: getattr(old, field)}
+    state = fleet.states[ME]
+    secret, info = {
+        "sealed_key": (state._sealing, session.share_key_info(CHOOSER, ME)),
+        "sealed_pair_seed": (state._seeds, session.pair_seed_info(CHOOSER, ME)),
+    }[field]
+    with pytest.raises(SealBroken):
+        secret.open(info, changes[field])
+    again = resigned(
+        session,
+        fleet.identities[CHOOSER],
+        fleet.sent[Phase.SHARE][CHOOSER],
+        ME,
+        lambda share: dataclasses.replace(share, **changes),
     )
-    refused(fleet, Phase.MASK, Reason.DEALINGS_SHARE_MISMATCH, "m3")
+    everything = {**fleet.sent[Phase.SHARE], CHOOSER: again}
+    fleet.inbox[ME] = dealt_to(ME, everything.values(), session)
+    reason = Reason.DEALINGS_CIPHERTEXT_INVALID if field == "sealed_key" else Reason.DEALINGS_PAIR_SEED_INVALID
+    refused(fleet, Phase.MASK, reason, CHOOSER)
 
 
 def test_dealings_a_second_time(at_dealings: Fleet) -> None:
@@ -512,20 +718,26 @@ def test_a_second_request_to_unmask(at_confirmations: Fleet) -> None:
         refused(at_confirmations, Phase.UNMASK, Reason.SECOND_UNMASK_REQUEST)
 
 
-def test_one_share_of_each_dealer_and_never_of_its_own_masking_key(at_confirmations: Fleet) -> None:
+def test_one_share_of_each_dealer_and_never_of_its_own_root(at_confirmations: Fleet) -> None:
     answer = at_confirmations.act(ME, Phase.UNMASK)
     seeds = [share.dealer for share in answer.seed_shares]
-    keys = [share.dealer for share in answer.masking_shares]
+    roots = [share.dealer for share in answer.root_shares]
     assert seeds == ["m0", "m1", "m2", "m3", "m4"]
-    assert keys == ["m5"]
+    assert roots == ["m5"]
 
 
 def test_the_other_share_is_erased_once_u3_is_signed(at_confirmations: Fleet) -> None:
     held = at_confirmations.states[ME]._held
     for dealer, shares in held.items():
-        forbidden = shares.seed if dealer == "m5" else shares.masking
+        forbidden = shares.seed if dealer == "m5" else shares.root
         with pytest.raises(LookupError):
             forbidden.reveal()
+
+
+def keys_and_seeds(state: Any) -> list[Any]:
+    """Every secret of a member's state except the shares."""
+    single = [getattr(state, n) for n in ("_root", "_seeds", "_sealing", "_seed") if hasattr(state, n)]
+    return [*single, *getattr(state, "_chosen", {}).values(), *getattr(state, "_pair_seeds", {}).values()]
 
 
 def test_secrets_are_erased_after_their_last_use() -> None:
@@ -533,13 +745,10 @@ def test_secrets_are_erased_after_their_last_use() -> None:
     kept: list[Any] = []
     for _ in Phase:
         state = fleet.states.get(ME)
-        kept += [
-            getattr(state, name)
-            for name in getattr(state, "__slots__", ())
-            if name in {"_masking", "_sealing", "_seed"}
-        ]
+        kept += keys_and_seeds(state)
         fleet.play()
-    assert len(kept) == 5
+    # The root and both keys; then both keys, the self-mask seed and the one seed that it chose.
+    assert len(kept) == 3 + 4
     for secret in kept:
         with pytest.raises(LookupError):
             secret.reveal()
@@ -554,34 +763,29 @@ def test_mask_keys_are_erased_even_if_masking_fails(at_dealings: Fleet, monkeypa
     monkeypatch.setattr(mask_phase, "apply_streams", broken)
     with pytest.raises(MemoryError):
         ready.mask(np.zeros(6, dtype="<u4"))
-    for secret in (ready._masking, ready._seed):
+    assert len(ready._pair_seeds) == 4
+    for secret in (ready._seed, *ready._pair_seeds.values()):
         with pytest.raises(LookupError):
             secret.reveal()
     with pytest.raises(Refusal, match="second_masking"):
         ready.mask(np.zeros(6, dtype="<u4"))
 
 
-def test_a_member_agrees_once_per_peer_for_masking_and_for_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_is_erased_before_any_dealing_leaves() -> None:
     fleet = Fleet(5).until(Phase.SHARE)
-    act, exchange = fleet.act, agreement._exchange
-    peers: list[bytes] = []
+    root = fleet.states[ME]._root
+    fleet.act(ME, Phase.SHARE)
+    assert overwritten(root)
 
-    def counted(secret: Any, public: bytes) -> bytes:
-        peers.append(public)
-        return exchange(secret, public)
 
-    def watched(member: str, phase: Phase) -> Any:
-        with monkeypatch.context() as patch:
-            if member == ME:
-                patch.setattr(agreement, "_exchange", counted)
-            return act(member, phase)
-
-    monkeypatch.setattr(fleet, "act", watched)
-    # Covers checking the roster, sealing shares, opening those of the others, and masking.
-    fleet.play()
-    fleet.play()
-    entries = fleet.server.session.entries.values()
-    assert sorted(peers) == sorted(key for entry in entries for key in (entry.masking_key, entry.sealing_key))
+def test_a_seed_chosen_for_a_member_that_did_not_deal_is_erased(at_dealings: Fleet) -> None:
+    chosen = dict(at_dealings.states[ME]._chosen)
+    assert set(chosen) == set(at_dealings.server.session.chosen_by(ME))
+    gone = min(chosen)
+    rest = tuple(d for d in at_dealings.inbox[ME].dealings if d.dealer != gone)
+    ready = at_dealings.states[ME].on_dealings(ReceivedDealings(rest))
+    assert overwritten(chosen[gone])
+    assert set(ready._pair_seeds) == {d.dealer for d in rest}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -611,8 +815,7 @@ def test_no_state_shows_or_copies_its_secrets() -> None:
         state = fleet.states.get(ME)
         if state is not None:
             shown = repr(state)
-            secrets = [getattr(state, n) for n in ("_masking", "_sealing", "_seed") if hasattr(state, n)]
-            for secret in secrets:
+            for secret in keys_and_seeds(state):
                 try:
                     revealed = secret.reveal()
                 except LookupError:
@@ -648,9 +851,8 @@ def test_the_fake_authority_checks_certificates() -> None:
 
 
 def secrets_of(state: Any) -> list[Any]:
-    found = [getattr(state, name) for name in ("_masking", "_sealing", "_seed") if hasattr(state, name)]
     held = [*getattr(state, "_held", {}).values(), *getattr(state, "_own_shares", {}).values()]
-    return [*found, *(each.masking for each in held), *(each.seed for each in held)]
+    return [*keys_and_seeds(state), *(each.root for each in held), *(each.seed for each in held)]
 
 
 def overwritten(secret: Any) -> bool:
@@ -690,13 +892,13 @@ def test_forgetting_while_another_thread_masks_leaves_it_its_keys(monkeypatch: p
     """The vector gets all its masks or is not masked: never half of them."""
     fleet = Fleet(5).until(Phase.MASK)
     ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
-    real = mask_phase.derive_key  # type: ignore[attr-defined]
+    real = mask_phase.derive  # type: ignore[attr-defined]
 
     def meanwhile(*given: Any) -> bytes:
         ready.forget()
         return real(*given)
 
-    monkeypatch.setattr(mask_phase, "derive_key", meanwhile)
+    monkeypatch.setattr(mask_phase, "derive", meanwhile)
     vector = fleet.inputs[ME].copy()
     ready.mask(vector)
     whole = Fleet(5).until(Phase.MASK)
@@ -707,20 +909,27 @@ def test_forgetting_while_another_thread_masks_leaves_it_its_keys(monkeypatch: p
 
 def test_shares_opened_before_a_bad_one_are_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(5).until(Phase.MASK)
-    state, opened = fleet.states[ME], []
-    real = type(state)._open
+    state, opened, seeds = fleet.states[ME], [], []
+    real, real_seed = type(state)._open, type(state)._open_seed
 
     def keeping(self: Any, dealing: Any) -> Any:
         opened.append(real(self, dealing))
         return opened[-1]
 
+    def keeping_seed(self: Any, dealing: Any) -> Any:
+        seeds.append(real_seed(self, dealing))
+        return seeds[-1]
+
     monkeypatch.setattr(type(state), "_open", keeping)
+    monkeypatch.setattr(type(state), "_open_seed", keeping_seed)
     *good, last = fleet.inbox[ME].dealings
-    bad = dataclasses.replace(last, sealed=bytes(len(last.sealed)))
+    bad = dataclasses.replace(last, signature=bytes(len(last.signature)))
     honest, fleet.inbox[ME] = fleet.inbox[ME], ReceivedDealings((*good, bad))
-    refused(fleet, Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, last.dealer)
+    refused(fleet, Phase.MASK, Reason.DEALINGS_SIGNATURE_INVALID, last.dealer)
     assert len(opened) == len(good)
-    assert all(overwritten(each.masking) and overwritten(each.seed) for each in opened)
+    assert len(seeds) == 2
+    assert all(overwritten(each.root) and overwritten(each.seed) for each in opened)
+    assert all(overwritten(each) for each in seeds)
     # The member's own shares are kept, so the honest message is still accepted.
     fleet.inbox[ME] = honest
     fleet.act(ME, Phase.MASK)

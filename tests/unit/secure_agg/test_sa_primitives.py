@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_agg import Reason, Refusal, SystemRandom, agreement, masking, merkle
-from secure_agg.agreement import (
-    KeyInvalid,
-    SealBroken,
-    SecretKey,
-    agree,
-    check_public_key,
-    derive_key,
-    open_sealed,
-    public_key,
-    seal,
-)
+from secure_agg import Reason, Refusal, SystemRandom, masking, merkle
 from secure_agg.masking import BLOCK_BYTES, MaskStream, apply_streams
 from secure_agg.randomness import KeyStream, StreamScratch
+from secure_agg.sealing import (
+    PUBLIC_KEY_BYTES,
+    SEAL_OVERHEAD,
+    KeyInvalid,
+    PublicKey,
+    SealBroken,
+    SecretKey,
+    derive,
+    lock,
+    unlock,
+)
 from secure_agg.secret import Once, Secret
 from secure_agg.shamir import PRIME, ShareInvalid, combine, combine_secret, deal, deal_secret, read_share
 from tests.support import places
@@ -45,18 +45,10 @@ def unhex(text: str) -> bytes:
 # Published vectors.
 
 
-def test_x25519_as_rfc_7748() -> None:
-    case = PUBLISHED["x25519"]
-    assert public_key(unhex(case["alice_secret"])) == unhex(case["alice_public"])
-    assert public_key(unhex(case["bob_secret"])) == unhex(case["bob_public"])
-    assert agree(unhex(case["alice_secret"]), unhex(case["bob_public"])) == unhex(case["shared"])
-    assert agree(unhex(case["bob_secret"]), unhex(case["alice_public"])) == unhex(case["shared"])
-
-
 def test_hkdf_as_rfc_5869() -> None:
     case = PUBLISHED["hkdf_sha256"]
-    key = derive_key(unhex(case["ikm"]), unhex(case["salt"]), unhex(case["info"]))
-    assert key == unhex(case["okm"])[:32]
+    key = derive(unhex(case["ikm"]), unhex(case["salt"]), unhex(case["info"]), 42)
+    assert key == unhex(case["okm"])
 
 
 def test_the_stream_is_aes_256_ctr_as_sp_800_38a() -> None:
@@ -144,46 +136,93 @@ def test_a_secret_and_a_share_have_their_length() -> None:
 
 # Keys and seals.
 
-# The points of small order (RFC 7748, section 6.1 and its references), with which every agreement is zero.
-SMALL_ORDER = [
-    "00" * 32,
-    "01" + "00" * 31,
-    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
-    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
-    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
-]
+SECRET = bytes(range(96))
+PUBLIC = SecretKey(SECRET).public
 
 
-@pytest.mark.parametrize("point", SMALL_ORDER)
-def test_a_point_of_small_order_is_refused_as_a_key(point: str) -> None:
-    with pytest.raises(KeyInvalid):
-        check_public_key(unhex(point))
-    with pytest.raises(KeyInvalid):
-        agree(b"\x07" * 32, unhex(point))
+@pytest.mark.parametrize("length", [0, 32, PUBLIC_KEY_BYTES - 1, PUBLIC_KEY_BYTES + 1])
+def test_a_public_key_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(KeyInvalid, match="1216 bytes"):
+        PublicKey((PUBLIC + b"\0")[:length])
 
 
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_key_has_32_bytes(length: int) -> None:
-    with pytest.raises(KeyInvalid):
-        check_public_key(b"\x09" * length)
+def test_a_public_key_with_a_coefficient_out_of_range_is_refused() -> None:
+    # Two coefficients of 12 bits, little-endian. The modulus is 3329.
+    largest = PublicKey((3328).to_bytes(2, "little") + bytes(1) + PUBLIC[3:])
+    assert largest.seal(b"", b"m")
+    with pytest.raises(KeyInvalid, match="out of range"):
+        PublicKey((3329).to_bytes(2, "little") + bytes(1) + PUBLIC[3:])
 
 
-def test_a_seal_opens_for_its_pair_direction_and_session_only() -> None:
-    shared, session = b"s" * 32, b"i" * 32
-    sealed = seal(shared, session, "a", "b", b"message")
-    assert open_sealed(shared, session, "a", "b", sealed) == b"message"
+@pytest.mark.parametrize("length", [0, 32, 95, 97])
+def test_a_secret_key_of_another_length_is_an_error(length: int) -> None:
+    with pytest.raises(ValueError, match="96 bytes"):
+        SecretKey(bytes(length))
+
+
+def test_a_key_pair_follows_from_the_secret_key() -> None:
+    assert SecretKey(SECRET).public == PUBLIC
+    # The first bits of X25519's scalar are ignored. The last 32 bytes only matter for ciphertexts that do not open.
+    for at in (1, 32, 63):
+        other = bytearray(SECRET)
+        other[at] ^= 1
+        assert SecretKey(bytes(other)).public != PUBLIC
+
+
+def test_a_seal_opens_for_its_key_and_purpose_only() -> None:
+    key = SecretKey(SECRET)
+    sealed = PublicKey(PUBLIC).seal(b"info", b"message")
+    assert len(sealed) == len(b"message") + SEAL_OVERHEAD
+    assert key.open(b"info", sealed) == b"message"
+    assert PublicKey(PUBLIC).seal(b"info", b"message") != sealed
+    for at in (0, 1087, 1088, 1119, 1120, len(sealed) - 1):
+        bent = bytearray(sealed)
+        bent[at] ^= 1
+        with pytest.raises(SealBroken):
+            key.open(b"info", bytes(bent))
+    for info, wrong in ((b"other", sealed), (b"", sealed), (b"info", sealed[:-1]), (b"info", sealed + b"\0")):
+        with pytest.raises(SealBroken):
+            key.open(info, wrong)
+    for length in (0, 16, 1088, 1119, 1120, 1135):
+        with pytest.raises(SealBroken):
+            key.open(b"info", sealed[:length])
+
+
+@pytest.mark.parametrize("half", [slice(0, 32), slice(32, 96)], ids=["X25519", "ML-KEM-768"])
+def test_a_seal_does_not_open_with_one_half_of_the_secret_key(half: slice) -> None:
+    sealed = PublicKey(PUBLIC).seal(b"info", b"message")
+    known = bytearray(b"\x42" * 96)
+    known[half] = SECRET[half]
+    with pytest.raises(SealBroken):
+        SecretKey(bytes(known)).open(b"info", sealed)
+
+
+def test_a_lock_opens_with_its_key_and_header_only() -> None:
+    locked = lock(b"k" * 32, b"header", b"message")
+    assert unlock(b"k" * 32, b"header", locked) == b"message"
     for wrong in (
-        (b"t" * 32, session, "a", "b", sealed),
-        (shared, b"j" * 32, "a", "b", sealed),
-        (shared, session, "b", "a", sealed),
-        (shared, session, "a", "c", sealed),
-        (shared, session, "a", "b", sealed[:-1]),
-        (shared, session, "a", "b", sealed[:-1] + bytes([sealed[-1] ^ 1])),
-        (shared, session, "a", "b", bytes([sealed[0] ^ 1]) + sealed[1:]),
-        (shared, session, "a", "b", b""),
+        (b"l" * 32, b"header", locked),
+        (b"k" * 32, b"other", locked),
+        (b"k" * 32, b"header", locked[:-1]),
+        (b"k" * 32, b"header", bytes([locked[0] ^ 1]) + locked[1:]),
+        (b"k" * 32, b"header", b""),
     ):
         with pytest.raises(SealBroken):
-            open_sealed(*wrong)
+            unlock(*wrong)
+
+
+def test_an_erased_secret_key_opens_nothing() -> None:
+    key = SecretKey(SECRET)
+    sealed = PublicKey(PUBLIC).seal(b"info", b"message")
+    assert SECRET[:8].hex() not in repr(key)
+    with pytest.raises(TypeError):
+        pickle.dumps(key)
+    key.erase()
+    key.erase()
+    for use in (key.reveal, lambda: key.public, lambda: key.open(b"info", sealed)):
+        with pytest.raises(LookupError):
+            use()
+    assert (key._key, key._halves) == (None, None)
 
 
 # The hash tree.
@@ -330,50 +369,6 @@ def test_masks_need_a_thread(threads: int) -> None:
     with pytest.raises(ValueError, match="at least one thread"):
         apply_streams(vector, [MaskStream(b"k" * 32, add=True)], 32, threads=threads)
     assert not vector.any()
-
-
-# Secret keys.
-
-
-def test_a_secret_key_agrees_like_the_function_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    key, peer = SecretKey(b"\x07" * 32), public_key(b"\x09" * 32)
-    assert key.public == public_key(b"\x07" * 32)
-    shared = agree(b"\x07" * 32, peer)
-    exchanged: list[bytes] = []
-    exchange = agreement._exchange
-
-    def counted(secret: Any, public: bytes) -> bytes:
-        exchanged.append(public)
-        return exchange(secret, public)
-
-    monkeypatch.setattr(agreement, "_exchange", counted)
-    assert key.agreed(peer) == key.agreed(peer) == shared
-    assert len(exchanged) == 1
-    assert key.agree(peer) == shared
-    assert key.agreed(public_key(b"\x08" * 32)) != shared
-
-
-def test_an_erased_secret_key_cannot_agree() -> None:
-    key, peer = SecretKey(b"\x07" * 32), public_key(b"\x09" * 32)
-    key.agreed(peer)
-    held = list(key._agreed.values())
-    assert "07" not in repr(key)
-    with pytest.raises(TypeError):
-        pickle.dumps(key)
-    key.erase()
-    key.erase()
-    for use in (key.reveal, lambda: key.public, lambda: key.agree(peer), lambda: key.agreed(peer), held[0].reveal):
-        with pytest.raises(LookupError):
-            use()
-    assert (key._key, key._agreed, len(held)) == (None, {}, 1)
-
-
-def test_a_secret_key_refuses_a_small_order_point_and_caches_nothing() -> None:
-    key = SecretKey(b"\x07" * 32)
-    for _ in range(2):
-        with pytest.raises(KeyInvalid):
-            key.agreed(bytes(32))
-    assert key._agreed == {}
 
 
 # Secrets and latches.

@@ -16,15 +16,17 @@ from secure_agg import (
     Reason,
     RevealedShare,
     advertise,
-    merkle,
     open_attempt,
     vector_digest,
 )
-from secure_agg.agreement import agree, open_sealed, seal
+from secure_agg.sealing import SecretKey
+from secure_agg.secret import Secret
 from secure_agg.session import advertisement_statement
+from tests.support.crooked import opened, resealed, reseeded, resigned
 from tests.support.sum_fleet import Fleet, SeededRandom, TestIdentity, key_of, make_context, names, verify
 
 ME = "m1"
+KEY, OTHER_KEY = SecretKey(b"\x07" * 96).public, SecretKey(b"\x08" * 96).public
 
 
 def acted(fleet: Fleet) -> Any:
@@ -165,7 +167,7 @@ def advertised(fleet: Fleet, **changes: Any) -> Any:
 def test_a_tampered_advertisement() -> None:
     fleet = Fleet(5)
     message = acted(fleet)
-    for field in ("masking_key", "sealing_key", "nonce", "signature"):
+    for field in ("keys", "nonce", "signature"):
         bent = dataclasses.replace(message, **{field: getattr(message, field)[:-1] + b"\x3c"})
         drops(fleet, bent, Reason.ADVERTISEMENT_SIGNATURE_INVALID)
 
@@ -180,11 +182,14 @@ def test_an_advertisement_for_another_context() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"masking_key": bytes(32)}, Reason.ADVERTISEMENT_KEY_INVALID),
-        ({"sealing_key": b"\x01" + bytes(31)}, Reason.ADVERTISEMENT_KEY_INVALID),
-        ({"masking_key": b"\x09" * 31}, Reason.MESSAGE_MALFORMED),
+        ({"keys": KEY[:-32] + bytes(32) + OTHER_KEY}, Reason.ADVERTISEMENT_KEY_INVALID),
+        ({"keys": KEY + OTHER_KEY[:-32] + b"\x01" + bytes(31)}, Reason.ADVERTISEMENT_KEY_INVALID),
+        ({"keys": b"\xff" * 3 + KEY[3:] + OTHER_KEY}, Reason.ADVERTISEMENT_KEY_INVALID),
+        ({"keys": KEY + b"\xff" * 3 + OTHER_KEY[3:]}, Reason.ADVERTISEMENT_KEY_INVALID),
+        ({"keys": KEY}, Reason.MESSAGE_MALFORMED),
+        ({"keys": KEY + OTHER_KEY + b"\0"}, Reason.MESSAGE_MALFORMED),
         ({"nonce": b""}, Reason.MESSAGE_MALFORMED),
-        ({"masking_key": b"\x09" * 32, "sealing_key": b"\x09" * 32}, Reason.ADVERTISEMENT_KEY_DUPLICATE),
+        ({"keys": KEY + KEY}, Reason.ADVERTISEMENT_KEY_DUPLICATE),
     ],
 )
 def test_an_advertisement_with_bad_fields(changes: dict[str, bytes], reason: Reason) -> None:
@@ -192,15 +197,26 @@ def test_an_advertisement_with_bad_fields(changes: dict[str, bytes], reason: Rea
     drops(fleet, advertised(fleet, **changes), reason)
 
 
-@pytest.mark.parametrize("field", ["masking_key", "sealing_key", "nonce"])
-def test_a_copied_key_drops_the_second_to_arrive(field: str) -> None:
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda own, first: {"keys": first.keys},
+        lambda own, first: {"keys": first.keys[:1216] + own.keys[1216:]},
+        lambda own, first: {"keys": own.keys[:1216] + first.keys[1216:]},
+        lambda own, first: {"keys": own.keys[:1216] + first.keys[:1216]},
+        lambda own, first: {"nonce": first.nonce},
+    ],
+    ids=["both keys", "sealing key", "seed key", "sealing key as seed key", "nonce"],
+)
+def test_a_copied_key_drops_the_second_to_arrive(copied: Any) -> None:
     fleet = Fleet(5)
     first = fleet.act("m0", Phase.ADVERTISE)
     fleet.deliver("m0", first)
-    drops(fleet, advertised(fleet, **{field: first.masking_key}), Reason.ADVERTISEMENT_KEY_DUPLICATE)
+    changes = copied(acted(fleet), first)
+    drops(fleet, advertised(fleet, **changes), Reason.ADVERTISEMENT_KEY_DUPLICATE)
     # Once the first is withdrawn, nobody holds the key.
     fleet.server = fleet.server.drop("m0", Reason.DISCONNECTED)
-    assert not isinstance(offer(fleet, advertised(fleet, **{field: first.masking_key})), Dropped)
+    assert not isinstance(offer(fleet, advertised(fleet, **changes)), Dropped)
 
 
 def test_a_certificate_that_names_another_member() -> None:
@@ -241,10 +257,16 @@ def test_a_dealing_with_other_receivers(at_share: Fleet) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sealed": b""},
-        {"sealed": bytes(81)},
-        {"masking_commitment": bytes(31)},
+        {"sealed_key": b""},
+        {"sealed_key": bytes(1167)},
+        {"locked_shares": b""},
+        {"locked_shares": bytes(83)},
+        {"key_commitment": b""},
+        {"root_commitment": bytes(31)},
         {"seed_commitment": b""},
+        # m0 chooses the seed of its pair with m1.
+        {"sealed_pair_seed": bytes(1168)},
+        {"pair_seed_commitment": bytes(32)},
     ],
 )
 def test_a_dealing_with_fields_of_other_lengths(at_share: Fleet, changes: dict[str, bytes]) -> None:
@@ -253,11 +275,35 @@ def test_a_dealing_with_fields_of_other_lengths(at_share: Fleet, changes: dict[s
     drops(at_share, dataclasses.replace(message, shares=shares), Reason.MESSAGE_MALFORMED)
 
 
+def test_a_dealing_without_a_seed_that_its_dealer_chooses(at_share: Fleet) -> None:
+    message = acted(at_share)
+    index = next(i for i, share in enumerate(message.shares) if share.pair_seed_commitment)
+    for changes in ({"sealed_pair_seed": b""}, {"pair_seed_commitment": b""}, {"sealed_pair_seed": bytes(1167)}):
+        shares = list(message.shares)
+        shares[index] = dataclasses.replace(shares[index], **changes)
+        drops(at_share, dataclasses.replace(message, shares=tuple(shares)), Reason.MESSAGE_MALFORMED)
+
+
+@pytest.mark.parametrize("field", ["sealed_key", "locked_shares", "sealed_pair_seed"])
+def test_a_dealing_whose_ciphertexts_are_not_signed(at_share: Fleet, field: str) -> None:
+    message = acted(at_share)
+    index = next(i for i, share in enumerate(message.shares) if share.pair_seed_commitment)
+    shares = list(message.shares)
+    shares[index] = dataclasses.replace(shares[index], **{field: bytes(len(getattr(shares[index], field)))})
+    drops(at_share, dataclasses.replace(message, shares=tuple(shares)), Reason.DEALING_SIGNATURE_INVALID)
+
+
 def test_a_dealing_that_sends_its_own_share_or_a_short_seed_commitment(at_share: Fleet) -> None:
     message = acted(at_share)
-    own = dataclasses.replace(message.shares[1], sealed=bytes(82))
-    shares = (message.shares[0], own, *message.shares[2:])
-    drops(at_share, dataclasses.replace(message, shares=shares), Reason.MESSAGE_MALFORMED)
+    for changes in (
+        {"locked_shares": bytes(82)},
+        {"sealed_key": bytes(1168)},
+        {"key_commitment": bytes(32)},
+        {"sealed_pair_seed": bytes(1168)},
+    ):
+        own = dataclasses.replace(message.shares[1], **changes)
+        shares = (message.shares[0], own, *message.shares[2:])
+        drops(at_share, dataclasses.replace(message, shares=shares), Reason.MESSAGE_MALFORMED)
     drops(at_share, dataclasses.replace(message, seed_commitment=b"short"), Reason.MESSAGE_MALFORMED)
 
 
@@ -339,7 +385,7 @@ def test_a_wrong_share_is_named_and_the_sum_still_opens(at_unmask: Fleet) -> Non
     np.testing.assert_array_equal(at_unmask.sum.total, at_unmask.plain_sum(names(5)))
 
 
-@pytest.mark.parametrize("kind", ["seed_shares", "masking_shares"])
+@pytest.mark.parametrize("kind", ["seed_shares", "root_shares"])
 @pytest.mark.parametrize("share", [bytes(33), bytes(32), b"", b"\xff" * 33])
 def test_a_share_that_its_dealer_did_not_commit_to(at_unmask: Fleet, kind: str, share: bytes) -> None:
     message = acted(at_unmask)
@@ -351,12 +397,12 @@ def test_a_share_that_its_dealer_did_not_commit_to(at_unmask: Fleet, kind: str, 
 def test_a_share_of_the_other_kind_is_refused(at_unmask: Fleet) -> None:
     message = acted(at_unmask)
     swapped = RevealedShare("m5", message.seed_shares[0].share)
-    drops(at_unmask, dataclasses.replace(message, masking_shares=(swapped,)), Reason.UNMASKING_SHARE_MISMATCH)
+    drops(at_unmask, dataclasses.replace(message, root_shares=(swapped,)), Reason.UNMASKING_SHARE_MISMATCH)
 
 
 def test_an_answer_with_both_shares_of_a_dealer(at_unmask: Fleet) -> None:
     message = acted(at_unmask)
-    both = dataclasses.replace(message, masking_shares=(*message.masking_shares, message.seed_shares[0]))
+    both = dataclasses.replace(message, root_shares=(*message.root_shares, message.seed_shares[0]))
     drops(at_unmask, both, Reason.UNMASKING_BOTH_SHARES)
 
 
@@ -365,10 +411,10 @@ def test_an_answer_for_other_dealers(at_unmask: Fleet) -> None:
     stranger = RevealedShare("m9", bytes(33))
     for wrong in (
         dataclasses.replace(message, seed_shares=message.seed_shares[1:]),
-        dataclasses.replace(message, masking_shares=()),
+        dataclasses.replace(message, root_shares=()),
         dataclasses.replace(message, seed_shares=message.seed_shares[::-1]),
         dataclasses.replace(message, seed_shares=(*message.seed_shares, stranger)),
-        dataclasses.replace(message, masking_shares=message.masking_shares * 2),
+        dataclasses.replace(message, root_shares=message.root_shares * 2),
     ):
         drops(at_unmask, wrong, Reason.UNMASKING_DEALERS_WRONG)
 
@@ -384,32 +430,22 @@ def crooked(fleet: Fleet, dealer: str, spoil: set[str], kind: str) -> Any:
     """A dealing whose shares for `spoil` are not on the polynomial, but which is committed to, signed and sealed
     correctly, so that no receiver can tell.
     """
-    sealing = fleet.states[dealer]._sealing.reveal()
     dealing = fleet.act(dealer, Phase.SHARE)
     session = fleet.states[dealer].seat.session
-    shares = []
-    for share in dealing.shares:
-        if share.receiver in spoil:
-            shared = agree(sealing, session.entries[share.receiver].sealing_key)
-            pair = open_sealed(shared, session.id, dealer, share.receiver, share.sealed)
-            pair = bytes(33) + pair[33:] if kind == "masking" else pair[:33] + bytes(33)
-            commit = session.masking_share_commitment if kind == "masking" else session.seed_share_commitment
-            changes = {
-                "sealed": seal(shared, session.id, dealer, share.receiver, pair),
-                f"{kind}_commitment": commit(dealer, share.receiver, bytes(33)),
-            }
-            shares.append(dataclasses.replace(share, **changes))
-        else:
-            shares.append(share)
-    root = merkle.root_of(session.dealing_leaves(dealer, shares))
-    statement = session.dealing_statement(dealer, dealing.seed_commitment, root)
-    signature = fleet.identities[dealer].sign(statement)
-    return dataclasses.replace(dealing, shares=tuple(shares), signature=signature)
+
+    def spoilt(share: Any) -> Any:
+        pair = opened(session, dealer, share, fleet.states[share.receiver]._sealing)
+        pair = bytes(33) + pair[33:] if kind == "root" else pair[:33] + bytes(33)
+        return resealed(session, dealer, share, pair, commit=True)
+
+    for receiver in spoil:
+        dealing = resigned(session, fleet.identities[dealer], dealing, receiver, spoilt)
+    return dealing
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("seed", Reason.DEALER_SEED_INCONSISTENT), ("masking", Reason.DEALER_MASKING_KEY_INCONSISTENT)],
+    [("seed", Reason.DEALER_SEED_INCONSISTENT), ("root", Reason.DEALER_ROOT_INCONSISTENT)],
 )
 @pytest.mark.parametrize("spoiled", [1, 3])
 def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled: int) -> None:
@@ -419,8 +455,8 @@ def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled
     fleet = Fleet(7).until(Phase.SHARE)
     liar = "m6"
     fleet.deliver(liar, crooked(fleet, liar, set(names(spoiled)), kind))
-    # A masking key is rebuilt only for a dealer that is lost before it sends its vector.
-    lost = {liar} if kind == "masking" else set()
+    # A root is rebuilt only for a dealer that is lost before it sends its vector.
+    lost = {liar} if kind == "root" else set()
     fleet.play()
     fleet.play(lose=lost)
     fleet.play()
@@ -434,6 +470,53 @@ def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled
         assert isinstance(abandoned, Abandoned)
         assert (abandoned.phase, abandoned.reason) == (Phase.UNMASK, Reason.RECONSTRUCTION_FAILED)
         assert Dropped(liar, reason) in abandoned.dropped
+
+
+def unknown_root(fleet: Fleet, member: str) -> None:
+    """Makes a member advertise a seed key that does not follow from the root that it shares."""
+    state = fleet.states[member]
+    fleet.states[member] = dataclasses.replace(state, _root=Secret(b"another root of thirty-two bytes"))
+
+
+def test_a_dealer_whose_seed_key_does_not_follow_from_its_root_is_named() -> None:
+    fleet = Fleet(7).until(Phase.SHARE)
+    unknown_root(fleet, "m6")
+    fleet.play()
+    fleet.play(lose={"m6"})
+    fleet.play()
+    abandoned = fleet.play()
+    assert isinstance(abandoned, Abandoned)
+    assert abandoned.reason is Reason.RECONSTRUCTION_FAILED
+    assert {lost.reason for lost in abandoned.dropped if lost.member == "m6"} >= {Reason.PHASE_DEADLINE}
+    assert Dropped("m6", Reason.DEALER_ROOT_INCONSISTENT) in abandoned.dropped
+
+
+@pytest.mark.parametrize(
+    ("commit", "lost"), [(True, "m0"), (False, "m1")], ids=["chooser is lost", "other end is lost"]
+)
+def test_a_chooser_of_another_seed_is_named_and_the_sum_stays_closed(commit: bool, lost: str) -> None:
+    """One that commits to a seed which does not follow from its root is found when it is lost itself. One that seals
+    another seed than it committed to is found when the other end is lost before it could refuse.
+    """
+    fleet = Fleet(7).until(Phase.SHARE)
+
+    def bend(phase: Phase, member: str, message: Any) -> Any:
+        if (phase, member) != (Phase.SHARE, "m0"):
+            return message
+        session = fleet.states["m0"].seat.session
+        assert session.chooses("m0", "m1")
+        wrong = lambda share: reseeded(session, "m0", share, b"w" * 32, commit=commit)  # noqa: E731
+        return resigned(session, fleet.identities["m0"], message, "m1", wrong)
+
+    fleet.bend = bend
+    fleet.play()
+    fleet.play(lose={lost})
+    fleet.play()
+    abandoned = fleet.play()
+    assert isinstance(abandoned, Abandoned)
+    assert (abandoned.phase, abandoned.reason) == (Phase.UNMASK, Reason.RECONSTRUCTION_FAILED)
+    named = [drop for drop in abandoned.dropped if drop.reason is Reason.DEALER_PAIR_SEED_INCONSISTENT]
+    assert named == [Dropped("m0", Reason.DEALER_PAIR_SEED_INCONSISTENT, "of its pair with m1")]
 
 
 # Opening.

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from secure_agg import ContextInvalid, Graph, Phase, SparseGraph, sparse_thresholds
-from secure_agg.graph import HararyGraph, ring_order, ring_seed
+from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
+from secure_agg.groups import GroupsOf
 from secure_agg.session import Session, roster_root
 from secure_agg.transcript import Purpose, frame
 from tests.support.sparse_fleet import SparseFleet, sparse_context
@@ -62,7 +63,7 @@ def test_the_ring_follows_from_the_roster_root_and_the_nonces(session: Session) 
 
 
 def test_the_order_in_which_a_roster_lists_its_members_does_not_matter(session: Session) -> None:
-    again = Session.of(session.context, reversed(session.entries.values()))  # type: ignore[call-overload]
+    again = Session.by_digest(session.context, reversed(tuple(session.entries.values())), {}, {})
     assert all(again.neighbours(member) == session.neighbours(member) for member in session.members)
 
 
@@ -71,7 +72,7 @@ def test_any_other_nonce_makes_another_ring(session: Session) -> None:
     for member in ("m0", "m13", "m23"):
         entries = dict(session.entries)
         entries[member] = dataclasses.replace(entries[member], nonce=bytes(32))
-        other = Session.of(session.context, entries.values())
+        other = Session.by_digest(session.context, entries.values(), {}, {})
         orders.add(ring_order(ring_seed(other.root, [e.nonce for e in other.entries.values()]), other.members))
     assert len(orders) == 4
 
@@ -221,3 +222,26 @@ def test_the_digest_of_a_sparse_context_is_pinned() -> None:
         ("sparse", 8, 100_000, 100_000, 40, 0),
     )
     assert context.digest() == hashlib.sha256(frame(Purpose.CONTEXT, *fields)).digest()
+
+
+# ---- who chooses a pair's seed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "degree"), [(2, None), (3, None), (8, None), (9, None), (9, 4), (24, 8), (5, 4)])
+def test_one_end_of_each_pair_chooses_and_everybody_for_half(n: int, degree: int | None) -> None:
+    members = tuple(names(n))
+    graph = CompleteGraph(members) if degree is None else HararyGraph(members, degree)
+    for member in members:
+        around = graph.neighbours(member)
+        chosen = [other for other in around if graph.chooses(member, other)]
+        assert all(graph.chooses(member, other) != graph.chooses(other, member) for other in around)
+        assert not graph.chooses(member, member)
+        assert len(around) // 2 <= len(chosen) <= -(-len(around) // 2)
+
+
+def test_in_groups_one_end_of_each_pair_chooses_and_everybody_for_half() -> None:
+    graph = GroupsOf((("m0", "m3", "m5", "m6"), ("m1", "m2", "m4")))
+    for member in ("m0", "m1", "m2", "m3", "m4", "m5", "m6"):
+        around = graph.neighbours(member)
+        assert all(graph.chooses(member, other) != graph.chooses(other, member) for other in around)
+        assert len(around) // 2 <= sum(graph.chooses(member, other) for other in around) <= -(-len(around) // 2)

@@ -21,9 +21,8 @@ from secure_agg import (
     Session,
     Survivors,
 )
-from secure_agg.agreement import agree, derive_key
 from secure_agg.masking import MaskStream, apply_streams
-from secure_agg.messages import DealtShare
+from secure_agg.sealing import derive
 from secure_agg.session import advertisement_statement
 from tests.support.sparse_fleet import SparseFleet
 from tests.support.sum_fleet import names
@@ -74,8 +73,8 @@ def test_a_neighbours_unusable_key_is_refused_before_sealing(at) -> None:
     bad, refused = "m9", set()
     for member in sorted(fleet.server.waiting):
         fleet.sent[Phase.ADVERTISE][member] = fleet.act(member, Phase.ADVERTISE)
-    identity, zero = fleet.identities[bad], bytes(32)
-    unsigned = dataclasses.replace(fleet.sent[Phase.ADVERTISE][bad], sealing_key=zero)
+    identity, keys = fleet.identities[bad], fleet.sent[Phase.ADVERTISE][bad].keys
+    unsigned = dataclasses.replace(fleet.sent[Phase.ADVERTISE][bad], keys=b"\xff" * 3 + keys[3:])
     signed = dataclasses.replace(unsigned, signature=identity.sign(advertisement_statement(fleet.context, unsigned)))
     entries = {**fleet.sent[Phase.ADVERTISE], bad: signed}
     roster = Roster(tuple(entries[member] for member in sorted(entries)))
@@ -106,7 +105,7 @@ def test_the_server_refuses_a_dealing_to_others(at, how: str) -> None:
     dealing = fleet.act(ME, Phase.SHARE)
     shares = list(dealing.shares)
     wanted = {"one more": [far_from(fleet)[0]], "one less": [], "itself": [ME], "everybody": far_from(fleet)}[how]
-    shares += [DealtShare(name, shares[0].sealed, bytes(32), bytes(32)) for name in wanted]
+    shares += [dataclasses.replace(shares[0], receiver=name) for name in wanted]
     if how == "one less":
         shares.pop()
     bent = dataclasses.replace(dealing, shares=tuple(sorted(shares, key=lambda share: share.receiver)))
@@ -147,17 +146,20 @@ def test_a_vector_is_masked_only_with_neighbours_that_dealt(at) -> None:
     """Removes the nine masks by hand."""
     fleet = at(Phase.MASK)
     secrets = fleet.states[ME]
-    seed, masking = secrets._seed.reveal(), secrets._masking.reveal()
+    seed = secrets._seed.reveal()
     withheld = around(fleet)[0]
     fleet.inbox[ME] = ReceivedDealings(tuple(d for d in fleet.inbox[ME].dealings if d.dealer != withheld))
+    pair_seeds = {other: each.reveal() for other, each in secrets._chosen.items()}
+    for dealing in fleet.inbox[ME].dealings:
+        if dealing.dealer not in pair_seeds:
+            pair_seeds[dealing.dealer] = secrets._open_seed(dealing).reveal()
+    assert len(secrets._chosen) == 4
     fleet.act(ME, Phase.MASK)
     session = secrets.seat.session
-    streams = [MaskStream(derive_key(seed, session.id, session.self_mask_info(ME)), add=False)]
+    streams = [MaskStream(derive(seed, session.id, session.self_mask_info(ME)), add=False)]
     for other in around(fleet):
         if other != withheld:
-            key = derive_key(
-                agree(masking, session.entries[other].masking_key), session.id, session.pair_mask_info(ME, other)
-            )
+            key = derive(pair_seeds[other], session.id, session.pair_mask_info(ME, other))
             streams.append(MaskStream(key, add=session.rank(ME) > session.rank(other)))
     assert len(streams) == 8
     apply_streams(fleet.masked[ME], streams, 32)
@@ -255,7 +257,7 @@ def test_a_member_reveals_one_share_of_each_neighbour_that_dealt(at) -> None:
     assert fleet.play(lose={lost}) is None
     assert fleet.play() is None
     answer = fleet.act(ME, Phase.UNMASK)
-    assert tuple(share.dealer for share in answer.masking_shares) == (lost,)
+    assert tuple(share.dealer for share in answer.root_shares) == (lost,)
     assert tuple(share.dealer for share in answer.seed_shares) == around(fleet)[1:]
     assert isinstance(fleet.server.receive(ME, answer), type(fleet.server))
 
@@ -263,8 +265,8 @@ def test_a_member_reveals_one_share_of_each_neighbour_that_dealt(at) -> None:
     for bent in (
         dataclasses.replace(answer, seed_shares=tuple(sorted((*answer.seed_shares, extra), key=lambda s: s.dealer))),
         dataclasses.replace(answer, seed_shares=answer.seed_shares[1:]),
-        dataclasses.replace(answer, masking_shares=()),
-        dataclasses.replace(answer, masking_shares=(), seed_shares=(*answer.masking_shares, *answer.seed_shares)),
+        dataclasses.replace(answer, root_shares=()),
+        dataclasses.replace(answer, root_shares=(), seed_shares=(*answer.root_shares, *answer.seed_shares)),
     ):
         dropped = fleet.server.receive(ME, bent)
         assert isinstance(dropped, Dropped)

@@ -1,13 +1,16 @@
 """Published vectors of every primitive, and the edge cases where implementations differ.
 
-X25519: RFC 7748 and Wycheproof. HKDF-SHA256: RFC 5869. AES-256-CTR: NIST SP 800-38A, F.5.5 and F.5.6. AES-256-GCM:
-McGrew and Viega, and Wycheproof. RSA-PSS: the edge cases of Wycheproof's vectors (salt, hash, mask generation, padding,
-length, range), made here, because its signatures use shorter keys than any of ours. Vectors in `bad_*` must fail. RFC
-8439 does not apply, because this software uses neither ChaCha20 nor Poly1305.
+X25519: RFC 7748 and Wycheproof. MLKEM768-X25519: draft-connolly-cfrg-xwing-kem. HKDF-SHA256: RFC 5869. AES-256-CTR:
+NIST SP 800-38A, F.5.5 and F.5.6. AES-256-GCM: McGrew and Viega, and Wycheproof. RSA-PSS: the edge cases of Wycheproof's
+vectors (salt, hash, mask generation, padding, length, range), made here, because its signatures use shorter keys than
+any of ours. Vectors in `bad_*` must fail. RFC 8439 does not apply, because this software uses neither ChaCha20 nor
+Poly1305.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from typing import Any
 
@@ -15,15 +18,16 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from secure_agg import agreement
-from secure_agg.agreement import KeyInvalid, SealBroken, agree, check_public_key, derive_key, open_sealed, seal
+from secure_agg import sealing
 from secure_agg.randomness import KeyStream, StreamScratch
-from secure_agg.transcript import Purpose
+from secure_agg.sealing import KeyInvalid, PublicKey, SealBroken, SecretKey, derive, lock, unlock
 from tacit.identity import CertificateInvalid, sign, verify_signature
 from tests.support import places
 from tests.support.party import key
@@ -44,40 +48,91 @@ def named(case: dict[str, Any]) -> str:
     return str(case.get("name") or case["source"])
 
 
-# X25519.
+# X25519, one half of the hybrid.
+
+POST_QUANTUM = SecretKey(bytes(range(96))).public[:1184]
+
+
+def agreed(secret: bytes, public: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
 
 
 @pytest.mark.parametrize("case", load("x25519.json")["agreements"], ids=named)
 def test_x25519_agrees_as_published(case: dict[str, str]) -> None:
-    check_public_key(unhex(case["public"]))
-    assert agree(unhex(case["secret"]), unhex(case["public"])).hex() == case["shared"]
+    PublicKey(POST_QUANTUM + unhex(case["public"]))
+    assert agreed(unhex(case["secret"]), unhex(case["public"])).hex() == case["shared"]
 
 
 def test_x25519_iterated_as_published() -> None:
     case = load("x25519.json")["iterated"]
     secret = point = b"\x09" + bytes(31)
     for turn in range(1, 1001):
-        secret, point = agree(secret, point), secret
+        secret, point = agreed(secret, point), secret
         assert secret.hex() == case.get(str(turn), secret.hex())
 
 
 @pytest.mark.parametrize("case", load("bad_x25519.json"), ids=named)
-def test_x25519_refuses_points_that_agree_on_zero(case: dict[str, str]) -> None:
+def test_a_hybrid_key_refuses_points_that_agree_on_zero(case: dict[str, str]) -> None:
     """Points of small order in every encoding: reduced or not, with and without the ignored bit."""
     with pytest.raises(KeyInvalid):
-        check_public_key(unhex(case["public"]))
-    with pytest.raises(KeyInvalid):
-        agree(unhex(case["secret"]), unhex(case["public"]))
+        PublicKey(POST_QUANTUM + unhex(case["public"]))
+    with pytest.raises(ValueError, match=r"shared key|X25519"):
+        agreed(unhex(case["secret"]), unhex(case["public"]))
 
 
-@pytest.mark.parametrize("u", [2, 3, 4, 9, 18])
-def test_other_encodings_of_a_valid_point_agree_alike(u: int) -> None:
-    """RFC 7748, section 5: the last bit is ignored, and unreduced values are reduced. Only the member itself could
-    benefit from that, and it signs its encoding.
-    """
-    secret = b"\x07" * 32
-    spelled = [value.to_bytes(32, "little") for value in (u, u + 2**255 - 19, u + 2**255) if value < 2**256]
-    assert len({agree(secret, point) for point in spelled}) == 1
+# ML-KEM-768 with X25519, the whole hybrid.
+
+
+def hpke_key(shared: bytes, info: bytes) -> tuple[bytes, bytes]:
+    """HPKE's key schedule (RFC 9180, section 5.1) in base mode: the key and the first nonce. Written from the RFC."""
+    suite = b"HPKE" + (0x647A).to_bytes(2, "big") + (1).to_bytes(2, "big") + (2).to_bytes(2, "big")
+
+    def extract(salt: bytes, label: bytes, ikm: bytes) -> bytes:
+        return hmac.digest(salt or bytes(32), b"HPKE-v1" + suite + label + ikm, "sha256")
+
+    def expand(prk: bytes, label: bytes, about: bytes, length: int) -> bytes:
+        text = length.to_bytes(2, "big") + b"HPKE-v1" + suite + label + about
+        return hmac.digest(prk, text + b"\x01", "sha256")[:length]
+
+    context = b"\0" + extract(b"", b"psk_id_hash", b"") + extract(b"", b"info_hash", info)
+    secret = extract(shared, b"secret", b"")
+    return expand(secret, b"key", context, 32), expand(secret, b"base_nonce", context, 12)
+
+
+def test_the_hybrid_opens_what_is_sealed_under_the_published_secret() -> None:
+    """The KEM's seed, key, ciphertext and secret are published. HPKE's key schedule and AES-GCM are computed here."""
+    case = load("mlkem768_x25519.json")
+    expanded = hashlib.shake_256(unhex(case["seed"])).digest(96)
+    secret = SecretKey(expanded[64:] + expanded[:64])
+    assert secret.public.hex().startswith(case["public_starts"])
+    assert secret.public.hex().endswith(case["public_ends"])
+    name, nonce = hpke_key(unhex(case["shared"]), b"info")
+    sealed = unhex(case["ciphertext"]) + AESGCM(name).encrypt(nonce, b"message", b"")
+    assert secret.open(b"info", sealed) == b"message"
+    with pytest.raises(SealBroken):
+        secret.open(b"other", sealed)
+
+
+@pytest.mark.parametrize("broken", ["ML-KEM-768", "X25519"])
+def test_each_half_counts(broken: str) -> None:
+    """Whoever holds one secret half computes what follows from it, and lacks the other."""
+    secret = SecretKey(bytes(range(96)))
+    sealed = PublicKey(secret.public).seal(b"info", b"message")
+    lattice, point = sealed[:1088], sealed[1088:1120]
+    scalar = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+    of_lattice = MLKEM768PrivateKey.from_seed_bytes(bytes(range(32, 96))).decapsulate(lattice)
+    of_point = scalar.exchange(X25519PublicKey.from_public_bytes(point))
+
+    def opened(one: bytes, other: bytes) -> bytes:
+        public = scalar.public_key().public_bytes_raw()
+        shared = hashlib.sha3_256(one + other + point + public + b"\\.//^\\").digest()
+        name, nonce = hpke_key(shared, b"info")
+        return AESGCM(name).decrypt(nonce, sealed[1120:], b"")
+
+    assert opened(of_lattice, of_point) == b"message"
+    known = {"ML-KEM-768": (of_lattice, bytes(32)), "X25519": (bytes(32), of_point)}[broken]
+    with pytest.raises(InvalidTag):
+        opened(*known)
 
 
 # HKDF-SHA256.
@@ -88,7 +143,7 @@ def test_hkdf_as_published(case: dict[str, str]) -> None:
     secret, salt, info, expected = (unhex(case[name]) for name in ("ikm", "salt", "info", "okm"))
     assert HKDF(hashes.SHA256(), len(expected), salt, info).derive(secret) == expected
     # The first 32 bytes are the same for every length, and no more are used here.
-    assert derive_key(secret, salt, info) == expected[:32]
+    assert derive(secret, salt, info) == expected[:32]
 
 
 # AES-256-CTR.
@@ -125,39 +180,35 @@ def test_the_mask_streams_counter_starts_at_zero_and_carries() -> None:
 # AES-256-GCM.
 
 
-def as_in(monkeypatch: pytest.MonkeyPatch, case: dict[str, str]) -> None:
-    """Makes the seal use a vector's key, nonce and header instead of deriving its own."""
-    monkeypatch.setattr(agreement, "derive_key", lambda shared, session, info: unhex(case["key"]))
-    monkeypatch.setattr(agreement, "_NONCE", unhex(case["nonce"]))
-    monkeypatch.setattr(
-        agreement, "frame", lambda purpose, *fields: unhex(case["aad"]) if purpose is Purpose.SEAL_HEADER else b""
-    )
+def at_nonce(monkeypatch: pytest.MonkeyPatch, case: dict[str, str]) -> None:
+    """Makes the lock use a vector's nonce instead of its own."""
+    monkeypatch.setattr(sealing, "_NONCE", unhex(case["nonce"]))
 
 
 @pytest.mark.parametrize("case", load("aes_256_gcm.json"), ids=named)
 def test_gcm_as_published(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    as_in(monkeypatch, case)
-    sealed = seal(b"", b"", "a", "b", unhex(case["message"]))
-    assert sealed.hex() == case["ciphertext"] + case["tag"]
-    assert open_sealed(b"", b"", "a", "b", sealed).hex() == case["message"]
+    at_nonce(monkeypatch, case)
+    locked = lock(unhex(case["key"]), unhex(case["aad"]), unhex(case["message"]))
+    assert locked.hex() == case["ciphertext"] + case["tag"]
+    assert unlock(unhex(case["key"]), unhex(case["aad"]), locked).hex() == case["message"]
 
 
 @pytest.mark.parametrize("case", load("bad_aes_256_gcm.json"), ids=named)
 def test_gcm_refuses_changed_messages(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidTag):
         AESGCM(unhex(case["key"])).decrypt(unhex(case["nonce"]), unhex(case["sealed"]), unhex(case["aad"]))
-    as_in(monkeypatch, case)
+    at_nonce(monkeypatch, case)
     with pytest.raises(SealBroken):
-        open_sealed(b"", b"", "a", "b", unhex(case["sealed"]))
+        unlock(unhex(case["key"]), unhex(case["aad"]), unhex(case["sealed"]))
 
 
 def test_the_bad_vectors_would_open_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """They fail for the reason in their name, not because of their key."""
     first = load("bad_aes_256_gcm.json")[0]
-    as_in(monkeypatch, first)
+    at_nonce(monkeypatch, first)
     tag = bytearray(unhex(first["sealed"][32:]))
     tag[0] ^= 1
-    opened = open_sealed(b"", b"", "a", "b", unhex(first["sealed"][:32]) + bytes(tag))
+    opened = unlock(unhex(first["key"]), unhex(first["aad"]), unhex(first["sealed"][:32]) + bytes(tag))
     assert opened == bytes(range(0x20, 0x30))
 
 
@@ -278,6 +329,8 @@ def test_every_primitive_in_use_has_a_vector() -> None:
         "primitives import hashes",
         "primitives import hashes, serialization",
         "primitives.asymmetric import padding, rsa",
+        "primitives import hashes, hpke",
+        "primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey",
         "primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey",
         "primitives.ciphers import Cipher, algorithms, modes",
         "primitives.ciphers.aead import AESGCM",

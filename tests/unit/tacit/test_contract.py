@@ -47,7 +47,12 @@ def test_every_reason_has_a_word_and_a_sentence():
 
 
 def advertisement(member):
-    return secure_agg.Advertisement(member, b"certificate", bytes(32), bytes(32), bytes(32), b"signature")
+    return secure_agg.Advertisement(member, b"certificate", b"keys", bytes(32), b"signature")
+
+
+def dealt(receiver):
+    texts = (b"sealed key", b"locked", b"of key", b"of root", b"of seed", b"sealed seed", b"of pair")
+    return secure_agg.DealtShare(receiver, *texts)
 
 
 MEMBER_SAYS = [
@@ -59,7 +64,7 @@ MEMBER_SAYS = [
     AttemptMessage(ATTEMPT, advertisement("a")),
     AttemptMessage(
         ATTEMPT,
-        secure_agg.Dealing("a", bytes(32), (secure_agg.DealtShare("b", b"sealed", bytes(32), bytes(32)),), b"signed"),
+        secure_agg.Dealing("a", bytes(32), (dealt("b"),), b"signed"),
     ),
     AttemptMessage(ATTEMPT, secure_agg.Confirmation("a", b"signature")),
     AttemptMessage(
@@ -87,11 +92,7 @@ COORDINATOR_SAYS = [
     AttemptMessage(
         ATTEMPT,
         secure_agg.ReceivedDealings(
-            (
-                secure_agg.ReceivedDealing(
-                    "a", b"sealed", bytes(32), bytes(32), bytes(32), (bytes(32), bytes(32)), b"signed"
-                ),
-            )
+            (secure_agg.ReceivedDealing("a", dealt("b"), bytes(32), (bytes(32), bytes(32)), b"signed"),)
         ),
     ),
     AttemptMessage(ATTEMPT, secure_agg.Survivors(("a", "b"))),
@@ -185,25 +186,27 @@ def test_a_context_without_its_sparse_graph_has_another_digest():
 def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     names = [f"{number:05}".ljust(63, "x") for number in range(limits.MAX_MEMBERS)]
     longest = bytes(1024)
-    entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)  # type: ignore[call-arg]
+    entry = secure_agg.DigestAdvertisement(names[0], bytes(32), bytes(32), bytes(32), longest)
     roster = secure_agg.DigestRoster(tuple(entry for _ in names))
     confirmations = secure_agg.Confirmations(tuple(secure_agg.Confirmation(name, longest) for name in names))
-    one = secure_agg.ReceivedDealing(names[0], bytes(82), *(bytes(32),) * 3, (bytes(32),) * 12, longest)
-    dealings = secure_agg.ReceivedDealings((one,) * 4096)
-    for payload in (roster, confirmations, dealings, secure_agg.Survivors(tuple(names))):
+    share = secure_agg.DealtShare(names[0], bytes(1168), bytes(82), *(bytes(32),) * 3, bytes(1168), bytes(32))
+    one = secure_agg.ReceivedDealing(names[0], share, bytes(32), (bytes(32),) * limits.MAX_PATH, longest)
+    dealings = secure_agg.ReceivedDealings((one,) * limits.MAX_NEIGHBOURS)
+    full = secure_agg.Advertisement(names[0], bytes(limits.MAX_CERTIFICATE_BYTES), bytes(2 * 1216), bytes(32), longest)
+    small = secure_agg.Roster((full,) * limits.DIGEST_ROSTER_ABOVE)
+    for payload in (roster, small, confirmations, dealings, secure_agg.Survivors(tuple(names))):
         size = wire.to_member(AttemptMessage(ATTEMPT, payload)).ByteSize()
         assert size <= limits.MAX_FROM_COORDINATOR, type(payload).__name__
     part = pb.CertificatesPart(certificates=[bytes(limits.MAX_CERTIFICATE_BYTES)] * limits.CERTIFICATES_IN_A_PART)
     assert part.ByteSize() <= limits.MAX_FROM_COORDINATOR
-    share = secure_agg.DealtShare(names[0], bytes(82), bytes(32), bytes(32))
-    dealing = secure_agg.Dealing(names[0], bytes(32), (share,) * 4096, longest)
-    revealed = (secure_agg.RevealedShare(names[0], bytes(33)),) * 4096
+    dealing = secure_agg.Dealing(names[0], bytes(32), (share,) * limits.MAX_NEIGHBOURS, longest)
+    revealed = (secure_agg.RevealedShare(names[0], bytes(33)),) * limits.MAX_NEIGHBOURS
     for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):  # type: ignore[assignment]
         size = wire.to_coordinator(AttemptMessage(ATTEMPT, payload)).ByteSize()
         assert size <= limits.MAX_FROM_MEMBER, type(payload).__name__
     # Little more than that, because the limit is also what one message of the other side can cost.
     assert limits.MAX_FROM_COORDINATOR <= 13 * 2**20
-    assert limits.MAX_FROM_MEMBER <= 2 * 2**20
+    assert limits.MAX_FROM_MEMBER <= 4 * 2**20
 
 
 def test_a_manifest_flattens_and_unflattens():
@@ -495,9 +498,9 @@ MANY = {
         lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare()] * n)),
         "RevealedShare",
     ),
-    "masking shares": (
+    "root shares": (
         limits.MAX_NEIGHBOURS,
-        lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, masking_shares=[pb.RevealedShare()] * n)),
+        lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, root_shares=[pb.RevealedShare()] * n)),
         "RevealedShare",
     ),
     "roster": (
@@ -571,8 +574,8 @@ NAMING = {
     "seed share": lambda name: pb.MemberMessage(
         unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare(dealer=name)])
     ),
-    "masking share": lambda name: pb.MemberMessage(
-        unmasking=pb.Unmasking(ref=REF, masking_shares=[pb.RevealedShare(dealer=name)])
+    "root share": lambda name: pb.MemberMessage(
+        unmasking=pb.Unmasking(ref=REF, root_shares=[pb.RevealedShare(dealer=name)])
     ),
     "roster": lambda name: pb.CoordinatorMessage(
         roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement(member=name)])

@@ -23,6 +23,7 @@ import edge_client
 import export
 import learning
 import tacit
+from coordinator.cli.offline import CertificateBatch, RequestBatch
 from coordinator.config import CoordinatorConfig, OperatorConfig
 from coordinator.storage.backup import BackupManifest
 from coordinator.storage.mark import Mark
@@ -35,7 +36,9 @@ from edge_client.policy.document import PolicyDocument
 from edge_client.policy.policy import Policy
 from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
+from edge_client.private_store.features import FeatureHeader
 from export.finetune.run import Provenance
+from learning.backbones.collection import BackboneRecord
 from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement
@@ -144,6 +147,7 @@ def test_the_walk_finds_fields_without_a_bound():
 # ---- at every limit, and one past it --------------------------------------------------------------------------------
 
 _STATE = {"sha256": HEX, "size": 1}
+_WAITING = {"member": "north", "kind": "enrol", "request": "00", "asked_ms": 0}
 _SCORES = {
     "rows": 1,
     "accuracy": 1.0,
@@ -237,6 +241,14 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
     Policy: {"schema": 1},
     PolicyDocument: {"schema": 1},
     CoordinatorConfig: {"schema": 1, "advertise": ["localhost"]},
+    RequestBatch: {
+        "schema": 1,
+        "kind": "tacit-certificate-requests",
+        "federation": HEX,
+        "authority": HEX,
+        "requests": [_WAITING],
+    },
+    CertificateBatch: {"schema": 1, "kind": "tacit-certificates", "federation": HEX, "certificates": ["00"]},
     OperatorConfig: {"schema": 1, "address": "localhost:7441", "federation": HEX},
     Mark: {"schema": 1, "place": "sqlite:///x", "entry": 1, "head": HEX},
     BackupManifest: {
@@ -267,6 +279,16 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
     NoisedHistogram: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "counts": [1]},
     IdentityDocument: {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},
     Pin: {"schema": 1, "ledger": "00", "sequence": 1, "head": HEX},
+    BackboneRecord: {
+        "schema": 1,
+        "name": "minilm",
+        "source": "a wheel",
+        "hub": "people/bert",
+        "licence": "MIT",
+        "backbone": HEX,
+        "size": 1,
+        "files": {"config.json": HEX},
+    },
     BackupHeader: {
         "schema": 1,
         "federation": HEX,
@@ -274,6 +296,7 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "made_ms": 0,
         "states": [{"job": "desk", "length": 1, "sealed": False}],
     },
+    FeatureHeader: {"schema": 1, "kind": HEX, "rows": 1, "width": 1, "content": HEX},
     StateHeader: {
         "schema": 1,
         "job": "desk",
@@ -388,6 +411,20 @@ _COLUMN = {"name": "a", "form": "plain"}
 _JOB = GOOD["job"][0]
 _TRANSFORMER = {"architecture": "transformer", "config": {}}
 _FROZEN = {**_PROMPTED, "base": None, "config": {}, "backbone": HEX, "task": {"name": "head"}}
+_HEADED = {
+    **_SPEC,
+    "vocabulary": None,
+    "model": {
+        "architecture": "prompted",
+        "base": "owner/name",
+        "injection": "none",
+        "task": {"name": "head", "layers": [1], "start": "labels", "descriptions": {"a": "x"}},
+    },
+}
+_ADAPTED = {
+    **_HEADED,
+    "model": {**_HEADED["model"], "injection": {"name": "lora", "matrices": ["query"]}},
+}
 _POLICY = {"schema": 1}
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
@@ -407,9 +444,19 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "Cloze.verbaliser": (*MORE[0], "model.task.verbaliser", 1000, {_word: lambda number: ["w" + _word(number)]}),
     "Cloze.verbaliser[]": (*MORE[0], "model.task.verbaliser.a", 100, lambda number: "w" + _word(number)),
+    "LoRA.matrices": (
+        JobSpec,
+        _ADAPTED,
+        "model.injection.matrices",
+        6,
+        lambda number: ("query", "key", "value", "output", "up", "down")[number % 6],
+    ),
+    "Head.layers": (JobSpec, _HEADED, "model.task.layers", 16, lambda number: number),
+    "Head.descriptions": (JobSpec, _HEADED, "model.task.descriptions", 10_000, {_word: _word}),
     "Tensor.shape": (Manifest, GOOD["manifest"][0], "tensors.0.shape", 16, _same(1)),
     "Manifest.tensors": (Manifest, GOOD["manifest"][0], "tensors", 10_000, _row(shape=[1])),
     "Labels.labels": (Labels, EXAMPLES[Labels], "labels", 10_000, _word),
+    "BackboneRecord.files": (BackboneRecord, EXAMPLES[BackboneRecord], "files", 500, {_word: HEX}),
     "BundleIndex.files": (BundleIndex, EXAMPLES[BundleIndex], "files", 64, {_word: _STATE}),
     "Receipt.segments": (Receipt, GOOD["receipt"][0], "segments", 64, _row(values=1)),
     "Receipt.cohort": (
@@ -439,6 +486,16 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "PolicyDocument.hours": (Policy, _POLICY, "hours", 1000, _same("00:00-24:00")),
     "PolicyDocument.devices": (Policy, _POLICY, "devices", 16, _same("cpu")),
     "PolicyDocument.interfaces": (Policy, _POLICY, "interfaces", 1000, _word),
+    "PolicyDocument.witnesses": (Policy, _POLICY, "witnesses", 16, {_word: _hex}),
+    "CoordinatorConfig.witnesses": (CoordinatorConfig, {**_POLICY, "advertise": ["a"]}, "witnesses", 64, _hex),
+    "RequestBatch.requests": (RequestBatch, EXAMPLES[RequestBatch], "requests", 10_000, _same(_WAITING)),
+    "CertificateBatch.certificates": (
+        CertificateBatch,
+        EXAMPLES[CertificateBatch],
+        "certificates",
+        10_000,
+        _same("00"),
+    ),
     "CoordinatorConfig.advertise": (CoordinatorConfig, _POLICY, "advertise", 64, _word),
     "BackupManifest.tables": (BackupManifest, _BACKUP, "tables", 100, _row(columns=[_COLUMN], rows=0, **_STATE)),
     "TablePart.columns": (BackupManifest, _BACKUP, "tables.0.columns", 100, _same(_COLUMN)),

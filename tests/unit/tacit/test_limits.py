@@ -32,13 +32,17 @@ CARRIED = {
     "MemberMessage.ready.version": NAMED,
     **dict.fromkeys(
         (
-            *(f"MemberMessage.advertisement.{name}" for name in ("certificate", "masking_key", "sealing_key", "nonce")),
+            *(f"MemberMessage.advertisement.{name}" for name in ("certificate", "keys", "nonce")),
             "MemberMessage.advertisement.signature",
             *(f"MemberMessage.dealing.{name}" for name in ("seed_commitment", "signature")),
-            *(f"MemberMessage.dealing.shares.{n}" for n in ("sealed", "masking_commitment", "seed_commitment")),
+            *(
+                f"MemberMessage.dealing.shares.{field.name}"
+                for field in federation_pb2.DealtShare.DESCRIPTOR.fields
+                if field.type == field.TYPE_BYTES
+            ),
             "MemberMessage.confirmation.signature",
             "MemberMessage.unmasking.seed_shares.share",
-            "MemberMessage.unmasking.masking_shares.share",
+            "MemberMessage.unmasking.root_shares.share",
         ),
         PHASE,
     ),

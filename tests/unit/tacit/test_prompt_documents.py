@@ -114,13 +114,13 @@ def a_job(task):
 @pytest.mark.parametrize("task", ["head", {"name": "head"}, {"name": "head", "pairs": False}], ids=str)
 def test_a_job_with_a_head_reads_single_texts_by_default(task):
     job = a_job(task)
-    assert b'"task":{"name":"head","pairs":false}' in job.canonical()
+    assert b'"layers":null,"name":"head","pairs":false,"start":"random"}' in job.canonical()
     assert JobDocument.from_json(job.canonical()) == job
 
 
 def test_a_job_with_a_head_can_read_pairs():
     job = a_job({"name": "head", "pairs": True})
-    assert b'"task":{"name":"head","pairs":true}' in job.canonical()
+    assert b'"layers":null,"name":"head","pairs":true,"start":"random"}' in job.canonical()
     assert JobDocument.from_json(job.canonical()) == job
     assert JobDocument.from_json(job.canonical()).model.template.pairs
 

@@ -24,6 +24,7 @@ from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason
+from tacit.roster import Head, SignedHead
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
 from tacit.vector import layout_of
@@ -44,14 +45,23 @@ def some(what: str, length: int = 32) -> bytes:
 
 def entry(member: str) -> secure_agg.Advertisement:
     return secure_agg.Advertisement(
-        member, *(some(f"{member} {part}") for part in ("certificate", "masking", "sealing", "nonce", "signature"))
+        member, *(some(f"{member} {part}") for part in ("certificate", "keys", "nonce", "signature"))
     )
 
 
+def made_for(receiver: str, by: str, *, chosen: bool) -> secure_agg.DealtShare:
+    own = receiver == by
+    of_key = b"" if own else some(f"{by} key")
+    of_shares = (some(f"{by} root share"), some(f"{by} seed share"))
+    pair = (some(f"{by} sealed seed", 84), some(f"{by} pair")) if chosen else (b"", b"")
+    sealed = (b"", b"") if own else (some(f"{by} sealed key", 84), some(f"{by} locked", 82))
+    return secure_agg.DealtShare(receiver, *sealed, of_key, *of_shares, *pair)
+
+
 def dealt(dealer: str) -> secure_agg.ReceivedDealing:
-    digests = (some(f"{dealer} {part}") for part in ("masking share", "seed share", "seed"))
     path = (some(f"{dealer} left"), some(f"{dealer} right"))
-    return secure_agg.ReceivedDealing(dealer, some(f"{dealer} sealed", 82), *digests, path, some(f"{dealer} signed"))  # type: ignore[call-arg]
+    share = made_for("m0", dealer, chosen=True)
+    return secure_agg.ReceivedDealing(dealer, share, some(f"{dealer} seed"), path, some(f"{dealer} signed"))
 
 
 def share(dealer: str) -> secure_agg.RevealedShare:
@@ -75,8 +85,9 @@ FROM_MEMBERS: dict[str, Any] = {
             "m0",
             some("seed"),
             (
-                secure_agg.DealtShare("m0", b"", some("own masking"), some("own seed")),
-                secure_agg.DealtShare("m1", some("sealed", 82), some("its masking"), some("its seed")),
+                made_for("m0", "m0", chosen=False),
+                made_for("m1", "m0", chosen=True),
+                made_for("m2", "m0", chosen=False),
             ),
             some("signed"),
         ),
@@ -99,6 +110,15 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     "attempt opened": AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9))),
     "attempt opened, nobody assumed corrupt": AttemptMessage(
         AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9, corrupt=0))
+    ),
+    "attempt opened, with a head": AttemptMessage(
+        AttemptId("triage", 7, 1),
+        messages.AttemptOpened(
+            make_context(9),
+            SignedHead(
+                Head(make_context(9).federation, 300, some("root"), 1_700_000_000_000), some("signed"), some("der")
+            ),
+        ),
     ),
     "attempt opened, sparse": AttemptMessage(
         AttemptId("triage", 7, 1), messages.AttemptOpened(sparse_context(1000, sigma=80, absent=50))

@@ -1,9 +1,9 @@
 """The first schema.
 
-The journal only grows: triggers refuse to change, remove or replace one of its rows, whoever asks. SQLite deletes the
-row that an INSERT OR REPLACE conflicts with, and runs no DELETE trigger for it unless the connection that writes has
-set `recursive_triggers` (https://www.sqlite.org/lang_conflict.html). So a trigger takes an entry only after the
-newest one. PostgreSQL has no REPLACE, and runs the UPDATE trigger for ON CONFLICT DO UPDATE.
+The journal and the roster log only grow: triggers refuse to change, remove or replace one of their rows, whoever asks.
+SQLite deletes the row that an INSERT OR REPLACE conflicts with, and runs no DELETE trigger for it unless the connection
+that writes has set `recursive_triggers` (https://www.sqlite.org/lang_conflict.html). So a trigger takes an entry only
+after the newest one. PostgreSQL has no REPLACE, and runs the UPDATE trigger for ON CONFLICT DO UPDATE.
 """
 
 import sqlalchemy as sa
@@ -243,7 +243,7 @@ def upgrade() -> None:
         "operator_certificates",
         sa.Column("fingerprint", sa.LargeBinary(length=32), nullable=False),
         sa.Column("name", sa.String(length=63), nullable=False),
-        sa.Column("known_ms", sa.BigInteger(), nullable=False),
+        sa.Column("issued_ms", sa.BigInteger(), nullable=False),
         sa.Column("expires_ms", sa.BigInteger(), nullable=False),
         sa.Column("issuer", sa.LargeBinary(length=32), nullable=False),
         sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
@@ -312,27 +312,84 @@ def upgrade() -> None:
         postgresql_where=_ONE_COUNTS,
     )
     op.create_index("ix_corpora_digest", "corpora", ["digest"])
-    _journal_only_grows()
+    op.create_table(
+        "roster_log",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("certificate", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("key", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("role", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=64), nullable=False),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint(
+            "certificate IS NULL OR length(certificate) = 32", name=op.f("ck_roster_log_certificate_is_a_digest")
+        ),
+        sa.CheckConstraint("key IS NULL OR length(key) = 32", name=op.f("ck_roster_log_key_is_a_digest")),
+        sa.CheckConstraint("role IN ('member', 'operator', 'server')", name=op.f("ck_roster_log_role_known")),
+        sa.CheckConstraint("kind IN ('issued', 'renewed', 'revoked')", name=op.f("ck_roster_log_kind_known")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_roster_log")),
+    )
+    op.create_index("ix_roster_log_certificate", "roster_log", ["certificate"])
+    op.create_table(
+        "roster_cosignatures",
+        sa.Column("signer_id", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("signer", sa.LargeBinary(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("root", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("signature", sa.LargeBinary(), nullable=False),
+        sa.CheckConstraint(
+            "signer_id IS NULL OR length(signer_id) = 32", name=op.f("ck_roster_cosignatures_signer_id_is_a_digest")
+        ),
+        sa.CheckConstraint("root IS NULL OR length(root) = 32", name=op.f("ck_roster_cosignatures_root_is_a_digest")),
+        sa.PrimaryKeyConstraint("signer_id", name=op.f("pk_roster_cosignatures")),
+    )
+    op.create_table(
+        "certificate_requests",
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("request", sa.LargeBinary(), nullable=False),
+        sa.Column("key", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("token", sa.String(length=128), nullable=True),
+        sa.Column("present", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("present_expires_ms", sa.BigInteger(), nullable=True),
+        sa.Column("software_version", sa.String(length=64), nullable=False),
+        sa.Column("asked_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("key IS NULL OR length(key) = 32", name=op.f("ck_certificate_requests_key_is_a_digest")),
+        sa.CheckConstraint(
+            "present IS NULL OR length(present) = 32", name=op.f("ck_certificate_requests_present_is_a_digest")
+        ),
+        sa.CheckConstraint(
+            "(token IS NULL) <> (present IS NULL)", name=op.f("ck_certificate_requests_enrols_or_renews")
+        ),
+        sa.CheckConstraint(
+            "(present IS NULL) = (present_expires_ms IS NULL)", name=op.f("ck_certificate_requests_present_at_once")
+        ),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_certificate_requests_member")),
+        sa.PrimaryKeyConstraint("member", name=op.f("pk_certificate_requests")),
+    )
+    for table in ("journal", "roster_log"):
+        _only_grows(table)
 
 
-def _journal_only_grows() -> None:
+def _only_grows(table: str) -> None:
+    said = f"the {table.replace('_', ' ')} only grows"
     if op.get_bind().dialect.name == "sqlite":
         for act in ("UPDATE", "DELETE"):
             op.execute(
-                f"CREATE TRIGGER journal_only_grows_{act.lower()} BEFORE {act} ON journal "
-                "BEGIN SELECT RAISE(ABORT, 'the journal only grows'); END"
+                f"CREATE TRIGGER {table}_only_grows_{act.lower()} BEFORE {act} ON {table} "
+                f"BEGIN SELECT RAISE(ABORT, '{said}'); END"
             )
         op.execute(
-            "CREATE TRIGGER journal_only_grows_insert BEFORE INSERT ON journal "
-            "WHEN NEW.id IS NOT (SELECT coalesce(max(id), 0) + 1 FROM journal) "
-            "BEGIN SELECT RAISE(ABORT, 'the journal only grows'); END"
+            f"CREATE TRIGGER {table}_only_grows_insert BEFORE INSERT ON {table} "  # noqa: S608  constants
+            f"WHEN NEW.id IS NOT (SELECT coalesce(max(id), 0) + 1 FROM {table}) "
+            f"BEGIN SELECT RAISE(ABORT, '{said}'); END"
         )
     else:
         op.execute(
-            "CREATE FUNCTION journal_only_grows() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'the journal only grows'; END $$"
+            f"CREATE FUNCTION {table}_only_grows() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE EXCEPTION '{said}'; END $$"
         )
         op.execute(
-            "CREATE TRIGGER journal_only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON journal "
-            "FOR EACH STATEMENT EXECUTE FUNCTION journal_only_grows()"
+            f"CREATE TRIGGER {table}_only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_only_grows()"
         )

@@ -20,7 +20,8 @@ from benchmarks.library.report import Plot, Section, section_text, write_page
 from benchmarks.library.simulation import Member, corpora_of, federate, play_round
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
-from learning.accounting.spend import RenyiFilter, cost, epsilon_pld
+from learning.accounting.gate import PrivacyFilter
+from learning.accounting.spend import epsilon_pld
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
@@ -327,13 +328,9 @@ def test_the_noise_is_the_smallest_that_lets_the_gate_admit_every_round(epsilon,
 
     def admitted(multiplier):
         rate = (lot or examples) / examples
-        one = cost(SampledGaussian(multiplier=multiplier, rate=rate, steps=recipe.steps), limit)
-        spent, gate = np.zeros_like(one), RenyiFilter(limit)
-        for number in range(recipe.rounds + 1):
-            if not gate.admits(spent, one):
-                return number
-            spent = spent + one
-        return recipe.rounds + 1
+        one = SampledGaussian(multiplier=multiplier, rate=rate, steps=recipe.steps)
+        gate = PrivacyFilter(limit)
+        return max(number for number in range(recipe.rounds + 2) if gate.admits([one] * number))
 
     assert admitted(found) >= recipe.rounds
     assert admitted(found * 0.98) < recipe.rounds

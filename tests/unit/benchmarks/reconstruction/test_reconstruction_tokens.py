@@ -328,7 +328,7 @@ def test_a_row_notes_an_attack_that_fails_with_the_true_table(true, note):
 
 def test_a_row_notes_that_the_public_table_is_the_present_one():
     line = {"case": replace(PAPERS, method="fedvocab", attacker="public").case, "figure": "token_f1", "value": 0.7}
-    later = {**line, "case": {**line["case"], "rounds": 5}}  # type: ignore[dict-item]
+    later = {**line, "case": {**line["case"], "rounds": 5}}
     head, *rows = found_rows([line, later])
     assert [row[head.index("note")] for row in rows] == ["the same table as true", ""]
 

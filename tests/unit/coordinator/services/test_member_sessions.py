@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from datetime import timedelta
+from types import SimpleNamespace
 
 import grpc.aio
 import pytest
@@ -19,6 +20,8 @@ from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
 from coordinator.services.encoder import SharedEncoder
 from coordinator.services.federation import FederationServicer
+from coordinator.services.member_session import MemberSessions
+from coordinator.services.turns import Turns
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.members import MAX_LEDGERS
 from coordinator.storage.models import LedgerCounterRow
@@ -274,7 +277,7 @@ async def test_accepted_certificates_are_served_by_digest_in_parts(house):
 
 def test_a_message_to_a_whole_cohort_is_encoded_once():
     encoder = SharedEncoder()
-    entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(5)))
+    entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(4)))
     one, other = AttemptId("questions", 1, 1), AttemptId("triage", 1, 1)
     roster = secure_agg.DigestRoster((entry,) * 3)
     first = encoder.encode(AttemptMessage(one, roster))
@@ -364,3 +367,30 @@ async def test_a_ready_member_is_not_at_its_limit(house):
         # Late messages about a job that is over change nothing.
         assert value("privacy_epsilon_largest") == 2.0
         assert value("members_budget_spent") == 0
+
+
+def test_what_was_dealt_to_each_of_a_cohort_is_encoded_in_turn():
+    """A thousand such messages at once would be hundreds of megabytes."""
+    share = secure_agg.DealtShare("m0", bytes(1168), bytes(82), *(bytes(32),) * 3, bytes(1168), bytes(32))
+    dealings = secure_agg.ReceivedDealings((secure_agg.ReceivedDealing("m1", share, bytes(32), (), bytes(384)),) * 50)
+    message = AttemptMessage(AttemptId("questions", 1, 1), dealings)
+    held, most = set(), []
+
+    def made(*_):
+        # Called once for each message that is encoded.
+        held.add(asyncio.current_task())
+        most.append(len(held))
+
+    class Slow:
+        async def write(self, data):
+            await asyncio.sleep(0)
+            held.remove(asyncio.current_task())
+
+    async def all_at_once():
+        sessions = MemberSessions.__new__(MemberSessions)
+        sessions._encoder, sessions._sending = SharedEncoder(), Turns(2, 60.0)
+        sessions._metrics = SimpleNamespace(message=made)  # type: ignore[assignment]
+        await asyncio.gather(*(sessions._send(Slow(), message) for _ in range(20)))
+
+    asyncio.run(all_at_once())
+    assert max(most) == 2

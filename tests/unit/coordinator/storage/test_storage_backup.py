@@ -485,7 +485,7 @@ def test_a_certificate_renewed_since_is_let_in_once(filled, store, folder, targe
     def try_(name: str, tag: str, begins_ms: int) -> bool:
         der, now_ms = f"{name} {tag}".encode(), MADE_MS + 2 * HOUR_MS
         given = {"begins_ms": begins_ms, "expires_ms": begins_ms + HOUR_MS, "now_ms": now_ms}
-        found = database.run_now(lambda s: records.let_in(s, name, der, **given))
+        found = database.run_now(lambda s: records.let_in(s, name, der, key=b"k" * 32, **given))
         return found is not None and found.admits(hashlib.sha256(der).digest(), now_ms)
 
     # Issued before the backup, so the backup would contain it.
@@ -532,13 +532,13 @@ def test_after_a_member_has_renewed_nothing_older_is_believed(filled, store, fol
             using_expires_ms=MADE_MS + 9 * HOUR_MS,
             certificate=b"the next",
             expires_ms=MADE_MS + 9 * HOUR_MS,
-            key="",
+            key="00" * 32,
             software_version="0.1.0",
             now_ms=MADE_MS + HOUR_MS,
         )
     )
     stolen = database.run_now(
-        lambda s: records.let_in(s, "desk-north", b"from between", **times, now_ms=MADE_MS + 2 * HOUR_MS)
+        lambda s: records.let_in(s, "desk-north", b"from between", key=b"k" * 32, **times, now_ms=MADE_MS + 2 * HOUR_MS)
     )
     assert stolen is not None
     assert not stolen.admits(hashlib.sha256(b"from between").digest(), MADE_MS + 2 * HOUR_MS)

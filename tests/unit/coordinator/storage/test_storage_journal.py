@@ -205,7 +205,7 @@ def test_a_database_of_another_program_is_a_sentence(tmp_path):
 
 
 def test_the_canonical_form_is_json_in_ascii():
-    form = chain.canonical_fields({"b": "ö", "a": [1, None]})  # type: ignore[list-item]
+    form = chain.canonical_fields({"b": "ö", "a": [1, None]})
     assert form == '{"a":[1,null],"b":"\\u00f6"}'
     assert json.loads(form) == {"b": "ö", "a": [1, None]}
 

@@ -6,7 +6,8 @@ from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerUnwritable
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
-from learning.accounting.spend import Limit, epsilon_counted, total
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -123,7 +124,7 @@ def test_a_job_without_noise_spends_nothing(opened):
     budget.charge(attempt(), held)
     budget.ended(attempt(), "published", b"r" * 32, ("north",))
     statement = budget.statement("questions")
-    assert (statement.events, statement.share_left, statement.report()) == ((), 1.0, None)
+    assert (statement.events, statement.figures().share_left, statement.report()) == ((), 1.0, None)
 
 
 def test_a_refusal_at_the_limit_tells_the_coordinator_no_figures(opened):
@@ -190,9 +191,9 @@ def test_the_report_covers_the_job_and_the_figures_the_ledger(opened):
     report = statement.report()
     assert report is not None
     assert report.delta == 1e-6
-    assert report.epsilon == pytest.approx(epsilon_counted(total([event] * 3, limit), limit.delta))
+    assert report.epsilon == pytest.approx(epsilon_counted([event] * 3, limit))
     figures = statement.figures()
-    assert figures.epsilon == pytest.approx(epsilon_counted(total([event] * 4, limit), limit.delta))
+    assert figures.epsilon == pytest.approx(epsilon_counted([event] * 4, limit))
     assert figures.limit == 8.0
     assert figures.share_left == pytest.approx(1 - figures.epsilon / 8.0)
 

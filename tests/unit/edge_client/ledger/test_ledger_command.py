@@ -12,7 +12,7 @@ from benchmarks.operations.ledger_faults import EVENT, LIMIT, Member, purpose_of
 from edge_client.cli.ledger import app
 from edge_client.ledger.ledger import Ledger, ledger_path
 from edge_client.ledger.receipt_book import ReceiptBook
-from learning.accounting.spend import epsilon_counted, spend, total
+from learning.accounting.gate import epsilon_counted
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode
 
@@ -51,7 +51,7 @@ def ended(*words: object) -> tuple[int, str]:
 
 
 def counted(events: int) -> float:
-    return epsilon_counted(total([EVENT] * events, LIMIT), LIMIT.delta)
+    return epsilon_counted([EVENT] * events, LIMIT)
 
 
 def test_show_prints_what_each_job_spent(home):
@@ -67,21 +67,14 @@ def test_show_prints_what_each_job_spent(home):
     assert not any(word in shown for word in ("PLD", "Rényi", "gate"))
 
 
-def test_the_tighter_figure_is_shown_by_all_and_json(home):
-    """The tighter figure gates nothing, and the share left does not follow from it."""
-    tighter = spend([EVENT] * 4, LIMIT).epsilon
-    assert tighter < 0.9 * counted(4)
-    code, shown = ended("show", "--home", home, "--all")
-    assert code == 0
-    assert f"{1 - counted(4) / 4:.0%} left (tighter, without the gate's guarantee: {tighter:.3g} by PLD)" in shown
+def test_json_has_one_epsilon_each(home):
     code, shown = ended("show", "--home", home, "--json")
+    assert code == 0
     found = json.loads(shown)
-    gated = {"epsilon": pytest.approx(counted(4)), "tighter": pytest.approx(tighter), "tighter_by": "pld"}
-    assert found["spent"] == gated
-    assert {key: found["month"][key] for key in gated} == gated
-    alone = {"tighter": pytest.approx(spend([EVENT] * 2, LIMIT).epsilon), "tighter_by": "pld"}
+    assert found["spent"] == {"epsilon": pytest.approx(counted(4))}
+    assert found["month"] == {"month": found["month"]["month"], "limit": 3.0, "epsilon": pytest.approx(counted(4))}
     assert found["jobs"] == [
-        {"job": job, "releases": 2, "epsilon_alone": pytest.approx(counted(2))} | alone for job in ("desk", "ward")
+        {"job": job, "releases": 2, "epsilon_alone": pytest.approx(counted(2))} for job in ("desk", "ward")
     ]
     assert found["share_left"] == pytest.approx(1 - counted(4) / 3)
     assert (found["charged"], found["reserved"], found["receipts"], found["records"]) == (3, 1, 2, 13)

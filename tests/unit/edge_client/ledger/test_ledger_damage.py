@@ -240,14 +240,14 @@ def test_reservations_beyond_the_limit_are_named(tmp_path):
     path = lived(tmp_path, 8)
 
     def smaller(rows):
-        first = rows[0][1].replace(b'"epsilon":4.0', b'"epsilon":2.0')
+        first = rows[0][1].replace(b'"epsilon":4.0', b'"epsilon":0.9')
         assert first != rows[0][1]
         return forged([(1, first, b""), *rows[1:]])
 
     rewritten(path, smaller)
     pin_path(path).unlink()
     problems = verify(path).problems
-    # Epsilon 2 has room for four events, with three records each, after the first record.
+    # Epsilon 0.9 has room for four events, with three records each, after the first record.
     assert [problem.where for problem in problems] == [f"record {number}" for number in (14, 17, 20, 23)]
     assert all("should have been refused" in problem.what for problem in problems)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -27,14 +26,17 @@ from edge_client.ledger.ledger import (
 )
 from edge_client.ledger.replay import UNKNOWN
 from edge_client.ledger.store import reading
-from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
-from learning.accounting.spend import ORDERS, EventUnaccountable, Limit, RenyiFilter, renyi, spend
+from learning.accounting.calibration import rounds_affordable
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, PrivacyEvent, SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.gate import GATE_NUMBERS, PrivacyFilter, epsilon_counted
+from learning.accounting.renyi import EventUnaccountable
 
 LIMIT = Limit(4.0, 1e-5)
 # 45 of them fit.
 EVENT = SampledGaussian(multiplier=1.2, rate=0.02, steps=20)
 # None after the other fits twice.
-LARGE = SampledGaussian(multiplier=1.2, rate=0.02, steps=20 * 30)
+LARGE = SampledGaussian(multiplier=1.2, rate=0.02, steps=20 * 60)
 
 
 def at(text: str) -> float:
@@ -71,10 +73,7 @@ def kinds(ledger: Ledger) -> list[str]:
 
 def fits(limit: Limit, event: SampledGaussian) -> int:
     """The number of events that the limit admits, counted without the ledger."""
-    gate, cost, spent, count = RenyiFilter(limit), renyi(event, limit.adjacency), np.zeros(len(ORDERS)), 0
-    while gate.admits(spent, cost):
-        spent, count = spent + cost, count + 1
-    return count
+    return rounds_affordable(event, limit)
 
 
 def test_a_release_is_recorded_step_by_step(tmp_path):
@@ -108,8 +107,9 @@ def test_the_gate_stops_where_the_filter_does_and_counts_reservations(tmp_path):
             ledger.reserve(EVENT, purpose())
         assert "data" in str(refused.value)
         assert ledger.sequence == 1 + expected + expected // 2
-        # A smaller event may still pass: the filter decides for the event that is asked for.
-        assert not ledger.exhausted(SampledGaussian(multiplier=50, rate=0.001))
+        # Fewer equal steps may still pass, but no step of another kind, however small.
+        assert not ledger.exhausted(EVENT.model_copy(update={"steps": 1}))
+        assert ledger.exhausted(SampledGaussian(multiplier=50, rate=0.001))
 
 
 def test_a_reservation_given_back_can_be_used_again(tmp_path):
@@ -144,12 +144,13 @@ def test_a_second_attempt_with_the_same_vector_costs_nothing_more(tmp_path):
     with opened(tmp_path) as ledger:
         held = ledger.reserve(EVENT, purpose())
         ledger.charge(held.number, 1)
-        once, sequence = ledger.spent(), ledger.sequence
+        once, sequence = ledger.spent_this_month(), ledger.sequence
+        assert once == (EVENT,)
         ledger.charge(held.number, 1)
         assert ledger.sequence == sequence, "the same attempt again is not even a record"
         ledger.charge(held.number, 2)
         assert [attempt.number for attempt in ledger.reservation(held.number).attempts] == [1, 2]
-        assert ledger.spent() == once
+        assert ledger.spent_this_month() == once
     with reading(ledger_path(tmp_path, "data")) as store:
         state = replayed(store)
     assert state.charged == Counter({EVENT: 1})
@@ -192,15 +193,15 @@ def test_events_without_a_formula_here_are_refused(tmp_path):
         assert ledger.sequence == 1
 
 
-def test_spending_is_the_accountants_figure_of_charged_and_reserved(tmp_path):
+def test_charged_and_reserved_count_as_spent(tmp_path):
     with opened(tmp_path) as ledger:
         for number in range(3):
             held = ledger.reserve(EVENT, purpose(number))
             if number:
                 ledger.charge(held.number, number)
         ledger.release(ledger.reserve(EVENT, purpose()).number, "cancelled")
-        assert ledger.spent().epsilon == pytest.approx(spend([EVENT] * 3, LIMIT).epsilon)
-        assert ledger.spent().by == "pld"
+        assert ledger.share_left() == pytest.approx(1 - epsilon_counted([EVENT] * 3, LIMIT) / LIMIT.epsilon)
+        assert ledger.spent_this_month() == (EVENT.model_copy(update={"steps": 3 * EVENT.steps}),)
 
 
 # ---- restarts ------------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def test_a_restart_releases_only_what_was_not_charged(tmp_path):
         assert again.reservation(open_).attempt(5).outcome == UNKNOWN
         assert again.recover() == (), "what was found once is settled"
         assert [record.body for record in again.records()][-1] == Recovered(released=(idle,), unknown=((open_, 5),))
-        assert again.spent().epsilon == pytest.approx(spend([EVENT] * 2, LIMIT).epsilon)
+        assert again.spent_this_month() == (EVENT.model_copy(update={"steps": 2 * EVENT.steps}),)
         # Its end may still become known.
         again.settle(open_, 5, "published", bytes(32))
         assert again.reservation(open_).attempt(5).outcome == "published"
@@ -277,7 +278,7 @@ def test_a_lowered_limit_holds_at_once(tmp_path):
     with opened(tmp_path) as ledger:
         for number in range(20):
             ledger.charge(ledger.reserve(EVENT, purpose(number)).number, number)
-    lower = Limit(2.0, 1e-5)
+    lower = Limit(1.5, 1e-5)
     assert fits(lower, EVENT) < 20
     with opened(tmp_path, lower) as ledger:
         assert ledger.exhausted(EVENT)
@@ -294,10 +295,10 @@ def test_name_adjacency_and_unit_of_a_ledger_are_fixed(tmp_path, name, limit):
         Ledger.open(ledger_path(tmp_path, "data"), name, limit)
 
 
-def test_other_orders_are_refused(tmp_path, monkeypatch):
+def test_another_gate_is_refused(tmp_path, monkeypatch):
     opened(tmp_path).close()
-    monkeypatch.setattr("edge_client.ledger.ledger.ORDERS", (*ORDERS[:-1], 9999.0))
-    with pytest.raises(LimitFixed, match="orders"):
+    monkeypatch.setattr("edge_client.ledger.ledger.GATE_NUMBERS", (*GATE_NUMBERS[:-1], 0.5))
+    with pytest.raises(LimitFixed, match="the gate's numbers"):
         opened(tmp_path)
 
 
@@ -314,7 +315,7 @@ def test_a_month_has_its_own_limit_and_the_next_month_starts_anew(tmp_path):
     clock, monthly = Clock(), 2.0
     expected = fits(Limit(monthly, 1e-5), EVENT)
     assert 0 < 2 * expected < fits(LIMIT, EVENT)
-    left = RenyiFilter(Limit(monthly, 1e-5)).remaining(expected * renyi(EVENT, "add-remove"))
+    left = PrivacyFilter(Limit(monthly, 1e-5)).remaining([EVENT] * expected)
     with opened(tmp_path, monthly=monthly, clock=clock) as ledger:
         for month in ("2026-01-15", "2026-02-01"):
             clock.now = at(month)
@@ -444,17 +445,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.home = Path(self.scratch.name)
         self.clock = Clock()
         self.limit = LIMIT
-        self.charged: dict[int, tuple[object, str]] = {}
-        self.idle: dict[int, object] = {}
+        self.charged: dict[int, tuple[PrivacyEvent, str]] = {}
+        self.idle: dict[int, PrivacyEvent] = {}
         self.attempts: set[tuple[int, int]] = set()
         self.latest = self.clock.now
         self.ledger = opened(self.home, self.limit, monthly=MONTHLY, clock=self.clock)
-
-    def _cost(self, events) -> np.ndarray:
-        total = np.zeros(len(ORDERS))
-        for event in events:
-            total += renyi(event, self.limit.adjacency)
-        return total
 
     def _month(self) -> str:
         self.latest = max(self.latest, self.clock.now)
@@ -464,12 +459,11 @@ class AnyOrder(RuleBasedStateMachine):
     def reserve(self, event):
         month = self._month()
         held = list(self.idle.values())
-        lifetime = self._cost([event for event, _ in self.charged.values()] + held)
-        monthly = self._cost([event for event, when in self.charged.values() if when == month] + held)
-        cost = renyi(event, self.limit.adjacency)
-        allowed = RenyiFilter(self.limit).admits(lifetime, cost) and RenyiFilter(
+        lifetime = [event for event, _ in self.charged.values()] + held
+        monthly = [event for event, when in self.charged.values() if when == month] + held
+        allowed = PrivacyFilter(self.limit).admits([*lifetime, event]) and PrivacyFilter(
             Limit(MONTHLY, self.limit.delta)
-        ).admits(monthly, cost)
+        ).admits([*monthly, event])
         assert self.ledger.exhausted(event) != allowed
         try:
             number = self.ledger.reserve(event, purpose()).number
@@ -526,12 +520,11 @@ class AnyOrder(RuleBasedStateMachine):
     def limits_hold(self):
         if not hasattr(self, "ledger"):
             return
-        spent = self._cost(event for event, _ in self.charged.values())
-        assert not self.charged or np.any(spent <= RenyiFilter(LIMIT).caps)
+        assert PrivacyFilter(LIMIT).admits([event for event, _ in self.charged.values()])
         for month, count in Counter(when for _, when in self.charged.values()).items():
             assert count
-            of_month = self._cost(event for event, when in self.charged.values() if when == month)
-            assert np.any(of_month <= RenyiFilter(Limit(MONTHLY, LIMIT.delta)).caps)
+            of_month = [event for event, when in self.charged.values() if when == month]
+            assert PrivacyFilter(Limit(MONTHLY, LIMIT.delta)).admits(of_month)
         assert 0.0 <= self.ledger.share_left() <= 1.0
         assert math.isfinite(self.ledger.sequence)
 

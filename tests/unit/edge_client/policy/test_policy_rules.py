@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_client.policy.conditions import Conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
-from edge_client.policy.rules import counted_multiplier, fingerprint
+from edge_client.policy.rules import Watched, counted_multiplier, fingerprint
 from edge_client.policy.verdicts import Outcome, When
 from learning.accounting.events import DiscreteGaussianSum
 from learning.accounting.spend import EventUnaccountable, cost
@@ -70,6 +70,8 @@ def ask(policy: Policy, subject: Any) -> None:
             policy.check_attempt(subject)
         case (RoundContext() as context, names):
             policy.check_roster({name: name.encode() for name in names}, context, own="own")
+        case Watched():
+            policy.check_log(subject)
         case (bytes() as update, earlier):
             policy.check_vector(update, earlier, grouped=False)
         case (str() as members, confirmed):
@@ -416,6 +418,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_PEERS,
         ("2 (east, west)", "1"),
     ),
+    "min_member_age_days": (
+        {"min_member_age_days": 7},
+        Watched({"own": 0.0, "north": 7.0, "east": 6.9}, 0, 1, "own"),
+        Watched({"own": 0.0, "north": 6.9, "east": 6.9}, 0, 1, "own"),
+        Reason.REASON_POLICY_MEMBER_AGE,
+        ("2 (east, north)", "1", "7 days"),
+    ),
+    "min_witnesses": (
+        {"witnesses": {"one": "00" * 32, "two": "11" * 32}},
+        Watched({}, 2, 1, "own"),
+        Watched({}, 1, 1, "own"),
+        Reason.REASON_POLICY_WITNESSES,
+        ("1;", "2"),
+    ),
     "allow_second_sum of a vector": (
         {},
         (bytes(32), (bytes(32),)),
@@ -619,6 +635,8 @@ def test_a_job_with_weak_large_cohorts_is_taken_for_its_small_ones():
 def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     # The ledger or training reads these; none is compared with a job's value.
     no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon"}
+    # `min_witnesses` counts them.
+    no_rules |= {"witnesses", "members_witness"}
     rules = [verdict.rule for verdict in Policy().explain(a_job())]
     assert len(set(rules)) == len(rules)
     assert set(rules) == Policy.model_fields.keys() - no_rules

@@ -459,7 +459,7 @@ def fetched(shelf, tmp_path, digests=tuple(BY_DIGEST)):
         event = asyncio.run(run())
     assert isinstance(event, states.CertificatesFetched)
     assert event.attempt == ATTEMPT
-    return event.certificates, logs
+    return event.found, logs
 
 
 def test_certificates_are_fetched_in_batches_and_kept_once_verified(tmp_path):

@@ -146,7 +146,7 @@ def test_events_of_several_kinds_compose():
         Laplace(epsilon=0.3),
         SampledGaussian(multiplier=9, rate=1),
     ]
-    alone = [epsilon_pld([part], 1e-5, "add-remove") for part in parts]  # type: ignore[list-item]
+    alone = [epsilon_pld([part], 1e-5, "add-remove") for part in parts]
     together = epsilon_pld(parts, 1e-5, "add-remove")
     assert max(alone) < together < sum(alone)
     reference = PLDAccountant(ADD, 1e-4)

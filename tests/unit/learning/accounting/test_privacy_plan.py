@@ -9,12 +9,15 @@ import sys
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 from edge_client.cli.privacy import app
 from learning.accounting.calibration import epsilon_at_gate, repeated, rounds_affordable
 from learning.accounting.costs import LotTooSmall, adjacency_of, event_of_job, event_of_round
 from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.gate import PrivacyFilter
 from learning.accounting.planning import (
     Setting,
     cost_of_job,
@@ -22,7 +25,6 @@ from learning.accounting.planning import (
     rows_of,
     with_multiplier,
 )
-from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
 from learning.mechanisms.protection import protection_of
 from secure_agg import Grid
 from tacit.job import JobDocument, JobSpec
@@ -138,14 +140,13 @@ def check_plan(job, examples):
 
 
 def test_a_plan_pays_for_the_steps_of_adaptive_updating_too():
-    once, twice = DpSgd(noise_multiplier=2.0, lot=50, steps=3), DpSgd(noise_multiplier=2.0, lot=50, steps=6)
+    once, twice = DpSgd(noise_multiplier=1.5, lot=50, steps=3), DpSgd(noise_multiplier=1.5, lot=50, steps=6)
     setting = Setting(examples=500, rounds=100, delta=1e-6)
     (joint,) = cost_of_job(a_job(once, "trained"), setting, (5.0,)).rows
     (shared,) = cost_of_job(a_job(twice), setting, (5.0,)).rows
     assert joint == shared
     (alone,) = cost_of_job(a_job(once, "not adaptive"), setting, (5.0,)).rows
     assert alone.gate < joint.gate
-    assert alone.pld < joint.pld
     assert alone.rounds // 2 == joint.rounds > 0
 
 
@@ -165,9 +166,7 @@ def test_every_row_passes_the_gate_and_more_epsilon_needs_less_noise(mechanism):
         event = event_of_round(with_multiplier(mechanism, row.gate), 500, values=200)
         limit = Limit(row.epsilon, 1e-6, adjacency_of(mechanism), mechanism.unit)
         assert rounds_affordable(event, limit) >= 10
-        assert RenyiFilter(limit).admits(0 * cost(event, limit), 10 * cost(event, limit))
-        assert (row.pld is None) == (mechanism.name == "distributed-gaussian" or event.kind == "fixed-lot-gaussian")
-        assert row.pld is None or row.pld < row.gate
+        assert PrivacyFilter(limit).admits([repeated(event, 10)])
     assert rows[1].gate < rows[0].gate
     assert rows[1].noise_to_signal < rows[0].noise_to_signal
 
@@ -203,15 +202,17 @@ def test_noise_to_signal_matches_drawn_noise():
 
 def test_the_cost_of_a_job_as_written():
     mechanism = GaussianUpdate(noise_multiplier=12.0, lot=1000)
-    cost_found = cost_of_job(a_job(mechanism), Setting(examples=500, rounds=100, delta=1e-5), (1.0, 8.0, 11.0))
+    cost_found = cost_of_job(a_job(mechanism), Setting(examples=500, rounds=100, delta=1e-5), (1.0, 8.0, 8.2))
     assert cost_found.rate == 1
-    assert cost_found.pld == pytest.approx(8.0, abs=0.05)
-    assert cost_found.pld < cost_found.gate < 11.0
-    # T alpha / (2 (sigma / 2)^2) <= epsilon - ln(m / delta) / (alpha - 1), at the best order.
+    assert 8.0 < cost_found.gate < 8.2
+    # T rounds are one Gaussian of mu = sqrt(T) / 6, at three quarters of delta.
     for row in cost_found.rows:
-        caps = [row.epsilon - math.log(len(ORDERS) / 1e-5) / (order - 1) for order in ORDERS]
-        most = max(math.floor(72 * cap / order) for cap, order in zip(caps, ORDERS, strict=True))
-        assert row.rounds == min(most, 100)
+
+        def delta(rounds: int, epsilon: float = row.epsilon) -> float:
+            mu = math.sqrt(rounds) / 6
+            return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+        assert row.rounds == max(rounds for rounds in range(1, 101) if delta(rounds) <= 0.75e-5)
     assert 0 < cost_found.rows[0].rounds < cost_found.rows[1].rounds < 100
     assert cost_found.rows[0].gate > cost_found.rows[1].gate > 12.0 >= cost_found.rows[2].gate
 
@@ -251,7 +252,7 @@ def test_a_table_of_lots_and_epsilons():
         "--examples", 5000, "--rounds", 9, "--steps", 1, "--lot", 50, "--lot", 250, "--epsilon", 2, "--epsilon", 8
     )
     header, *rows = shown.splitlines()[1:6]
-    assert header.split() == ["LOT", "RATE", "EPSILON", "NOISE", "(GATE)", "NOISE", "(PLD)"]
+    assert header.split() == ["LOT", "RATE", "EPSILON", "NOISE"]
     cells = [row.split() for row in rows]
     assert [row[:3] for row in cells] == [
         ["50", "0.01", "2"],
@@ -259,7 +260,6 @@ def test_a_table_of_lots_and_epsilons():
         ["250", "0.05", "2"],
         ["250", "0.05", "8"],
     ]
-    assert all(float(row[3]) > float(row[4]) for row in cells)
     assert float(cells[2][3]) > float(cells[0][3]) > float(cells[1][3])
     assert "--values" in shown
 
@@ -270,7 +270,6 @@ def test_json_says_the_same_as_the_plan():
     )
     rows = rows_of(DpSgd(noise_multiplier=1, lot=64, steps=4), Setting(800, 5, 1e-6, 900), (3.0,))
     assert [row["gate"] for row in said["rows"]] == [row.gate for row in rows]
-    assert [row["pld"] for row in said["rows"]] == [row.pld for row in rows]
     assert said["mechanism"] == "dp-sgd"
     assert said["adjacency"] == "add-remove"
     assert said["steps"] == 4
@@ -291,7 +290,6 @@ def test_each_mechanism_has_its_columns():
     assert "LOT" not in laplace
     fixed = run("--mechanism", "gaussian-update", "--sampling", "fixed", *arguments)
     assert "replace-one" in fixed
-    assert "PLD" not in fixed
     ring = run("--mechanism", "distributed-gaussian", "--honest", 3, "--values", 50, *arguments)
     assert "ALL SHARES" in ring
     with_clip = run("--mechanism", "gaussian-update", "--clip", 3, *arguments, "--json")
@@ -301,8 +299,8 @@ def test_each_mechanism_has_its_columns():
 
 
 def test_a_plan_says_when_no_noise_is_enough():
-    shown = run("--examples", 500, "--rounds", 5, "--epsilon", 0.001, "--epsilon", 1)
-    assert shown.splitlines()[2].split()[3:] == ["-", "-"]
+    shown = run("--examples", 500, "--rounds", 5, "--epsilon", 0.0001, "--epsilon", 1)
+    assert shown.splitlines()[2].split()[3:] == ["-"]
     assert "no noise is enough" in shown
 
 
@@ -330,13 +328,14 @@ file = "words.txt"
 def test_a_job_file(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text(JOB)
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
     arguments = (file, "--examples", 500, "--delta", 1e-5, "--epsilon", 8, "--epsilon", 11)
     shown = run(*arguments)
     assert "100 of 100" in shown
     assert "sigma is accounted for as sigma / 2" in shown
     said = json.loads(run(*arguments, "--json"))
     event = SampledGaussian(multiplier=6.0, rate=1.0, steps=100)
-    assert said["pld"] == epsilon_pld([event], 1e-5, "add-remove")
+    assert said["gate"] == epsilon_at_gate(event, 1e-5, "add-remove")
     assert [row["rounds"] for row in said["rows"]][1] == 100
     assert said["rounds"] == 100
 
@@ -414,6 +413,7 @@ def test_bad_jobs_get_a_sentence(tmp_path):
     assert "does not exist" in fails(tmp_path / "none.json", "--examples", 5, code=ExitCode.NOT_FOUND)
     assert "cannot be read" in fails(tmp_path, "--examples", 5)
     file = tmp_path / "job.toml"
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
     file.write_text("name = 1")
     assert "no schema" in fails(file, "--examples", 5)
     file.write_text(JOB.replace('name = "gaussian-update"\nnoise_multiplier = 12.0\nlot = 1000', 'name = "none"'))

@@ -370,7 +370,7 @@ def test_sum_and_noise_meet_in_float64_and_are_rounded_once():
     module = nn.ParameterDict({"all": nn.Parameter(torch.zeros(count))})
     sums = torch.linspace(-30, 30, count)
     module["all"].grad = sums.clone()
-    private._add_noise(module, list(module.parameters()), unit, std, Seeded("lattice"))
+    private.add_noise(module, list(module.parameters()), unit, std, Seeded("lattice"))
     source, expected, step = Seeded("lattice"), [], lattice_step(std)
     for part in sums.double().split(private._BLOCK):
         drawn = torch.zeros_like(part)

@@ -1,0 +1,172 @@
+"""The roster log as members and witnesses see it: pages of entries, signed heads, proofs that it grew, cosignatures.
+
+The database holds the log (`coordinator.storage.roster`). This keeps its Merkle tree in memory, 64 bytes an entry, and
+signs heads with the server's key. Only `refresh` reads new entries, so whoever needs a certificate to be in the head
+calls it first: sessions do before they open, and renewals before they answer.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import grpc
+import grpc.aio
+from cryptography.hazmat.primitives.asymmetric import rsa
+from sqlalchemy.orm import Session
+
+from coordinator.storage import roster
+from coordinator.storage.database import Database
+from secure_agg.transparency import Tree
+from tacit.identity import Trust
+from tacit.roster import MAX_SKEW, Cosignature, Entry, Head, HeadInvalid, SignedHead
+from tacit.roster_wire import (
+    ENTRIES_AT_ONCE,
+    MEMBERS_COSIGNING,
+    cosignature_from_pb,
+    cosignature_to_pb,
+    entry_to_pb,
+    head_to_pb,
+)
+from tacit.v1 import enrolment_pb2
+from tacit.v1 import federation_pb2 as pb
+
+__all__ = ["RosterLog", "cosigned_or_abort"]
+
+# A head is signed anew after this time, although the log did not grow: members refuse heads of more than an hour.
+_SIGNED_ANEW_MS = 60_000
+
+Signer = Callable[[], tuple[rsa.RSAPrivateKey, bytes]]
+
+
+class RosterLog:
+    """The log's tree and newest head. `head` may be called from any thread, everything else from the event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        federation: bytes,
+        signer: Signer,
+        *,
+        trust: Callable[[], Trust],
+        witnesses: Collection[bytes] = (),
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """Starts with an empty tree; call `refresh`.
+
+        Args:
+            database: Holds the log.
+            federation: The federation's name, 32 bytes.
+            signer: Returns the server's present key and certificate (DER).
+            trust: Returns the authorities whose members may cosign.
+            witnesses: The Ed25519 keys that may cosign, 32 bytes each.
+            now_ms: Returns the time, in milliseconds since 1970.
+        """
+        self._database = database
+        self._federation = federation
+        self._signer = signer
+        self._trust = trust
+        self._witnesses = frozenset(witnesses)
+        self._now_ms = now_ms
+        self._tree = Tree()
+        self._signed: SignedHead | None = None
+        self._signing: tuple[rsa.RSAPrivateKey, bytes] | None = None
+        self._lock = threading.Lock()
+        self._reading = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Takes the entries that were added to the database since the last call.
+
+        Raises:
+            DatabaseUnusable: the database cannot be read.
+        """
+        async with self._reading:
+            known = len(self._tree)
+            added = await self._database.run(lambda s: roster.entries(s, known))
+            with self._lock:
+                self._tree.extend(entry.leaf for entry in added)
+
+    def head(self) -> SignedHead:
+        """Returns the newest head. It was signed less than a minute ago."""
+        with self._lock:
+            now_ms, size, last = self._now_ms(), len(self._tree), self._signed
+            if last is not None and last.head.size == size and 0 <= now_ms - last.head.at_ms < _SIGNED_ANEW_MS:
+                return last
+            try:
+                self._signing = self._signer()
+            except (OSError, ValueError):
+                # The files are being replaced; the pair before is as good.
+                if self._signing is None:
+                    raise
+            key, certificate = self._signing
+            if last is not None and last.head.size != size:
+                # Members refuse a larger log that says it is older.
+                now_ms = max(now_ms, last.head.at_ms)
+            head = Head(self._federation, size, self._tree.root(), now_ms)
+            self._signed = SignedHead.made(head, key, certificate)
+            return self._signed
+
+    async def page(self, request: pb.FetchLogRequest) -> pb.FetchLogResponse:
+        """Returns the entries that a member asks for, as many as one answer has, and the newest head."""
+        await self.refresh()
+        head = self.head()
+        end = min(request.size or head.head.size, head.head.size, request.start + ENTRIES_AT_ONCE)
+        start = min(request.start, end)
+
+        def read(s: Session) -> tuple[list[Entry], list[Cosignature]]:
+            return roster.entries(s, start, end), roster.cosignatures(s, MEMBERS_COSIGNING)
+
+        found, cosignatures = await self._database.run(read)
+        return pb.FetchLogResponse(
+            entries=map(entry_to_pb, found),
+            head=head_to_pb(head),
+            cosignatures=map(cosignature_to_pb, cosignatures),
+        )
+
+    async def since(self, known: int) -> enrolment_pb2.FetchHeadResponse:
+        """Returns the newest head, and the proof that it continues the log of `known` entries."""
+        await self.refresh()
+        head = self.head()
+        with self._lock:
+            size = head.head.size
+            proof = self._tree.consistency(known, size) if known <= size else ()
+        return enrolment_pb2.FetchHeadResponse(head=head_to_pb(head), proof=proof)
+
+    async def cosigned(self, message: pb.HeadCosignature, member: str = "") -> None:
+        """Stores a cosignature of this log.
+
+        Args:
+            message: the cosignature.
+            member: the calling member; empty for a witness.
+
+        Raises:
+            HeadInvalid: it is malformed, by somebody else, or of another log.
+        """
+        cosignature = cosignature_from_pb(message)
+        if not member and cosignature.signer not in self._witnesses:
+            raise HeadInvalid(
+                "no witness with this key is known here; the operator adds it to `witnesses` in coordinator.toml"
+            )
+        if cosignature.check(self._trust()) != member:
+            raise HeadInvalid("the cosignature is somebody else's")
+        if abs(cosignature.at_ms - self._now_ms()) > MAX_SKEW.total_seconds() * 1000:
+            raise HeadInvalid("the cosignature's time is not now; set the clock")
+        with self._lock:
+            size = len(self._tree)
+            if cosignature.size > size or self._tree.root(cosignature.size) != cosignature.root:
+                raise HeadInvalid(f"the cosignature is of another log: this one has {size} entries and other roots")
+        await self._database.run(lambda s: roster.cosigned(s, cosignature, member))
+
+
+async def cosigned_or_abort(
+    log: RosterLog | None, request: pb.CosignRequest, context: grpc.aio.ServicerContext[Any, Any], member: str = ""
+) -> pb.CosignResponse:
+    """Answers a call that brings a cosignature."""
+    if log is None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
+    try:
+        await log.cosigned(request.cosignature, member)
+    except HeadInvalid as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    return pb.CosignResponse()

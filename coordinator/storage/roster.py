@@ -1,0 +1,149 @@
+"""The roster log in the database: every certificate that was issued or revoked, in order, and who cosigned its head.
+
+An entry is written in the transaction that issues or revokes the certificate, so neither exists without the other.
+Triggers refuse to change, remove or replace an entry. The journal's entry about the same act holds the leaf hash, so
+`coordinator audit verify` computes the log's root from the journal's chain alone.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator.storage.journal import lock_appends, note
+from coordinator.storage.models import RosterCosignatureRow, RosterLogRow
+from tacit.identity import Role
+from tacit.roster import Cosignature, Entry, Kind
+
+__all__ = ["LogContradicts", "adopted", "append", "bring_back", "cosignatures", "cosigned", "entries", "revoked"]
+
+
+def append(s: Session, certificate: bytes, key: bytes, name: str, role: Role, kind: Kind, now_ms: int) -> str:
+    """Adds an entry.
+
+    Args:
+        certificate: SHA-256 of the certificate, 32 bytes.
+        key: SHA-256 of its public key, 32 bytes.
+        name: the holder's name.
+        role: the holder's role.
+        kind: what happened.
+        now_ms: the present time.
+
+    Returns:
+        The entry's leaf hash in hexadecimal, for the journal.
+    """
+    lock_appends(s)
+    newest = s.scalars(select(RosterLogRow).order_by(RosterLogRow.id.desc()).limit(1)).one_or_none()
+    number, before_ms = (1, 0) if newest is None else (newest.id + 1, newest.at_ms)
+    # Members refuse a log whose times go back, as a clock that was set back would make them.
+    entry = Entry(certificate, key, name, role, kind, max(now_ms, before_ms))
+    s.add(
+        RosterLogRow(
+            id=number,
+            certificate=certificate,
+            key=key,
+            name=name,
+            role=role.value,
+            kind=kind.value,
+            at_ms=entry.at_ms,
+        )
+    )
+    s.flush()
+    return entry.leaf.hex()
+
+
+def revoked(s: Session, certificate: bytes, name: str, now_ms: int) -> str:
+    """Adds the entry of a revocation. The key is that of the certificate's own entry. Returns as `append` does."""
+    known = s.scalars(select(RosterLogRow).where(RosterLogRow.certificate == certificate).limit(1)).one()
+    return append(s, certificate, known.key, name, Role(known.role), Kind.REVOKED, now_ms)
+
+
+def adopted(s: Session, certificate: bytes, key: bytes, name: str, now_ms: int) -> str | None:
+    """Adds the certificate of a member that was restored from a backup, unless the log has it; then returns None."""
+    if s.scalars(select(RosterLogRow.id).where(RosterLogRow.certificate == certificate).limit(1)).first() is not None:
+        return None
+    return append(s, certificate, key, name, Role.MEMBER, Kind.RENEWED, now_ms)
+
+
+# Bytes of an Ed25519 key. A member signs with a certificate, which is longer.
+_WITNESS_KEY = 32
+
+
+class LogContradicts(ValueError):
+    """Entries from elsewhere do not continue this log. The sentence says why and what to do."""
+
+
+def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "") -> int:
+    """Adds the entries that this log has lost, after an older backup was restored. Returns their number.
+
+    Args:
+        known: the whole log as a member has it, whose head the caller has verified.
+        now_ms: the present time.
+        by: who does it, for the journal.
+
+    Raises:
+        LogContradicts: this log is not a beginning of that one.
+    """
+    lock_appends(s)
+    here = entries(s, 0)
+    if here != list(known[: len(here)]):
+        raise LogContradicts(
+            f"this database's roster log, of {len(here)} entries, is not the beginning of that one, of {len(known)}: "
+            "it grew in another way since the backup. Restore the backup again, and bring the entries back before the "
+            "first member connects"
+        )
+    lost = known[len(here) :]
+    for number, entry in enumerate(lost, start=len(here) + 1):
+        s.add(
+            RosterLogRow(
+                id=number,
+                certificate=entry.certificate,
+                key=entry.key,
+                name=entry.name,
+                role=entry.role.value,
+                kind=entry.kind.value,
+                at_ms=entry.at_ms,
+            )
+        )
+    s.flush()
+    for at in range(0, len(lost), 1000):
+        leaves = [entry.leaf.hex() for entry in lost[at : at + 1000]]
+        note(s, "roster_log_brought_back", "coordinator", now_ms, leaves=leaves, by=by)
+    return len(lost)
+
+
+def entries(s: Session, start: int, end: int | None = None) -> list[Entry]:
+    """Returns the entries with the indices `start` (from 0) to `end`, which is left out; to the newest by default."""
+    query = select(RosterLogRow).where(RosterLogRow.id > start).order_by(RosterLogRow.id)
+    if end is not None:
+        query = query.where(RosterLogRow.id <= end)
+    return [
+        Entry(row.certificate, row.key, row.name, Role(row.role), Kind(row.kind), row.at_ms) for row in s.scalars(query)
+    ]
+
+
+def cosigned(s: Session, cosignature: Cosignature, name: str = "") -> None:
+    """Stores a cosignature that was checked. An older one of the same signer is replaced, a newer one stays.
+
+    Args:
+        cosignature: the signature.
+        name: the member's name; empty for a witness.
+    """
+    identifier = hashlib.sha256(b"member " + name.encode() if name else b"witness " + cosignature.signer).digest()
+    row = s.get(RosterCosignatureRow, identifier, with_for_update=True)
+    if row is None:
+        row = RosterCosignatureRow(signer_id=identifier, size=0, at_ms=0)
+        s.add(row)
+    elif (cosignature.size, cosignature.at_ms) <= (row.size, row.at_ms):
+        return
+    row.signer, row.size, row.root = cosignature.signer, cosignature.size, cosignature.root
+    row.at_ms, row.signature = cosignature.at_ms, cosignature.signature
+
+
+def cosignatures(s: Session, members: int) -> list[Cosignature]:
+    """Returns the newest cosignature of each witness, and of the `members` members that signed last."""
+    query = select(RosterCosignatureRow).order_by(RosterCosignatureRow.size.desc(), RosterCosignatureRow.at_ms.desc())
+    of_witness = func.length(RosterCosignatureRow.signer) == _WITNESS_KEY
+    rows = [*s.scalars(query.where(of_witness)), *s.scalars(query.where(~of_witness).limit(members))]
+    return [Cosignature(row.signer, row.size, row.root, row.at_ms, row.signature) for row in rows]

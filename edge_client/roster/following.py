@@ -1,0 +1,134 @@
+"""Follows the coordinator's roster log: fetches entries up to a head, and signs what was accepted."""
+
+import asyncio
+import sqlite3
+import time
+from datetime import UTC, datetime
+
+import grpc.aio
+import structlog
+
+from edge_client.identity.connection import explain
+from edge_client.identity.home import MemberIdentity
+from edge_client.policy.policy import PolicyRefusal
+from edge_client.roster.book import RosterBook
+from tacit.reason import Reason, word
+from tacit.roster import MAX_ENTRIES, Cosignature, Entry, HeadInvalid, SignedHead
+from tacit.roster_wire import (
+    ENTRIES_AT_ONCE,
+    cosignature_from_pb,
+    cosignature_to_pb,
+    entry_from_pb,
+    head_from_pb,
+)
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1.federation_pb2_grpc import FederationServiceStub
+
+__all__ = ["Follower"]
+
+log = structlog.get_logger("edge_client")
+
+# Time limit of one call, and of following to the head of an attempt: others wait for this member's keys.
+_CALL_SECONDS = 20.0
+FOLLOW_SECONDS = 30.0
+# A head that did not grow is signed again after this time, so that the signature stays fresh.
+_COSIGNED_ANEW_MS = 3600 * 1000
+
+
+class Follower:
+    """Keeps a book up to date from a coordinator's answers."""
+
+    def __init__(
+        self,
+        book: RosterBook,
+        identity: MemberIdentity,
+        witnesses: tuple[bytes, ...] = (),
+        *,
+        wants_signatures: bool = True,
+    ) -> None:
+        """Prepares to follow.
+
+        Args:
+            book: this member's copy.
+            identity: who signs. Replace it when the certificate is renewed.
+            witnesses: the keys of the pinned witnesses, whose signatures are kept.
+            wants_signatures: whether the policy asks for signatures, and so for the newest ones at each attempt.
+        """
+        self.book = book
+        self.identity = identity
+        self._witnesses = witnesses
+        self._wants_signatures = wants_signatures
+        self._cosigned: tuple[int, int] = (0, 0)
+
+    async def follow(self, stub: FederationServiceStub, signed: SignedHead | None = None) -> SignedHead:
+        """Fetches what is missing up to a head, and accepts the head.
+
+        Args:
+            stub: the coordinator.
+            signed: the head of an attempt; None: the newest one.
+
+        Returns:
+            The head that was accepted.
+
+        Raises:
+            PolicyRefusal: the log contradicts what this member has seen, or entries are missing.
+            grpc.aio.AioRpcError: the coordinator cannot be reached.
+            sqlite3.Error: the disk cannot store it.
+        """
+        federation = self.identity.federation
+        start = at = await asyncio.to_thread(lambda: self.book.size)
+        found: list[Entry] = []
+        while True:
+            request = pb.FetchLogRequest(start=at, size=0 if signed is None else signed.head.size)
+            answer: pb.FetchLogResponse = await stub.FetchLog(request, timeout=_CALL_SECONDS)
+            try:
+                shown = head_from_pb(answer.head, federation)
+                cosignatures = [cosignature_from_pb(each) for each in answer.cosignatures]
+                if len(answer.entries) > ENTRIES_AT_ONCE:
+                    raise HeadInvalid("an answer has too many entries")
+                found += map(entry_from_pb, answer.entries)
+            except HeadInvalid as error:
+                detail = f"the coordinator's answer about the roster log cannot be read: {error}"
+                raise PolicyRefusal(Reason.REASON_LOG_HEAD_INVALID, detail) from error
+            signed = signed or shown
+            at += len(answer.entries)
+            if at >= signed.head.size or not answer.entries or at > MAX_ENTRIES:
+                break
+        await asyncio.to_thread(self.book.take, signed, found[: max(0, signed.head.size - start)], start, _now())
+        await asyncio.to_thread(self.book.take_cosignatures, cosignatures, self._witnesses)
+        return signed
+
+    async def to_attempt(self, stub: FederationServiceStub, signed: SignedHead) -> None:
+        """Follows to the head of an attempt. A failure is logged; `RosterBook.check_head` then refuses the attempt."""
+        try:
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                known = await asyncio.to_thread(lambda: self.book.size)
+                if signed.head.size > known or self._wants_signatures:
+                    await self.follow(stub, signed)
+                else:
+                    await asyncio.to_thread(self.book.take, signed, (), known, _now())
+                await self._cosign(stub, signed)
+        except PolicyRefusal as refusal:
+            log.warning("roster_log_refused", reason=word(refusal.reason), detail=refusal.detail)
+        except (TimeoutError, asyncio.CancelledError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            detail = explain(error, self.identity) if isinstance(error, grpc.aio.AioRpcError) else "it took too long"
+            log.warning("roster_log_not_followed", detail=detail)
+        except (sqlite3.Error, OSError) as error:
+            log.error("roster_log_failing", error=str(error))
+
+    async def _cosign(self, stub: FederationServiceStub, signed: SignedHead) -> None:
+        """Gives the coordinator this member's signature over a head that it accepted."""
+        head, now_ms = signed.head, time.time_ns() // 1_000_000
+        if self._cosigned[0] == head.size and now_ms - self._cosigned[1] < _COSIGNED_ANEW_MS:
+            return
+        identity = self.identity
+        made = await asyncio.to_thread(Cosignature.by_member, head, identity.key, identity.certificate, now_ms)
+        await stub.Cosign(pb.CosignRequest(cosignature=cosignature_to_pb(made)), timeout=_CALL_SECONDS)
+        self._cosigned = (head.size, now_ms)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,223 @@
+"""Trains a linear head on features that were computed before: rounds of seconds, whatever the backbone costs.
+
+`train_head` runs the plain steps of `learning.training.local`. `train_private_head` is DP-SGD (`learning.training.
+private` has the claim, its assumptions and what rounding costs) in closed form. With features x, probabilities p and
+the label's indicator y, an example's gradient is outer(p - y, x) in the matrix and p - y in the bias. So
+
+    |gradient|^2 = |p - y|^2 (|x|^2 + 1)        exactly, without a backward pass; |p - y|^2 |x|^2 if no bias is trained
+    clipped sum  = W^T X, with rows w_b (p_b - y_b) of W and w_b = min(1, clip / |gradient_b|)
+
+Guarantees: an example adds at most `clip` to the sum (L2, matrix and bias together). The sum is float64 until it is
+rounded once to float32, so it is closer to that of real numbers than `ClippedGradients`' is. An example whose features
+or gradient are not finite adds nothing. No example sees another: every row of the formulas has one example. So there is
+no module to check on probe texts. Dropout has no part.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from learning.mechanisms.noise import draw_poisson
+from learning.models.classifier import Dropout, TextClassifier
+from learning.training.clipping import clip_factors
+from learning.training.local import (
+    Ids,
+    Progress,
+    TrainingCancelled,
+    TrainingDiverged,
+    TrainingResult,
+    make_optimiser,
+    rates_of,
+    train,
+)
+from learning.training.phases import Phase
+from learning.training.private import add_noise
+from secure_agg import RandomSource
+from tacit.job import Training
+from tacit.mechanism import DpSgd
+
+__all__ = ["clipped_sums", "train_head", "train_private_head"]
+
+Features = NDArray[np.float32]
+
+# Rows that are held in float64 at a time.
+_BLOCK = 2048
+
+
+class _OnFeatures(TextClassifier):
+    """A head whose texts are rows of a table of features: ids (B, 1) are their numbers.
+
+    Args:
+        output: The head, which is trained in place.
+        features: (N, width).
+    """
+
+    parts: ClassVar = {"output": "head"}
+
+    def __init__(self, output: nn.Linear, features: Features) -> None:
+        super().__init__()
+        self.pad_id, self.min_tokens = len(features), 1
+        # In place of an embedding, not a parameter: nothing trains it, counts it or sends it.
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(len(features) + 1, features.shape[1])
+        self.embedding._parameters.pop("weight")
+        self.embedding.weight = torch.from_numpy(features)
+        self.dropout = Dropout(0.0)
+        self.output = output
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, labels) of rows (B, 1)."""
+        logits: Tensor = self.output(self.embedding.weight[ids[:, 0].cpu()].to(ids.device))
+        return logits
+
+    @contextmanager
+    def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Changes nothing: the table is exactly the rows."""
+        yield ids
+
+
+def train_head(
+    output: nn.Linear,
+    features: Features,
+    labels: Ids,
+    recipe: Training,
+    *,
+    seed: int,
+    phases: tuple[Phase, ...] = (),
+    progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> TrainingResult:
+    """Trains a head in place, as `learning.training.local.train` trains a whole module. It runs on the CPU.
+
+    Args:
+        output: The head.
+        features: (N, width).
+        labels: (N,) indices into the job's labels.
+        recipe, seed, phases, progress, cancelled: As in `train`.
+
+    Raises:
+        TrainingCancelled, TrainingDiverged, ValueError: As in `train`.
+    """
+    rows = np.arange(len(features), dtype=np.int64)[:, None]
+    # The frozen network's precision played its part when the features were computed.
+    whole = recipe.model_copy(update={"precision": "float32"})
+    return train(
+        _OnFeatures(output, features),
+        rows,
+        labels,
+        whole,
+        seed=seed,
+        phases=phases,
+        progress=progress,
+        cancelled=cancelled,
+    )
+
+
+def train_private_head(
+    output: nn.Linear,
+    features: Features,
+    labels: Ids,
+    recipe: Training,
+    mechanism: DpSgd,
+    *,
+    random: RandomSource,
+    rate: float,
+    progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> TrainingResult:
+    """Trains a head in place for `mechanism.steps` steps, on the CPU.
+
+    Args:
+        output: The head.
+        features: (N, width). Without examples, every step is noise alone.
+        labels: (N,) indices into the job's labels.
+        recipe: Optimiser and learning rate.
+        mechanism: Noise multiplier, clip, lot and steps.
+        random: The source of all draws and noise.
+        rate: The probability of drawing each example, in (0, 1].
+        progress: Called after each step, as in `train_private`.
+        cancelled: Asked before each step.
+
+    Returns:
+        The result, with loss_sum, correct and count zero: metrics have no noise of their own.
+
+    Raises:
+        TrainingCancelled: `cancelled` returned True.
+        TrainingDiverged: A weight is not finite.
+        ValueError: features and labels do not fit each other.
+    """
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(f"expected features (N, width) and labels (N,), got {features.shape} and {labels.shape}")
+    began = time.perf_counter()
+    unit = mechanism.clip / mechanism.lot
+    std = mechanism.noise_multiplier * unit
+    trained = [parameter for parameter in output.parameters() if parameter.requires_grad]
+    optimiser = make_optimiser(_OnFeatures(output, features), recipe)
+    try:
+        for step in range(1, mechanism.steps + 1):
+            if cancelled():
+                raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
+            drawn = draw_poisson(len(features), rate, random)
+            weight, bias, loss_sum = clipped_sums(output, features, labels, drawn, mechanism.clip)
+            # In units of the clip, as `add_noise` expects.
+            output.weight.grad = weight.float()
+            if output.bias.requires_grad:
+                output.bias.grad = bias.float()
+            add_noise(output, trained, unit, std, random)
+            optimiser.step()
+            mean = loss_sum / len(drawn) if len(drawn) else math.nan
+            if len(drawn) and not math.isfinite(mean):
+                mean = math.inf
+            progress(Progress(step, mechanism.steps, 1, 1, mean))
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
+            raise TrainingDiverged(
+                f"a weight was not a finite number after {mechanism.steps} steps; lower {rates_of(recipe)} or raise "
+                f"the mechanism's lot ({mechanism.lot}) in the job"
+            )
+    finally:
+        output.zero_grad(set_to_none=True)
+    return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
+
+
+@torch.no_grad()
+def clipped_sums(
+    output: nn.Linear, features: Features, labels: Ids, drawn: Ids, clip: float
+) -> tuple[Tensor, Tensor, float]:
+    """The sums of the drawn examples' clipped gradients, in units of the clip.
+
+    Args:
+        output: The head.
+        features: (N, width).
+        labels: (N,) indices into the job's labels.
+        drawn: Places of the drawn examples.
+        clip: The largest L2 norm of an example's gradient.
+
+    Returns:
+        The matrix's sum (labels, width) and the bias's (labels,), float64, and the sum of the losses. The bias's means
+        nothing if it is not trained.
+    """
+    matrix, bias = output.weight.double(), output.bias.double()
+    weight_sum, bias_sum, loss_sum = torch.zeros_like(matrix), torch.zeros_like(bias), 0.0
+    for first in range(0, len(drawn), _BLOCK):
+        rows = drawn[first : first + _BLOCK]
+        x, y = torch.from_numpy(features[rows]).double(), torch.from_numpy(labels[rows])
+        logs = (x @ matrix.T + bias).log_softmax(dim=1)
+        losses = -logs[torch.arange(len(y)), y]
+        g = logs.exp()
+        g[torch.arange(len(y)), y] -= 1
+        squared = g.square().sum(dim=1) * (x.square().sum(dim=1) + (1 if output.bias.requires_grad else 0))
+        counts = torch.isfinite(squared)
+        # Left out instead of multiplied by zero, which would not make them finite.
+        g, x = g[counts], x[counts]
+        g *= (clip_factors(squared[counts], clip) / clip)[:, None]
+        weight_sum += g.T @ x
+        bias_sum += g.sum(dim=0)
+        loss_sum += float(losses.sum())
+    return weight_sum, bias_sum, loss_sum

@@ -1,0 +1,163 @@
+"""`coordinator job new`: every recipe of docs/recipes.md is a job file that members accept, and the answers count."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.cli.new_job import DELTA, MODELS, TEXTS, Answers, JobNotMade, job_file
+from edge_client.cli import app as edge_app
+from learning.accounting.planning import Setting, cost_of_job
+from tacit.job import JobSpec
+from tacit.mechanism import DpSgd, NoMechanism
+from tests.support.places import ROOT
+from toolkit.console import CommandFailed, ExitCode
+
+COMMANDS = re.findall(r"^coordinator (job new .*)$", (ROOT / "docs" / "recipes.md").read_text(), flags=re.MULTILINE)
+
+
+def typed(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def options(command: str) -> dict[str, str]:
+    words = shlex.split(command)[3:]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_recipe_of_the_page_passes_parser_and_policy(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("the\nbill\n")
+    name, said = shlex.split(command)[2], options(command)
+    assert f"Wrote {name}.toml." in typed(*shlex.split(command))
+    spec = JobSpec.from_toml(tmp_path / f"{name}.toml")
+    assert (spec.name, list(spec.labels)) == (name, said["--labels"].split(","))
+    assert spec.rounds.min_members == int(said["--members"])
+    # With noise the policy that says nothing accepts; without, the member says so.
+    private = said["--epsilon"] != "none"
+    assert isinstance(spec.mechanism, DpSgd if private else NoMechanism)
+    policy = tmp_path / "policy.toml"
+    policy.write_text("schema = 1\n" + ("" if private else 'mechanisms = ["none"]\n'))
+    words = ["policy", "check", f"{name}.toml", "--policy", str(policy), "--examples", said["--examples"]]
+    checked = CliRunner().invoke(edge_app, [*words, "--home", str(tmp_path / "member"), "--json"])
+    assert checked.exit_code == 0, (checked.output, checked.exception)
+    if private:
+        outlook = json.loads(checked.stdout)["outlook"]
+        assert outlook["possible"] == outlook["rounds"] == spec.rounds.count
+
+
+def test_the_page_has_every_situation() -> None:
+    assert len(COMMANDS) >= 10
+    said = [options(command) for command in COMMANDS]
+    assert {each["--texts"] for each in said} == set(TEXTS)
+    assert {each["--model"] for each in said} == {"minilm", *MODELS}
+    assert {each["--epsilon"] for each in said} == {"none", "1", "4", "8"}
+    assert any(len(each["--labels"].split(",")) >= 20 for each in said)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("examples", [40, 363, 5000])
+def test_the_noise_is_what_the_epsilon_asks_for(epsilon, examples, tmp_path) -> None:
+    answers = Answers("x", ("a", "b"), 3, examples, epsilon, "short", "minilm")
+    (tmp_path / "job.toml").write_text(job_file(answers))
+    spec = JobSpec.from_toml(tmp_path / "job.toml")
+    cost = cost_of_job(spec, Setting(examples, spec.rounds.count, DELTA), [epsilon])
+    # The last of three digits decides how close it comes.
+    assert 0.93 * epsilon < cost.gate <= epsilon
+    assert cost.rows[0].rounds == spec.rounds.count
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"texts": "pairs", "model": "words", "vocabulary": "w"}, "only a job on a backbone reads two texts"),
+        ({"model": "words"}, "a public word list is missing"),
+        ({"model": "own", "epsilon": 8.0}, "depends on all its texts"),
+        ({"members": 2}, "needs three members or more, got 2"),
+        ({"epsilon": -1.0}, "must be above 0, or none"),
+        ({"epsilon": 1e-9}, "is not enough for 10 rounds at any noise"),
+        ({"labels": ("a", "a")}, "labels"),
+        ({"labels": ("a",)}, "labels"),
+        ({"name": "No Name"}, "name"),
+    ],
+)
+def test_answers_that_make_no_job_are_refused(changes, sentence) -> None:
+    whole = {
+        "name": "x",
+        "labels": ("a", "b"),
+        "members": 3,
+        "examples": 300,
+        "epsilon": None,
+        "texts": "short",
+        "model": "minilm",
+    }
+    with pytest.raises(JobNotMade, match=re.escape(sentence)):
+        job_file(Answers(**(whole | changes)))
+
+
+def test_labels_cannot_write_other_keys(tmp_path) -> None:
+    odd = ('a"]\nseed = 7', "$name", "ü 'x'")
+    with pytest.raises(JobNotMade, match="labels"):
+        job_file(Answers("x", odd, 3, 300, None, "short", "minilm"))
+    (tmp_path / "job.toml").write_text(job_file(Answers("x", odd[1:], 3, 300, None, "short", "minilm")))
+    assert JobSpec.from_toml(tmp_path / "job.toml").labels == odd[1:]
+
+
+def test_questions_are_asked_on_a_terminal_only(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandFailed, match="--members and --examples is missing, and there is no terminal") as failed:
+        typed("job", "new", "x")
+    assert failed.value.code is ExitCode.USAGE
+
+    def answered(name: str, *lines: str) -> subprocess.CompletedProcess[str]:
+        """Types answers into a terminal."""
+        ours, theirs = pty.openpty()
+        os.write(ours, "".join(f"{line}\n" for line in lines).encode())
+        try:
+            return subprocess.run(
+                [Path(sys.executable).with_name("coordinator"), "job", "new", name],
+                stdin=theirs,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    done = answered("x", "3 300", "good, bad", "none", "", "")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r":(?=[A-Z]|$)", done.stderr)) >= 5
+    spec = JobSpec.from_toml(Path("x.toml"))
+    assert (spec.labels, spec.rounds.min_members, spec.model.base) == (("good", "bad"), 3, "minilm")
+    assert "x.toml is there already" in answered("x").stderr
+    assert "'three' is not two numbers; write them as 3 300" in answered("y", "three").stderr
+    assert "--epsilon much is neither a number nor none" in answered("y", "3 300", "a,b", "much", "", "").stderr
+    assert not Path("y.toml").exists()
+
+
+def test_words_come_from_the_vocabulary_of_a_backbone(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pieces = tmp_path / "federation" / "operator" / "backbones" / "minilm" / "vocab.txt"
+    pieces.parent.mkdir(parents=True)
+    pieces.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "bill", "##s"]) + "\n")
+    (tmp_path / "federation" / "operator" / "operator.toml").write_text("")
+    (tmp_path / "jobs").mkdir()
+    answers = "--labels a,b --members 3 --examples 300 --epsilon none --texts short --model words"
+    typed("job", "new", "x", *answers.split(), "--out", "jobs/x.toml")
+    spec = JobSpec.from_toml(tmp_path / "jobs" / "x.toml")
+    assert (spec.vocabulary.kind, (tmp_path / "jobs" / spec.vocabulary.file).resolve()) == ("wordpiece", pieces)
+    assert "Created" in typed("job", "bundle", "jobs/x.toml", "--out", str(tmp_path / "bundle"))
