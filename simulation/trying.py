@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.accounting.planning import Setting, cost_of_job
@@ -181,6 +183,8 @@ def try_job(
         ValueError: the job cannot be tried, or its bundle cannot be made.
     """
     until = time.time() + 60 * asked.minutes
+    # Trials share the machine, one thread each.
+    torch.set_num_threads(1)
     check_job(job)
     divided = divide(rows, validation=asked.validation, test=asked.test, seed=asked.seeds[0])
     dealt = tuple(deal(divided.train, asked.partition, asked.members or 0, asked.alpha, seed) for seed in asked.seeds)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -112,9 +111,7 @@ def try_job(
         fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
     private = _declared(data, rows, force)
     try:
-        # The sweep needs torch. Its absence is reported before anything is read.
-        if find_spec("torch") is None:
-            raise ImportError(name="torch")
+        # Loads torch, so that its absence is said before anything is read.
         from simulation.trying import Asked, read_rows
     except ImportError as error:
         fail(

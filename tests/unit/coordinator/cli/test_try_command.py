@@ -86,6 +86,7 @@ def test_a_job_with_private_parameters_has_no_one_model(tmp_path):
 
 
 def test_without_torch_it_says_what_to_install(job, monkeypatch):
+    monkeypatch.delitem(sys.modules, "simulation.trying", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     said = tried(job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, code=ExitCode.USAGE)
     assert "pip install '.[coordinator,export]'" in said
