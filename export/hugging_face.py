@@ -55,6 +55,11 @@ class FormatRefused(ValueError):
     """The job's model has no form in this format. The text says why, and which format to use."""
 
 
+def _is_adapter(model: Model) -> bool:
+    """Whether peft can run the model as an adapter. Under a head over chosen layers LoRA's changes are merged."""
+    return isinstance(model, PromptedModel) and isinstance(model.injection, LoRA) and not model.centred
+
+
 def check_format(name: str, model: Model) -> None:
     """Checks that a job's model has a form for transformers or peft.
 
@@ -127,7 +132,7 @@ def export_hf(
     from learning.models.assembly import whole_model
 
     module, encoder = whole_model(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen)
-    adapter = isinstance(document.model, PromptedModel) and isinstance(document.model.injection, LoRA)
+    adapter = _is_adapter(document.model)
     made = _adapter(document, module, encoder) if adapter else _model(document, module, encoder)
     difference = checked_parity(module, made.run, encoder, samples, only_texts=True)
     apart = encoder.pairs and isinstance(document.model, PromptedModel) and _tells_apart(document.model.config or {})
@@ -185,6 +190,7 @@ def _model(document: JobDocument, module: "TextClassifier", encoder: "Encoder") 
         "encoder": sizes,
         "first_position": 0 if sizes["model_type"] == "electra" else first_position(sizes),
         "prompt_tokens": 0 if prompt is None else len(prompt),
+        "head_layers": list(getattr(module, "head_layers", ())),
         "pad_token_id": encoder.pad_id,
         "dtype": "float32",
         **_labels(document.labels),
@@ -232,6 +238,9 @@ def _parts(model: Model, module: "TextClassifier") -> "tuple[dict[str, Any], _Te
         known = module.backbone.on("cpu")
         body = tensor_shapes(module.backbone.config, module.backbone.vocabulary_size).body
         tensors |= {f"encoder.{name}": known[name].numpy() for name in body}
+        tensors |= _changed(module)
+        if module.head_layers:
+            tensors["centre"] = module.centre.detach().numpy()
         values = module.prompt_values(1)
         if values is not None:
             prompt = tensors["prompt"] = values[0].detach().numpy()
@@ -240,6 +249,22 @@ def _parts(model: Model, module: "TextClassifier") -> "tuple[dict[str, Any], _Te
     head = module.get_submodule("output")
     tensors |= {f"classifier.{name}": each.detach().numpy() for name, each in head.named_parameters()}
     return sizes, tensors, prompt
+
+
+def _changed(module: "PromptedModule") -> dict[str, NDArray[np.float32]]:
+    """The encoder's tensors that training changed: biases, and matrices with LoRA's change added."""
+    from learning.prompts.injectors import Adapted
+
+    found = {}
+    for name, layer in module.layers.named_modules():
+        if isinstance(layer, Adapted):
+            found[f"encoder.{name}.weight"] = layer.merged().numpy()
+        elif not name.endswith((".up", ".down")):
+            found |= {
+                f"encoder.{name}.{short}": each.detach().numpy()
+                for short, each in layer.named_parameters(recurse=False)
+            }
+    return found
 
 
 def _model_usage(pairs: bool) -> list[str]:
@@ -263,7 +288,7 @@ def _model_usage(pairs: bool) -> list[str]:
         "",
         "`trust_remote_code=True` runs `modeling_tacit.py` of this folder; read it first. It is needed because "
         "transformers' own classifiers of this encoder read the first token through a layer that this model does not "
-        "have. This model reads the mean over the text's tokens.",
+        "have. This model reads means over the text's tokens.",
         *(
             ["", "If a pair is too long, transformers may keep one token more of one text than training did."]
             if pairs
@@ -308,7 +333,7 @@ def _adapter(document: JobDocument, module: "TextClassifier", encoder: "Encoder"
         "peft_type": "LORA",
         "r": model.injection.rank,
         "revision": revision or None,
-        "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
+        "target_modules": _targets(model.injection, list(adapted)),
         "task_type": None,
     }
     config = {**library_config(model.config or {}), **_labels(document.labels)}
@@ -321,6 +346,13 @@ def _adapter(document: JobDocument, module: "TextClassifier", encoder: "Encoder"
         files["head.safetensors"] = _safetensors({"weight": weight, "bias": bias})
     usage = _adapter_usage(document, module, encoder, words, (base, revision))
     return _Made(files, usage, _running(module, files, words))
+
+
+def _targets(injection: LoRA, names: list[str]) -> list[str]:
+    """Names for peft: short if they mean every layer's, else each matrix's own, since several are called dense."""
+    if injection.last_layers is None and set(injection.matrices) <= {"query", "key", "value"}:
+        return sorted({name.rpartition(".")[2] for name in names})
+    return sorted(names)
 
 
 def _running(

@@ -1,4 +1,4 @@
-"""A Tacit classifier for transformers: an encoder, the mean over a text's tokens, and a linear layer.
+"""A Tacit classifier for transformers: an encoder, means over a text's tokens, and a linear layer.
 
 transformers' own classifiers of these encoders read the first token through a further trained layer, which these models
 do not have. Load it with `AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)`. It needs
@@ -22,15 +22,23 @@ class TacitConfig(PretrainedConfig):
         encoder: the encoder's own config.
         prompt_tokens: how many trained vectors stand before each text.
         first_position: the position of the first vector.
+        head_layers: layers whose means, side by side, centred and of unit length, the linear layer reads; 0 is what the
+            first layer reads. Empty: it reads the last layer's mean as it is.
     """
 
     model_type = "tacit_classifier"
 
     def __init__(
-        self, encoder: dict[str, Any] | None = None, prompt_tokens: int = 0, first_position: int = 0, **more: Any
+        self,
+        encoder: dict[str, Any] | None = None,
+        prompt_tokens: int = 0,
+        first_position: int = 0,
+        head_layers: list[int] | None = None,
+        **more: Any,
     ) -> None:
         self.encoder = encoder or {"model_type": "bert"}
         self.prompt_tokens, self.first_position = prompt_tokens, first_position
+        self.head_layers = head_layers or []
         super().__init__(**more)
 
 
@@ -46,7 +54,9 @@ class TacitForSequenceClassification(PreTrainedModel):
             self.encoder.pooler = None
         width = self.encoder.get_input_embeddings().embedding_dim
         self.prompt = nn.Parameter(torch.zeros(config.prompt_tokens, width)) if config.prompt_tokens else None
-        self.classifier = nn.Linear(self.encoder.config.hidden_size, len(config.id2label or ()))
+        read = self.encoder.config.hidden_size * max(1, len(config.head_layers))
+        self.centre = nn.Parameter(torch.zeros(read), requires_grad=False) if config.head_layers else None
+        self.classifier = nn.Linear(read, len(config.id2label or ()))
         self.post_init()
 
     def forward(
@@ -67,13 +77,19 @@ class TacitForSequenceClassification(PreTrainedModel):
             types = torch.cat([types.new_zeros(len(input_ids), ahead), types], dim=1)
         more = {"token_type_ids": types} if hasattr(self.encoder.config, "type_vocab_size") else {}
         at = torch.arange(visible.shape[1], device=input_ids.device) + self.config.first_position
-        states = self.encoder(
+        found = self.encoder(
             inputs_embeds=vectors,
             attention_mask=visible.long(),
             position_ids=at.expand(visible.shape),
+            output_hidden_states=bool(self.config.head_layers),
             **more,
-        ).last_hidden_state[:, ahead:]
-        mean = states.masked_fill(~seen[:, :, None], 0).sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)
-        logits = self.classifier(mean)
+        )
+        states = [found.hidden_states[layer] for layer in self.config.head_layers] or [found.last_hidden_state]
+        read, count = torch.cat(states, dim=2)[:, ahead:], seen.sum(dim=1, keepdim=True).clamp(min=1)
+        features = read.masked_fill(~seen[:, :, None], 0).sum(dim=1) / count
+        if self.centre is not None:
+            features = features - self.centre
+            features = features / features.square().sum(dim=1, keepdim=True).clamp(min=1e-12).sqrt()
+        logits = self.classifier(features)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)

@@ -32,7 +32,8 @@ __all__ = ["PromptFile", "PromptInvalid", "PromptedBackbone", "convert_backbone"
 
 _META = "tacit"
 _ONE_FILE = (
-    "LoRA changes the backbone's own layers, so no other job can share them; export it as one file, without --split"
+    "the job has no prompt apart from its backbone and head, so there is nothing to split; export it as one file, "
+    "without --split"
 )
 
 
@@ -66,7 +67,7 @@ def convert_backbone(module: "PromptedModel") -> bytes:
     (batch, width).
 
     Raises:
-        PromptInvalid: the module has no prompt, since LoRA's matrices are inside the backbone.
+        PromptInvalid: the module has no prompt, since LoRA's matrices and biases are inside the backbone.
     """
     import torch
 

@@ -82,6 +82,9 @@ momentum: server momentum (FedAvgM).""",
 
 wire:     what a member sends in a round.
 backbone: a member that joins a job on a backbone and fetches it.""",
+    "prompts.head_rounds": """Measures a round of a head whose features are cached beside a round that computes them.
+
+The head is over a frozen encoder of MiniLM's shape.""",
     "prompts.backdoor": """Attacks a prompt with a backdoor, on one sum and on groups.
 
 One of ten members, or three of thirty, poison their data or scale their updates.""",

@@ -86,6 +86,12 @@ PAGE = Page(
             where={"part": ("wire",)},
         ),
         Section(
+            "head-rounds",
+            "head_rounds",
+            "prompts.head_rounds",
+            ("target", "computing_seconds", "cached_seconds"),
+        ),
+        Section(
             "joining",
             "fedprompt_wire",
             "prompts.wire",

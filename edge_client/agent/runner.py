@@ -22,13 +22,15 @@ from edge_client.identity.renewal import Renewer
 from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerError
 from edge_client.policy.policy import Policy
-from edge_client.private_store import PrivateStore, StoreError, store_key
+from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_key
+from edge_client.private_store.features import FeatureFile
 from edge_client.session.agent import Agent, JobsUnfinished, Observer
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
+from learning.prompts.features import FeatureStore
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device
@@ -71,6 +73,8 @@ class RunOptions:
     private_key_file: Path | None = None
     # Folders to look in for frozen models of prompted jobs, besides those of TACIT_BACKBONES.
     backbones: tuple[Path, ...] = ()
+    # Keeps the features of a head's rows on disk, sealed with the private key if there is one.
+    keep_features: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,15 +199,25 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
                 keeper.recover(journal.memory(), member.identity.member)
             except StoreError as error:
                 fail(str(error), ExitCode.REFUSED)
+            features = _features_of(member, options, key)
             watcher = stack.enter_context(_watching(observer, terminal))
             if options.metrics_port is not None or options.metrics_file is not None:
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
-                asyncio.run(_run(member, journal, budget, keeper, watcher, options))
+                asyncio.run(_run(member, journal, budget, keeper, watcher, options, features))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
                 fail(unfinished.sentence, ExitCode.FAILED)
+
+
+def _features_of(member: Member, options: RunOptions, key: StoreKey | None) -> FeatureStore:
+    """The features of the member's rows: in memory, and on its disk if it asks; if not, they are removed there."""
+    kept = FeatureFile(member.home, options.data_name, key, warn=lambda why: log.warning("features_unusable", why=why))
+    if options.keep_features:
+        return FeatureStore(keeper=kept)
+    kept.remove()
+    return FeatureStore()
 
 
 @contextmanager
@@ -247,7 +261,13 @@ def _metered(watcher: Observer, identity: MemberIdentity, options: RunOptions) -
 
 
 async def _run(
-    member: Member, journal: Journal, budget: Budget, keeper: Keeper, observer: Observer, options: RunOptions
+    member: Member,
+    journal: Journal,
+    budget: Budget,
+    keeper: Keeper,
+    observer: Observer,
+    options: RunOptions,
+    features: FeatureStore,
 ) -> None:
     verification = Verification(member.identity.trust)
 
@@ -289,6 +309,7 @@ async def _run(
         keeper,
         Backbones(cache, folders=named_folders(options.backbones), allowed=member.policy.backbones),
         second_column=member.second_column,
+        features=features,
     )
     agent = Agent(
         member.identity,

@@ -65,6 +65,14 @@ def run(
             "instead, set TACIT_PASSPHRASE."
         ),
     ] = None,
+    keep_features: Annotated[
+        bool,
+        typer.Option(
+            "--keep-features",
+            help="Keep on disk what a frozen model computes of your texts for jobs that train a head alone, sealed "
+            "like private vocabularies. Without it, nothing is kept, and what was kept before is removed.",
+        ),
+    ] = False,
     until_finished: Annotated[
         bool, typer.Option("--until-finished", help="End once every job that this member took part in is over.")
     ] = False,
@@ -114,6 +122,7 @@ def run(
         embedding=embedding,
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),
+        keep_features=keep_features,
     )
     if dry_run:
         from edge_client.agent.dry_run import dry_run as show

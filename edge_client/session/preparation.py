@@ -47,6 +47,7 @@ from learning.artifacts import (
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
+from learning.prompts.features import FeatureStore
 from learning.synthesis.setting import promise_of
 from learning.text.cloze import TemplateInvalid
 from learning.text.corpus import EncodedExamples
@@ -186,6 +187,7 @@ class Preparer:
         backbones: Backbones | None = None,
         *,
         second_column: bool = True,
+        features: FeatureStore | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -203,6 +205,8 @@ class Preparer:
             backbones: Gets the backbones of prompted jobs. None: from this cache, the hub and the coordinator, as far
                 as the policy allows.
             second_column: False if the data is a table without a column for a pair's second text.
+            features: What frozen backbones computed of the data, for jobs that train a head alone; in memory by
+                default.
         """
         self._examples = examples
         self._federation = federation
@@ -215,6 +219,8 @@ class Preparer:
         self._watcher = watcher
         self._keeper = keeper
         self._second_column = second_column
+        # One for all jobs: those with the same backbone and head share what was computed.
+        self._features = FeatureStore() if features is None else features
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
         # Jobs without a guarantee, of which the log has already said so.
         self._warned: set[str] = set()
@@ -342,7 +348,7 @@ class Preparer:
             TokenizerInvalid, TemplateInvalid: The tokenizer or template cannot cut texts for this model.
         """
         if self._corpus is None or not self._corpus.serves(job, tokenizer):
-            self._corpus = EncodedExamples(self._examples, job, tokenizer)
+            self._corpus = EncodedExamples(self._examples, job, tokenizer, self._features)
         return self._corpus
 
     async def _found(self, job: JobDocument) -> PrivateState | None:

@@ -5,6 +5,7 @@ and the network are left to others. Everything uses torch, but importing the pac
 """
 
 from learning.prompts.setting import (
+    BitFit,
     Cloze,
     Head,
     Injection,
@@ -18,6 +19,7 @@ from learning.prompts.setting import (
 from learning.prompts.sizes import frozen_values, trained_values
 
 __all__ = [
+    "BitFit",
     "Cloze",
     "Head",
     "Injection",

@@ -38,8 +38,10 @@ def injection_of(model: prompt.PromptedModel) -> setting.Injection:
             return setting.PTuning(tokens, encoder, hidden)
         case prompt.PrefixTuning(tokens=tokens, hidden=width):
             return setting.PrefixTuning(tokens, width)
-        case prompt.LoRA(rank=rank, alpha=alpha):
-            return setting.LoRA(rank, alpha)
+        case prompt.LoRA(rank=rank, alpha=alpha, matrices=matrices, last_layers=last):
+            return setting.LoRA(rank, alpha, matrices, last)
+        case prompt.BitFit(last_layers=last):
+            return setting.BitFit(last)
         case prompt.NoInjection():
             return setting.NoInjection()
 
@@ -74,7 +76,7 @@ def prompted_values(model: prompt.PromptedModel, labels: int) -> int:
     cloze = isinstance(model.task, prompt.Cloze)
     task = setting.Cloze(((0,), (1,))) if cloze else _head_of(model)
     config = library_config(checked_config(model.config))
-    return trained_values(config, injection_of(model), task, labels) + frozen_values(config, task)
+    return trained_values(config, injection_of(model), task, labels) + frozen_values(config, task, labels)
 
 
 def shared_backbone(stored: StoredBackbone) -> "Backbone":

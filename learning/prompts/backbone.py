@@ -358,6 +358,15 @@ class Frozen:
         owner._parameters.pop(attribute, None)
         self._places.append((owner, attribute, fetch))
 
+    def train(self, module: nn.Module, attribute: str) -> None:
+        """Makes the attribute of every layer in the module a parameter of its own, zero, instead of the backbone's."""
+        inside = set(module.modules())
+        for owner, name, fetch in list(self._places):
+            if owner in inside and name == attribute:
+                self._places.remove((owner, name, fetch))
+                shape = fetch(self._backbone.on("cpu")).shape
+                owner.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
     def bind(self, device: torch.device, kind: torch.dtype = torch.float32) -> None:
         """Binds all attributes to the values on this device.
 

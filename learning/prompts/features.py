@@ -8,8 +8,8 @@ Guarantees:
   centres them, and the row's tokens. So an edited row is computed again, and it alone.
 - A store holds at most `max_bytes`. Rows beyond that are computed in every round.
 
-A store is in memory and ends with its process, unless a member keeps one (`edge_client.session.features`). It never
-leaves the member: features tell about as much as the text.
+A store is in memory and ends with its process, unless a member keeps it on its disk
+(`edge_client.private_store.features`). It never leaves the member: features tell about as much as the text.
 """
 
 import hashlib

@@ -143,6 +143,11 @@ class Adapted(nn.Module):
         change: Tensor = self._scale * self.up(self.down(x.to(self.down.weight.dtype)))
         return found + change.to(found.dtype)
 
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """(out, in) The frozen matrix with the change added."""
+        return self.frozen.weight + self._scale * (self.up.weight @ self.down.weight)
+
     def start(self, random: Random) -> None:
         """Sets `down` uniform within 1 / sqrt(in); `up` stays zero."""
         _start_linear(self.down, random)

@@ -2,8 +2,8 @@
 
 Guarantees:
 
-- `named_parameters` has what is trained and sent (a prompt with its encoder, a prefix, LoRA's matrices, a head) and
-  nothing of the backbone.
+- `named_parameters` has what is trained and sent (a prompt with its encoder, a prefix, LoRA's matrices, biases, a
+  head), what centres a head's features, and nothing else of the backbone.
 - The backbone is in memory once, however many modules use it. It has no gradients, and lets them through.
 - Padding is never attended to.
 - Every dropout draws from the single source that `seed` or `draw_from` starts.
@@ -24,7 +24,7 @@ to generate, it says <extra_id_0> whatever the text is. T5 reads no position of 
 needs no rule.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Self, cast
 
@@ -37,8 +37,18 @@ from learning.models.classifier import TextClassifier
 from learning.models.transformer import EncoderDropout
 from learning.prompts.backbone import Backbone, BackboneInvalid, Frozen
 from learning.prompts.injectors import Adapted, Prompt, prompt_for
-from learning.prompts.reading import EncoderReader, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
-from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, Task, prompt_positions
+from learning.prompts.reading import EncoderReader, Matrix, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
+from learning.prompts.setting import (
+    BitFit,
+    Cloze,
+    Head,
+    Injection,
+    LoRA,
+    PrefixTuning,
+    PromptTuning,
+    Task,
+    prompt_positions,
+)
 from tacit.job import Precision
 from tacit.method import ModelPart
 
@@ -80,7 +90,8 @@ class LabelScores(nn.Module):
 class PromptedModel(TextClassifier):
     """Maps ids (B, S) to logits (B, labels), with S at most `room`.
 
-    With a seed, a prompt starts as rows of the word embedding, LoRA as no change, and a head as N(0, 0.02).
+    With a seed, a prompt starts as rows of the word embedding, LoRA as no change, biases as the backbone's, and a head
+    as N(0, 0.02).
 
     Args:
         backbone: The frozen model.
@@ -103,6 +114,7 @@ class PromptedModel(TextClassifier):
         "lora": "encoder",
         "output": "head",
         "centre": "encoder",
+        "layers": "encoder",
     }
 
     def __init__(
@@ -139,10 +151,15 @@ class PromptedModel(TextClassifier):
             self.prompt: Prompt = prompt
         if isinstance(injection, LoRA):
             self.lora = nn.ModuleDict()
-            for place, owner, name in reader.adapted:
-                adapted = Adapted(cast(nn.Linear, owner.get_submodule(name)), injection.rank, injection.alpha)
-                self.lora[place] = adapted
-                setattr(owner, name, adapted)
+            for matrix in _changed(reader, injection, task):
+                layer = cast(nn.Linear, matrix.owner.get_submodule(matrix.attribute))
+                adapted = Adapted(layer, injection.rank, injection.alpha)
+                self.lora[matrix.name] = adapted
+                setattr(matrix.owner, matrix.attribute, adapted)
+        if isinstance(injection, BitFit):
+            _check_biases(backbone)
+            for read in _last(reader.stack[: _read_by(reader, task)], injection.last_layers):
+                self._network.train(read, "bias")
         if isinstance(task, Cloze):
             self.words = WordScores(backbone, self._tables, [word for each in task.label_words for word in each])
             self.scores = LabelScores(task)
@@ -158,10 +175,13 @@ class PromptedModel(TextClassifier):
             self.output = output.to_empty(device="cpu")
             for parameter in self.output.parameters():
                 parameter.data.zero_()
+            # Next to features of unit length, a bias would be half of an example's gradient, and of its clip.
+            self.output.bias.requires_grad_(not task.layers)
         self.layers = reader.layers
         self._bind()
         if seed is not None:
             self._start(np.random.Generator(np.random.Philox(seed)), isinstance(injection, PromptTuning))
+            self._start_biases()
 
     # ---- from ids to logits ----------------------------------------------------------------------------------
 
@@ -324,6 +344,13 @@ class PromptedModel(TextClassifier):
         self._network.bind(self._device, self._kind)
         self._tables.bind(self._device)
 
+    @torch.no_grad()
+    def _start_biases(self) -> None:
+        values = self.backbone.on("cpu")
+        for name, parameter in self.layers.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+
     def _start(self, random: np.random.Generator, from_words: bool) -> None:
         if "prompt" in self._modules:
             words = None
@@ -364,6 +391,37 @@ def _check_task(backbone: Backbone, task: Task, labels: int, mask_id: int | None
             f"label word {largest} is not one of the backbone's {backbone.vocabulary_size} rows; use the job's "
             "tokenizer"
         )
+
+
+def _read_by(reader: EncoderReader | T5Reader, task: Task) -> int:
+    """The number of layers that read a text."""
+    return task.layers[-1] if isinstance(task, Head) and task.layers else len(reader.stack)
+
+
+def _last(layers: Sequence[nn.Module], count: int | None) -> Sequence[nn.Module]:
+    return layers if count is None else layers[-count:]
+
+
+def _changed(reader: EncoderReader | T5Reader, injection: LoRA, task: Task) -> list[Matrix]:
+    """The matrices that an injection changes. A layer that no text goes through would never be called."""
+    found = []
+    for matrix in reader.matrices:
+        count = max(each.layer for each in reader.matrices if each.decodes == matrix.decodes)
+        read = count if matrix.decodes else _read_by(reader, task)
+        first = 1 if injection.last_layers is None else read - injection.last_layers + 1
+        if matrix.kind in injection.matrices and first <= matrix.layer <= read:
+            found.append(matrix)
+    if len({matrix.kind for matrix in found}) != len(injection.matrices):
+        raise BackboneInvalid(
+            f"the backbone has no such matrices in the layers that read a text: {', '.join(injection.matrices)}; "
+            "choose others, or let the head read a later layer"
+        )
+    return found
+
+
+def _check_biases(backbone: Backbone) -> None:
+    if backbone.kind == "t5":
+        raise BackboneInvalid("T5 has no biases, which bitfit trains; use lora")
 
 
 def _check_layers(backbone: Backbone, layers: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ caller passes in. Positions have a row for each example.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -19,10 +20,46 @@ from learning.models.classifier import Dropout
 from learning.prompts.attention import Attending
 from learning.prompts.backbone import FAMILIES, Backbone, Frozen, hollow, library_module
 
-__all__ = ["EncoderReader", "Reader", "T5Reader", "WordScores", "clear_prefix", "prefix_shape", "reader_for"]
+__all__ = ["EncoderReader", "Matrix", "Reader", "T5Reader", "WordScores", "clear_prefix", "prefix_shape", "reader_for"]
 
-# A place for LoRA's matrices: (its name, the module that calls the layer, the layer's name there).
-Place = tuple[str, nn.Module, str]
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of a layer, which LoRA can change.
+
+    Attributes:
+        name: Of its place, unique in a model.
+        kind: One of `learning.prompts.setting.MATRICES`.
+        layer: The layer's number in its stack, from 1.
+        decodes: Whether the stack is T5's decoder.
+        owner, attribute: The module that calls it, and its name there.
+    """
+
+    name: str
+    kind: str
+    layer: int
+    decodes: bool
+    owner: nn.Module
+    attribute: str
+
+
+# Where a layer has its matrices: (the module that calls one, its name there).
+_OF_BERT = {
+    "query": ("attention.self", "query"),
+    "key": ("attention.self", "key"),
+    "value": ("attention.self", "value"),
+    "output": ("attention.output", "dense"),
+    "up": ("intermediate", "dense"),
+    "down": ("output", "dense"),
+}
+_OF_DISTILBERT = {
+    "query": ("attention", "q_lin"),
+    "key": ("attention", "k_lin"),
+    "value": ("attention", "v_lin"),
+    "output": ("attention", "out_lin"),
+    "up": ("ffn", "lin1"),
+    "down": ("ffn", "lin2"),
+}
 
 
 class Reader(Protocol):
@@ -30,9 +67,10 @@ class Reader(Protocol):
 
     # The library's layers, without their own values.
     layers: nn.Module
-    # The attentions that take a prefix, one a layer, and the matrices that LoRA adapts.
+    # The attentions that take a prefix, one a layer; the matrices that LoRA can change; the layers that read a text.
     attentions: Sequence[nn.Module]
-    adapted: Sequence[Place]
+    matrices: Sequence[Matrix]
+    stack: Sequence[nn.Module]
 
     def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
         """Turns vectors (B, T, width) into states (B, T, width of states).
@@ -78,18 +116,17 @@ class EncoderReader:
         self._first_position = 0 if family.padding is None else int(config[family.padding]) + 1
         self.room: int = config["max_position_embeddings"] - self._first_position
         found: Any = layers
-        if config["model_type"] == "distilbert":
-            attentions, names = [layer.attention for layer in found.transformer.layer], ("q_lin", "v_lin")
-        else:
-            attentions, names = [layer.attention.self for layer in found.encoder.layer], ("query", "value")
-        self.attentions: Sequence[nn.Module] = attentions
-        self.adapted: Sequence[Place] = [
-            (f"layer{number}_{short}", attention, name)
-            for number, attention in enumerate(attentions)
-            for short, name in zip(("query", "value"), names, strict=True)
+        distil = config["model_type"] == "distilbert"
+        self.stack: Sequence[nn.Module] = list(found.transformer.layer if distil else found.encoder.layer)
+        places, inside = (_OF_DISTILBERT, "attention") if distil else (_OF_BERT, "attention.self")
+        self.attentions: Sequence[nn.Module] = [layer.get_submodule(inside) for layer in self.stack]
+        self.matrices: Sequence[Matrix] = [
+            Matrix(f"layer{number - 1}_{kind}", kind, number, False, layer.get_submodule(owner), name)
+            for number, layer in enumerate(self.stack, start=1)
+            for kind, (owner, name) in places.items()
         ]
-        for attention in attentions:
-            attention.attending = Attending(dropout)
+        for attention in self.attentions:
+            cast(Any, attention).attending = Attending(dropout)
 
     def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
         """As in `Reader`."""
@@ -117,12 +154,11 @@ class EncoderReader:
         more = {"token_type_ids": types} if self._has_types else {}
         mask = _additive(visible, vectors.dtype)
         tree: Any = self.layers
-        states = tree.embeddings(input_ids=None, inputs_embeds=vectors, position_ids=positions, **more)
+        states: Any = tree.embeddings(input_ids=None, inputs_embeds=vectors, position_ids=positions, **more)
         if hasattr(tree, "embeddings_project"):
             states = tree.embeddings_project(states)
-        stack = tree.transformer.layer if hasattr(tree, "transformer") else tree.encoder.layer
-        found = [states] if layers[0] == 0 else []
-        for number, layer in enumerate(stack[: layers[-1]], start=1):
+        found: list[Tensor] = [states] if layers[0] == 0 else []
+        for number, layer in enumerate(self.stack[: layers[-1]], start=1):
             states = layer(states, mask)
             # Older layers of the library return a tuple.
             states = states[0] if isinstance(states, tuple) else states
@@ -147,7 +183,8 @@ class T5Reader:
         tree: Any = layers
         self._tree = tree
         self.attentions: Sequence[nn.Module] = [block.layer[0].SelfAttention for block in tree.encoder.block]
-        places: list[Place] = []
+        self.stack: Sequence[nn.Module] = list(tree.encoder.block)
+        places: list[Matrix] = []
         stacks: list[tuple[Any, str]] = [(tree.encoder, "encoder"), (tree.decoder, "decoder")]
         for stack, short in stacks:
             for number, block in enumerate(stack.block):
@@ -156,8 +193,13 @@ class T5Reader:
                     own.append(("cross_", block.layer[1].EncDecAttention))
                 for kind, attention in own:
                     attention.attending = Attending(dropout)
-                    places += [(f"{short}{number}_{kind}{what}", attention, what[0]) for what in ("query", "value")]
-        self.adapted: Sequence[Place] = places
+                    places += [
+                        Matrix(
+                            f"{short}{number}_{kind}{what}", what, number + 1, short == "decoder", attention, what[0]
+                        )
+                        for what in ("query", "key", "value", "output")
+                    ]
+        self.matrices: Sequence[Matrix] = places
 
     def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
         """As in `Reader`."""

@@ -7,7 +7,8 @@ Injections (`tokens` is the number of the prompt's positions):
                     al. 2021, "GPT understands, too")
     PrefixTuning    keys and values before those of every layer (Li and Liang 2021), trained directly or made by an MLP
                     with a hidden layer
-    LoRA            a product of two thin matrices added to every query and value matrix (Hu et al. 2022)
+    LoRA            a product of two thin matrices added to chosen matrices, by default query and value (Hu et al. 2022)
+    BitFit          the layers' own biases (Ben Zaken et al. 2022)
     NoInjection     nothing: the head alone is trained
 
 Tasks: `Cloze` asks the language model for the word at the mask. `Head` puts a linear layer on the mean of the text.
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "MATRICES",
+    "BitFit",
     "Cloze",
     "Head",
     "Injection",
@@ -29,6 +32,8 @@ __all__ = [
     "prompt_positions",
 ]
 
+# A layer's matrices: four of its attention, and the two of its feed-forward network.
+MATRICES = ("query", "key", "value", "output", "up", "down")
 # Limits on a job's numbers, which bound the model that a member builds.
 _MAX_TOKENS, _MAX_HIDDEN, _MAX_RANK, _MAX_WORDS = 512, 8192, 1024, 4096
 
@@ -73,15 +78,36 @@ class PrefixTuning:
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """alpha / rank * up(down(x)), added to the output of each query and value matrix for x."""
+    """alpha / rank * up(down(x)), added to the output of chosen matrices for x.
+
+    Attributes:
+        rank, alpha: As above.
+        matrices: Of `MATRICES`.
+        last_layers: Only in this many of the last layers that read the text; None means in all.
+    """
 
     rank: int
     alpha: float
+    matrices: tuple[str, ...] = ("query", "value")
+    last_layers: int | None = None
 
     def __post_init__(self) -> None:
         _between("rank", self.rank, 1, _MAX_RANK)
         if not 0 < self.alpha <= 1e6:
             raise ValueError(f"alpha of LoRA must be above 0 and at most 1e6, got {self.alpha}; 2 * rank is usual")
+        if not self.matrices or not set(self.matrices) <= set(MATRICES):
+            raise ValueError(f"the matrices of LoRA must be some of {', '.join(MATRICES)}, got {self.matrices}")
+        _check_last(self.last_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class BitFit:
+    """The biases of the layers that read the text; with `last_layers`, of that many of the last ones."""
+
+    last_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_last(self.last_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +115,7 @@ class NoInjection:
     """Nothing: only the head is trained."""
 
 
-Injection = PromptTuning | PTuning | PrefixTuning | LoRA | NoInjection
+Injection = PromptTuning | PTuning | PrefixTuning | LoRA | BitFit | NoInjection
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +161,11 @@ Task = Cloze | Head
 def prompt_positions(injection: Injection) -> int:
     """The number of the backbone's positions that the injection takes from the text."""
     return injection.tokens if isinstance(injection, PromptTuning | PTuning) else 0
+
+
+def _check_last(layers: int | None) -> None:
+    if layers is not None:
+        _between("last_layers", layers, 1, 48)
 
 
 def _between(what: str, value: int, least: int, most: int) -> None:

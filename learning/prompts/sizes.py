@@ -18,7 +18,17 @@ only the vectors are needed (`PromptedModel.prompt_values`).
 from collections.abc import Mapping
 from typing import Any
 
-from learning.prompts.setting import Cloze, Injection, LoRA, NoInjection, PrefixTuning, PromptTuning, PTuning, Task
+from learning.prompts.setting import (
+    BitFit,
+    Cloze,
+    Injection,
+    LoRA,
+    NoInjection,
+    PrefixTuning,
+    PromptTuning,
+    PTuning,
+    Task,
+)
 
 __all__ = ["frozen_values", "trained_values"]
 
@@ -30,13 +40,13 @@ def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, 
         BackboneInvalid: The config cannot make a backbone.
     """
     # These imports load torch.
-    from learning.prompts.backbone import check_backbone, states_width_of, width_of
+    from learning.prompts.backbone import FAMILIES, check_backbone, states_width_of, width_of
     from learning.prompts.reading import prefix_shape
 
     whole = check_backbone(config)
     width, states = width_of(whole), states_width_of(whole)
     layers, heads, size = prefix_shape(whole)
-    head = 0 if isinstance(task, Cloze) else (states * max(1, len(task.layers)) + 1) * labels
+    head = 0 if isinstance(task, Cloze) else (states * len(task.layers) or states + 1) * labels
     match injection:
         case PromptTuning(tokens):
             return head + tokens * width
@@ -51,25 +61,35 @@ def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, 
             return head + tokens * width + _linear(width, hidden) + _linear(hidden, layers * 2 * heads * size)
         case NoInjection():
             return head
-        case LoRA(rank, _):
+        case LoRA(rank, _, matrices, last):
+            inner: int = 0 if whole["model_type"] == "t5" else whole[FAMILIES[whole["model_type"]].inner]
+            # All have one side of the states' width.
+            sides = [inner if matrix in ("up", "down") else heads * size for matrix in matrices]
             # T5's decoder has two attentions a layer.
-            attentions = layers + (2 * whole["num_decoder_layers"] if whole["model_type"] == "t5" else 0)
-            return head + attentions * 2 * rank * (states + heads * size)
+            stacks = [layers] if isinstance(task, Cloze) or not task.layers else [task.layers[-1]]
+            stacks += [whole["num_decoder_layers"]] * 2 if whole["model_type"] == "t5" else []
+            changed = sum(stack if last is None else min(stack, last) for stack in stacks)
+            return head + changed * rank * sum(states + side for side in sides)
+        case BitFit(last):
+            read = layers if isinstance(task, Cloze) or not task.layers else task.layers[-1]
+            # Three of the attention's entrance, its exit, two of the feed-forward network, two normalisations.
+            each: int = 3 * heads * size + 4 * states + whole[FAMILIES[whole["model_type"]].inner]
+            return head + (read if last is None else min(read, last)) * each
         case _:
             raise TypeError(f"{injection!r} is not an injection")
 
 
-def frozen_values(config: Mapping[str, Any], task: Task) -> int:
-    """The number of values beside the backbone's that a module has and does not train: what centres features.
+def frozen_values(config: Mapping[str, Any], task: Task, labels: int) -> int:
+    """The number of values beside the backbone's that a module has and does not train: a head's centre and its bias.
 
     Raises:
         BackboneInvalid: The config cannot make a backbone.
     """
     from learning.prompts.backbone import check_backbone, states_width_of
 
-    if isinstance(task, Cloze):
+    if isinstance(task, Cloze) or not task.layers:
         return 0
-    return states_width_of(check_backbone(config)) * len(task.layers)
+    return states_width_of(check_backbone(config)) * len(task.layers) + labels
 
 
 def _linear(inputs: int, outputs: int) -> int:

@@ -4,7 +4,7 @@
 private` has the claim, its assumptions and what rounding costs) in closed form. With features x, probabilities p and
 the label's indicator y, an example's gradient is outer(p - y, x) in the matrix and p - y in the bias. So
 
-    |gradient|^2 = |p - y|^2 (|x|^2 + 1)        exactly, without a backward pass
+    |gradient|^2 = |p - y|^2 (|x|^2 + 1)        exactly, without a backward pass; |p - y|^2 |x|^2 if no bias is trained
     clipped sum  = W^T X, with rows w_b (p_b - y_b) of W and w_b = min(1, clip / |gradient_b|)
 
 Guarantees: an example adds at most `clip` to the sum (L2, matrix and bias together). The sum is float64 until it is
@@ -158,7 +158,7 @@ def train_private_head(
     began = time.perf_counter()
     unit = mechanism.clip / mechanism.lot
     std = mechanism.noise_multiplier * unit
-    trained: list[nn.Parameter] = list(output.parameters())
+    trained = [parameter for parameter in output.parameters() if parameter.requires_grad]
     optimiser = make_optimiser(_OnFeatures(output, features), recipe)
     try:
         for step in range(1, mechanism.steps + 1):
@@ -167,7 +167,9 @@ def train_private_head(
             drawn = draw_poisson(len(features), rate, random)
             weight, bias, loss_sum = clipped_sums(output, features, labels, drawn, mechanism.clip)
             # In units of the clip, as `add_noise` expects.
-            output.weight.grad, output.bias.grad = weight.float(), bias.float()
+            output.weight.grad = weight.float()
+            if output.bias.requires_grad:
+                output.bias.grad = bias.float()
             add_noise(output, trained, unit, std, random)
             optimiser.step()
             mean = loss_sum / len(drawn) if len(drawn) else math.nan
@@ -198,7 +200,8 @@ def clipped_sums(
         clip: The largest L2 norm of an example's gradient.
 
     Returns:
-        The matrix's sum (labels, width) and the bias's (labels,), float64, and the sum of the losses.
+        The matrix's sum (labels, width) and the bias's (labels,), float64, and the sum of the losses. The bias's means
+        nothing if it is not trained.
     """
     matrix, bias = output.weight.double(), output.bias.double()
     weight_sum, bias_sum, loss_sum = torch.zeros_like(matrix), torch.zeros_like(bias), 0.0
@@ -209,7 +212,7 @@ def clipped_sums(
         losses = -logs[torch.arange(len(y)), y]
         g = logs.exp()
         g[torch.arange(len(y)), y] -= 1
-        squared = g.square().sum(dim=1) * (x.square().sum(dim=1) + 1)
+        squared = g.square().sum(dim=1) * (x.square().sum(dim=1) + (1 if output.bias.requires_grad else 0))
         counts = torch.isfinite(squared)
         # Left out instead of multiplied by zero, which would not make them finite.
         g, x = g[counts], x[counts]

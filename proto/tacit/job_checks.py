@@ -18,7 +18,7 @@ from tacit.method import (
     trains_private,
 )
 from tacit.model import PromptedModel, RvaeModel
-from tacit.prompt import check_prompted_method
+from tacit.prompt import BitFit, check_prompted_method
 
 __all__ = ["check_body", "min_honest"]
 
@@ -142,6 +142,8 @@ def _check_precision(job: JobBody) -> None:
     why = None
     if not isinstance(job.model, PromptedModel):
         why = f"{job.training.precision} is only for the frozen network of a prompted model, and this model is trained"
+    elif isinstance(job.model.injection, BitFit):
+        why = "bitfit trains biases inside the frozen network, and what is trained is float32"
     elif isinstance(job.mechanism, DpSgd):
         why = "dp-sgd computes each example's gradient in float32"
     if why is not None:

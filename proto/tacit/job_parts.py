@@ -73,7 +73,8 @@ class Training(Part):
     batch: int = Field(default=64, ge=1, le=65536)
     # Adafactor is what the FedPrompt paper uses for T5.
     optimiser: Literal["adam", "sgd", "adafactor"] = "adam"
-    learning_rate: float = Field(default=0.001, gt=0, le=10)
+    # A head over features of unit length, with clipped gradients, takes rates of tens and hundreds.
+    learning_rate: float = Field(default=0.001, gt=0, le=1000)
     # For the embedding alone; None means learning_rate. Only the few texts that contain a word move its vector, and
     # Adam moves it by the full rate for each of them.
     embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)

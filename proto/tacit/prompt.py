@@ -34,6 +34,7 @@ __all__ = [
     "MAX_CENTRE_TEXTS",
     "PLAIN",
     "SOURCES",
+    "BitFit",
     "Centre",
     "Cloze",
     "EncoderConfig",
@@ -225,13 +226,36 @@ class PrefixTuning(Part):
     hidden: Hidden | None = None
 
 
+# A layer's matrices: four of its attention, and the two of its feed-forward network.
+Matrix = Literal["query", "key", "value", "output", "up", "down"]
+LastLayers = Annotated[int, Field(ge=1, le=48)]
+
+
 class LoRA(Part):
-    """Low-rank changes of the attention's query and value matrices (Hu et al. 2021)."""
+    """Low-rank changes of matrices, by default the attention's query and value (Hu et al. 2021)."""
 
     name: Literal["lora"] = "lora"
     rank: int = Field(default=8, ge=1, le=1024)
     # The change is multiplied by alpha / rank.
     alpha: float = Field(default=16.0, gt=0, le=10_000)
+    matrices: Annotated[tuple[Matrix, ...], AtMost(6)] = Field(default=("query", "value"), min_length=1)
+    # Only in this many of the last layers that read the text. None: in all.
+    last_layers: LastLayers | None = None
+
+    @field_validator("matrices")
+    @classmethod
+    def _once(cls, matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        if len(set(matrices)) != len(matrices):
+            raise ValueError("a matrix is listed twice; name each once")
+        return matrices
+
+
+class BitFit(Part):
+    """The biases of the layers, and nothing else of them (Ben Zaken et al. 2022). For encoders."""
+
+    name: Literal["bitfit"] = "bitfit"
+    # As for LoRA.
+    last_layers: LastLayers | None = None
 
 
 class NoInjection(Part):
@@ -240,7 +264,7 @@ class NoInjection(Part):
     name: Literal["none"] = "none"
 
 
-Injection = Annotated[PromptTuning | PTuning | PrefixTuning | LoRA | NoInjection, Field(discriminator="name")]
+Injection = Annotated[PromptTuning | PTuning | PrefixTuning | LoRA | BitFit | NoInjection, Field(discriminator="name")]
 
 
 # ---- the task --------------------------------------------------------------------------------------------------
@@ -409,6 +433,12 @@ class PromptedModel(Part):
         kind = (self.config or {}).get("model_type")
         if kind == "t5" and isinstance(self.task, Head):
             raise ValueError('task: a head does not work with t5 here; use "cloze"')
+        if kind == "t5" and isinstance(self.injection, BitFit):
+            raise ValueError('injection: t5 has no biases for "bitfit" to train; use "lora"')
+        if kind == "t5" and isinstance(self.injection, LoRA) and {"up", "down"} & set(self.injection.matrices):
+            raise ValueError(
+                "injection.matrices: in t5 only those of the attention can be changed; leave out up and down"
+            )
         if isinstance(self.injection, NoInjection) and not isinstance(self.task, Head):
             raise ValueError('injection: "none" trains a head alone, and a cloze has no head; use task = "head"')
         if self.centred and self.config is not None and isinstance(self.task, Head) and self.task.centre.digest is None:

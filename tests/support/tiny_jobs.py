@@ -40,6 +40,16 @@ PROMPTED = {
     "lora-t5-v1.1": ("t5-v1.1", LORA, CLOZE),
     "lora-head": ("bert", LORA, {"name": "head"}),
     "lora-pairs": ("electra", LORA, {"name": "head", "pairs": True}),
+    "lora-all": (
+        "bert",
+        {**LORA, "matrices": ["query", "key", "value", "output", "up", "down"], "last_layers": 1},
+        CLOZE,
+    ),
+    "lora-layers": ("roberta", {**LORA, "matrices": ["value", "up"]}, {"name": "head", "layers": [0, 1]}),
+    "bitfit-head": ("distilbert", "bitfit", {"name": "head"}),
+    "bitfit-layers": ("electra", {"name": "bitfit", "last_layers": 1}, {"name": "head", "layers": [1, 2]}),
+    "none-layers": ("bert", "none", {"name": "head", "start": "labels"}),
+    "none-pairs": ("roberta", "none", {"name": "head", "layers": [1, 2], "pairs": True}),
 }
 
 
@@ -75,7 +85,13 @@ class TinyJob:
         self.weights = (start + 0.3 * noise).astype("<f4").tobytes()
         self.encoder = encoder_of(document, self.job.tokenizer)
         self.module, _ = assembled(
-            document, self.encoder, self.job.manifest, self.job.manifest.decode(self.weights), {}, self.backbone
+            document,
+            self.encoder,
+            self.job.manifest,
+            self.job.manifest.decode(self.weights),
+            {},
+            self.backbone,
+            self.job.frozen,
         )
         texts = random_texts(self.encoder.pairs)
         if self.encoder.pairs:

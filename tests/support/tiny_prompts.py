@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from learning.prompts.backbone import Backbone
 from learning.prompts.model import PromptedModel
-from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
+from learning.prompts.setting import BitFit, Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
 
 VOCABULARY, WIDTH, LABELS = 50, 16, 3
 SIZES = {
@@ -66,6 +66,13 @@ INJECTIONS: dict[str, Injection] = {
     "prefix-mlp": PrefixTuning(tokens=3, hidden=9),
     "lora": LoRA(rank=2, alpha=4),
 }
+# Not for every family.
+CHOSEN: dict[str, Injection] = {
+    "lora-all": LoRA(rank=2, alpha=4, matrices=("query", "key", "value", "output", "up", "down")),
+    "lora-last": LoRA(rank=2, alpha=4, matrices=("key", "output"), last_layers=1),
+    "bitfit": BitFit(),
+    "bitfit-last": BitFit(last_layers=1),
+}
 # Every injection on the paper's three families. On the others, only the injections where they differ.
 PAIRS = [(family, injection) for family in ("bert", "roberta", "t5") for injection in INJECTIONS] + [
     ("electra", "prompt"),
@@ -76,6 +83,11 @@ PAIRS = [(family, injection) for family in ("bert", "roberta", "t5") for injecti
     ("distilbert", "lora"),
     ("t5-gated", "prefix"),
     ("t5-gated", "lora"),
+    *(("bert", injection) for injection in CHOSEN),
+    ("distilbert", "lora-all"),
+    ("electra", "bitfit"),
+    ("roberta", "bitfit-last"),
+    ("t5", "lora-last"),
 ]
 # The second label has two words.
 CLOZE = Cloze(((7,), (9, 11), (13,)))
@@ -122,7 +134,7 @@ def prompted(
     """A module in training mode. LoRA is moved away from its start, where half of its gradients are zero."""
     made = FAMILIES[family]
     if isinstance(injection, str):
-        injection = INJECTIONS[injection]
+        injection = (INJECTIONS | CHOSEN)[injection]
     mask = None if isinstance(task, Head) else made.mask
     module = PromptedModel(backbone(family), injection, task, LABELS, made.pad, mask, seed, dropout)
     if seed is not None and isinstance(injection, LoRA):

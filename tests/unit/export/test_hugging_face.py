@@ -31,8 +31,10 @@ from tests.support.tiny_jobs import CLOZE, ENCODERS, LABELS, PROMPTED, TinyJob
 
 torch.set_num_threads(1)
 
-MODELS = [*ENCODERS, "prompt", "prompt-pairs", "prompt-roberta", "prompt-electra"]
-ADAPTERS = [name for name in PROMPTED if name.startswith("lora")]
+HEADS = ["lora-layers", "bitfit-head", "bitfit-layers", "none-layers", "none-pairs"]
+MODELS = [*ENCODERS, "prompt", "prompt-pairs", "prompt-roberta", "prompt-electra", *HEADS]
+# Under a head over chosen layers, LoRA's changes are merged into a whole model.
+ADAPTERS = [name for name in PROMPTED if name.startswith("lora") and name not in HEADS]
 
 
 def exported(ours: TinyJob, out: Path) -> ExportReport:
@@ -44,6 +46,7 @@ def exported(ours: TinyJob, out: Path) -> ExportReport:
         out,
         ours.texts[:6],
         backbone=ours.backbone,
+        frozen=ours.job.frozen,
         origin=Origin(4, 5, 1_790_000_000_000, 7),
     )
 

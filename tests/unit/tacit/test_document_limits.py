@@ -35,6 +35,7 @@ from edge_client.policy.document import PolicyDocument
 from edge_client.policy.policy import Policy
 from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
+from edge_client.private_store.features import FeatureHeader
 from export.finetune.run import Provenance
 from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
@@ -274,6 +275,7 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "made_ms": 0,
         "states": [{"job": "desk", "length": 1, "sealed": False}],
     },
+    FeatureHeader: {"schema": 1, "kind": HEX, "rows": 1, "width": 1, "content": HEX},
     StateHeader: {
         "schema": 1,
         "job": "desk",
@@ -398,6 +400,10 @@ _HEADED = {
         "task": {"name": "head", "layers": [1], "start": "labels", "descriptions": {"a": "x"}},
     },
 }
+_ADAPTED = {
+    **_HEADED,
+    "model": {**_HEADED["model"], "injection": {"name": "lora", "matrices": ["query"]}},  # type: ignore[dict-item]
+}
 _POLICY = {"schema": 1}
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
@@ -417,6 +423,13 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "Cloze.verbaliser": (*MORE[0], "model.task.verbaliser", 1000, {_word: lambda number: ["w" + _word(number)]}),
     "Cloze.verbaliser[]": (*MORE[0], "model.task.verbaliser.a", 100, lambda number: "w" + _word(number)),
+    "LoRA.matrices": (
+        JobSpec,
+        _ADAPTED,
+        "model.injection.matrices",
+        6,
+        lambda number: ("query", "key", "value", "output", "up", "down")[number % 6],
+    ),
     "Head.layers": (JobSpec, _HEADED, "model.task.layers", 16, lambda number: number),
     "Head.descriptions": (JobSpec, _HEADED, "model.task.descriptions", 10_000, {_word: _word}),
     "Tensor.shape": (Manifest, GOOD["manifest"][0], "tensors.0.shape", 16, _same(1)),

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from learning.prompts.backbone import BackboneInvalid
 from learning.prompts.injectors import Prompt
 from learning.prompts.model import PromptedModel
-from learning.prompts.setting import Head
+from learning.prompts.setting import Head, LoRA
 from learning.training.clipping import ClippedGradients, PerExampleGradientsUnavailable, check_examples_apart
 from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tests.support.apart import assert_same, by_hand, clipped_sum
 from tests.support.random_sources import Seeded
-from tests.support.tiny_prompts import INJECTIONS, PAIRS, prompted, texts
+from tests.support.tiny_prompts import CHOSEN, INJECTIONS, PAIRS, prompted, texts
 
 torch.set_num_threads(1)
 of_each_pair = pytest.mark.parametrize(("family", "injection"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
@@ -88,6 +89,46 @@ def test_gradients_under_a_classification_head_are_told_apart_too(family, inject
     assert max(norms) > 0.2
     assert_same(clipped_sum(module, ids, labels, 0.2), expected, 0.2 * len(ids))
     assert {module.part_of(name) for name in expected} == {"encoder", "head"}
+
+
+@pytest.mark.parametrize("injection", [*CHOSEN, "prompt", "prefix", "lora"])
+@pytest.mark.parametrize("layers", [(1,), (0, 1, 2)])
+def test_gradients_under_a_head_over_layers_are_told_apart(injection, layers) -> None:
+    module = prompted("bert", injection, Head(layers))
+    ids, labels = texts("bert")
+    with torch.no_grad():
+        module.centre.normal_(generator=torch.Generator().manual_seed(1))
+        module.output.weight.mul_(50)
+    check_examples_apart(module, 2)
+    expected, norms = by_hand(module, ids, labels, 0.2)
+    assert max(norms) > 0.2
+    assert_same(clipped_sum(module, ids, labels, 0.2), expected, 0.2 * len(ids))
+    assert "centre" not in expected
+
+
+def test_bitfit_starts_as_the_backbone_and_trains_its_biases_alone() -> None:
+    module, plain = prompted("bert", "bitfit"), prompted("bert", "lora", seed=5)
+    names = [name for name, _ in module.named_parameters()]
+    assert names
+    assert all(name.startswith("layers.encoder.layer.") and name.endswith(".bias") for name in names)
+    ids, _ = texts("bert")
+    with torch.no_grad():
+        for adapted in plain.lora.values():
+            adapted.up.weight.zero_()
+        torch.testing.assert_close(module(ids), plain(ids))
+        module.get_parameter(names[-1]).add_(1.0)
+        assert not torch.allclose(module(ids), plain(ids))
+
+
+def test_matrices_that_the_backbone_lacks_are_refused() -> None:
+    with pytest.raises(BackboneInvalid, match="no such matrices in the layers that read a text: up"):
+        prompted("t5", LoRA(2, 4, matrices=("up",)))
+    with pytest.raises(BackboneInvalid, match="T5 has no biases"):
+        prompted("t5", "bitfit")
+    with pytest.raises(BackboneInvalid, match="no such matrices"):
+        prompted("bert", "lora-all", Head((0,)))
+    with pytest.raises(ValueError, match="must be some of query"):
+        LoRA(2, 4, matrices=("gate",))
 
 
 # ---- the trap: one prompt for the whole batch ----------------------------------------------------------------

@@ -267,7 +267,8 @@ def test_a_text_that_leaves_no_room_is_refused() -> None:
 def test_only_trained_values_are_parameters_and_nothing_is_a_buffer(family, injection) -> None:
     module = prompted(family, injection)
     names = [name for name, _ in module.named_parameters()]
-    assert {name.split(".")[0] for name in names} == {"lora" if injection == "lora" else "prompt"}
+    parts = {"lora": "lora", "bitfit": "layers"}
+    assert {name.split(".")[0] for name in names} == {parts.get(injection.split("-")[0], "prompt")}
     assert all(parameter.requires_grad for parameter in module.parameters())
     assert not list(module.named_buffers())
     shared = division_of(FedAvg(), module).shared(module)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from learning.prompts import LoRA, PrefixTuning, PromptTuning, PTuning, trained_values
+from learning.prompts import LoRA, PrefixTuning, PromptTuning, PTuning, frozen_values, trained_values
 from learning.prompts.backbone import BackboneInvalid, check_backbone, tensor_shapes
 from learning.prompts.setting import Cloze, Head, prompt_positions
-from tests.support.tiny_prompts import CLOZE, FAMILIES, INJECTIONS, LABELS, PAIRS, prompted
+from tests.support.tiny_prompts import CHOSEN, CLOZE, FAMILIES, INJECTIONS, LABELS, PAIRS, prompted
 
 BASE = {
     "hidden_size": 768,
@@ -79,7 +79,18 @@ def test_the_count_is_that_of_the_modules_parameters(family, injection) -> None:
     for task in (CLOZE,) if family.startswith("t5") else (CLOZE, Head()):
         module = prompted(family, injection, task)
         own = sum(parameter.numel() for parameter in module.parameters())
-        assert trained_values(config, INJECTIONS[injection], task, LABELS) == own
+        assert trained_values(config, (INJECTIONS | CHOSEN)[injection], task, LABELS) == own
+
+
+@pytest.mark.parametrize("injection", [*CHOSEN, "prompt"])
+def test_layers_that_no_text_goes_through_have_no_values(injection) -> None:
+    task = Head((0, 1))
+    module = prompted("bert", injection, task)
+    own = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    config = FAMILIES["bert"].config
+    assert trained_values(config, (INJECTIONS | CHOSEN)[injection], task, LABELS) == own
+    assert frozen_values(config, task, LABELS) == module.centre.numel() + LABELS == 32 + LABELS
+    assert not [name for name, _ in module.named_parameters() if "layer.1" in name or "layer1" in name]
 
 
 def test_only_vectors_before_the_text_take_positions() -> None:

@@ -1,0 +1,135 @@
+"""Keeps the features of a member's rows on its own disk, if the member chooses to, from one process to the next.
+
+    HOME/features/          0700
+      NAME                  0600; the rows of the kind used last, for the data of that name (SHA-256 of it)
+
+Guarantees: a file is there as a whole or not at all. With a key it is sealed like private state
+(`edge_client.private_store.sealing`); a file that cannot be opened is made anew, never written in clear beside a key. A
+file holds only rows of the data that was used last, and at most what the store in memory holds. Nothing here fails a
+training: what cannot be read is computed again, and what cannot be written is not kept.
+
+Features never leave the member. They tell about as much as the text.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edge_client.private_store.errors import StateSealed
+from edge_client.private_store.sealing import Sealing, StoreKey, sealed_length
+from tacit.documents import Digest, Document, DocumentInvalid
+from toolkit.durable import durable_file
+from toolkit.private_files import NotPrivate, check_private
+
+__all__ = ["FeatureFile", "FeatureHeader"]
+
+Rows = dict[bytes, NDArray[np.float32]]
+
+_KEY, _LENGTH = 32, 4
+_MAX_HEADER = 64 * 1024
+
+
+class FeatureHeader(Document):
+    """The first part of a file: what the rest is."""
+
+    kind: Digest
+    rows: int = Field(ge=0, le=1 << 40)
+    width: int = Field(ge=1, le=1 << 20)
+    # SHA-256 of the content in clear; None if it is sealed, which shows a change itself.
+    content: Digest | None = None
+    sealing: Sealing | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes of the content in clear."""
+        return self.rows * (_KEY + 4 * self.width)
+
+
+class FeatureFile:
+    """The file of one data set.
+
+    Args:
+        home: the member's folder.
+        data_name: the member's name for the data.
+        key: seals what is written, and opens what is read.
+        warn: called with why a file could not be read or written.
+    """
+
+    def __init__(
+        self, home: Path, data_name: str, key: StoreKey | None, warn: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._path = home / "features" / hashlib.sha256(data_name.encode()).hexdigest()[:32]
+        self._key, self._warn = key, warn
+
+    def remove(self) -> None:
+        """Removes the file, if there is one."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"{self._path} cannot be removed: {error.strerror}; remove it yourself")
+
+    def load(self, kind: bytes) -> Rows:
+        """The rows kept under this kind; empty if there is no such file, or it cannot be used."""
+        try:
+            check_private(self._path.parent)
+            check_private(self._path)
+            data = memoryview(self._path.read_bytes())
+            return _rows_of(data, kind, self._key)
+        except FileNotFoundError:
+            return {}
+        except (OSError, NotPrivate, DocumentInvalid, StateSealed, ValueError) as error:
+            self._warn(f"{self._path} cannot be used ({error}); features are computed again")
+            return {}
+
+    def save(self, kind: bytes, rows: Rows) -> None:
+        """Keeps these rows in place of those before."""
+        if not rows:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_private(self._path.parent)
+            durable_file(self._path, _file_of(kind, rows, self._key))
+        except (OSError, NotPrivate) as error:
+            self._warn(f"{self._path} cannot be written ({error}); features are kept in memory alone")
+
+
+def _file_of(kind: bytes, rows: Rows, key: StoreKey | None) -> bytes:
+    table = np.stack(list(rows.values())).astype("<f4")
+    content = b"".join([*rows, table.tobytes()])
+    sealing = None if key is None else key.new_sealing()
+    digest = hashlib.sha256(content).digest() if sealing is None else None
+    header = FeatureHeader(
+        kind=kind, rows=len(table), width=table.shape[1], content=digest, sealing=sealing
+    ).canonical()
+    sealed = [content] if key is None or sealing is None else key.seal(sealing, header, content)
+    return b"".join([len(header).to_bytes(_LENGTH, "little"), header, *sealed])
+
+
+def _rows_of(data: memoryview, kind: bytes, key: StoreKey | None) -> Rows:
+    """The rows in a file. Raises DocumentInvalid, StateSealed or ValueError."""
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if not 0 < length <= _MAX_HEADER:
+        raise ValueError("it has no header")
+    raw = bytes(data[_LENGTH : _LENGTH + length])
+    header = FeatureHeader.from_json(raw, what="its header")
+    rest = data[_LENGTH + length :]
+    # A file without the key is not read under one: it would be left in clear.
+    if (header.sealing is None) != (key is None):
+        raise StateSealed("it is sealed, and this run has no key" if key is None else "it is not sealed")
+    if header.kind != kind:
+        return {}
+    if len(rest) != (header.length if header.sealing is None else sealed_length(header.length)):
+        raise ValueError("it was cut")
+    if key is not None and header.sealing is not None:
+        content = key.open(header.sealing, raw, rest, header.length)
+    else:
+        content = bytes(rest)
+        if hashlib.sha256(content).digest() != header.content:
+            raise ValueError("it is damaged")
+    keys = [content[_KEY * row : _KEY * (row + 1)] for row in range(header.rows)]
+    table = np.frombuffer(content, "<f4", offset=_KEY * header.rows).reshape(header.rows, header.width)
+    return {key: values.astype(np.float32) for key, values in zip(keys, table, strict=True)}
