@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.frontier.report import PAGE as FRONTIER
 from benchmarks.institutional.report import PAGE as INSTITUTIONAL
 from benchmarks.library.record import RESULTS, ROOT, read_lines
 from benchmarks.library.report import Line, Page, newest, write_page
@@ -36,6 +37,7 @@ PAGES: tuple[Page, ...] = (
     OPERATIONS,
     PRIVACY,
     INSTITUTIONAL,
+    FRONTIER,
     PRIVATE_VOCABULARIES,
     PROMPTS,
     SYNTHESIS,

@@ -2,8 +2,9 @@
 
 A cell is a data set, a number of equal members (3, 10, or 1: centralised), an epsilon of each member's gate, and a
 method. Its recipe is the one with the highest accuracy on validation rows among `training.candidates`, tried in their
-order with one seed until one is worse than the best; the first of equal ones counts. Then it is trained with three seeds and tested. The search itself is not accounted
-for: the epsilon is that of each training, as is usual in this field.
+order with one seed until one is worse than the best; the first of equal ones counts. Then it is trained with three
+seeds and tested. The search itself is not accounted for: the epsilon is that of each training, as is usual in this
+field.
 
 `majority` is the accuracy of the most common training label.
 """

@@ -159,26 +159,24 @@ class KeptFeatures(FeatureStore):
 
     def save(self, kind: bytes) -> None:
         """Write the rows of a kind to its file."""
-        if self._folder is None:
+        if (path := self._file(kind)) is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         rows = self._kinds[kind]
         keys = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), -1)
-        path = self._file(kind)
         # Renamed, so that a run that is stopped leaves a whole file.
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
             np.savez(file, keys=keys, rows=np.stack(list(rows.values())))
         Path(file.name).rename(path)
 
     def _load(self, kind: bytes) -> dict[bytes, Features]:
-        if self._folder is None or not self._file(kind).exists():
+        if (path := self._file(kind)) is None or not path.exists():
             return {}
-        with np.load(self._file(kind)) as found:
+        with np.load(path) as found:
             return dict(zip((each.tobytes() for each in found["keys"]), found["rows"], strict=True))
 
-    def _file(self, kind: bytes) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{kind.hex()}.npz"
+    def _file(self, kind: bytes) -> Path | None:
+        return None if self._folder is None else self._folder / f"{kind.hex()}.npz"
 
 
 @cache

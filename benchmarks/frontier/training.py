@@ -1,4 +1,4 @@
-"""Trains one cell of the frontier: a head, by a federation of the product's members, at a true epsilon or without noise.
+"""Trains one cell of the frontier: a head, by the product's members, at a true epsilon or without noise.
 
 A member runs the product's `train_update` (under `dp-sgd` the closed form of `learning.training.head`), its protection
 and its encoding; the sums go through the ring and `next_version` (`simulation`). One member alone, the centralised

@@ -1,0 +1,38 @@
+"""The page of the frontier."""
+
+from benchmarks.frontier.tables import accuracy_rows, draw_frontier, goal_rows
+from benchmarks.library.report import Page, Plot, Section
+
+__all__ = ["PAGE"]
+
+_MODULE = "frontier.accuracy"
+
+PAGE = Page(
+    "frontier",
+    (
+        Section("goals", "frontier", _MODULE, rows=goal_rows),
+        Section(
+            "accuracy",
+            "frontier",
+            _MODULE,
+            rows=accuracy_rows,
+            plots=(Plot("frontier.svg", "Test accuracy by epsilon, data set and method", draw_frontier),),
+        ),
+        Section(
+            "word_vectors",
+            "institutional_dp",
+            "institutional.dp",
+            wide=("test_accuracy",),
+            where={"mechanism": ("dp-sgd", "none")},
+            figures=("test_accuracy",),
+        ),
+        Section(
+            "synthetic_text",
+            "synthesis",
+            "synthesis.quality",
+            wide=("test_accuracy",),
+            where={"part": ("quality",), "method": ("synthetic", "dp-sgd", "majority"), "source": ("members", None)},
+            figures=("test_accuracy",),
+        ),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Makes the tables and the drawing of the frontier for `benchmarks.report`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.library.plots import pyplot, save
+from benchmarks.library.report import Line
+
+__all__ = ["accuracy_rows", "draw_frontier", "goal_rows"]
+
+_DATASETS = ("trec", "banking77", "sst2", "ag_news", "csabstruct")
+_EPSILONS: tuple[Any, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, "none")
+
+# By (data set, members, method), then by epsilon.
+Key = tuple[str, int, str]
+
+
+def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each data set, number of members and method, with a column for each epsilon, in per cent."""
+    found = _by_row(lines)
+    epsilons = [each for each in _EPSILONS if any(each in row for row in found.values())]
+    rows = [
+        ["data", "members", "method", *(f"epsilon {each:g}" if each != "none" else "no noise" for each in epsilons)]
+    ]
+    most = {line["case"]["dataset"]: line for line in lines if line["case"]["method"] == "majority"}
+    for dataset in _DATASETS:
+        here = {key: row for key, row in found.items() if key[0] == dataset}
+        for (_, members, method), row in sorted(here.items()):
+            shown = [_shown(row[each]) if each in row else "" for each in epsilons]
+            rows.append([dataset, "centralised" if members == 1 else str(members), method, *shown])
+        if dataset in most and here:
+            rows.append([dataset, "", "most common label", *([""] * (len(epsilons) - 1)), _shown(most[dataset])])
+    return rows
+
+
+def goal_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each goal: the best method's accuracy beside it, its recipe and its noise."""
+    best: dict[tuple[str, int, Any], Line] = {}
+    for line in _scored(lines):
+        case = line["case"]
+        key = (case["dataset"], case["members"], case["epsilon"])
+        if "goal" in line and (key not in best or line["value"] > best[key]["value"]):
+            best[key] = line
+    rows = [["data", "members", "epsilon", "best method", "accuracy", "seeds", "goal", "noise multiplier", "recipe"]]
+    for dataset, members, epsilon in sorted(best, key=lambda key: (_DATASETS.index(key[0]), _EPSILONS.index(key[2]))):
+        line = best[dataset, members, epsilon]
+        goal = _per_cent(line["goal"])
+        recipe = line["recipe"]
+        work = f"{recipe['optimiser']} {recipe['learning_rate']:g}, {recipe['steps']} "
+        work += "epochs" if epsilon == "none" else "steps"
+        noise = line.get("noise_multiplier")
+        rows.append(
+            [
+                dataset,
+                str(members),
+                "none" if epsilon == "none" else f"{epsilon:g}",
+                line["case"]["method"],
+                _per_cent(line["value"]),
+                str(len(line.get("values", [0]))),
+                goal if line["value"] >= line["goal"] else f"**{goal}**",
+                "" if noise is None else f"{noise:g}",
+                f"{work}, {recipe['rounds']} rounds" if recipe["rounds"] > 1 else f"{work}, 1 round",
+            ]
+        )
+    return rows
+
+
+def draw_frontier(lines: Sequence[Line], path: Path) -> None:
+    """Draw accuracy over epsilon: a panel for each data set and number of members, a line for each method."""
+    plt = pyplot()
+    found = _by_row(lines)
+    panels = sorted({key[:2] for key in found}, key=lambda key: (_DATASETS.index(key[0]), key[1]))
+    columns = min(3, max(1, len(panels)))
+    height = max(1, -(-len(panels) // columns))
+    figure, axes = plt.subplots(height, columns, figsize=(4.2 * columns, 3.2 * height), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        here = {key[2]: row for key, row in sorted(found.items()) if key[:2] == panel}
+        goals: dict[Any, float] = {}
+        for number, (method, row) in enumerate(here.items()):
+            points = [(each, row[each]["value"]) for each in _EPSILONS if each in row and each != "none"]
+            if points:
+                axis.plot(*zip(*points, strict=True), "o-", color=f"C{number}", label=method)
+            if "none" in row:
+                axis.axhline(row["none"]["value"], color=f"C{number}", linestyle="--", linewidth=0.9)
+            goals |= {each: line["goal"] for each, line in row.items() if "goal" in line and each != "none"}
+        if goals:
+            axis.plot(list(goals), list(goals.values()), "x", color="black", label="goal")
+        axis.set_xscale("log", base=2)
+        ticks = [each for each in _EPSILONS if each != "none"]
+        axis.set_xticks(ticks, [f"{each:g}" for each in ticks])
+        axis.set(title=f"{panel[0]}, {_members(panel[1])}", xlabel="epsilon (delta 1e-5)", ylim=(0, 1))
+        axis.set_ylabel("test accuracy")
+        axis.grid(alpha=0.3)
+        axis.legend(loc="lower right", fontsize="small")
+    save(figure, path)
+
+
+def _members(count: int) -> str:
+    return "centralised" if count == 1 else f"{count} members"
+
+
+def _scored(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of cells: the mean of each, or the first seed's line while there is no mean."""
+    found: dict[str, Line] = {}
+    for line in sorted(lines, key=lambda line: -line.get("seed", -1)):
+        if "members" in line["case"]:
+            found[str(sorted(line["case"].items()))] = line
+    return list(found.values())
+
+
+def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
+    rows: dict[Key, dict[Any, Line]] = {}
+    for line in _scored(lines):
+        case = line["case"]
+        rows.setdefault((case["dataset"], case["members"], case["method"]), {})[case["epsilon"]] = line
+    return rows
+
+
+def _shown(line: Line) -> str:
+    """Return the accuracy, with a star if it is of one seed alone."""
+    return _per_cent(line["value"]) + ("*" if "seed" in line else "")
+
+
+def _per_cent(value: float) -> str:
+    return f"{100 * value:.1f}"

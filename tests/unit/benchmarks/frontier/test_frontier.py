@@ -1,0 +1,161 @@
+"""Choices read validation rows alone, noise is what the gate asks for, and features are computed once for all cells."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.frontier import accuracy, setup, training
+from benchmarks.frontier.accuracy import Bench, Cell, cells_of, record_majority
+from benchmarks.frontier.setup import Dataset, KeptFeatures, job_of, read_data
+from benchmarks.frontier.tables import accuracy_rows, goal_rows
+from benchmarks.frontier.training import DELTA, Recipe, candidates, multiplier_at
+from benchmarks.library.record import NoData, Results
+from learning.accounting.calibration import rounds_affordable
+from learning.accounting.events import SampledGaussian
+from learning.accounting.filter import Limit
+from tests.support.tiny_models import saved
+
+torch.set_num_threads(1)
+
+WORDS = {"good": "good", "bad": "bad"}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A data set of 120 rows over a tiny encoder."""
+    (tmp_path / "data" / "tiny").mkdir(parents=True)
+    for part, rows in (("train", 120), ("test", 30)):
+        with gzip.open(tmp_path / "data" / "tiny" / f"{part}.jsonl.gz", "wt") as file:
+            for place in range(rows):
+                label = list(WORDS)[place % 2]
+                text = f"{' '.join([WORDS[label]] * 5)} film {part} {place}"
+                file.write(json.dumps({"text": text, "label": label}) + "\n")
+    monkeypatch.setattr(setup, "SHARED", tmp_path / "data")
+    monkeypatch.setattr(setup, "DATASETS", {"tiny": Dataset(validation=20)})
+    monkeypatch.setattr(setup, "METHODS", {"head": (2,)})
+    monkeypatch.setattr(setup, "minilm", lambda: saved(tmp_path / "base", "bert"))
+    read_data.cache_clear()
+    job_of.cache_clear()
+    yield tmp_path
+    read_data.cache_clear()
+    job_of.cache_clear()
+
+
+def bench_in(folder: Path) -> Bench:
+    jobs = folder / "jobs"
+    jobs.mkdir(exist_ok=True)
+    results = [Results(name, "code", folder / f"{name}.jsonl") for name in ("frontier", "frontier_search")]
+    return Bench(results[0], results[1], KeptFeatures(folder / "cache"), jobs)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_recipe_is_chosen_on_validation_rows_and_then_tested(tiny, monkeypatch, members):
+    data, bench = read_data("tiny"), bench_in(tiny)
+    assert not {each.text for each in data.held_in} & {each.text for each in data.validation}
+    assert len(data.held_in) + len(data.validation) == len(data.train) == 120
+    seen = []
+    inner_score, inner_train = training.accuracy_of, accuracy.trained
+
+    def scored(bundle, values, rows, store):
+        seen.append([each.text for each in rows])
+        return inner_score(bundle, values, rows, store)
+
+    def trains(bundle, train, *others):
+        assert not {each.text for each in train} & {each.text for each in others[0]}
+        return inner_train(bundle, train, *others)
+
+    monkeypatch.setattr(training, "accuracy_of", scored)
+    monkeypatch.setattr(accuracy, "trained", trains)
+    cell = Cell("tiny", members, None, "head")
+    bench.measure(cell, accuracy.SEEDS)
+    trials = len(bench.searched.lines)
+    assert 2 <= trials <= len(candidates(None))
+    assert seen == [[each.text for each in data.validation]] * trials + [[each.text for each in data.test]] * 3
+    best = max(bench.searched.lines, key=lambda line: line["value"])
+    mean = bench.results.done(cell.case)[0]
+    assert mean["recipe"] == best["case"]["recipe"]
+    assert mean["value"] > 0.8
+    bench.measure(cell, accuracy.SEEDS)
+    assert len(seen) == trials + 3, "a measured cell is not measured again"
+
+
+def test_noise_is_in_a_private_cell(tiny):
+    bench, recipe = bench_in(tiny), Recipe(learning_rate=2.0, steps=5)
+    plenty, little = (bench.train(Cell("tiny", 3, each, "head"), recipe, 0, trial=False) for each in (0.01, 1000.0))
+    assert plenty.noise_multiplier is not None
+    assert little.noise_multiplier is not None
+    assert plenty.noise_multiplier > 100 * little.noise_multiplier
+    # The start has the right answer already, so only noise can lose it.
+    assert little.accuracy > 0.8
+    assert plenty.accuracy < little.accuracy
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(1.0, 1), (4.0, 3)])
+def test_the_gate_admits_exactly_this_noise(epsilon, rounds):
+    recipe = Recipe(steps=5, rounds=rounds)
+    multiplier = multiplier_at(epsilon, recipe, 900, 901)
+
+    def admitted(noise):
+        return rounds_affordable(SampledGaussian(multiplier=noise, rate=1.0, steps=5), Limit(epsilon, DELTA))
+
+    assert admitted(multiplier) >= rounds > admitted(0.98 * multiplier)
+
+
+def test_features_are_computed_once_and_kept(tmp_path):
+    computed = []
+
+    def compute(places):
+        computed.append(places)
+        return np.array([[place, 1] for place in places], dtype=np.float32)
+
+    store = KeptFeatures(tmp_path)
+    keys = [bytes([place]) * 32 for place in range(3)]
+    assert store.read(b"a", keys[:2], compute).tolist() == [[0, 1], [1, 1]]
+    assert store.read(b"a", keys[::-1], compute).tolist() == [[0, 1], [1, 1], [0, 1]]
+    assert computed == [[0, 1], [0]]
+    again = KeptFeatures(tmp_path)
+    assert again.read(b"a", keys[:2], compute).tolist() == [[0, 1], [1, 1]]
+    assert len(computed) == 2
+    again.read(b"b", keys[:1], compute)
+    assert len(computed) == 3, "another kind is computed"
+
+
+def test_cells_with_a_goal_come_first_and_missing_data_is_reported(tmp_path, monkeypatch):
+    cells = cells_of(["csabstruct", "trec"], (10, 3), (0.5, 1.0), ["head"])
+    assert cells[0] == Cell("trec", 3, 1.0, "head")
+    assert len(cells) == 8
+    monkeypatch.setattr(setup, "SHARED", tmp_path)
+    read_data.cache_clear()
+    with pytest.raises(NoData, match=r"trec/train\.jsonl\.gz is missing"):
+        read_data("trec")
+
+
+def test_the_tables_mark_missed_goals_and_single_seeds(tiny):
+    results = Results("frontier", "code", None)
+    record_majority(results, ["tiny"])
+    assert results.lines[0]["value"] == 0.5
+    recipe = {"start": "labels", "optimiser": "sgd", "learning_rate": 8.0, "steps": 25, "rounds": 1, "clip": 1.0}
+    lines = [
+        {
+            "case": Cell("trec", 3, 1.0, method).case,
+            "figure": "test_accuracy",
+            "value": value,
+            "goal": 0.85,
+            "recipe": recipe,
+            "noise_multiplier": 28.3,
+            **more,
+        }
+        for method, value, more in (
+            ("head", 0.9, {"values": [0.9] * 3}),
+            ("head", 0.1, {"seed": 0}),
+            ("head-layers", 0.8, {"seed": 0}),
+        )
+    ]
+    assert goal_rows(lines)[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", "sgd 8, 25 steps, 1 round"]
+    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0", "80.0*"]
+    lines[0]["value"] = 0.84
+    assert goal_rows(lines)[1][6] == "**85.0**"
