@@ -430,7 +430,8 @@ def test_check_needs_no_torch_and_help_imports_little(place):
         "assert not {'numpy', 'pydantic', 'cryptography'} & sys.modules.keys()\n"
         f"app(['check', {str(place / 'job.toml')!r}, '--examples', '100', '--now', '--home', {str(place)!r}],"
         " standalone_mode=False)\n"
-        "heavy = {'torch', 'scipy', 'dp_accounting', 'opacus', 'transformers'} & sys.modules.keys()\n"
+        # The gate's epsilon is that of a PLD, so scipy and dp_accounting are there.
+        "heavy = {'torch', 'opacus', 'transformers'} & sys.modules.keys()\n"
         "assert not heavy, heavy\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
