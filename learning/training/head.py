@@ -49,6 +49,8 @@ Features = NDArray[np.float32]
 
 # Rows that are held in float64 at a time.
 _BLOCK = 2048
+# Bytes of features of which a copy in float64 is held for all steps.
+_HELD = 1 << 27
 
 
 class _OnFeatures(TextClassifier):
@@ -160,12 +162,14 @@ def train_private_head(
     std = mechanism.noise_multiplier * unit
     trained = [parameter for parameter in output.parameters() if parameter.requires_grad]
     optimiser = make_optimiser(_OnFeatures(output, features), recipe)
+    # Widened once, if there is room, and not in every step.
+    table: NDArray[np.float32 | np.float64] = features.astype(np.float64) if features.nbytes <= _HELD else features
     try:
         for step in range(1, mechanism.steps + 1):
             if cancelled():
                 raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
             drawn = draw_poisson(len(features), rate, random)
-            weight, bias, loss_sum = clipped_sums(output, features, labels, drawn, mechanism.clip)
+            weight, bias, loss_sum = clipped_sums(output, table, labels, drawn, mechanism.clip)
             # In units of the clip, as `add_noise` expects.
             output.weight.grad = weight.float()
             if output.bias.requires_grad:
@@ -188,7 +192,7 @@ def train_private_head(
 
 @torch.no_grad()
 def clipped_sums(
-    output: nn.Linear, features: Features, labels: Ids, drawn: Ids, clip: float
+    output: nn.Linear, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: Ids, clip: float
 ) -> tuple[Tensor, Tensor, float]:
     """The sums of the drawn examples' clipped gradients, in units of the clip.
 
@@ -196,7 +200,7 @@ def clipped_sums(
         output: The head.
         features: (N, width).
         labels: (N,) indices into the job's labels.
-        drawn: Places of the drawn examples.
+        drawn: Places of the drawn examples, ascending and each once.
         clip: The largest L2 norm of an example's gradient.
 
     Returns:
@@ -206,13 +210,15 @@ def clipped_sums(
     matrix, bias = output.weight.double(), output.bias.double()
     weight_sum, bias_sum, loss_sum = torch.zeros_like(matrix), torch.zeros_like(bias), 0.0
     for first in range(0, len(drawn), _BLOCK):
-        rows = drawn[first : first + _BLOCK]
+        # A slice is no copy; full batches draw every row, in order.
+        part = slice(first, first + _BLOCK)
+        rows = part if len(drawn) == len(features) else drawn[part]
         x, y = torch.from_numpy(features[rows]).double(), torch.from_numpy(labels[rows])
         logs = (x @ matrix.T + bias).log_softmax(dim=1)
         losses = -logs[torch.arange(len(y)), y]
         g = logs.exp()
         g[torch.arange(len(y)), y] -= 1
-        squared = g.square().sum(dim=1) * (x.square().sum(dim=1) + (1 if output.bias.requires_grad else 0))
+        squared = g.square().sum(dim=1) * (torch.linalg.vecdot(x, x) + (1 if output.bias.requires_grad else 0))
         counts = torch.isfinite(squared)
         # Left out instead of multiplied by zero, which would not make them finite.
         g, x = g[counts], x[counts]
