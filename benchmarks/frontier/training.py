@@ -48,15 +48,15 @@ class Recipe:
 
     Args:
         steps: of a member in a round, under dp-sgd. Without noise, epochs.
-        clip: of dp-sgd. No example's gradient is longer than 2 (docs/heads.md), so 2 clips nothing.
+        clip: of dp-sgd; chosen in docs/heads.md.
     """
 
     start: Start = "labels"
     optimiser: str = "sgd"
-    learning_rate: float = 10.0
-    steps: int = 20
-    rounds: int = 1
-    clip: float = 1.0
+    learning_rate: float = 30.0
+    steps: int = 6
+    rounds: int = 5
+    clip: float = 0.3
 
     def as_json(self) -> dict[str, Any]:
         """Return the recipe as it is written in results."""
@@ -75,13 +75,13 @@ class Trained:
 def candidates(epsilon: float | None) -> list[Recipe]:
     """Return the recipes that may be tried at an epsilon, from the shortest way that a head may go to the longest.
 
-    Under full lots, the noise that adds up depends on the rate times the steps and on nothing else, and so does how far
-    a head gets. So that product is searched: 20, 80, 200 and 400.
+    Under full lots, the noise that adds up depends on rate times clip times steps and on nothing else, and so does how
+    far a head gets. So that product is searched, by the rate. A larger epsilon pays for a longer way.
     """
     if epsilon is None:
-        return [Recipe(optimiser="adam", learning_rate=0.03, steps=epochs, rounds=2) for epochs in (5, 15, 40)]
-    ways = ((2.0, 10), (8.0, 10), (8.0, 25), (8.0, 50))
-    return [Recipe(learning_rate=rate, steps=steps) for rate, steps in ways]
+        return [Recipe(optimiser="adam", learning_rate=0.03, steps=epochs, rounds=2) for epochs in (15, 40)]
+    shortest = 15.0 * max(1.0, epsilon)
+    return [Recipe(learning_rate=shortest * times) for times in (1.0, 2.0, 4.0)]
 
 
 @cache
