@@ -1,6 +1,7 @@
 """Runs one member of the demonstration: `edge_client run` with a `Recorder`."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from toolkit.console import run_app
@@ -15,6 +16,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--member", required=True)
     parser.add_argument("--chunk", type=int, help="bytes of a chunk of the upload")
+    parser.add_argument("--wait", action="store_true", help="connect once standard input is closed")
     options = parser.parse_args()
     # gRPC reads this when it is first imported.
     tls_13_only()
@@ -27,6 +29,11 @@ def main() -> None:
     from edge_client.agent.runner import RunOptions, run_member
     from examples.demo.recorder import Recorder
 
+    if options.wait:
+        # A round takes a second, and starting torch several. So it starts before it is late.
+        import learning.training.update  # noqa: F401
+
+        sys.stdin.read()
     run_member(
         RunOptions(data=options.data, home=options.home, until_finished=True, log_format="json"),
         Recorder(options.records, options.member),

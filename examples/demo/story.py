@@ -143,8 +143,7 @@ class Story:
         self._make_job()
         self._files = files
         for name in MEMBERS:
-            if name != LATE:
-                self._start_member(name)
+            self._start_member(name)
         if not self._on_backbone:
             self._evaluate("--follow")
         async with operator_stub(self._folder / "federation" / "operator") as stub:
@@ -168,13 +167,13 @@ class Story:
             self._tool("coordinator"), *command, "--operator", str(self._folder / "federation" / "operator")
         )
 
-    def _spawn(self, name: str, command: list[str], *, pipe: bool = False) -> subprocess.Popen[str]:
+    def _spawn(self, name: str, command: list[str], *, pipe: bool = False, hold: bool = False) -> subprocess.Popen[str]:
         with (self._folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE if pipe else log,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if hold else subprocess.DEVNULL,
                 text=True,
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -268,7 +267,9 @@ class Story:
         if self._on_backbone:
             # A head's vector is a tenth of a chunk. Smaller chunks have a half-way point, at which a member is killed.
             command += ["--chunk", "4096"]
-        process = self._spawn(f"member-{name}", command, pipe=name == VICTIM)
+        if name == LATE:
+            command.append("--wait")
+        process = self._spawn(f"member-{name}", command, pipe=name == VICTIM, hold=name == LATE)
         if name == VICTIM:
             assert process.stdout is not None  # noqa: S101  it was asked for above
             self._halted = self._wait_aside(process.stdout.readline)
@@ -327,11 +328,13 @@ class Story:
                 self._once(("abandoned", attempt.number), f"  abandoned: {_reason(attempt.reason)}")
 
     def _act(self, detail: pb.JobDetail) -> None:
-        """Start the late member after the first version, and mark the victim after a round of all five."""
+        """Let the late member connect after the first version, and mark the victim after a round of all five."""
         if detail.job.version_number >= 1 and not self._late_started:
             self._late_started = True
             self.say(f"{LATE} joins late")
-            self._start_member(LATE)
+            waiting = self._processes[f"member-{LATE}"].stdin
+            assert waiting is not None  # noqa: S101  it was asked for
+            waiting.close()
         full = any(
             attempt.outcome == "published" and len(attempt.survivors) == len(MEMBERS)
             for each in detail.rounds
