@@ -86,7 +86,7 @@ PAGE = Page(
             where={"part": ("wire",)},
         ),
         Section(
-            "head-rounds",
+            "head_rounds",
             "head_rounds",
             "prompts.head_rounds",
             ("target", "computing_seconds", "cached_seconds"),
