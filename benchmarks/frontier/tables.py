@@ -42,7 +42,20 @@ def goal_rows(lines: Sequence[Line]) -> list[list[str]]:
         key = (case["dataset"], case["members"], case["epsilon"])
         if "goal" in line and (key not in best or line["value"] > best[key]["value"]):
             best[key] = line
-    rows = [["data", "members", "epsilon", "best method", "accuracy", "seeds", "goal", "noise multiplier", "recipe"]]
+    rows = [
+        [
+            "data",
+            "members",
+            "epsilon",
+            "best method",
+            "accuracy",
+            "seeds",
+            "goal",
+            "noise multiplier",
+            "recipe",
+            "revision",
+        ]
+    ]
     for dataset, members, epsilon in sorted(best, key=lambda key: (_DATASETS.index(key[0]), _EPSILONS.index(key[2]))):
         line = best[dataset, members, epsilon]
         goal = _per_cent(line["goal"])
@@ -57,10 +70,11 @@ def goal_rows(lines: Sequence[Line]) -> list[list[str]]:
                 "none" if epsilon == "none" else f"{epsilon:g}",
                 line["case"]["method"],
                 _per_cent(line["value"]),
-                str(len(line.get("values", [0]))),
+                "1" if "seed" in line else str(len(line["values"])),
                 goal if line["value"] >= line["goal"] else f"**{goal}**",
                 "" if noise is None else f"{noise:g}",
                 f"{work}, {recipe['rounds']} rounds" if recipe["rounds"] > 1 else f"{work}, 1 round",
+                str(line.get("revision", 1)),
             ]
         )
     return rows
@@ -84,7 +98,8 @@ def draw_frontier(lines: Sequence[Line], path: Path) -> None:
             if points:
                 axis.plot(*zip(*points, strict=True), "o-", color=f"C{number}", label=method)
             if "none" in row:
-                axis.axhline(row["none"]["value"], color=f"C{number}", linestyle="--", linewidth=0.9)
+                name = None if points else f"{method}, no noise"
+                axis.axhline(row["none"]["value"], color=f"C{number}", linestyle="--", linewidth=0.9, label=name)
             goals |= {each: line["goal"] for each, line in row.items() if "goal" in line and each != "none"}
         if goals:
             axis.plot(list(goals), list(goals.values()), "x", color="black", label="goal")

@@ -155,7 +155,8 @@ def test_the_tables_mark_missed_goals_and_single_seeds(tiny):
             ("head-layers", 0.8, {"seed": 0}),
         )
     ]
-    assert goal_rows(lines)[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", "sgd 8, 25 steps, 1 round"]
+    work = "sgd 8, 25 steps, 1 round"
+    assert goal_rows(lines)[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", work, "1"]
     assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0", "80.0*"]
     lines[0]["value"] = 0.84
     assert goal_rows(lines)[1][6] == "**85.0**"
