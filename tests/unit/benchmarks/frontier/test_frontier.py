@@ -58,7 +58,7 @@ def test_a_recipe_is_chosen_on_validation_rows_and_then_tested(tiny, monkeypatch
     assert not {each.text for each in data.held_in} & {each.text for each in data.validation}
     assert len(data.held_in) + len(data.validation) == len(data.train) == 120
     seen = []
-    inner_score, inner_train = training.accuracy_of, accuracy.trained
+    inner_score, inner_train = training.accuracy_of, training.trained
 
     def scored(bundle, values, rows, store):
         seen.append([each.text for each in rows])
