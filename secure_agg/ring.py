@@ -178,7 +178,8 @@ def clip_l2(vector: NDArray[Any], norm: float) -> NDArray[np.float64]:
         return values
     # Dividing by the largest value first keeps the squares from overflowing or underflowing.
     ratio = float(np.linalg.norm(values / largest))
-    if largest * ratio <= limit:
+    # Both, since either may round down: a length just above the limit is no length at the limit.
+    if largest * ratio <= limit and float(np.linalg.norm(values)) <= limit:
         return values
     clipped = (values / largest) * (limit / ratio)
     # Rounding may leave the result slightly above the limit that the privacy accounting uses.

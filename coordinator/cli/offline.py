@@ -6,14 +6,12 @@ person reads each before it is signed, and another file brings the certificates 
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from pydantic import Field, StringConstraints
 
 from coordinator.cli.common import Json, Yes, confirm, table
 from coordinator.cli.machine import CoordinatorDir, on_machine
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -21,48 +19,11 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+    from coordinator.certificate_batches import RequestBatch, WaitingRequest
+    from tacit.documents import Document
     from tacit.roster_copy import Copy
 
-__all__ = ["CertificateBatch", "RequestBatch", "import_certificates", "requests", "sign"]
-
-# Requests in one file, and bytes of a request or a certificate: 2.4 KB with the longest key.
-_MAX_REQUESTS = 10_000
-_Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,2900}$")]
-_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-
-
-class WaitingRequest(Part):
-    """One request of a member."""
-
-    member: _Name
-    kind: Literal["enrol", "renew"]
-    # PKCS#10, DER.
-    request: _Hex
-    asked_ms: int = Field(ge=0)
-
-
-class RequestBatch(Document):
-    """What `requests` writes and `sign` reads."""
-
-    max_bytes: ClassVar[int] = 64 * 1024 * 1024
-
-    kind: Literal["tacit-certificate-requests"] = "tacit-certificate-requests"
-    federation: Digest
-    # SHA-256 of the authority's certificate that must sign.
-    authority: Digest
-    requests: Annotated[tuple[WaitingRequest, ...], AtMost(_MAX_REQUESTS)]
-
-
-class CertificateBatch(Document):
-    """What `sign` writes and `import` reads."""
-
-    max_bytes: ClassVar[int] = 64 * 1024 * 1024
-
-    kind: Literal["tacit-certificates"] = "tacit-certificates"
-    federation: Digest
-    # DER.
-    certificates: Annotated[tuple[_Hex, ...], AtMost(_MAX_REQUESTS)]
-
+__all__ = ["import_certificates", "requests", "sign"]
 
 File = Annotated[Path, typer.Argument(show_default=False)]
 Out = Annotated[Path, typer.Option("--out", help="The file to write.", show_default=False)]
@@ -71,6 +32,7 @@ Out = Annotated[Path, typer.Option("--out", help="The file to write.", show_defa
 def requests(out: Out, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
     """Write the requests that wait for the authority to a file, for `coordinator authority sign`."""
     from coordinator.authority import read_authorities
+    from coordinator.certificate_batches import MAX_REQUESTS, RequestBatch, WaitingRequest
     from coordinator.storage.requests import asked
 
     with on_machine(folder) as machine:
@@ -86,7 +48,7 @@ def requests(out: Out, folder: CoordinatorDir = Path("federation"), as_json: Jso
                 request=each.request.hex(),
                 asked_ms=each.asked_ms,
             )
-            for each in waiting[:_MAX_REQUESTS]
+            for each in waiting[:MAX_REQUESTS]
         ),
     )
     _write(out, batch)
@@ -127,6 +89,7 @@ def sign(
 
     from cryptography.hazmat.primitives import serialization
 
+    from coordinator.certificate_batches import CertificateBatch, RequestBatch
     from coordinator.pki import Authority, AuthorityUnusable, LifetimeOutOfRange, authority_passphrase
     from tacit.identity import Role
     from tacit.roster_copy import CopyInvalid, read_copy
@@ -178,7 +141,7 @@ def sign(
 
 
 def _judged(
-    asked: WaitingRequest, batch: RequestBatch, known: "Copy | None"
+    asked: "WaitingRequest", batch: "RequestBatch", known: "Copy | None"
 ) -> "tuple[bytes, str, RSAPublicKey | None]":
     """Returns the fingerprint of the request's key, a verdict, and the key if the request fits."""
     import hashlib
@@ -213,6 +176,7 @@ def import_certificates(file: File, folder: CoordinatorDir = Path("federation"),
     from functools import partial
 
     from coordinator.authority import read_authorities
+    from coordinator.certificate_batches import CertificateBatch
     from coordinator.storage.requests import AnswerUnfit, answer
     from tacit.identity import CertificateInvalid, Role, verify_certificate
 
@@ -250,10 +214,12 @@ def _moment(ms: int) -> "datetime":
     return datetime.fromtimestamp(min(ms, 2**41) / 1000, UTC)
 
 
-_T = TypeVar("_T", bound=Document)
+_T = TypeVar("_T", bound="Document")
 
 
 def _read(kind: type[_T], path: Path) -> _T:
+    from tacit.documents import DocumentInvalid
+
     try:
         return kind.from_file(path)
     except OSError as error:
@@ -262,7 +228,7 @@ def _read(kind: type[_T], path: Path) -> _T:
         fail(f"{error}; pass the file that the command before this one wrote", ExitCode.USAGE)
 
 
-def _write(path: Path, document: Document) -> None:
+def _write(path: Path, document: "Document") -> None:
     from toolkit.durable import durable_file
 
     try:

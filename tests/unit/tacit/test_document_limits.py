@@ -23,7 +23,7 @@ import edge_client
 import export
 import learning
 import tacit
-from coordinator.cli.offline import CertificateBatch, RequestBatch
+from coordinator.certificate_batches import CertificateBatch, RequestBatch
 from coordinator.config import CoordinatorConfig, OperatorConfig
 from coordinator.storage.backup import BackupManifest
 from coordinator.storage.mark import Mark

@@ -195,7 +195,7 @@ LINES = [
 def test_each_figure_is_in_one_section():
     sections = [section for section in PAGE.sections if section.bench == "secure_agg"]
     named = [name for section in sections for name in section.figures]
-    assert len(named) == len(set(named)) == 10
+    assert len(named) == len(set(named)) == 16
     texts = {section.name: section_text(section, section.lines(LINES)) for section in sections}
     assert "320" in texts["flower"]
     assert "secure_over_clear_round" not in texts["flower"]

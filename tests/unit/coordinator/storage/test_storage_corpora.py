@@ -5,10 +5,12 @@ from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.domain.jobs import JobStatus
-from coordinator.storage import records
+from coordinator.storage import records, roster
 from coordinator.storage.corpora import MAX_ANSWERS
 from coordinator.storage.errors import NotFound, OutOfOrder
 from coordinator.storage.models import CorpusRow, MemberRow
+from tacit.identity import Role
+from tacit.roster import Kind
 from tests.support.ordered_corpora import ROUND, VERSION, finished_job, ordering_job
 
 JOB = ordering_job()
@@ -25,6 +27,7 @@ def filled(database):
             records.invite(s, name, f"t-{name}", bytes(32), 10**13, 1)
             s.flush()
             s.execute(update(MemberRow).values(status="enrolled", fingerprint=bytes(32)))
+            roster.append(s, bytes(32), bytes(32), name, Role.MEMBER, Kind.ISSUED, 1)
         finished_job(s, JOB, ["north", "south"])
 
     database.run_now(fill)

@@ -564,7 +564,7 @@ def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     # The operator's job file gives the same verdict as the document.
     words = {"kind": "words", "file": "words.txt"}
     unbundled = job.model_dump(
-        exclude={"manifest", "tokenizer", "weights", "values", "private", "frozen", "vocabulary"}
+        exclude={"manifest", "tokenizer", "weights", "values", "private", "frozen", "vocabulary", "earlier"}
     )
     if isinstance(job.model, PromptedModel):
         unbundled["model"] |= {"base": "owner/name", "config": None, "backbone": None}

@@ -30,7 +30,11 @@ def network_of(module) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("family", "injection"), PAIRS)
+# A job that trains biases inside the network may not name another precision (`tacit.job_checks`).
+FROZEN_INSIDE = [(family, injection) for family, injection in PAIRS if "bitfit" not in injection]
+
+
+@pytest.mark.parametrize(("family", "injection"), FROZEN_INSIDE)
 def test_answers_and_gradients_match_float32_to_bfloat16s_rounding(family, injection) -> None:
     module = prompted(family, injection)
     ids, labels = texts(family)
