@@ -98,8 +98,12 @@ class Follower:
         await asyncio.to_thread(self.book.take_cosignatures, cosignatures, self._witnesses)
         return signed
 
-    async def to_attempt(self, stub: FederationServiceStub, signed: SignedHead) -> None:
-        """Follows to the head of an attempt. A failure is logged; `RosterBook.check_head` then refuses the attempt."""
+    async def to_attempt(self, stub: FederationServiceStub, signed: SignedHead) -> bool:
+        """Follows to the head of an attempt. A failure is logged; `RosterBook.check_head` then refuses the attempt.
+
+        Returns:
+            False if a call failed, so that another channel may do better.
+        """
         try:
             async with asyncio.timeout(FOLLOW_SECONDS):
                 known = await asyncio.to_thread(lambda: self.book.size)
@@ -116,8 +120,10 @@ class Follower:
                 raise
             detail = explain(error, self.identity) if isinstance(error, grpc.aio.AioRpcError) else "it took too long"
             log.warning("roster_log_not_followed", detail=detail)
+            return False
         except (sqlite3.Error, OSError) as error:
             log.error("roster_log_failing", error=str(error))
+        return True
 
     async def _cosign(self, stub: FederationServiceStub, signed: SignedHead) -> None:
         """Gives the coordinator this member's signature over a head that it accepted."""

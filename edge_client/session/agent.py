@@ -299,12 +299,23 @@ class Agent:
 
         The roster log is followed to the head of an attempt before the state machine hears of the attempt.
         """
-        if self._follower is not None and isinstance(message, AttemptMessage):
-            opened = message.payload
-            if isinstance(opened, AttemptOpened) and isinstance(opened.log_head, SignedHead):
-                await self._follower.to_attempt(await self._link.stub(), opened.log_head)
+        if isinstance(message, AttemptMessage) and isinstance(message.payload, AttemptOpened):
+            await self._follow(message.payload.log_head)
         await self._room.acquire()
         self._events.put_nowait(m.Received(message))
+
+    async def _follow(self, head: SignedHead | str | None) -> None:
+        """Follows the roster log to an attempt's head, with a second try if the first call failed.
+
+        In between, the link takes up a certificate that another process of this home has renewed.
+        """
+        if self._follower is None or not isinstance(head, SignedHead):
+            return
+        for _ in range(2):
+            stub = await self._link.stub()
+            if await self._follower.to_attempt(stub, head):
+                return
+            await self._link.pause_after_failure(stub)
 
     def _take_identity(self, identity: MemberIdentity) -> None:
         """Connects, joins and signs with this identity from now on. Attempts already joined keep the one they have."""

@@ -111,7 +111,7 @@ def test_the_default_policy_declines_a_job_without_noise(federation):
 
 
 def test_a_member_at_its_limit_stops_and_the_others_continue(federation):
-    federation.enrol("west", policy="schema = 1\nepsilon = 4.0\n")
+    federation.enrol("west", policy="schema = 1\nepsilon = 2.7\n")
     federation.create(renamed(federation, "dp-sgd", "limited"))
     members = {name: start(federation, name, "limited") for name in (*MEMBERS, "west")}
     west = members["west"]
@@ -122,12 +122,12 @@ def test_a_member_at_its_limit_stops_and_the_others_continue(federation):
     assert all(member.process.wait(timeout=PATIENCE) == 0 for member in members.values())
     took_part = [set(attempt.survivors) for attempt in attempts(detail)]
     contributed = sum("west" in survivors for survivors in took_part)
-    # By the gate's accounting, epsilon 4 admits three rounds and no fourth.
+    # By the gate's accounting, epsilon 2.7 admits three rounds and no fourth.
     assert contributed == 3
     # West stops contributing for good. The others continue.
     assert [("west" in survivors) for survivors in took_part] == [True] * contributed + [False] * (5 - contributed)
     spent = ledger(federation, "west", "limited")
-    assert epsilon("dp-sgd", 3) <= 4.0 < epsilon("dp-sgd", 4)
+    assert epsilon("dp-sgd", 3) <= 2.7 < epsilon("dp-sgd", 4)
     assert spent["spent"]["epsilon"] == pytest.approx(epsilon("dp-sgd", contributed), rel=1e-3)
     # West still receives models: its cache holds the version from which the last round started.
     newest = [attempt.new_version.hex() for attempt in attempts(detail)][-2]

@@ -17,9 +17,11 @@ import re
 import shutil
 import sqlite3
 import sys
+import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -33,6 +35,7 @@ from coordinator.config import CoordinatorFolder, load_config
 from coordinator.services.credentials import enrolment_credentials, federation_credentials
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger.overlap import digest_of_marks, marks_of
+from edge_client.roster.book import RosterBook, book_path
 from edge_client.session.agent import CHUNK
 from export.bundle import make_job_bundle
 from learning.accounting.events import DiscreteGaussianSum, SampledGaussian
@@ -48,6 +51,8 @@ from tacit.blobs import put_blob
 from tacit.job import JobDocument, JobSpec
 from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason
+from tacit.roster import HeadInvalid
+from tacit.roster_wire import cosignature_from_pb
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import operator_pb2
@@ -408,6 +413,7 @@ SIZES = {
     "UploadMasked.header.input.digest": 32,
     "UploadMasked.header.input.signature": 384,
 }
+LOG = "FederationService/FetchLog"
 RANDOM = {*SIZES, "UploadMasked.data", "Session.hello.ledger.id", "Session.ready.ledger.id", "Session.ready.version"}
 
 
@@ -485,12 +491,37 @@ def allowed(run):
         "UploadMasked.header.input.length": lambda value, message: value in lengths(message.header.ref.job),
         "UploadMasked.data": lambda value, _: 1 <= len(value) <= CHUNK,
     }
+    fields |= of_the_log(run, identity)
     for kind in ("advertisement", "dealing", "confirmation", "unmasking"):
         for part in ("job", "round", "attempt"):
             fields[f"Session.{kind}.ref.{part}"] = ref(lambda message, kind=kind: getattr(message, kind).ref)
     for part in ("job", "round", "attempt"):
         fields[f"UploadMasked.header.ref.{part}"] = ref(lambda message: message.header.ref)
         fields[f"MaskedUploadStatus.{part}"] = ref(lambda message: message)
+    return fields
+
+
+def of_the_log(run, identity):
+    """The predicates of what a member says about the roster log. None of it depends on data."""
+    with closing(RosterBook(book_path(run.folder, identity.federation), identity.authorities.history)) as book:
+        size = book.size
+
+    def signed(_, message):
+        """Whether this member signed a head of its log lately."""
+        try:
+            cosignature = cosignature_from_pb(message.cosignature)
+            whose = cosignature.check(identity.trust)
+        except HeadInvalid:
+            return False
+        recent = abs(time.time() * 1000 - cosignature.at_ms) < 3_600_000
+        return whose == MEMBER and cosignature.signer == identity.certificate and cosignature.size <= size and recent
+
+    fields: dict[str, Any] = {
+        f"Cosign.cosignature.{part}": signed for part in ("signer", "size", "root", "at_ms", "signature")
+    }
+    if LOG in run.sent.methods:
+        # How far the log has come that it is shown. It asks only for entries that it lacks.
+        fields["FetchLog.size"] = lambda value, _: 1 <= value <= size
     return fields
 
 
@@ -515,9 +546,8 @@ def run(request):
 
 def test_every_field_sent_is_on_the_allow_list(run):
     assert faults(run) == []
-    assert run.sent.methods == {
-        f"FederationService/{method}" for method in ("Session", "FetchBlob", "MaskedUploadStatus", "UploadMasked")
-    }
+    expected = ("Session", "FetchBlob", "MaskedUploadStatus", "UploadMasked", "Cosign")
+    assert run.sent.methods - {LOG} == {f"FederationService/{method}" for method in expected}
     # Every entry of the list is needed.
     seen = {path for each in run.sent.messages for path, _ in leaves_of(each)}
     assert seen == set(allowed(run))
@@ -595,8 +625,13 @@ def test_message_sizes_do_not_depend_on_the_data(first, other):
         tuple(example.text for example in read_examples(run.data)) for run in (first, other)
     }
     assert first.data.stat().st_size != other.data.stat().st_size
-    assert first.sent.shape() == other.sent.shape()
-    assert [call.method for call in first.sent.calls] == [call.method for call in other.sent.calls]
+    # The first process of the two fetches the roster log, and signs its head. The member's home keeps the log.
+    assert [LOG in each.sent.methods for each in (first, other)].count(True) == 1
+    of_log = {LOG, LOG.replace("FetchLog", "Cosign")}
+    shapes = [[each for each in run.sent.shape() if each[0] not in of_log] for run in (first, other)]
+    assert shapes[0] == shapes[1]
+    methods = [[call.method for call in run.sent.calls if call.method not in of_log] for run in (first, other)]
+    assert methods[0] == methods[1]
     # Only the sizes are equal. The contents differ.
     assert not {each.data for each in first.sent.messages if len(each.data) > 1000} & {
         each.data for each in other.sent.messages if len(each.data) > 1000
@@ -889,7 +924,7 @@ def test_the_allow_list_refuses_unknown_and_repeated_fields(first):
         assert refused(Recorded(each.call, each.method, each.data + each.data))
         # Sent as a request of another method.
         assert refused(Recorded(each.call, "EnrolmentService/Enrol", each.data))
-    assert len(kinds) == 11
+    assert len(kinds) == 13
     (agent,) = {call.metadata for call in first.sent.calls}
     assert refused(calls=[Call(0, "FederationService/Session", agent)]) == []
     for key, value in ((b"user-agent", b"the first text"), (b"tacit-note", b"x")):

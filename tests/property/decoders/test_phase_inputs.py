@@ -283,7 +283,8 @@ def test_the_generated_inputs_reach_every_check() -> None:
     """The generated changes reach many reasons in each phase and do not all fail at the first length check."""
     expected = {
         Phase.SHARE: 6,
-        Phase.MASK: 6,
+        # The dealer's signature covers everything that it sealed, so what is changed afterwards rarely gets further.
+        Phase.MASK: 5,
         Phase.CONFIRM: 3,
         Phase.UNMASK: 4,
     }

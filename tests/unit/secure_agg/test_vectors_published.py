@@ -1,10 +1,10 @@
 """Published vectors of every primitive, and the edge cases where implementations differ.
 
 X25519: RFC 7748 and Wycheproof. MLKEM768-X25519: draft-connolly-cfrg-xwing-kem. HKDF-SHA256: RFC 5869. AES-256-CTR:
-NIST SP 800-38A, F.5.5 and F.5.6. AES-256-GCM: McGrew and Viega, and Wycheproof. RSA-PSS: the edge cases of Wycheproof's
-vectors (salt, hash, mask generation, padding, length, range), made here, because its signatures use shorter keys than
-any of ours. Vectors in `bad_*` must fail. RFC 8439 does not apply, because this software uses neither ChaCha20 nor
-Poly1305.
+NIST SP 800-38A, F.5.5 and F.5.6. Ed25519, with which witnesses sign: RFC 8032. AES-256-GCM: McGrew and Viega, and
+Wycheproof. RSA-PSS: the edge cases of Wycheproof's vectors (salt, hash, mask generation, padding, length, range), made
+here, because its signatures use shorter keys than any of ours. Vectors in `bad_*` must fail. RFC 8439 does not apply,
+because this software uses neither ChaCha20 nor Poly1305.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import json
 from typing import Any
 
 import pytest
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -323,6 +324,35 @@ def test_scrypt_as_published(password: bytes, salt: bytes, n: int, r: int, p: in
     assert Scrypt(salt=salt, length=64, n=n, r=r, p=p).derive(password).hex() == made
 
 
+# RFC 8032, section 7.1, tests 1 and 2: secret key, public key, message, signature.
+ED25519 = [
+    (
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        "",
+        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555"
+        "fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+    ),
+    (
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        "72",
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+        "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+    ),
+]
+
+
+@pytest.mark.parametrize(("secret", "public", "message", "signature"), ED25519)
+def test_ed25519_as_published(secret: str, public: str, message: str, signature: str) -> None:
+    private = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
+    assert private.public_key().public_bytes_raw().hex() == public
+    assert private.sign(bytes.fromhex(message)).hex() == signature
+    private.public_key().verify(bytes.fromhex(signature), bytes.fromhex(message))
+    with pytest.raises(InvalidSignature):
+        private.public_key().verify(bytes.fromhex(signature), b"another")
+
+
 def test_every_primitive_in_use_has_a_vector() -> None:
     """Compares all imports of the library's primitives in members' code with what is tested above."""
     known = {
@@ -330,6 +360,8 @@ def test_every_primitive_in_use_has_a_vector() -> None:
         "primitives import hashes, serialization",
         "primitives.asymmetric import padding, rsa",
         "primitives import hashes, hpke",
+        "primitives.asymmetric.ed25519 import Ed25519PrivateKey",
+        "primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey",
         "primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey",
         "primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey",
         "primitives.ciphers import Cipher, algorithms, modes",

@@ -676,7 +676,7 @@ def test_one_window_that_holds_is_enough():
 
 def test_a_job_file_leaves_open_what_only_the_bundle_decides():
     document = a_job()
-    bundled = {"manifest", "tokenizer", "weights", "values", "private", "frozen"}
+    bundled = {"manifest", "tokenizer", "weights", "values", "private", "frozen", "earlier"}
     spec = JobSpec.model_validate(
         document.model_dump(exclude=bundled) | {"vocabulary": {"kind": "words", "file": "words.txt"}}
     )
