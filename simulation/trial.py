@@ -92,8 +92,8 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
     for name, part in zip(names, parts, strict=True):
         if len({rows.examples[place].label for place in part}) < 2:
             raise RowsUnfit(
-                f"{len(rows.examples)} rows are too few: the {name} part would have {len(part)} rows without two "
-                "labels; give more rows"
+                f"{len(rows.examples)} rows are too few: the {name} part would have {len(part)} of them, and it needs "
+                "rows of two labels; give more rows"
             )
     apart, by, train = parts
     column = tuple(rows.column[place] for place in train) if rows.column else ()

@@ -140,15 +140,15 @@ def _own(identity: "MemberIdentity", book: "RosterBook") -> "Copy":
 
 
 def _verify(folder: Path, path: Path, against: Path | None, as_json: bool) -> None:
-    from edge_client.identity.home import MemberIdentity, NotEnrolled
-    from tacit.roster_copy import CopyInvalid, Split, compare, read_copy
+    from edge_client.identity.home import HomeUnusable, MemberIdentity, NotEnrolled
+    from tacit.roster_copy import CopyInvalid, NoCopy, Split, compare, read_copy
 
     own: Copy | None = None
     try:
         MemberIdentity.load(folder)
     except NotEnrolled:
         pass  # An auditor has no home.
-    except Exception as error:  # noqa: BLE001  its sentence is shown
+    except HomeUnusable as error:
         fail(str(error), ExitCode.USAGE)
     else:
         identity, book = _opened(folder)
@@ -158,6 +158,8 @@ def _verify(folder: Path, path: Path, against: Path | None, as_json: bool) -> No
         found = read_copy(path)
         other = read_copy(against) if against is not None else own
         said = compare(found, other or found)
+    except NoCopy as error:
+        fail(str(error), ExitCode.USAGE)
     except CopyInvalid as error:
         fail(str(error), ExitCode.FAILED)
     except Split as split:

@@ -18,7 +18,7 @@ from tacit.limits import MAX_CERTIFICATE_BYTES
 from tacit.roster import MAX_ENTRIES, Cosignature, Entry, Head, HeadInvalid, Kind, SignedHead
 from toolkit.durable import durable_file
 
-__all__ = ["Copy", "CopyInvalid", "Split", "compare", "read_copy", "write_copy"]
+__all__ = ["Copy", "CopyInvalid", "NoCopy", "Split", "compare", "read_copy", "write_copy"]
 
 _KIND = "tacit-roster-log"
 _MAX_LINE = 2 * MAX_AUTHORITIES_BYTES + 1024
@@ -28,6 +28,10 @@ _MAX_OTHERS = 100_000
 
 class CopyInvalid(ValueError):
     """The file does not hold. The sentence says why."""
+
+
+class NoCopy(CopyInvalid):
+    """There is no such file, or it is something else."""
 
 
 class Split(Exception):
@@ -105,20 +109,21 @@ def read_copy(path: Path, federation: bytes | None = None) -> Copy:
         federation: the name that its federation must have; None accepts any.
 
     Raises:
-        CopyInvalid: it cannot be read, is no such file, or does not hold.
+        NoCopy: it cannot be read, or is something else.
+        CopyInvalid: it does not hold.
     """
     try:
         with path.open("rb") as file:
             return _read(file, path.name, federation)
     except OSError as error:
-        raise CopyInvalid(f"{path} cannot be read: {error.strerror}; check the path") from error
+        raise NoCopy(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
 def _read(lines: Iterable[bytes], what: str, federation: bytes | None) -> Copy:
     source = iter(lines)
     first = _line(next(source, b""), what)
     if first.get("kind") != _KIND or first.get("schema") != 1:
-        raise CopyInvalid(f"{what} is no copy of a roster log; `edge_client members --export FILE` writes one")
+        raise NoCopy(f"{what} is no copy of a roster log; `edge_client members --export FILE` writes one")
     try:
         document = _bytes(first.get("authorities"), MAX_AUTHORITIES_BYTES)
         authorities = Authorities.from_json(document, what=what)

@@ -96,6 +96,12 @@ def test_two_members_compare_heads_of_one_log(federation):
     done = command("edge_client", "members", "--home", federation.home("north"), "--verify", bent)
     assert done.returncode == 1
     assert "altered" in done.stderr
+    # A wrong file is a mistake of whoever typed it, and no finding.
+    bent.write_text('{"a": 1}')
+    for path, said in ((bent, "is no copy of a roster log"), (federation.folder / "nowhere", "check the path")):
+        done = command("edge_client", "members", "--home", "/nowhere", "--verify", path)
+        assert done.returncode == 2
+        assert said in done.stderr
 
 
 def test_a_policy_can_ask_for_a_witness(federation):
