@@ -141,6 +141,8 @@ PARTS: Mapping[str, Callable[[Cells], None]] = {
     "cost": cost,
     "hybrid": hybrid,
 }
+# Raised when the protocol's cost changes: 2 has the hybrid keys, and is measured while nothing else runs.
+REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 2, "limit": 2, "cost": 2, "hybrid": 2}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     for name in chosen.part:
         try:
-            PARTS[name](Cells(open_results(BENCH, quick=chosen.quick), chosen.quick))
+            PARTS[name](Cells(open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]), chosen.quick))
         except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1
