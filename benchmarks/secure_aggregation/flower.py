@@ -32,7 +32,7 @@ __all__ = ["FLOWER", "PeerMissing", "compare", "figures", "flower_python", "ours
 FLOWER = "flwr==1.41.0"
 PEER_VENV = ROOT / "build" / "flower-venv"
 
-SERVER_TARGET, CLIENT_TARGET, UPLOAD_TARGET = 300.0, 30.0, 4.0
+SERVER_TARGET, CLIENT_TARGET, UPLOAD_TARGET = 200.0, 20.0, 4.0
 # The targets for time are for this cohort.
 TARGET_MEMBERS = 100
 REPEATS = 3
