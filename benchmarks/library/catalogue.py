@@ -4,7 +4,7 @@ __all__ = ["BENCHMARKS", "TOOLS", "summary"]
 
 # By module below `benchmarks`. `python -m benchmarks` prints the first sentence.
 BENCHMARKS: dict[str, str] = {
-    "secure_aggregation.costs": """Measures what secure aggregation costs, in five parts.
+    "secure_aggregation.costs": """Measures what secure aggregation costs, in six parts.
 
 rounds: a round over the services beside the same round in the clear.
 peer:   the same cohort under this project's protocol and under Flower's SecAgg+.

@@ -30,7 +30,7 @@ PAGE = Page(
         Section(
             "cipher",
             "secure_agg",
-            "secure_aggregation.costs --part limit",
+            "secure_aggregation.costs --part cipher limit",
             ("target", "ours", "raw", "one_thread", "raw_block_bytes", "idle_bytes", "peak_bytes"),
             figures=("share_of_cipher_limit", "thread_speedup", "server_peak_vectors"),
         ),
