@@ -22,6 +22,7 @@ from coordinator.cli.common import (
     Dir,
     Json,
     Operator,
+    operator_channel,
     operator_folder,
     operator_stub,
     progress_bar,
@@ -139,11 +140,14 @@ def export(
             "beside --out unless it is already there.",
         ),
     ] = False,
+    passport: Annotated[
+        bool, typer.Option(help="Write passport.json beside the model: where it comes from, signed.")
+    ] = True,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a version as a folder that runs without this software: model, tokenizer, labels, and a README."""
+    """Write a version as a folder that runs without this software: model, tokenizer, labels, README, and a passport."""
     from tacit.bundle import BundleInvalid, check_place
 
     if split and format is Format.HF:
@@ -169,6 +173,7 @@ def export(
 
         material = run(work())
         report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
+    beside: dict[str, Any] = {"passport": str(run(_passport(where, job, out, material)))} if passport else {}
     # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
@@ -181,6 +186,7 @@ def export(
                 "out": str(out),
                 "format": format.value,
                 "max_difference": report.max_difference,
+                **beside,
                 **more,
             }
         )
@@ -189,12 +195,25 @@ def export(
         f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
         f"difference from the trained model {report.max_difference:.2g}. Its README.md says how to run it."
     )
+    if passport:
+        typer.echo(f"{beside['passport']} says where it comes from; `coordinator passport verify` checks it.")
     if shared is not None:
         typer.echo(
             f"It is a prompt of {sum(report.files.values()) / 1e3:,.0f} kB on the backbone {shared.folder}, "
             f"{sum(shared.files.values()) / 1e6:,.1f} MB, "
             f"{'written just now' if shared.written else 'already there'}; keep both folders side by side."
         )
+
+
+async def _passport(where: Path, job: str, out: Path, material: Material) -> Path:
+    """Writes the passport of an exported folder into it, and returns its path."""
+    from coordinator.cli.passport import gather_passport, write_passport
+    from tacit.bundle import PASSPORT
+
+    async with operator_channel(where) as channel:
+        made = await gather_passport(channel, where, job, [out], material.digest)
+    write_passport(out / PASSPORT, made)
+    return out / PASSPORT
 
 
 @dataclass(frozen=True)
