@@ -169,7 +169,9 @@ def export(
         async def work() -> Material:
             async with operator_stub(where) as stub:
                 check = functools.partial(_check_format, format=format)
-                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json, check=check)
+                return await fetch_material(
+                    stub, job, version, Path(scratch), quiet=as_json, check=check, exported=True
+                )
 
         material = run(work())
         report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
@@ -329,10 +331,11 @@ async def fetch_material(
     *,
     quiet: bool,
     check: "Callable[[JobDocument], None] | None" = None,
+    exported: bool = False,
 ) -> Material:
     """Fetches a version and everything it needs. Arguments and errors are those of the two functions that it calls."""
     files = await fetch_files(stub, job, scratch, quiet=quiet, check=check)
-    return await fetch_version(stub, files, version, quiet=quiet)
+    return await fetch_version(stub, files, version, quiet=quiet, exported=exported)
 
 
 async def fetch_files(
@@ -391,7 +394,9 @@ async def fetch_files(
     return JobFiles(detail, document, manifest, await _blob(stub, document.tokenizer), backbone, frozen)
 
 
-async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool) -> Material:
+async def fetch_version(
+    stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool, exported: bool = False
+) -> Material:
     """Fetches a version, and verifies it by its digest.
 
     Args:
@@ -399,6 +404,7 @@ async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: i
         files: What the job's versions need.
         version: The version's number, or None for the newest.
         quiet: Whether to hide the progress bar.
+        exported: Whether it is fetched for an export, so that the coordinator keeps it.
 
     Raises:
         CommandFailed: there is no such version.
@@ -409,7 +415,7 @@ async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: i
     found = next((item for item in files.detail.versions if item.number == wanted), None)
     if found is None:
         fail(f"job {job.name} has no version {wanted}; the newest is {job.version_number}", ExitCode.NOT_FOUND)
-    weights = await _blob(stub, found.digest, f"version {wanted}", quiet=quiet)
+    weights = await _blob(stub, found.digest, f"version {wanted}", quiet=quiet, exported=exported)
     return Material(
         document=files.document,
         manifest=files.manifest,
@@ -431,11 +437,13 @@ def _members(detail: "operator_pb2.JobDetail", number: int) -> int:
     return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
-async def _blob(stub: "OperatorServiceStub", digest: bytes, what: str = "", *, quiet: bool = True) -> bytes:
+async def _blob(
+    stub: "OperatorServiceStub", digest: bytes, what: str = "", *, quiet: bool = True, exported: bool = False
+) -> bytes:
     """Fetches a blob into memory, with a progress bar if it is not quiet. Raises BlobNotThere and BlobDamaged."""
     from tacit.blobs import fetch_blob
 
     data = bytearray()
     with progress_bar(f"fetching {what}", quiet=quiet) as progress:
-        await fetch_blob(stub.FetchBlob, digest, data, progress=progress)
+        await fetch_blob(stub.FetchBlob, digest, data, progress=progress, exported=exported)
     return bytes(data)

@@ -655,13 +655,21 @@ def record_evaluation(
     return _evaluation(row, version.digest)
 
 
-def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str) -> None:
+def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str, exported: bool = False) -> None:
     """Notes that an operator downloads a version, for every job that has it. A model leaves this way, by `evaluate` and
-    by `export`. A repeat within `within_ms` is not noted again.
+    by `export` (`exported`). A repeat within `within_ms` is not noted again.
     """
     for row in s.scalars(select(VersionRow).where(VersionRow.digest == digest).order_by(VersionRow.job)):
         note_seldom(
-            s, "version_fetched", row.job, now_ms, within_ms, same=("by", "version"), by=by, version=digest.hex()
+            s,
+            "version_fetched",
+            row.job,
+            now_ms,
+            within_ms,
+            same=("by", "version", "exported"),
+            by=by,
+            version=digest.hex(),
+            exported=exported,
         )
 
 

@@ -496,6 +496,13 @@ _MADE = EXAMPLES[Provenance]
 # Every list and table of every document: where it is, its limit, and its entries.
 LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "ExportFacts.files": (ExportFacts, EXAMPLES[ExportFacts], "files", 64, {_word: _STATE}),
+    "CoordinatorConfig.keep_named": (
+        CoordinatorConfig,
+        EXAMPLES[CoordinatorConfig],
+        "keep_named",
+        1000,
+        lambda number: f"desk/{number}",
+    ),
     "VersionFacts.evaluations": (
         VersionFacts,
         _VERSION,
