@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 _Host = Annotated[str, StringConstraints(max_length=253)]
+_VersionName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[a-z0-9][a-z0-9._-]{0,62}/[0-9]{1,9}$")]
 _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -85,6 +86,15 @@ class CoordinatorConfig(Document):
 
     database_url: Location = "sqlite:///tacit.db"
     store_url: Location = "store"
+
+    # What `coordinator store prune` leaves of each job's versions: the newest (0: all), the best evaluated, those that
+    # `coordinator export` fetched, and those named here as JOB/NUMBER.
+    keep_versions: int = Field(default=0, ge=0, le=1_000_000)
+    keep_best: bool = True
+    keep_exported: bool = True
+    keep_named: Annotated[tuple[_VersionName, ...], AtMost(1000)] = ()
+    # How long a blob stays that no row names, because somebody may be about to name it.
+    prune_grace_hours: float = Field(default=24.0, ge=0, le=24 * 365)
 
     log_format: Literal["console", "json"] = "console"
 
@@ -209,7 +219,7 @@ class CoordinatorFolder:
 
 
 # Keys whose environment variable holds a list, separated by commas.
-_LISTS = ("advertise", "witnesses")
+_LISTS = ("advertise", "witnesses", "keep_named")
 
 
 def environment_name(key: str) -> str:
@@ -339,6 +349,16 @@ witnesses = {witnesses}
 database_url = {database_url}
 # Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
 store_url = {store_url}
+
+# What `coordinator store prune` leaves of each job: the newest versions (0: all), the best evaluated one, exported
+# ones.
+keep_versions = {keep_versions}
+keep_best = {keep_best}
+keep_exported = {keep_exported}
+# It also leaves these versions ("JOB/NUMBER").
+keep_named = {keep_named}
+# How many hours a blob stays that nothing names.
+prune_grace_hours = {prune_grace_hours}
 
 # console for people, json for collectors.
 log_format = {log_format}

@@ -279,6 +279,8 @@ INSTRUMENTS = (
     ),
     Instrument("memory_peak_bytes", "gauge", "Peak of the resident memory since the start.", "bytes"),
     Instrument("disk_free_bytes", "gauge", "Free space on the disk of the coordinator's folder.", "bytes"),
+    Instrument("store_bytes", "gauge", "Size of all blobs in the store.", "bytes"),
+    Instrument("store_blobs", "gauge", "Blobs in the store.", "blobs"),
     Instrument("build_info", "gauge", "Always 1; the label is the software's version.", "", ("version",)),
 )
 
@@ -635,6 +637,11 @@ class Metrics:
                 return math.nan
 
         self._of.ask("disk_free_bytes", free)
+
+    def store_holds(self, blobs: int, size: int) -> None:
+        """Sets the number of blobs in the store, and their size in bytes."""
+        self._of.set("store_blobs", blobs)
+        self._of.set("store_bytes", size)
 
     # ---- reading -------------------------------------------------------------------------------------------
 

@@ -28,6 +28,9 @@ lost charges, failed starts, broken chains and ledgers over their limit. It does
 round:   time, memory and processor time of a secure round with a thousand members.
 idle:    memory with thousands of sessions that do nothing.
 vectors: peak memory with few members and large vectors.""",
+    "operations.prune": """Measures the pruning of a store with a hundred versions of a million values.
+
+Each version has two more vectors of the server optimiser's state. The newest version and the start stay.""",
     "operations.strangers": """Measures rounds while strangers flood the enrolment port.
 
 Ten members run rounds, first undisturbed and then under five thousand connections from fifty addresses. The results

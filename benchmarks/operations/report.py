@@ -19,6 +19,7 @@ PAGE = Page(
             "operations.load",
             ("target", "members_cpu_seconds", "members_cpu_seconds_each", "connected_bytes", "alone_bytes"),
         ),
+        Section("prune", "prune", "operations.prune", ("blobs", "target")),
         Section(
             "strangers",
             "strangers",

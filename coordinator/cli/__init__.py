@@ -6,7 +6,7 @@ speak to a running coordinator over mutual TLS and work from any machine that ha
 takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
 """
 
-from coordinator.cli import audit, authority, backbone, job, member, operator
+from coordinator.cli import audit, authority, backbone, job, member, operator, passport, store
 from coordinator.cli.backup import backup, restore
 from coordinator.cli.evaluate import evaluate
 from coordinator.cli.finetune import finetune
@@ -48,9 +48,11 @@ app.add_typer(job.app, name="job", help="Create, start, inspect and steer traini
 app.add_typer(backbone.app, name="backbone", help="Add, list and remove frozen language models.")
 app.command(short_help="Measure versions on your own data.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
+app.add_typer(passport.app, name="passport", help="Make, verify and show a job's passport.")
 app.command(short_help="Sample synthetic texts from a version of an rvae job.")(sample)
 app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)
 app.add_typer(audit.app, name="audit", help="Show the journal, and verify that nothing in it was changed.")
+app.add_typer(store.app, name="store", help="Remove from the store what nothing needs any more.")
 app.command(short_help="Back up database and blobs, even while serving.")(backup)
 app.command(short_help="Restore a backup into an empty database.")(restore)
 

@@ -17,8 +17,9 @@ from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from coordinator.storage.chain import JournalEntry
+    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["app"]
+__all__ = ["app", "read_entries"]
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -180,15 +181,26 @@ def _read(
 async def _from_coordinator(
     where: Path, take: "Callable[[JournalEntry], None]", after: int, subject: str | None
 ) -> None:
+    async with operator_stub(where) as stub:
+        await read_entries(stub, take, after=after, subject=subject)
+
+
+async def read_entries(
+    stub: "OperatorServiceStub",
+    take: "Callable[[JournalEntry], None]",
+    *,
+    after: int = 0,
+    subject: str | None = None,
+) -> None:
+    """Passes the running coordinator's entries to `take`, in order. What `take` raises passes through."""
     from coordinator.storage.chain import JournalEntry
     from tacit.v1 import operator_pb2
 
-    async with operator_stub(where) as stub:
-        request = operator_pb2.ReadJournalRequest(after=after, subject=subject or "")
-        async for page in stub.ReadJournal(request, timeout=JOURNAL_SECONDS):
-            for entry in page.entries:
-                fields = _fields(entry.fields)
-                take(JournalEntry(entry.id, entry.at_ms, entry.kind, entry.subject, fields, entry.hash))
+    request = operator_pb2.ReadJournalRequest(after=after, subject=subject or "")
+    async for page in stub.ReadJournal(request, timeout=JOURNAL_SECONDS):
+        for entry in page.entries:
+            fields = _fields(entry.fields)
+            take(JournalEntry(entry.id, entry.at_ms, entry.kind, entry.subject, fields, entry.hash))
 
 
 def _fields(text: str) -> dict[str, Any]:

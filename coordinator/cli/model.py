@@ -22,6 +22,7 @@ from coordinator.cli.common import (
     Dir,
     Json,
     Operator,
+    operator_channel,
     operator_folder,
     operator_stub,
     progress_bar,
@@ -139,11 +140,14 @@ def export(
             "beside --out unless it is already there.",
         ),
     ] = False,
+    passport: Annotated[
+        bool, typer.Option(help="Write passport.json beside the model: where it comes from, signed.")
+    ] = True,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a version as a folder that runs without this software: model, tokenizer, labels, and a README."""
+    """Write a version as a folder that runs without this software: model, tokenizer, labels, README, and a passport."""
     from tacit.bundle import BundleInvalid, check_place
 
     if split and format is Format.HF:
@@ -165,10 +169,13 @@ def export(
         async def work() -> Material:
             async with operator_stub(where) as stub:
                 check = functools.partial(_check_format, format=format)
-                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json, check=check)
+                return await fetch_material(
+                    stub, job, version, Path(scratch), quiet=as_json, check=check, exported=True
+                )
 
         material = run(work())
         report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
+    beside: dict[str, Any] = {"passport": str(run(_passport(where, job, out, material)))} if passport else {}
     # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
@@ -181,6 +188,7 @@ def export(
                 "out": str(out),
                 "format": format.value,
                 "max_difference": report.max_difference,
+                **beside,
                 **more,
             }
         )
@@ -189,12 +197,25 @@ def export(
         f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
         f"difference from the trained model {report.max_difference:.2g}. Its README.md says how to run it."
     )
+    if passport:
+        typer.echo(f"{beside['passport']} says where it comes from; `coordinator passport verify` checks it.")
     if shared is not None:
         typer.echo(
             f"It is a prompt of {sum(report.files.values()) / 1e3:,.0f} kB on the backbone {shared.folder}, "
             f"{sum(shared.files.values()) / 1e6:,.1f} MB, "
             f"{'written just now' if shared.written else 'already there'}; keep both folders side by side."
         )
+
+
+async def _passport(where: Path, job: str, out: Path, material: Material) -> Path:
+    """Writes the passport of an exported folder into it, and returns its path."""
+    from coordinator.cli.passport import gather_passport, write_passport
+    from tacit.bundle import PASSPORT
+
+    async with operator_channel(where) as channel:
+        made = await gather_passport(channel, where, job, [out], material.digest)
+    write_passport(out / PASSPORT, made)
+    return out / PASSPORT
 
 
 @dataclass(frozen=True)
@@ -310,10 +331,11 @@ async def fetch_material(
     *,
     quiet: bool,
     check: "Callable[[JobDocument], None] | None" = None,
+    exported: bool = False,
 ) -> Material:
     """Fetches a version and everything it needs. Arguments and errors are those of the two functions that it calls."""
     files = await fetch_files(stub, job, scratch, quiet=quiet, check=check)
-    return await fetch_version(stub, files, version, quiet=quiet)
+    return await fetch_version(stub, files, version, quiet=quiet, exported=exported)
 
 
 async def fetch_files(
@@ -372,7 +394,9 @@ async def fetch_files(
     return JobFiles(detail, document, manifest, await _blob(stub, document.tokenizer), backbone, frozen)
 
 
-async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool) -> Material:
+async def fetch_version(
+    stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool, exported: bool = False
+) -> Material:
     """Fetches a version, and verifies it by its digest.
 
     Args:
@@ -380,6 +404,7 @@ async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: i
         files: What the job's versions need.
         version: The version's number, or None for the newest.
         quiet: Whether to hide the progress bar.
+        exported: Whether it is fetched for an export, so that the coordinator keeps it.
 
     Raises:
         CommandFailed: there is no such version.
@@ -390,7 +415,7 @@ async def fetch_version(stub: "OperatorServiceStub", files: JobFiles, version: i
     found = next((item for item in files.detail.versions if item.number == wanted), None)
     if found is None:
         fail(f"job {job.name} has no version {wanted}; the newest is {job.version_number}", ExitCode.NOT_FOUND)
-    weights = await _blob(stub, found.digest, f"version {wanted}", quiet=quiet)
+    weights = await _blob(stub, found.digest, f"version {wanted}", quiet=quiet, exported=exported)
     return Material(
         document=files.document,
         manifest=files.manifest,
@@ -412,11 +437,13 @@ def _members(detail: "operator_pb2.JobDetail", number: int) -> int:
     return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
-async def _blob(stub: "OperatorServiceStub", digest: bytes, what: str = "", *, quiet: bool = True) -> bytes:
+async def _blob(
+    stub: "OperatorServiceStub", digest: bytes, what: str = "", *, quiet: bool = True, exported: bool = False
+) -> bytes:
     """Fetches a blob into memory, with a progress bar if it is not quiet. Raises BlobNotThere and BlobDamaged."""
     from tacit.blobs import fetch_blob
 
     data = bytearray()
     with progress_bar(f"fetching {what}", quiet=quiet) as progress:
-        await fetch_blob(stub.FetchBlob, digest, data, progress=progress)
+        await fetch_blob(stub.FetchBlob, digest, data, progress=progress, exported=exported)
     return bytes(data)

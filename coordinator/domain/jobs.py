@@ -7,7 +7,17 @@ from typing import Literal
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
-__all__ = ["Dropout", "EndAttempt", "Exploded", "GroupsSeen", "JobStatus", "LiveJob", "Norms", "TrainingMetrics"]
+__all__ = [
+    "Dropout",
+    "EndAttempt",
+    "Exploded",
+    "GroupsSeen",
+    "JobStatus",
+    "LiveJob",
+    "Norms",
+    "Spend",
+    "TrainingMetrics",
+]
 
 
 class JobStatus(StrEnum):
@@ -90,6 +100,21 @@ class EndAttempt:
     result: bytes | None = None  # Digest of the opened sum, which every member hears.
     version: bytes | None = None  # Digest of the version made from it.
     training: TrainingMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What members of a published sum report that the job has cost them so far. Their ledgers decide, not this.
+
+    Attributes:
+        reported: how many of them report it; the others keep it back.
+        epsilon: the largest reported; None without a report.
+        delta: the largest reported; None without a report.
+    """
+
+    reported: int
+    epsilon: float | None = None
+    delta: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
-from coordinator.domain.jobs import EndAttempt, JobStatus, LiveJob, Norms
+from coordinator.domain.jobs import EndAttempt, JobStatus, LiveJob, Norms, Spend
 from coordinator.metrics import Metrics
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
@@ -47,7 +47,8 @@ from coordinator.storage.database import Database
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, ServerStateUnusable
 from tacit.attempt import AttemptId
 from tacit.job import Rounds
-from tacit.messages import FromCoordinator, JobEnded
+from tacit.mechanism import NoMechanism
+from tacit.messages import FromCoordinator, JobEnded, PrivacyReport
 from tacit.reason import Reason, from_word, word
 
 __all__ = ["JobDriver", "Ports", "state_of"]
@@ -133,6 +134,8 @@ class JobDriver:
         # Events taken from the queue, the present one first, and the results worked out ahead for them.
         self._taken: deque[ev.Event] = deque()
         self._ahead: deque[_Worked] = deque()
+        # By member, what it reported with its newest Ready, if anything.
+        self._reports: dict[str, PrivacyReport] = {}
         self._task: asyncio.Task[None] | None = None
         self._log = log.bind(job=state.name)
 
@@ -167,6 +170,13 @@ class JobDriver:
     def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
         """A masked vector is completely spooled (`UploadSink`)."""
         self.post(ev.Uploaded(member, attempt, message, digest))
+
+    def reported(self, member: str, report: PrivacyReport | None) -> None:
+        """A member says Ready, and reports what the job has cost it so far, or keeps that back (None)."""
+        if report is None:
+            self._reports.pop(member, None)
+        else:
+            self._reports[member] = report
 
     async def stop(self) -> None:
         """Ends the task. What is in flight is lost, as in a crash, and is abandoned at the next start."""
@@ -338,15 +348,25 @@ class JobDriver:
 
     async def _persist(self, entries: tuple[fx.Record, ...]) -> None:
         job, now_ms = self._state.name, self._ports.now_ms()
+        ended = next((each for each in entries if isinstance(each, EndAttempt) and each.published), None)
+        spend = None if ended is None else self._spend(ended.survivors)
 
         def write(session: records.Session) -> None:
             for entry in entries:
-                _write(session, job, entry, now_ms)
+                _write(session, job, entry, now_ms, spend)
 
         await self._ports.database.run(write)
         for entry in entries:
             if isinstance(entry, fx.PublishVersion):
                 self._ports.published(entry.digest)
+
+    def _spend(self, survivors: Sequence[str]) -> Spend | None:
+        """What the members of a sum report; None if no ledger is charged."""
+        if isinstance(self._state.parameters.job.mechanism, NoMechanism):
+            return None
+        reports = [self._reports[member] for member in survivors if member in self._reports]
+        epsilon = max((report.epsilon for report in reports), default=None)
+        return Spend(len(reports), epsilon, max((report.delta for report in reports), default=None))
 
     async def _compute(self, effect: fx.Compute, state: JobState) -> None:
         """Opens the sum off the event loop, and stores the next version with the server optimiser's state."""
@@ -506,7 +526,7 @@ def _open(
         return result, step, norms_of(start, step.values), carried.finish()
 
 
-def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) -> None:
+def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int, spend: Spend | None) -> None:
     match entry:
         case fx.OpenRound():
             records.open_round(session, job, entry.round, now_ms)
@@ -516,7 +536,7 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
         case fx.FixSurvivors():
             records.fix_survivors(session, job, entry.attempt.attempt, entry.survivors)
         case EndAttempt():
-            records.end_attempt(session, entry, now_ms)
+            records.end_attempt(session, entry, now_ms, spend if entry.published else None)
         case fx.EndRound():
             outcome: records.Outcome = "published" if entry.published else "abandoned"
             reason = None if entry.published else word(entry.reason)

@@ -6,6 +6,7 @@ encoding whose sums cannot wrap for the largest cohort. The coordinator never lo
 `coordinator job bundle` check its content.
 """
 
+import contextlib
 from typing import TypeVar
 
 from coordinator.services.live import OperatorRefused
@@ -34,6 +35,10 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
     """
     try:
         document = _read(JobDocument, store, digest, "the job document")
+        # They may have been uploaded long ago, and no row names them before the job is created.
+        for named in (digest, *document.blobs):
+            with contextlib.suppress(BlobMissing):  # Each check below says what is missing.
+                store.hold(named)
         manifest = _read(Manifest, store, document.manifest, "the manifest")
         if document.digest() != digest:
             raise DocumentInvalid(

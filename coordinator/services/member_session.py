@@ -309,6 +309,8 @@ class MemberSessions:
             # Do not count late messages, as the metrics have forgotten a job that is over.
             if driver.state.status not in (JobStatus.FINISHED, JobStatus.ABORTED):
                 self._count_privacy(session.member, message)
+            if isinstance(message, Ready):
+                driver.reported(session.member, message.privacy)
             driver.post(event, done)
 
     def _count_privacy(self, member: str, message: FromMember) -> None:

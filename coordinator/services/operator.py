@@ -271,7 +271,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             now_ms = self._now_ms()
 
             def noted(s: records.Session) -> None:
-                records.note_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
+                records.note_fetched(
+                    s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator, exported=request.exported
+                )
                 records.note_corpus_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
 
             await self._database.run(noted)

@@ -235,7 +235,7 @@ def make(
         BackupRefused: the folder cannot be used, or a blob is missing.
         DatabaseUnusable: the database cannot be read.
     """
-    with _writing(folder):
+    with _writing(folder), store.unpruned():
         with snapshot.of_database(url) as connection:
             revision = snapshot.revision_of(connection)
             if revision is None:
@@ -436,10 +436,13 @@ def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Ite
                 ) from error
         except DocumentInvalid as error:
             raise BackupRefused(f"{error}; make the backup with the software that serves this database") from error
-    for (digest,) in connection.execute(select(versions.c.digest).order_by(versions.c.job, versions.c.number)):
+    # Blobs that the retention policy let go are in no backup.
+    stays = select(versions.c.digest).where(versions.c.pruned_ms.is_(None))
+    for (digest,) in connection.execute(stays.order_by(versions.c.job, versions.c.number)):
         yield bytes(digest)
     states = tables["server_states"]
-    for (digest,) in connection.execute(select(states.c.digest).order_by(*states.primary_key.columns)):
+    stays = select(states.c.digest).where(states.c.pruned_ms.is_(None))
+    for (digest,) in connection.execute(stays.order_by(*states.primary_key.columns)):
         yield bytes(digest)
 
 

@@ -7,6 +7,9 @@ Guarantees:
 - What `get` returns has the requested digest. A blob that rotted on the disk is noticed and named.
 - Bytes that arrived are kept: a broken-off upload continues where it stopped, also after a restart.
 - Storing a blob that is there already writes nothing.
+- A blob's age counts from the moment at which somebody last stored or held it (`hold`). Pruning removes only blobs
+  older than its grace period (`remove_old`), so there is that much time to name a blob in a row. A lock keeps the check
+  of the age and the removal together.
 - What is too large for memory is read and written in pieces (`reading`, `writing`). Its digest is known only at the
   end, so a reader must use no result before that.
 
@@ -18,6 +21,7 @@ thread.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -25,18 +29,28 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from fsspec.core import url_to_fs
 
-from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreInUse, StoreUnusable
 
-__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Reader", "Writer", "open_blobs"]
+__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Listed", "Reader", "Writer", "open_blobs"]
 
 # More than any version has (2^31 values of four bytes). A larger announcement is a mistake.
 MAX_BLOB = 2**33 + 2**20
 _STALE_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A stored blob: its digest, its size in bytes, and since when nobody has stored or held it, in seconds."""
+
+    digest: bytes
+    size: int
+    held: float
 
 
 class BlobStore:
@@ -58,7 +72,7 @@ class BlobStore:
             StoreUnusable: no space, no permission, no connection.
         """
         digest = hashlib.sha256(data).digest()
-        if self.has(digest):
+        if self._held(digest):
             return digest
         if not self._local:
             with _sentences(self._where(digest), "written"):
@@ -105,6 +119,112 @@ class BlobStore:
             self._fs.rm_file(self._path(digest))
             if self._local:
                 _force_folder(Path(self._path(digest)).parent)
+        return True
+
+    def hold(self, digest: bytes) -> None:
+        """Lets a stored blob's age begin anew. Call it before a row names a blob that was stored at another time.
+
+        Raises:
+            BlobMissing: it is not stored.
+        """
+        if not self._held(digest):
+            raise self._missing(digest)
+
+    def _held(self, digest: bytes) -> bool:
+        """Holds a blob, and returns whether it is stored. Without a local store, nothing is pruned."""
+        if not self._local:
+            return self.has(digest)
+        path = Path(self._path(digest))
+        with _sentences(self._where(digest), "looked up"):
+            if not path.exists():
+                return False
+            with self._locked("hold.lock", fcntl.LOCK_SH):
+                try:
+                    os.utime(path)
+                except FileNotFoundError:
+                    return False
+        return True
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, how: int) -> Iterator[None]:
+        # The system releases it when the process dies.
+        descriptor = os.open(Path(self._root) / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # ---- pruning -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def unpruned(self) -> Iterator[None]:
+        """Nothing is pruned inside. Waits for a pruning that has begun. For backups and restores."""
+        if not self._local:
+            yield
+            return
+        with self._locked("prune.lock", fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def pruning(self) -> Iterator[None]:
+        """Lets the caller call `remove_old` inside.
+
+        Raises:
+            StoreInUse: a backup, a restore or another pruning is under way.
+            StoreUnusable: the store is not a folder of this machine.
+        """
+        if not self._local:
+            raise StoreUnusable(f"{self._root} is not a folder of this machine, and only such stores can be pruned")
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._locked("prune.lock", fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise StoreInUse(
+                    f"a backup, a restore or another `store prune` uses {self._root}; try again when it has ended"
+                ) from None
+            except OSError as error:
+                raise StoreUnusable(f"{self._root} cannot be locked: {error.strerror}; check permissions") from error
+            yield
+
+    def listed(self) -> Iterator[Listed]:
+        """Yields every blob of a local store, in no order. Blobs that come or go meanwhile may be missing."""
+        with _sentences(self._root, "read"):
+            for folder in os.scandir(Path(self._root) / "blobs"):
+                if not folder.is_dir(follow_symlinks=False):
+                    continue
+                for entry in os.scandir(folder.path):
+                    with contextlib.suppress(FileNotFoundError, ValueError):
+                        digest, found = bytes.fromhex(entry.name), entry.stat(follow_symlinks=False)
+                        if len(digest) == 32:
+                            yield Listed(digest, found.st_size, found.st_mtime)
+
+    def measure(self) -> tuple[int, int] | None:
+        """Returns the number of blobs and their size in bytes; None if the store is not a folder of this machine."""
+        if not self._local:
+            return None
+        count = size = 0
+        for blob in self.listed():
+            count, size = count + 1, size + blob.size
+        return count, size
+
+    def remove_old(self, digest: bytes, before: float) -> bool:
+        """Removes a blob of a local store that nobody has held since `before`, in seconds since 1970.
+
+        Returns whether it was removed. Inside `pruning` only. A removal that a power cut undoes is repeated by the
+        next pruning.
+
+        Raises:
+            StoreUnusable: no permission.
+        """
+        path = Path(self._path(digest))
+        with _sentences(str(path), "deleted"), self._locked("hold.lock", fcntl.LOCK_EX):
+            try:
+                if path.stat().st_mtime >= before:
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                return False
         return True
 
     def incoming(self, digest: bytes, total: int) -> "Incoming":
@@ -224,6 +344,8 @@ class BlobStore:
             self._fs.put_file(str(partial), self._path(digest))
             partial.unlink()
             return
+        # An upload may have waited for days before it was finished.
+        os.utime(partial)
         path = Path(self._path(digest))
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +412,7 @@ class Writer:
         digest = self._hashed.digest()
         with _sentences(str(self._partial), "written"):
             self._file.flush()
-            if not self._store.has(digest):
+            if not self._store._held(digest):
                 _force(self._file.fileno())
                 self._store._reveal(self._partial, digest)
         return digest
@@ -305,7 +427,7 @@ class Incoming:
         self.digest = digest
         self.total = total
         # Whether the blob is stored. Once true, it stays true.
-        self.complete = store.has(digest)
+        self.complete = store._held(digest)
 
     @property
     def received(self) -> int:

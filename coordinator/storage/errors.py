@@ -16,6 +16,7 @@ __all__ = [
     "OutOfOrder",
     "ServerStateUnusable",
     "StorageError",
+    "StoreInUse",
     "StoreUnusable",
     "TokenWithdrawn",
 ]
@@ -76,6 +77,10 @@ class BackupDamaged(BackupRefused):
 
 class StoreUnusable(StorageError):
     """The blob store cannot be read or written."""
+
+
+class StoreInUse(StorageError):
+    """Another program reads or prunes the whole store."""
 
 
 class BlobMissing(StorageError):

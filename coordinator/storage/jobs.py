@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.domain.explosion import WINDOW
-from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Norms, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Norms, Spend, TrainingMetrics
 from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
@@ -347,8 +347,14 @@ def fix_survivors(s: Session, job: str, attempt: int, survivors: Sequence[str]) 
     s.flush()
 
 
-def end_attempt(s: Session, ended: EndAttempt, now_ms: int) -> None:
+def end_attempt(s: Session, ended: EndAttempt, now_ms: int, spend: Spend | None = None) -> None:
     """Ends an attempt.
+
+    Args:
+        s: the transaction.
+        ended: how it ended.
+        now_ms: the time.
+        spend: what the members of a published sum report; only the journal keeps it.
 
     Raises:
         OutOfOrder: the attempt is not open, or belongs to another round.
@@ -391,6 +397,7 @@ def end_attempt(s: Session, ended: EndAttempt, now_ms: int) -> None:
         dropouts=sorted(first),
         result=_hex(ended.result),
         new_version=_hex(ended.version),
+        **({} if spend is None else {"reported": spend.reported, "epsilon": spend.epsilon, "delta": spend.delta}),
     )
     s.flush()
 
@@ -648,13 +655,21 @@ def record_evaluation(
     return _evaluation(row, version.digest)
 
 
-def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str) -> None:
+def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str, exported: bool = False) -> None:
     """Notes that an operator downloads a version, for every job that has it. A model leaves this way, by `evaluate` and
-    by `export`. A repeat within `within_ms` is not noted again.
+    by `export` (`exported`). A repeat within `within_ms` is not noted again.
     """
     for row in s.scalars(select(VersionRow).where(VersionRow.digest == digest).order_by(VersionRow.job)):
         note_seldom(
-            s, "version_fetched", row.job, now_ms, within_ms, same=("by", "version"), by=by, version=digest.hex()
+            s,
+            "version_fetched",
+            row.job,
+            now_ms,
+            within_ms,
+            same=("by", "version", "exported"),
+            by=by,
+            version=digest.hex(),
+            exported=exported,
         )
 
 

@@ -325,6 +325,8 @@ class VersionRow(Base):
     # Euclidean norms of the version and of its change. The start has no change, and no norm before version 1.
     norm: Mapped[float | None] = mapped_column(Double)
     change: Mapped[float | None] = mapped_column(Double)
+    # Since when its blob may be gone, by the retention policy (`coordinator.storage.prune`).
+    pruned_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class ServerStateRow(Base):
@@ -341,6 +343,7 @@ class ServerStateRow(Base):
     version: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str] = mapped_column(_Word, primary_key=True)
     digest: Mapped[bytes] = mapped_column(LargeBinary(32))
+    pruned_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class EvaluationRow(Base):

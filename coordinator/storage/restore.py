@@ -82,9 +82,9 @@ def restore_blobs(of: Snapshot, store: BlobStore) -> int:
     """
     put = 0
     for part in of.manifest.blobs:
-        if store.has(part.sha256):
-            continue
         incoming = store.incoming(part.sha256, part.size)
+        if incoming.complete:
+            continue
         try:
             with of.open_blob(part) as file:
                 # A killed restore may have left its beginning.

@@ -533,9 +533,18 @@ _HEALTH = Row(
         ),
         Panel(
             "Disk",
-            "Free space on the disk of the coordinator's folder.",
+            "Free space on the disk of the coordinator's folder, and the size of the store.",
             "bytes",
-            (Query(f"min({_c('disk_free_bytes', job=False)})", "free"),),
+            (
+                Query(f"min({_c('disk_free_bytes', job=False)})", "free"),
+                Query(f"max({_c('store_bytes', job=False)})", "store"),
+            ),
+        ),
+        Panel(
+            "Blobs in the store",
+            "Grows with every version until somebody prunes.",
+            "short",
+            (Query(f"max({_c('store_blobs', job=False)})", "blobs"),),
         ),
         Panel(
             "Open files",

@@ -62,6 +62,7 @@ async def fetch_blob(
     limit: int = MAX_BLOB,
     patience: float = 60.0,
     progress: Progress | None = None,
+    exported: bool = False,
 ) -> int:
     """Fetches a blob into a file or a bytearray and returns its size in bytes.
 
@@ -75,6 +76,7 @@ async def fetch_blob(
         limit: maximum size in bytes.
         patience: seconds without progress before it gives up.
         progress: called with (arrived, total) in bytes.
+        exported: whether an operator exports it, so that the coordinator keeps it.
 
     Raises:
         BlobNotThere: the other side does not have it.
@@ -87,7 +89,7 @@ async def fetch_blob(
     resumed = sink.size > 0
     while True:
         try:
-            await _fetch(method, digest, sink, limit, patience, progress)
+            await _fetch(method, digest, sink, limit, patience, progress, exported)
             if await asyncio.to_thread(sink.digest) == digest:
                 await asyncio.to_thread(sink.complete)
                 return sink.size
@@ -224,6 +226,7 @@ async def _fetch(
     limit: int,
     patience: float,
     progress: Progress | None,
+    exported: bool,
 ) -> None:
     """Fills the sink up to the announced size."""
     retry = _Retry(patience)
@@ -231,7 +234,7 @@ async def _fetch(
     while True:
         ended: Exception = BlobDamaged(f"the blob {digest.hex()} ends before its announced size")
         try:
-            request = federation_pb2.FetchBlobRequest(digest=digest, offset=sink.size)
+            request = federation_pb2.FetchBlobRequest(digest=digest, offset=sink.size, exported=exported)
             async for chunk in method(request):
                 total = chunk.total if total is None else total
                 _check(chunk, sink.size, total, limit)

@@ -41,6 +41,7 @@ __all__ = [
     "INDEX",
     "JOB_FILES",
     "MODEL_FILES",
+    "PASSPORT",
     "PROMPT_FILES",
     "SHARED_FILES",
     "Bundle",
@@ -58,6 +59,8 @@ __all__ = [
 ]
 
 INDEX = "bundle.json"
+# May lie beside the files of an exported model; no bundle lists it, since it names the bundle (`tacit.passport`).
+PASSPORT = "passport.json"
 # The frozen values of a prompted job: up to 2 GiB, so not every reader loads it into memory.
 BACKBONE_FILE = "backbone.safetensors"
 # The files of every job bundle.
@@ -378,7 +381,7 @@ def _refusal(folder: Path, kind: BundleKind) -> str | None:
         index = _index(folder)
     except BundleInvalid:
         index = None
-    known = set() if index is None else {INDEX, *index.files}
+    known = set() if index is None else {INDEX, PASSPORT, *index.files}
     if foreign := sorted(present - known):
         return f"{folder} holds other files ({', '.join(foreign[:3])}), which would be lost; name a new folder"
     if index is not None and index.kind == "backbone" and kind != "backbone":

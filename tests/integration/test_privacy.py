@@ -1,7 +1,10 @@
 """Privacy with real processes: an example of every mechanism, a member at its limit, crashes, and old ledgers."""
 
 import json
+import random
+import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -102,6 +105,60 @@ def test_the_example_job_of_each_mechanism_is_charged_correctly(federation, job)
     assert told == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_passport_of_a_job_verifies_offline_and_shows_every_changed_byte(federation, tmp_path):
+    """Uses the job that the first of the tests above finished."""
+    job, out, ours = "dp-sgd", tmp_path / "model", party_of(federation)
+    federation.operator("export", job, "--out", out)
+    passport = out / "passport.json"
+    words = ("coordinator", "passport", "verify", passport, "--federation", ours)
+    said = json.loads(succeed(*words, "--export", out, "--json"))
+    assert (said["valid"], said["job"], len(said["versions"])) == (True, job, 6)
+    newest, cost = said["versions"][5], epsilon(job, 5)
+    assert (newest["cohort"], newest["summed"], newest["mechanism"]) == (3, 3, "dp-sgd")
+    assert newest["spend"]["reported"] == 3
+    assert cost <= newest["spend"]["largest_epsilon"] <= cost + 1
+    # Each member's own receipt, which it signed, names the same sums.
+    for name in MEMBERS:
+        receipts = [json.loads(each.read_bytes()) for each in (federation.home(name) / "receipts" / job).glob("*.json")]
+        sums = {each["attempt"]: each["result"] for each in receipts if each["outcome"] == "published"}
+        assert sums == {each["attempt"]: each["sum"] for each in said["versions"][1:]}
+    # openssl and jq alone come to the same verdict.
+    recipe = re.search(r"```text\n(set -eu\n.*?)```", (ROOT / "docs" / "passport.md").read_text(), re.DOTALL)[1]
+
+    def by_openssl(file, federation):
+        variables = {"FILE": str(file), "FEDERATION": federation, "PATH": "/usr/bin:/bin"}
+        words = ["bash", "-c", recipe]
+        return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+
+    done = by_openssl(passport, ours)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["the passport holds"]), done
+    assert by_openssl(passport, "0" * 64).returncode != 0
+    whole, edited = passport.read_bytes(), tmp_path / "edited.json"
+    for position in sorted(random.Random(5).sample(range(len(whole)), 20)):
+        edited.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        refused = command(*words[:3], edited, *words[4:], "--json")
+        assert refused.returncode == ExitCode.FAILED, position
+        assert all(each["part"] for each in json.loads(refused.stdout)["findings"])
+    edited.write_bytes(whole.replace(b'\\"summed\\":3', b'\\"summed\\":9', 1))
+    assert "version-1 was changed" in by_openssl(edited, ours).stdout
+    page = tmp_path / "page.html"
+    succeed("coordinator", "passport", "page", passport, "--federation", ours, "--out", page)
+    assert newest["version"] in page.read_text()
+    assert "<script" not in page.read_text()
+    # A later passport names the folder as well, and a changed file in it.
+    federation.operator("passport", job, "--export", out, "--out", tmp_path / "later.json")
+    (out / "labels.json").write_text("[]")
+    later = command(*words[:3], tmp_path / "later.json", *words[4:], "--export", out)
+    assert (later.returncode, "labels.json" in later.stderr) == (ExitCode.FAILED, True)
+    absent = command("coordinator", "passport", "absent", "--dir", federation.dir)
+    assert (absent.returncode, "no job named absent" in absent.stderr) == (ExitCode.NOT_FOUND, True)
+
+
+def party_of(federation):
+    """The federation's name, as the operator knows it."""
+    return re.search(r'federation = "([0-9a-f]{64})"', (federation.dir / "operator" / "operator.toml").read_text())[1]
+
+
 def test_the_default_policy_declines_a_job_without_noise(federation):
     federation.job("silent")
     member = federation.start("north", "--job", "silent", "--data-name", "silent")
@@ -111,7 +168,7 @@ def test_the_default_policy_declines_a_job_without_noise(federation):
 
 
 def test_a_member_at_its_limit_stops_and_the_others_continue(federation):
-    federation.enrol("west", policy="schema = 1\nepsilon = 2.7\n")
+    federation.enrol("west", policy="schema = 1\nepsilon = 2.7\nreport_epsilon = false\n")
     federation.create(renamed(federation, "dp-sgd", "limited"))
     members = {name: start(federation, name, "limited") for name in (*MEMBERS, "west")}
     west = members["west"]
@@ -129,6 +186,10 @@ def test_a_member_at_its_limit_stops_and_the_others_continue(federation):
     spent = ledger(federation, "west", "limited")
     assert epsilon("dp-sgd", 3) <= 2.7 < epsilon("dp-sgd", 4)
     assert spent["spent"]["epsilon"] == pytest.approx(epsilon("dp-sgd", contributed), rel=1e-3)
+    # West keeps back what it spent, and the others report it with each sum.
+    said = federation.operator("audit", "show", "--subject", "limited", "--json").splitlines()
+    ended = [each["fields"] for each in map(json.loads, said) if each["kind"] == "attempt_ended"]
+    assert [(len(each["survivors"]), each["reported"]) for each in ended] == [(4, 3)] * 3 + [(3, 3)] * 2
     # West still receives models: its cache holds the version from which the last round started.
     newest = [attempt.new_version.hex() for attempt in attempts(detail)][-2]
     assert any(newest in path.name for path in (federation.home("west") / "cache").rglob("*"))

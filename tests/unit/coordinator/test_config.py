@@ -83,6 +83,11 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_WITNESSES": f"{'ab' * 32}, {'cd' * 32}",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",
         "TACIT_STORE_URL": "s3://bucket/prefix",
+        "TACIT_KEEP_VERSIONS": "5",
+        "TACIT_KEEP_BEST": "false",
+        "TACIT_KEEP_EXPORTED": "false",
+        "TACIT_KEEP_NAMED": "desk/3, ward/10",
+        "TACIT_PRUNE_GRACE_HOURS": "48",
         "TACIT_LOG_FORMAT": "json",
         "TACIT_TOKEN_HOURS": "2.5",
         "TACIT_MEMBER_DAYS": "30",
@@ -95,6 +100,8 @@ def test_every_key_can_be_overridden(tmp_path):
     assert config.metrics_port == 0
     assert config.authority_elsewhere
     assert config.witnesses == (b"\xab" * 32, b"\xcd" * 32)
+    assert (config.keep_versions, config.keep_best, config.keep_exported) == (5, False, False)
+    assert (config.keep_named, config.prune_grace_hours) == (("desk/3", "ward/10"), 48)
     assert (config.enrolment_connections, config.enrolment_connections_per_address) == (100, 10)
     assert (config.member_messages_per_second, config.member_calls_per_second) == (50, 20.5)
     assert config.database_url == "postgresql://db/tacit"

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from coordinator.cli import app as coordinator_app
+from coordinator.cli.passport import Group as PassportGroup
 from coordinator.config import CoordinatorConfig, environment_name
 from coordinator.rounds.counts import Count
 from edge_client.cli import app as edge_app
@@ -276,6 +277,8 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     command: Any = typer.main.get_command(PROGRAMS[words[0]])
     rest = words[1:]
     while rest and getattr(command, "commands", None) and not rest[0].startswith("-"):
+        if isinstance(command, PassportGroup) and rest[0] not in command.commands:
+            rest = ["make", *rest]
         assert rest[0] in command.commands, f"`{' '.join(words)}`: there is no command {rest[0]}"
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest

@@ -130,6 +130,7 @@ def upgrade() -> None:
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.Column("norm", sa.Double(), nullable=True),
         sa.Column("change", sa.Double(), nullable=True),
+        sa.Column("pruned_ms", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("(number = 0) = (round = 0)", name=op.f("ck_versions_start_has_no_round")),
         sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_versions_digest_is_a_digest")),
         sa.CheckConstraint("number >= 0", name=op.f("ck_versions_number_not_negative")),
@@ -268,6 +269,7 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("pruned_ms", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_server_states_digest_is_a_digest")),
         sa.CheckConstraint("name IN ('momentum', 'accumulator')", name=op.f("ck_server_states_name_known")),
         sa.ForeignKeyConstraint(

@@ -1,0 +1,197 @@
+"""What a passport says of a job, taken from the audit journal's entries.
+
+The journal is verified from its first entry on while it is read (`JobHistory.take`), so what the passport says follows
+from the head that the passport names. Everything else comes from the job document and from exported folders.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.storage.chain import JournalEntry, RosterOfJournal, Verifier
+from tacit.bundle import INDEX, BundleInvalid, read_bundle
+from tacit.job import JobDocument
+from tacit.mechanism import NoMechanism
+from tacit.passport import (
+    MAX_EVALUATIONS,
+    MAX_VERSIONS,
+    EvaluationFacts,
+    ExportFacts,
+    JobFacts,
+    RecordFacts,
+    SpendFacts,
+    VersionFacts,
+    rounded_up,
+)
+
+__all__ = ["ExportUnknown", "JobHistory", "export_facts"]
+
+
+class ExportUnknown(ValueError):
+    """A folder cannot be in the passport; the text says why and what to do."""
+
+
+@dataclass
+class JobHistory:
+    """Takes the whole journal in order, verifies it, and keeps what concerns one job."""
+
+    job: str
+    verifier: Verifier = field(default_factory=Verifier)
+    roster: RosterOfJournal = field(default_factory=RosterOfJournal)
+    created: JournalEntry | None = None
+    status: str = "running"
+    # By attempt: its cohort's size. By round: the entry of its published attempt. By number: entries of versions.
+    _cohorts: dict[int, int] = field(default_factory=dict)
+    _sums: dict[int, JournalEntry] = field(default_factory=dict)
+    _versions: dict[int, JournalEntry] = field(default_factory=dict)
+    _evaluations: dict[int, list[JournalEntry]] = field(default_factory=dict)
+
+    def take(self, entry: JournalEntry) -> None:
+        """Takes the next entry.
+
+        Raises:
+            ChainBroken: it does not follow the one before it.
+        """
+        self.verifier.take(entry)
+        self.roster.take(entry)
+        if entry.subject != self.job:
+            return
+        fields: Any = entry.fields
+        match entry.kind:
+            case "job_created":
+                self.created = self._versions[0] = entry
+            case "job_status":
+                self.status = fields["status"]
+            case "attempt_opened":
+                self._cohorts[fields["attempt"]] = len(fields["cohort"])
+            case "attempt_ended" if fields["outcome"] == "published":
+                self._sums[fields["round"]] = entry
+            case "version_published":
+                self._versions[fields["number"]] = entry
+            case "evaluation_recorded":
+                self._evaluations.setdefault(fields["number"], []).append(entry)
+            case _:
+                pass
+
+    def facts(self, document: JobDocument, digest: bytes) -> tuple[JobFacts, tuple[VersionFacts, ...]]:
+        """The job and its versions, oldest first, without the oldest beyond `MAX_VERSIONS`.
+
+        Args:
+            document: the job document.
+            digest: SHA-256 of the job document as it is stored.
+
+        Raises:
+            ValueError: the journal does not tell of this job.
+        """
+        if self.created is None:
+            raise ValueError(f"the journal has no entry that created {self.job}")
+        numbers = sorted(self._versions)
+        job = JobFacts(
+            name=self.job,
+            document=digest,
+            status=self.status,  # type: ignore[arg-type]  # Validated by the model.
+            created_ms=self.created.at_ms,
+            mechanism=document.mechanism.name,
+            versions_left_out=max(0, len(numbers) - MAX_VERSIONS),
+        )
+        return job, tuple(self._version(number, document) for number in numbers[-MAX_VERSIONS:])
+
+    def record(self, made_ms: int, software: str) -> RecordFacts:
+        """The heads of what was read.
+
+        Raises:
+            ChainBroken: see `Verifier.verdict`.
+        """
+        verdict = self.verifier.verdict()
+        return RecordFacts(
+            made_ms=made_ms,
+            software=software,
+            journal_entry=verdict.head_id,
+            journal_head=verdict.head,
+            roster_entries=self.roster.size,
+            roster_root=self.roster.root,
+        )
+
+    def _version(self, number: int, document: JobDocument) -> VersionFacts:
+        entry = self._versions[number]
+        fields: Any = entry.fields
+        ended = self._sums.get(fields["round"]) if number else None
+        of_sum: dict[str, Any] = {} if ended is None else self._sum(ended, document)
+        return VersionFacts(
+            number=number,
+            version=bytes.fromhex(fields["version"]),
+            at_ms=entry.at_ms,
+            entry=entry.id,
+            entry_hash=entry.hash,
+            mechanism=document.mechanism.name,
+            round=fields["round"] if number else 0,
+            evaluations=tuple(_evaluation(each) for each in self._evaluations.get(number, [])[-MAX_EVALUATIONS:]),
+            **of_sum,
+        )
+
+    def _sum(self, ended: JournalEntry, document: JobDocument) -> dict[str, Any]:
+        fields: Any = ended.fields
+        summed = len(fields["survivors"])
+        spend = None
+        if not isinstance(document.mechanism, NoMechanism):
+            epsilon, reported = fields.get("epsilon"), fields.get("reported") or 0
+            spend = SpendFacts(
+                reported=reported,
+                withheld=summed - reported,
+                largest_epsilon=None if epsilon is None else rounded_up(epsilon),
+                delta=fields.get("delta"),
+            )
+        return {
+            "attempt": fields["attempt"],
+            "cohort": self._cohorts.get(fields["attempt"]),
+            "summed": summed,
+            "sum": bytes.fromhex(fields["result"]),
+            "spend": spend,
+        }
+
+
+def _evaluation(entry: JournalEntry) -> EvaluationFacts:
+    fields: Any = entry.fields
+    return EvaluationFacts(
+        accuracy=fields["accuracy"],
+        loss=fields["loss"],
+        examples=fields["examples"],
+        data=None if fields["data"] is None else bytes.fromhex(fields["data"]),
+        at_ms=entry.at_ms,
+    )
+
+
+def export_facts(folder: Path, versions: tuple[VersionFacts, ...], version: bytes | None = None) -> ExportFacts:
+    """Reads an exported folder, and checks every file against its bundle.json.
+
+    Args:
+        folder: the folder.
+        versions: the job's versions.
+        version: the digest that it was made from, for a folder that does not say so.
+
+    Raises:
+        BundleInvalid: it is no exported folder, or a file differs.
+        ExportUnknown: it does not say which version it is, or is none of this job's.
+    """
+    bundle = read_bundle(folder, "model", "prompt", "hf")
+    facts = bundle.index.model
+    if (digest := version if facts is None else facts.version) is None:
+        raise ExportUnknown(
+            f"{folder} does not say which version it is, like every folder for transformers; `coordinator export` "
+            "writes its passport with it"
+        )
+    number = next((each.number for each in versions if each.version == digest), None)
+    if number is None:
+        raise ExportUnknown(f"{folder} was made from {digest.hex()}, and no version of this job has that digest")
+    try:
+        index = (folder / INDEX).read_bytes()
+    except OSError as error:
+        raise BundleInvalid(f"{folder / INDEX} cannot be read: {error.strerror}") from error
+    return ExportFacts(
+        number=number,
+        version=digest,
+        format=bundle.index.kind,  # type: ignore[arg-type]  # One of the three that were asked for.
+        index=hashlib.sha256(index).digest(),
+        files=bundle.index.files,
+    )

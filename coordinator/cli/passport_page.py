@@ -1,0 +1,114 @@
+"""A passport for people: one HTML page without scripts or foreign addresses, and a summary as JSON.
+
+Every text of the passport is escaped: a job's name or a file's name stays text.
+"""
+
+import hashlib
+from html import escape
+from typing import Any
+
+from coordinator.cli.shown import moment
+from tacit.passport import JobFacts, Passport, RecordFacts, Seal, VersionFacts
+from toolkit.text import clean
+
+__all__ = ["accuracy_of", "page_of", "spend_of", "summary"]
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
+    "table{border-collapse:collapse;margin:1rem 0;width:100%}"
+    "th,td{border-bottom:1px solid #ccc;padding:.3rem .6rem;text-align:left;vertical-align:top}"
+    "code{font-size:.85em;overflow-wrap:anywhere}"
+)
+
+
+def spend_of(version: VersionFacts) -> str:
+    """What members of a version's sum report, in words."""
+    spend = version.spend
+    if spend is None:
+        return "-"
+    if spend.reported == 0:
+        return "kept back"
+    told = f"at most {spend.largest_epsilon:g} at delta {spend.delta:g} ({spend.reported} reported"
+    return told + (f", {spend.withheld} kept back)" if spend.withheld else ")")
+
+
+def accuracy_of(version: VersionFacts) -> str:
+    """The newest evaluation with its standard error, in words."""
+    if not version.evaluations:
+        return "-"
+    newest = version.evaluations[-1]
+    return f"{100 * newest.accuracy:.1f} % ± {100 * newest.standard_error:.1f} ({newest.examples} examples)"
+
+
+def summary(passport: Passport) -> dict[str, Any]:
+    """The passport's main facts as JSON. Raises: DocumentInvalid: a section cannot be read."""
+    seal = Seal.from_json(passport.seal.encode(), what="the seal")
+    return {
+        "federation": seal.federation.hex(),
+        "operator": seal.operator,
+        "job": seal.job,
+        "job_document": hashlib.sha256(passport.section("document")).hexdigest(),
+        "made_ms": seal.made_ms,
+        "versions": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.versions],
+        "exports": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.exports],
+    }
+
+
+def page_of(passport: Passport, seal: Seal) -> str:
+    """The page. The passport was verified before.
+
+    Raises:
+        DocumentInvalid: a section cannot be read.
+    """
+    job = JobFacts.from_json(passport.section("job"), what="the section job")
+    record = RecordFacts.from_json(passport.section("record"), what="the section record")
+    name = escape(clean(seal.job, 200))
+    about = [
+        ("federation", f"<code>{seal.federation.hex()}</code>"),
+        ("signed by", f"operator {escape(seal.operator)}, {moment(seal.made_ms)} UTC"),
+        ("job document", f"<code>{job.document.hex()}</code>"),
+        ("created", f"{moment(job.created_ms)} UTC"),
+        ("status", escape(job.status)),
+        ("mechanism", escape(job.mechanism)),
+        ("journal", f"entry {record.journal_entry}, <code>{record.journal_head.hex()}</code>"),
+        ("roster log", f"{record.roster_entries} entries, <code>{record.roster_root.hex()}</code>"),
+    ]
+    versions = [
+        (
+            str(each.number),
+            f"<code>{each.version.hex()}</code>",
+            f"{moment(each.at_ms)} UTC",
+            "-" if each.cohort is None else str(each.cohort),
+            "-" if each.summed is None else str(each.summed),
+            "-" if each.sum is None else f"<code>{each.sum.hex()}</code>",
+            escape(spend_of(each)),
+            escape(accuracy_of(each)),
+        )
+        for each in passport.versions
+    ]
+    files = [
+        (str(export.number), escape(export.format), escape(file), f"<code>{listed.sha256.hex()}</code>")
+        for export in passport.exports
+        for file, listed in sorted(export.files.items())
+    ]
+    headings = ("version", "SHA-256", "made", "cohort", "in the sum", "sum", "epsilon, as reported", "accuracy")
+    left_out = f"<p>{job.versions_left_out} older versions are left out.</p>" if job.versions_left_out else ""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Passport of {name}</title>'
+        f"<style>{_STYLE}</style></head><body>\n<h1>Passport of {name}</h1>\n"
+        "<p>The operator signs what the coordinator recorded. This page is a copy for people: only the passport itself "
+        "can be verified, with <code>coordinator passport verify</code>.</p>\n"
+        f"{_table((), about)}\n<h2>Versions</h2>\n{left_out}{_table(headings, versions)}\n"
+        "<p>Epsilon is what members' ledgers report, rounded up to one digit: what the job had cost the member that "
+        "spent most, up to this version. ± is the standard error of the accuracy.</p>\n"
+        + (f"<h2>Exported files</h2>\n{_table(('version', 'format', 'file', 'SHA-256'), files)}\n" if files else "")
+        + "<h2>Job document</h2>\n"
+        f"<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{escape(passport.sections['document'])}</pre>\n"
+        "</body></html>\n"
+    )
+
+
+def _table(headings: tuple[str, ...], rows: Any) -> str:
+    head = f"<tr>{''.join(f'<th>{each}</th>' for each in headings)}</tr>" if headings else ""
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f"<table>{head}\n{body}</table>"

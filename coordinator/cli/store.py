@@ -1,0 +1,113 @@
+"""`coordinator store ...`: removes what nothing needs any more from the store.
+
+It runs on the coordinator's own machine, also while the coordinator serves.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.common import Json, Yes, confirm
+from coordinator.cli.machine import CoordinatorDir, on_machine
+from coordinator.cli.user import os_user
+from toolkit.console import ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from coordinator.storage.prune import Pruned
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, and say what would go.")] = False,
+    grace_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="How long a blob stays that nothing names. Default: prune_grace_hours in coordinator.toml.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Yes = False,
+    folder: CoordinatorDir = Path("federation"),
+    as_json: Json = False,
+) -> None:
+    """Remove versions that the retention policy lets go, and every blob that nothing names.
+
+    The policy is in coordinator.toml: keep_versions, keep_best, keep_exported, keep_named. Without one all stay.
+    """
+    import time
+
+    from coordinator.storage.blobs import open_blobs
+    from coordinator.storage.errors import StoreInUse
+    from coordinator.storage.prune import Retention
+    from coordinator.storage.prune import prune as prune_store
+
+    with on_machine(folder) as machine:
+        config = machine.config
+        if not dry_run and config.keep_versions:
+            confirm("Prune the store? Versions that the policy lets go cannot be fetched or evaluated any more.", yes)
+        named = (text.rpartition("/") for text in config.keep_named)
+        policy = Retention(
+            newest=config.keep_versions,
+            best=config.keep_best,
+            exported=config.keep_exported,
+            named=frozenset((job, int(number)) for job, _, number in named),
+        )
+        hours = config.prune_grace_hours if grace_hours is None else grace_hours
+        try:
+            done = prune_store(
+                machine.database,
+                open_blobs(config.store_url),
+                policy,
+                now_ms=time.time_ns() // 1_000_000,
+                grace_seconds=hours * 3600,
+                by=os_user(),
+                dry_run=dry_run,
+            )
+        except StoreInUse as error:
+            fail(str(error), ExitCode.REFUSED)
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "versions": {job: list(numbers) for job, numbers in done.versions.items()},
+                "states": done.states,
+                "blobs": done.blobs,
+                "bytes": done.freed,
+                "young": done.young,
+                "kept_blobs": done.kept_blobs,
+                "kept_bytes": done.kept_bytes,
+                "missing": [digest.hex() for digest in done.missing],
+            }
+        )
+    else:
+        _show(done, dry_run)
+    if done.missing:
+        fail(
+            f"the store lacks {len(done.missing)} blobs that rows name, {done.missing[0].hex()} first; pruning removed "
+            "none of them: put them back from a backup",
+            ExitCode.FAILED,
+        )
+
+
+def _show(done: "Pruned", dry_run: bool) -> None:
+    for job, numbers in sorted(done.versions.items()):
+        which = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+        typer.echo(f"{job}: {len(numbers)} versions {'would go' if dry_run else 'are let go'}, {which}")
+    verb = "would be removed" if dry_run else "removed"
+    typer.echo(f"{done.blobs} blobs {verb}, {done.freed / 1e6:,.1f} MB.")
+    typer.echo(f"{done.kept_blobs} blobs stay, {done.kept_bytes / 1e6:,.1f} MB.")
+    if dry_run and done.versions:
+        typer.echo("Blobs of versions that would go are among those that would be removed once they are old enough.")
+    if done.young:
+        typer.echo(f"{done.young} blobs that nothing names are younger than the grace period, and stay for now.")

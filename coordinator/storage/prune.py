@@ -1,0 +1,209 @@
+"""Pruning: which versions stay by the retention policy, and which blobs go.
+
+In this order, so that a crash anywhere leaves only blobs that the next run removes:
+
+1. One transaction marks the rows of versions and optimiser states that the policy lets go (`pruned_ms`), and journals
+   it. From then on no row names their blobs. The rows stay: digests, evaluations and the journal are the history. The
+   same transaction reads every digest that a row still names.
+2. Every job's document is read for what it names.
+3. Each other blob is removed if nobody stored or held it within the grace period (`BlobStore.remove_old`).
+
+A blob that a row names is never removed. Rows come to name a blob only after it was stored or held, and it then stays
+for the grace period, so a row that step 1 did not see names a blob that step 3 leaves. What the policy lets go can be
+named again, when another version has the same bytes: the store then writes or holds it like any other.
+
+A job's document and what it names always stay, its start included; so do its newest version and that version's
+optimiser state, which the next round needs, and files of synthetic text that count.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.database import Database
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, StoreUnusable
+from coordinator.storage.jobs import StoredVersion, versions
+from coordinator.storage.journal import note
+from coordinator.storage.models import CorpusRow, JobRow, JournalRow, ServerStateRow, VersionRow
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+
+__all__ = ["Pruned", "Retention", "best_of", "kept", "prune"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What stays of each job's versions besides its newest one; see coordinator.toml.
+
+    Args:
+        newest: how many of the newest versions; 0: all versions stay.
+        best: whether the best evaluated version stays.
+        exported: whether exported versions stay.
+        named: versions that stay, as (job, number).
+    """
+
+    newest: int = 0
+    best: bool = True
+    exported: bool = True
+    named: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a pruning did, or would do.
+
+    Args:
+        versions: numbers of the versions let go, by job.
+        states: how many versions' optimiser states were let go.
+        blobs: how many blobs were removed.
+        freed: their sizes together, in bytes.
+        young: blobs that nothing names and the grace period keeps.
+        kept_blobs: blobs that rows name.
+        kept_bytes: their sizes together.
+        missing: blobs that rows name and the store lacks.
+    """
+
+    versions: Mapping[str, tuple[int, ...]]
+    states: int
+    blobs: int
+    freed: int
+    young: int
+    kept_blobs: int
+    kept_bytes: int
+    missing: tuple[bytes, ...]
+
+
+def best_of(found: Sequence[StoredVersion]) -> int | None:
+    """The version with the highest accuracy on the data of the newest evaluation, the newest of equals; None without
+    any. Figures on different data say nothing about each other.
+    """
+    measured = [each for version in found for each in version.evaluations]
+    if not measured:
+        return None
+    data = max(measured, key=lambda each: each.at_ms).data
+    # The newest evaluation of each version counts.
+    figures = {
+        each.version_number: each.accuracy for each in sorted(measured, key=lambda e: e.at_ms) if each.data == data
+    }
+    return max(figures, key=lambda number: (figures[number], number))
+
+
+def kept(job: str, found: Sequence[StoredVersion], exported: frozenset[bytes], policy: Retention) -> frozenset[int]:
+    """The numbers of the versions that stay, of one job's versions in order."""
+    if policy.newest == 0:
+        return frozenset(each.number for each in found)
+    stays = {0} | {each.number for each in found[-policy.newest :]}
+    if policy.best and (best := best_of(found)) is not None:
+        stays.add(best)
+    if policy.exported:
+        stays |= {each.number for each in found if each.digest in exported}
+    return frozenset(stays | {number for name, number in policy.named if name == job})
+
+
+def prune(
+    database: Database,
+    store: BlobStore,
+    policy: Retention,
+    *,
+    now_ms: int,
+    grace_seconds: float,
+    by: str,
+    dry_run: bool = False,
+) -> Pruned:
+    """Prunes the store, beside a serving coordinator.
+
+    Args:
+        database: the coordinator's database.
+        store: its store.
+        policy: which versions stay.
+        now_ms: the time.
+        grace_seconds: how long a blob stays that nothing names.
+        by: who prunes, for the journal.
+        dry_run: whether to change nothing, and only say what would go.
+
+    Raises:
+        StoreInUse: a backup, a restore or another pruning is under way.
+        StoreUnusable: the store cannot be pruned, or a document cannot be read, so that nobody knows what it names.
+        StorageError: the database cannot be read or written.
+    """
+    with store.pruning():
+        gone, states, named, documents = database.run_now(lambda s: _decide(s, policy, now_ms, by, dry_run))
+        for job, digest in documents:
+            named.update(_named_by(store, job, digest))
+        return _remove(store, named, gone, states, now_ms / 1000 - grace_seconds, dry_run)
+
+
+_Decided = tuple[dict[str, tuple[int, ...]], int, set[bytes], list[tuple[str, bytes]]]
+
+
+def _decide(s: Session, policy: Retention, now_ms: int, by: str, dry_run: bool) -> _Decided:
+    """Marks what the policy lets go, unless `dry_run`, and returns it with all that rows name afterwards."""
+    documents = [(name, bytes(digest)) for name, digest in s.execute(select(JobRow.name, JobRow.document))]
+    named = {digest for _, digest in documents}
+    gone: dict[str, tuple[int, ...]] = {}
+    states = 0
+    for job, _ in documents:
+        found = versions(s, job)
+        stays = kept(job, found, _exported(s, job), policy)
+        pruned = set(
+            s.scalars(select(VersionRow.number).where(VersionRow.job == job, VersionRow.pruned_ms.is_not(None)))
+        )
+        leaving = tuple(each.number for each in found if each.number not in stays and each.number not in pruned)
+        # Only the newest version's state is ever read.
+        idle = select(ServerStateRow.version).where(
+            ServerStateRow.job == job, ServerStateRow.version < found[-1].number, ServerStateRow.pruned_ms.is_(None)
+        )
+        without_state = set(s.scalars(idle)) if policy.newest else set()
+        named.update(each.digest for each in found if each.number not in pruned and each.number not in leaving)
+        for each in found:
+            if each.number == found[-1].number or not policy.newest:
+                named.update(each.server_state.values())
+        states += len(without_state)
+        if leaving:
+            gone[job] = leaving
+        if dry_run or not (leaving or without_state):
+            continue
+        mine = (VersionRow.job == job, VersionRow.number.in_(leaving))
+        s.execute(update(VersionRow).where(*mine).values(pruned_ms=now_ms))
+        theirs = (ServerStateRow.job == job, ServerStateRow.version.in_(without_state))
+        s.execute(update(ServerStateRow).where(*theirs).values(pruned_ms=now_ms))
+        listed = [str(number) for number in leaving]
+        note(s, "versions_pruned", job, now_ms, numbers=listed, states=len(without_state), by=by)
+    corpora = select(CorpusRow.digest).where(CorpusRow.digest.is_not(None), CorpusRow.replaced_ms.is_(None))
+    named.update(bytes(digest) for digest in s.scalars(corpora) if digest is not None)
+    return gone, states, named, documents
+
+
+def _exported(s: Session, job: str) -> frozenset[bytes]:
+    rows = s.scalars(select(JournalRow.fields).where(JournalRow.subject == job, JournalRow.kind == "version_fetched"))
+    return frozenset(bytes.fromhex(fields["version"]) for fields in rows if fields.get("exported"))
+
+
+def _named_by(store: BlobStore, job: str, digest: bytes) -> tuple[bytes, ...]:
+    try:
+        return tuple(JobDocument.from_json(store.get(digest), what=f"the document of job {job}").blobs)
+    except (BlobMissing, BlobCorrupt, DocumentInvalid) as error:
+        raise StoreUnusable(
+            f"nothing was removed, because the document of job {job} cannot be read, and what it names must stay: "
+            f"{error}; put the file back from a backup, or prune with the software that serves this database"
+        ) from error
+
+
+def _remove(
+    store: BlobStore, named: set[bytes], gone: dict[str, tuple[int, ...]], states: int, before: float, dry_run: bool
+) -> Pruned:
+    present, kept_bytes, removed, freed, young = set(), 0, 0, 0, 0
+    for blob in store.listed():
+        if blob.digest in named:
+            present.add(blob.digest)
+            kept_bytes += blob.size
+        elif blob.held < before and (dry_run or store.remove_old(blob.digest, before)):
+            removed, freed = removed + 1, freed + blob.size
+        else:
+            young += 1
+    # A version that was published while the store was listed is in neither.
+    missing = tuple(sorted(digest for digest in named - present if not store.has(digest)))
+    return Pruned(gone, states, removed, freed, young, len(named) - len(missing), kept_bytes, missing)

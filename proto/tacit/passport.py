@@ -1,0 +1,259 @@
+"""A passport: one file that says where a job's versions come from, and that anybody verifies offline.
+
+The file is canonical JSON. Its sections are texts, each the exact bytes of a document. The seal, a text as well, names
+every section with its SHA-256, and the operator's key signs the seal. So a changed section is found by name, and
+openssl, jq and sha256sum are enough to verify the file (docs/passport.md).
+
+    authorities    the federation's authorities (`tacit.authorities`), which prove themselves
+    document       the job document
+    job            `JobFacts`
+    version-N      `VersionFacts`, one section for each version
+    export-N       `ExportFacts`, one for each exported folder
+    record         `RecordFacts`: the audit journal's head and the roster log's
+
+What it proves: the holder of the operator's key signed it, and an authority of the federation that the verifier names
+issued that operator's certificate. It repeats what the coordinator recorded, and proves none of that (docs/passport.md
+says what members' own receipts can confirm). This module is pure: callers read files and know the time.
+"""
+
+import base64
+import binascii
+import math
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints
+
+from tacit.bundle import BundledFile, FileName
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
+
+__all__ = [
+    "ALWAYS",
+    "MAX_EVALUATIONS",
+    "MAX_EXPORTS",
+    "MAX_PASSPORT_BYTES",
+    "MAX_VERSIONS",
+    "SIGNED_PREFIX",
+    "EvaluationFacts",
+    "ExportFacts",
+    "JobFacts",
+    "NotAPassport",
+    "Passport",
+    "RecordFacts",
+    "Seal",
+    "SpendFacts",
+    "VersionFacts",
+    "rounded_up",
+]
+
+# A longer history leaves out its oldest versions, and says how many.
+MAX_VERSIONS: Final = 5_000
+# Evaluations of one version; a passport holds the newest.
+MAX_EVALUATIONS: Final = 16
+MAX_EXPORTS: Final = 16
+MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
+# Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
+SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
+
+_Moment = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
+_SectionName = Annotated[
+    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export)-[0-9]{1,7})$")
+]
+_MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + 4
+# The sections that every passport has.
+ALWAYS: Final = ("authorities", "document", "job", "record")
+
+
+class NotAPassport(ValueError):
+    """The bytes are no passport at all, so there is nothing to verify. The text says why."""
+
+
+class SpendFacts(Part):
+    """What members of a sum told the coordinator of their ledgers. It is their word; only their ledgers decide.
+
+    Args:
+        reported: how many reported what the job has cost them so far.
+        withheld: how many keep it back (`report_epsilon = false`).
+        largest_epsilon: no report is above it. It is rounded up to one digit, because the exact number reveals how many
+            examples that member has; None without a report.
+        delta: the largest delta of the reports; None without a report.
+    """
+
+    reported: int = Field(ge=0)
+    withheld: int = Field(ge=0)
+    largest_epsilon: float | None = Field(default=None, ge=0)
+    delta: float | None = Field(default=None, ge=0, le=1)
+
+
+class EvaluationFacts(Part):
+    """A version measured on the operator's own data; standard errors follow from accuracy and examples."""
+
+    accuracy: float = Field(ge=0, le=1)
+    # None: the model gave no number.
+    loss: float | None
+    examples: int = Field(ge=1)
+    # SHA-256 of the file of examples.
+    data: Digest | None
+    at_ms: _Moment
+
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy, if the examples are independent draws."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.examples)
+
+
+class JobFacts(Document):
+    """The job, in numbers that the document does not hold or a reader looks for first."""
+
+    name: Short
+    # SHA-256 of the job document, the section `document`.
+    document: Digest
+    status: Literal["running", "paused", "finished", "aborted"]
+    created_ms: _Moment
+    mechanism: Short
+    # The oldest versions beyond `MAX_VERSIONS`.
+    versions_left_out: int = Field(default=0, ge=0)
+
+
+class VersionFacts(Document):
+    """One version: where its bytes come from. Version 0 is the start, and has no sum."""
+
+    number: int = Field(ge=0)
+    version: Digest
+    at_ms: _Moment
+    # The journal's entry that recorded it: number and hash.
+    entry: int = Field(ge=1)
+    entry_hash: Digest
+    mechanism: Short
+    round: int = Field(ge=0)
+    attempt: int | None = Field(default=None, ge=1)
+    # Members of the attempt at its start, and members whose vectors are in the sum.
+    cohort: int | None = Field(default=None, ge=1)
+    summed: int | None = Field(default=None, ge=1)
+    # SHA-256 over session, U3 and the sum: `result` in the receipts of these members.
+    sum: Digest | None = None
+    # None: the job has no mechanism, so no ledger was charged.
+    spend: SpendFacts | None = None
+    evaluations: Annotated[tuple[EvaluationFacts, ...], AtMost(MAX_EVALUATIONS)] = ()
+
+
+class ExportFacts(Document):
+    """A folder that `coordinator export` wrote."""
+
+    number: int = Field(ge=0)
+    version: Digest
+    format: Literal["model", "prompt", "hf"]
+    # bundle.json itself, and the files that it lists.
+    index: Digest
+    files: Annotated[dict[FileName, BundledFile], AtMost(64)]
+
+
+class RecordFacts(Document):
+    """Heads of what the coordinator keeps append-only, when the passport was made."""
+
+    made_ms: _Moment
+    software: Short
+    # The audit journal's newest entry and its hash.
+    journal_entry: int = Field(ge=0)
+    journal_head: Digest
+    # The roster log that follows from the journal; members hold copies of it.
+    roster_entries: int = Field(ge=0)
+    roster_root: Digest
+
+
+class Seal(Document):
+    """What is signed: whose passport it is, who signs, and the SHA-256 of every section."""
+
+    max_bytes: ClassVar[int] = 2 * 1024 * 1024
+
+    kind: Literal["tacit-passport-seal"] = "tacit-passport-seal"
+    federation: Digest
+    job: Short
+    operator: Short
+    # SHA-256 of the operator's certificate.
+    certificate: Digest
+    made_ms: _Moment
+    sections: Annotated[dict[_SectionName, Digest], AtMost(_MAX_SECTIONS)]
+
+
+def _signature(value: object) -> bytes:
+    if isinstance(value, str):
+        try:
+            value = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError("it is not base64") from error
+    if not isinstance(value, bytes):
+        raise ValueError("it is not base64")
+    return value
+
+
+class Passport(Document):
+    """The file."""
+
+    max_bytes: ClassVar[int] = MAX_PASSPORT_BYTES
+
+    kind: Literal["tacit-passport"] = "tacit-passport"
+    seal: Annotated[str, StringConstraints(max_length=Seal.max_bytes)]
+    # By the operator's key over `SIGNED_PREFIX` and the seal: RSA-PSS, SHA-256, a salt of 32 bytes.
+    signature: Annotated[
+        bytes,
+        PlainValidator(_signature),
+        Field(max_length=1024),
+        PlainSerializer(lambda value: base64.b64encode(value).decode(), return_type=str),
+    ]
+    # PEM.
+    certificate: Annotated[str, StringConstraints(max_length=8192)]
+    sections: Annotated[dict[_SectionName, _Section], AtMost(_MAX_SECTIONS)]
+
+    def to_bytes(self) -> bytes:
+        """The file's content: the canonical form and a line end."""
+        return self.canonical() + b"\n"
+
+    def section(self, name: str) -> bytes:
+        """A section's exact bytes. Raises: KeyError: there is none of that name."""
+        return self.sections[name].encode()
+
+    @property
+    def versions(self) -> tuple[VersionFacts, ...]:
+        """The versions in order. Raises: DocumentInvalid: a section is not what its name says."""
+        return tuple(VersionFacts.from_json(self.section(name), what=name) for name in self._named("version"))
+
+    @property
+    def exports(self) -> tuple[ExportFacts, ...]:
+        """The exported folders in order. Raises: DocumentInvalid: a section is not what its name says."""
+        return tuple(ExportFacts.from_json(self.section(name), what=name) for name in self._named("export"))
+
+    def _named(self, kind: str) -> list[str]:
+        found = [name for name in self.sections if name.startswith(f"{kind}-")]
+        return sorted(found, key=lambda name: int(name.rpartition("-")[2]))
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Reads a passport without verifying it.
+
+        Raises:
+            NotAPassport: it is too long or another file.
+            DocumentInvalid: it is a passport that was damaged.
+        """
+        try:
+            return cls.from_json(data, what="the file")
+        except DocumentInvalid as error:
+            if len(data) > cls.max_bytes or b"tacit-passport" not in data:
+                raise NotAPassport(f"it is not a passport: {error}") from error
+            raise
+
+
+def rounded_up(epsilon: float) -> float:
+    """Rounds up to one significant digit.
+
+    Raises:
+        ValueError: it is negative or not finite.
+    """
+    if not (0 <= epsilon < math.inf):
+        raise ValueError(f"an epsilon of {epsilon} cannot be rounded")
+    if epsilon == 0:
+        return 0.0
+    exponent = math.floor(math.log10(epsilon))
+    digits = math.ceil(round(epsilon / 10**exponent, 9))
+    # Through text, so that the number is the shortest one that says it.
+    return float(f"{digits}e{exponent}")

@@ -1,0 +1,183 @@
+"""A passport holds only as it was signed, by an operator of the federation that the verifier names."""
+
+import hashlib
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+
+from coordinator.pki import pem
+from tacit.authorities import Authorities
+from tacit.bundle import BundledFile
+from tacit.identity import Role, sign
+from tacit.passport import (
+    SIGNED_PREFIX,
+    EvaluationFacts,
+    ExportFacts,
+    JobFacts,
+    NotAPassport,
+    Passport,
+    RecordFacts,
+    Seal,
+    SpendFacts,
+    VersionFacts,
+    rounded_up,
+)
+from tacit.passport_proof import make_passport, verify_passport
+from tests.support import party
+
+# Verification reads no job document, so a later form of one does not matter.
+DOCUMENT = b'{"name":"desk","schema":1}'
+OURS = party.authority().federation
+MADE = int(party.present().timestamp() * 1000)
+DIGEST = bytes(range(32))
+
+
+def version(number, **more):
+    of_sum = {} if number == 0 else {"attempt": number, "cohort": 4, "summed": 3, "sum": DIGEST}
+    facts = {"number": number, "version": hashlib.sha256(bytes([number])).digest(), "at_ms": 1, "entry": number + 1}
+    return VersionFacts(**{**facts, "entry_hash": DIGEST, "mechanism": "dp-sgd", "round": number, **of_sum, **more})
+
+
+def made(of=0, *, role=Role.OPERATOR, versions=None, job=None, made_ms=MADE, exports=(), **more):
+    # The cache tells `authority(0)` from `authority()`.
+    authority, key = party.authority(of) if of else party.authority(), party.key(3)
+    job = job or {}
+    how = {
+        "key": key,
+        "certificate": authority.issue(key.public_key(), role, "op", now=party.present()),
+        "operator": "op",
+        "authorities": Authorities.first(authority.certificate),
+        "document": DOCUMENT,
+        "job": JobFacts(
+            **{
+                "name": "desk",
+                "document": hashlib.sha256(DOCUMENT).digest(),
+                "status": "finished",
+                "created_ms": 1,
+                "mechanism": "dp-sgd",
+                **job,
+            }
+        ),
+        "versions": [
+            version(0),
+            version(
+                1,
+                spend=SpendFacts(reported=2, withheld=1, largest_epsilon=3.0, delta=1e-6),
+                evaluations=[EvaluationFacts(accuracy=0.8, loss=None, examples=100, data=DIGEST, at_ms=2)],
+            ),
+        ]
+        if versions is None
+        else versions,
+        "exports": exports,
+        "record": RecordFacts(
+            made_ms=made_ms, software="1", journal_entry=9, journal_head=DIGEST, roster_entries=1, roster_root=DIGEST
+        ),
+        **more,
+    }
+    return make_passport(**how)
+
+
+@pytest.fixture(scope="module")
+def passport():
+    return made()
+
+
+def findings(data, federation=OURS):
+    return {each.part: each.sentence for each in verify_passport(data, federation).findings}
+
+
+def test_a_passport_holds_as_it_was_made(passport):
+    verdict = verify_passport(passport.to_bytes(), OURS)
+    assert verdict.findings == ()
+    assert (verdict.signer.identity.name, verdict.seal.job) == ("op", "desk")
+    assert [each.number for each in verdict.passport.versions] == [0, 1]
+
+
+def test_every_changed_byte_is_found_and_its_part_is_named(passport):
+    data = passport.to_bytes()
+    for position in range(0, len(data), 23):
+        for bit in (1, 32):
+            changed = data[:position] + bytes([data[position] ^ bit]) + data[position + 1 :]
+            assert findings(changed), position
+    for name in passport.sections:
+        text = passport.sections[name]
+        changed = passport.model_copy(update={"sections": {**passport.sections, name: text.replace("1", "2", 1)}})
+        assert name in findings(changed.to_bytes()), name
+        without = {other: text for other, text in passport.sections.items() if other != name}
+        assert "missing" in findings(passport.model_copy(update={"sections": without}).to_bytes())[name]
+    added = passport.model_copy(update={"sections": {**passport.sections, "version-2": "{}"}})
+    assert "added" in findings(added.to_bytes())["version-2"]
+    assert "canonical" in findings(b" " + data)["file"]
+    assert "canonical" in findings(data + data[-1:])["file"]
+    seal = passport.seal.replace('"job":"desk"', '"job":"dusk"')
+    assert "does not match" in findings(passport.model_copy(update={"seal": seal}).to_bytes())["signature"]
+
+
+def test_a_strangers_passport_does_not_pass_as_ours():
+    # Signed by its own authority, which names itself: a passport of another federation.
+    stranger = made(1)
+    assert findings(stranger.to_bytes(), party.authority(1).federation) == {}
+    assert findings(stranger.to_bytes()).keys() == {"authorities"}
+    # The stranger shows our authorities, and certifies itself.
+    ours = Authorities.first(party.authority().certificate)
+    certificate = party.authority(1).issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+    assert "not issued" in findings(made(1, authorities=ours, certificate=certificate).to_bytes())["certificate"]
+
+
+def test_only_an_operators_key_signs():
+    assert "has the role member" in findings(made(role=Role.MEMBER).to_bytes())["certificate"]
+    # The right certificate with another key, and a signature made for another purpose.
+    assert findings(made(key=party.key(2)).to_bytes()).keys() == {"signature"}
+    passport = made()
+    undomained = passport.model_copy(update={"signature": sign(party.key(3), passport.seal.encode())})
+    assert findings(undomained.to_bytes()).keys() == {"signature"}
+    assert SIGNED_PREFIX == b"tacit/passport/v1\n"
+    assert "another" in findings(made(operator="else").to_bytes())["seal"]
+    year = 400 * 24 * 3600 * 1000
+    assert "not valid" in findings(made(made_ms=MADE + year).to_bytes())["seal"]
+
+
+@pytest.mark.parametrize(
+    ("how", "part"),
+    [
+        ({"job": {"document": DIGEST}}, "document"),
+        ({"job": {"name": "dusk"}}, None),
+        ({"versions": [version(0), version(2)]}, "versions"),
+        ({"versions": [version(0), version(1, summed=5)]}, "version-1"),
+        ({"versions": [version(0, entry=10)]}, "version-0"),
+        ({"exports": [ExportFacts(number=1, version=DIGEST, format="hf", index=DIGEST, files={})]}, "export-1"),
+    ],
+)
+def test_a_signers_contradictions_are_found(how, part):
+    found = findings(made(**how).to_bytes())
+    assert found.keys() == ({part} if part else set())
+
+
+def test_another_file_is_no_passport():
+    for data in (b"", b"{}", b"\xff", b'{"kind": "tacit-receipt"}', b"[]"):
+        with pytest.raises(NotAPassport):
+            verify_passport(data, OURS)
+
+
+def test_an_export_is_named_by_its_files():
+    file = BundledFile(sha256=DIGEST, size=1)
+    export = ExportFacts(number=1, version=version(1).version, format="model", index=DIGEST, files={"a": file})
+    assert findings(made(exports=[export]).to_bytes()) == {}
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rounded"),
+    [(0, 0.0), (1.0, 1.0), (1.01, 2.0), (0.083, 0.09), (9.5, 10.0), (0.3, 0.3), (123.0, 200.0), (7e-7, 7e-7)],
+)
+def test_a_reported_epsilon_is_rounded_up_to_one_digit(epsilon, rounded):
+    assert rounded_up(epsilon) == rounded
+
+
+def test_the_seal_names_its_certificate(passport):
+    seal = Seal.from_json(passport.seal.encode())
+    certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+    assert seal.certificate != certificate.fingerprint(hashes.SHA256())
+    # Another certificate of the same key and name is another certificate.
+    changed = passport.model_copy(update={"certificate": pem(certificate).decode()})
+    assert "not the certificate" in findings(changed.to_bytes())["certificate"]
+    assert Passport.read(changed.to_bytes()).certificate == pem(certificate).decode()
