@@ -374,6 +374,9 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         _leave_attempt(step, phase, AttemptEnded(False, Reason.REASON_ATTEMPT_STALE))
         phase = phase.holding
         step.enter(attempt.job, phase)
+    if isinstance(phase, Awaiting):
+        _say_refusal(step, attempt, phase.decline.reason, phase.decline.detail)
+        return
     if not isinstance(phase, Holding):
         detail = (
             f"this process holds no update for attempt {attempt.round}.{attempt.attempt}: it was restarted, or the "
