@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from edge_client.approval.folder import ApprovalFolder, ApprovalRequest
+from edge_client.approval.folder import LONGEST_LINE, ApprovalFolder, ApprovalRequest
 from edge_client.approval.rules import Heard, Question, Standing, Terms, standing_of
 from edge_client.approval.statement import SignedStatement, StatementInvalid
 from edge_client.ledger.store import LedgerError
@@ -29,6 +29,7 @@ from edge_client.policy.policy import Policy, PolicyRefusal
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
+from toolkit.text import clean
 
 __all__ = ["Describe", "Desk", "Recorder"]
 
@@ -171,7 +172,7 @@ class Desk:
             data=self._data,
             document=job,
             policy=self._policy,
-            lines=tuple(lines),
+            lines=tuple(clean(line, LONGEST_LINE) for line in lines),
             plan=json.dumps(plan, sort_keys=True, default=str),
             asked_ms=time.time_ns() // 1_000_000,
         )

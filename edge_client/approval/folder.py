@@ -23,12 +23,13 @@ from tacit.job import JobDocument
 from tacit.limits import MAX_TENSORS
 from toolkit.durable import durable_file, sync_folder
 
-__all__ = ["ApprovalFolder", "ApprovalRequest", "folders"]
+__all__ = ["LONGEST_LINE", "ApprovalFolder", "ApprovalRequest", "folders"]
 
 _REQUEST = "request.json"
 # Statements that are read of one job: each steward decides a few times.
 _MAX_STATEMENTS = 1000
 # The dry run names each shared parameter.
+LONGEST_LINE = 4000
 _MAX_LINES = 2 * MAX_TENSORS
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -55,7 +56,7 @@ class ApprovalRequest(Document):
     document: JobDocument
     policy: PolicyDocument
     # The dry run for people, and as JSON.
-    lines: Annotated[tuple[Annotated[str, StringConstraints(max_length=20_000)], ...], AtMost(_MAX_LINES)]
+    lines: Annotated[tuple[Annotated[str, StringConstraints(max_length=LONGEST_LINE)], ...], AtMost(_MAX_LINES)]
     plan: Annotated[str, StringConstraints(max_length=2 * 1024 * 1024), AfterValidator(_is_table)]
     asked_ms: int = Field(ge=0, le=2**63 - 1)
 

@@ -1,4 +1,4 @@
-"""Real processes: a steward reads what a job would do, approves it, withdraws, and is asked anew about a changed job."""
+"""Real processes: a steward reads what a job would do, approves, withdraws, and is asked anew about a changed job."""
 
 import json
 
@@ -65,7 +65,10 @@ def test_a_member_waits_for_its_steward_and_stops_when_the_approval_is_withdrawn
     south.wait_for("approval_heard", decision="withdraw")
     south.wait_for("approval_awaited", job="desk")
     detail = federation.wait_for("desk", lambda detail: detail.job.approvals.awaited == 1)
-    last, sent = detail.job.version_number, len(list((federation.home("south") / "receipts" / "desk").glob("*.sent.json")))
+    last, sent = (
+        detail.job.version_number,
+        len(list((federation.home("south") / "receipts" / "desk").glob("*.sent.json"))),
+    )
     within_patience(lambda: federation.show("desk").job.members_ready == 2)
     assert federation.show("desk").job.version_number == last
     assert len(list((federation.home("south") / "receipts" / "desk").glob("*.sent.json"))) == sent

@@ -19,7 +19,7 @@ AWAITED, DECLINED = Reason.REASON_APPROVAL_AWAITED, Reason.REASON_APPROVAL_DECLI
 
 
 class AskingFleet(Fleet):
-    """A fleet in which some members ask their stewards. What stewards say is known here; the machines are the real ones.
+    """A fleet in which some members ask their stewards. What these say is known here; the machines are the real ones.
 
     Like the agent, a member asks before it trains, before it joins (inside the machine), and before it masks.
     """

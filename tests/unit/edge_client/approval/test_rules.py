@@ -134,7 +134,7 @@ def test_a_statement_that_does_not_fit_together_cannot_exist():
         {"decision": "decline"},
         {"decision": "decline", "expires_ms": None, "reason": "\x1b[2J"},
     ):
-        with pytest.raises(ValueError, match="expires_ms|reason"):
+        with pytest.raises(ValueError, match=r"expires_ms|reason"):
             ApprovalStatement.model_validate({**good, **wrong})
 
 
