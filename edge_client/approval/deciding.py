@@ -148,7 +148,7 @@ def heard_at(home: Path, request: ApprovalRequest) -> tuple[Sequence[Heard], int
     heard = [] if state is None else [Heard(kept.signed, at in state.lapsed) for at, kept in state.approvals.items()]
     recorded = {each.signed.digest() for each in heard}
     folder = ApprovalFolder(home, request.data, request.document.name)
-    heard += [Heard(signed) for signed in folder.statements() if signed.digest() not in recorded]
+    heard += [Heard(signed) for signed in folder.statements(recorded) if signed.digest() not in recorded]
     return heard, 0 if state is None else state.at_ms
 
 

@@ -182,7 +182,7 @@ class Desk:
         folder = self._folder(question.job)
         recorded = {signed.digest() for signed, _ in self._recorder.heard()}
         left = []
-        for signed in folder.statements():
+        for signed in folder.statements(recorded):
             if signed.digest() in recorded or not self._holds(question, signed):
                 continue
             try:

@@ -9,7 +9,7 @@ ledger, which decides. So a statement that is removed here later still counts.
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -137,10 +137,16 @@ class ApprovalFolder:
         """
         return SignedStatement.from_file(self.path / name)
 
-    def statements(self) -> Iterator[SignedStatement]:
-        """Yields the statements that can be read, those that were signed first coming first."""
-        found = []
+    def statements(self, known: Collection[bytes] = ()) -> Iterator[SignedStatement]:
+        """Yields the statements that can be read, those that were signed first coming first.
+
+        Args:
+            known: digests of statements that are known already. Files that are named by one are not read.
+        """
+        found, skipped = [], {f"{digest.hex()}.json" for digest in known}
         for name in self.names():
+            if name in skipped:
+                continue
             with contextlib.suppress(OSError, DocumentInvalid):
                 found.append(self.statement(name))
         yield from sorted(found, key=lambda each: (each.statement.issued_ms, each.signature))

@@ -257,6 +257,7 @@ def _await_approval(step: _Step, assignment: Assignment, job: JobDocument, reaso
         Note(
             "approval_awaited",
             {"job": assignment.job, "round": assignment.round, "reason": word(reason), "detail": detail},
+            warning=True,
         ),
         Say(decline),
     )

@@ -72,11 +72,14 @@ class AskingFleet(Fleet):
 
 
 def test_a_job_waits_for_stewards_for_days_without_a_failed_round_and_says_so():
-    fleet = AskingFleet(3, "m2").connect().run(hours=72)
+    fleet = AskingFleet(3, "m2")
+    fleet.connect().run(hours=72)
     fleet.check()
     assert fleet.state.status is JobStatus.RUNNING
     assert (fleet.state.round, fleet.state.failed_rounds, fleet.state.version_number) == (1, 0, 0)
-    assert "the stewards of m2 have yet to approve it" in waiting(fleet.state)
+    assert waiting(fleet.state) == (
+        "2 of the 3 members needed are available; the stewards of m2 have yet to approve it"
+    )
     assert fleet.told("m2", Ready) == []
     # The others trained once, and nobody is blamed for silence.
     assert len(fleet.told("m0", Ready)) >= 1
@@ -89,7 +92,8 @@ def test_a_job_waits_for_stewards_for_days_without_a_failed_round_and_says_so():
 
 
 def test_members_that_approve_are_told_apart_from_those_that_have_not_looked_or_declined():
-    fleet = AskingFleet(5, "m2", "m3", "m4").connect()
+    fleet = AskingFleet(5, "m2", "m3", "m4")
+    fleet.connect()
     fleet.said["m2"], fleet.said["m4"] = None, DECLINED
     fleet.run(lambda: len(fleet.told("m2", Ready)) > 0 and fleet.state.members["m4"].declined is not None)
     assert fleet.state.awaiting_approval == ("m3",)
@@ -102,7 +106,8 @@ def test_members_that_approve_are_told_apart_from_those_that_have_not_looked_or_
 
 
 def test_declines_that_leave_too_few_pause_the_job_until_the_operator_resumes_it():
-    fleet = AskingFleet(3, "m2").connect()
+    fleet = AskingFleet(3, "m2")
+    fleet.connect()
     fleet.said["m2"] = DECLINED
     fleet.run(lambda: fleet.state.status is JobStatus.PAUSED)
     assert fleet.state.reason == Reason.REASON_MEMBERS_DECLINED
@@ -115,7 +120,8 @@ def test_declines_that_leave_too_few_pause_the_job_until_the_operator_resumes_it
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen while holding", "seen when the attempt opens"])
 def test_a_withdrawal_after_ready_keeps_the_vector_here_and_a_new_approval_continues(seen):
-    fleet = AskingFleet(4, "m3", job=job_document(min_members=4)).connect()
+    fleet = AskingFleet(4, "m3", job=job_document(min_members=4))
+    fleet.connect()
     fleet.said["m3"] = None
 
     def withdraw(name, message):
@@ -146,7 +152,8 @@ def test_a_withdrawal_after_ready_keeps_the_vector_here_and_a_new_approval_conti
 
 
 def test_a_withdrawal_in_the_middle_of_an_attempt_leaves_it_before_anything_is_masked():
-    fleet = AskingFleet(4, "m3", job=job_document(min_members=3, count=1)).connect()
+    fleet = AskingFleet(4, "m3", job=job_document(min_members=3, count=1))
+    fleet.connect()
     fleet.said["m3"] = None
     mask = fleet._mask
 
@@ -154,6 +161,10 @@ def test_a_withdrawal_in_the_middle_of_an_attempt_leaves_it_before_anything_is_m
         if member.name == "m3":
             fleet.decide("m3", AWAITED, seen=False)
         mask(member, effect)
+        if member.name == "m3":
+            # It waits for its stewards, and does not sit the round out.
+            assert isinstance(member.state.phase("questions"), states.Awaiting)
+            assert member.update is None
 
     fleet._mask = withdraw_first
     fleet.run(lambda: fleet.state.version_number == 1)
@@ -165,7 +176,8 @@ def test_a_withdrawal_in_the_middle_of_an_attempt_leaves_it_before_anything_is_m
 
 
 def test_a_coordinator_that_restarts_hears_again_who_waits():
-    fleet = AskingFleet(3, "m2").connect().run(hours=1)
+    fleet = AskingFleet(3, "m2")
+    fleet.connect().run(hours=1)
     before = len(fleet.told("m2", Decline))
     fleet.crash_coordinator()
     fleet.run(lambda: isinstance(fleet.state.phase, TrainingWindow) and len(fleet.told("m2", Decline)) > before)
@@ -175,7 +187,8 @@ def test_a_coordinator_that_restarts_hears_again_who_waits():
 
 
 def test_a_late_answer_of_the_stewards_changes_nothing_for_another_round():
-    fleet = AskingFleet(4, "m3", job=job_document(min_members=3)).connect()
+    fleet = AskingFleet(4, "m3", job=job_document(min_members=3))
+    fleet.connect()
     fleet.run(lambda: fleet.told("m3", Decline) != [])
     first = fleet.members["m3"].state.phase("questions").assignment
     fleet.run(lambda: fleet.state.round == 2 and len(fleet.told("m3", Decline)) == 2)
@@ -196,7 +209,9 @@ class NightFleet(AskingFleet):
 
 
 def test_a_round_ends_for_a_member_that_sits_it_out_only_if_it_would_be_enough_without_stewards():
-    enough = NightFleet(4, "m3").connect().run(hours=24)
+    enough = NightFleet(4, "m3")
+    enough.connect().run(hours=24)
     assert (enough.state.status, enough.state.failed_rounds) == (JobStatus.PAUSED, enough.job.rounds.max_failed_rounds)
-    needed = NightFleet(3, "m2").connect().run(hours=24)
+    needed = NightFleet(3, "m2")
+    needed.connect().run(hours=24)
     assert (needed.state.status, needed.state.round, needed.state.failed_rounds) == (JobStatus.RUNNING, 1, 0)

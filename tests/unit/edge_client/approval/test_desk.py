@@ -10,7 +10,9 @@ from structlog.testing import capture_logs
 from edge_client.approval.deciding import DecisionRefused, decide, put, standing_at
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
-from edge_client.ledger.ledger import Ledger, ledger_path
+from edge_client.ledger.chain import ApprovalKept, RecordInvalid, record_after
+from edge_client.ledger.ledger import Ledger, LedgerMisused, ledger_path
+from edge_client.ledger.replay import LedgerState
 from edge_client.ledger.store import LedgerUnwritable
 from edge_client.ledger.verification import export_lines, verify, verify_export
 from edge_client.policy.policy import Policy, PolicyRefusal
@@ -118,6 +120,25 @@ def test_an_approval_in_the_folder_is_recorded_and_counts(place):
     made.restart()
     assert made.stage() == "approved"
     assert made.decisions() == ["approve"]
+
+
+def test_a_statement_stands_in_the_chain_once(place):
+    """Recorded a second time, after a withdrawal, it would look newer than it is."""
+    made = place()
+    approval = made.says(MARY, "approve")
+    assert made.ledger.approval(approval)
+    assert not made.ledger.approval(approval)
+    state = LedgerState()
+    for record in made.ledger.records():
+        state.apply(record)
+    again = ApprovalKept(statement=approval.statement, signature=approval.signature)
+    with pytest.raises(RecordInvalid, match="already in the ledger"):
+        state.check(record_after(state.head, state.sequence + 1, state.at_ms, again))
+    withdrawal = made.says(MARY, "withdraw")
+    made.ledger.approval(withdrawal)
+    for signed, why in ((withdrawal, "no approval"), (made.says(JOHN, "approve"), "no approval")):
+        with pytest.raises(LedgerMisused, match=why):
+            made.ledger.lapse(signed)
 
 
 def test_a_changed_job_and_a_changed_policy_ask_again(place):

@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from edge_client.approval.statement import SignedStatement
+from edge_client.approval.steward import StewardKeyUnusable, open_key
 from edge_client.cli import app
 from edge_client.ledger.ledger import Ledger, ledger_path
 from edge_client.policy.policy import Policy
+from edge_client.private_store.sealing import StoreKey
 from learning.accounting.filter import Limit
 from tacit.manifest import Manifest
 from tests.unit.edge_client.approval.test_desk import Recorder
@@ -81,6 +83,8 @@ def test_a_key_whose_public_half_was_exchanged_signs_nothing(key, home):
     file, public = key
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "public": "11" * 32}))
+    with pytest.raises(StewardKeyUnusable, match="does not open"):
+        open_key(file, StoreKey.from_passphrase(PASSPHRASE))
     assert ended("job", "withdraw", "questions", "--key", file, "--digest", DIGEST, "--yes", "--home", home)[0] == 4
     file.write_text(json.dumps({**content, "public": public, "sealed": "00" + content["sealed"][2:]}))
     assert ended("job", "withdraw", "questions", "--key", file, "--digest", DIGEST, "--yes", "--home", home)[0] == 2

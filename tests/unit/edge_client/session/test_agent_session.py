@@ -115,7 +115,7 @@ def test_a_withdrawal_after_the_attempt_began_stops_the_vector_before_it_is_char
         budget = SimpleNamespace(charge=lambda attempt, reserved: charged.append(attempt))
         journal = SimpleNamespace(memory=lambda: Memory({}))
         made = Agent(None, None, journal, None, budget, None, None, desk=SimpleNamespace(check=check))
-        made._held[job.name] = SimpleNamespace(assignment=assignment, reserved=None, staged=None)
+        made._held[job.name] = agent_module._Held(assignment, None, None, None)
         made._carry_out(states.MaskAndUpload(attempt, job, job.weights, 3, None))
         for upload in made._uploads.values():
             upload.cancel()
