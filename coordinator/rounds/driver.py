@@ -535,7 +535,9 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
             records.open_round(session, job, entry.round, now_ms)
         case fx.OpenAttempt():
             attempt = entry.attempt
-            records.open_attempt(session, job, attempt.round, attempt.attempt, entry.cohort, now_ms)
+            records.open_attempt(
+                session, job, attempt.round, attempt.attempt, entry.cohort, now_ms, approved=entry.approved
+            )
         case fx.FixSurvivors():
             records.fix_survivors(session, job, entry.attempt.attempt, entry.survivors)
         case EndAttempt():

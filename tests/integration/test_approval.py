@@ -75,6 +75,11 @@ def test_a_member_waits_for_its_steward_and_stops_when_the_approval_is_withdrawn
     ledger = json.loads(succeed("edge_client", "ledger", "show", "--home", federation.home("south"), "--json"))
     assert [each["decision"] for each in ledger["approvals"]] == ["approve", "withdraw"]
 
+    # The coordinator's journal keeps which members of each attempt reported an approval.
+    opened = [json.loads(line) for line in federation.operator("audit", "show", "--json").splitlines()]
+    opened = [each for each in opened if each["kind"] == "attempt_opened" and each["subject"] == "desk"]
+    assert opened[0]["fields"]["approved"] == ["south"]
+
     # A changed job is another job, and asks again.
     federation.operator("job", "abort", "desk", "--yes")
     federation.job("desk-two", count=1)
