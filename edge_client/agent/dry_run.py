@@ -594,4 +594,5 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     else:
         reach = plan.outlook
         partly = f" in {reach.possible} of {reach.rounds} rounds" if reach is not None and reach.spent_by else ""
-        say(f"  the policy allows it: `edge_client run` would take part{partly}")
+        once = " once the stewards have approved it" if member.policy.asks else ""
+        say(f"  the policy allows it: `edge_client run` would take part{partly}{once}")

@@ -347,7 +347,7 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None") -> None:
     lines += [
         f"  trains      a {job.model.architecture} by {job.method.name}, for the labels {', '.join(job.labels[:20])}",
         f"  rounds      {job.rounds.count}, each of up to {job.rounds.max_attempts} attempts: up to {at_most} vectors",
-        f"  cohorts     of {job.rounds.min_members} to {job.rounds.target_members} members",
+        f"  cohorts     of {_cohorts(job.rounds.min_members, job.rounds.target_members)} members",
         f"  noise       {job.mechanism.name}",
         "  files       " + ", ".join(f"{name} {digest.hex()[:16]}" for name, digest in sorted(question.files.items())),
         "On the member's machine:",
@@ -359,6 +359,10 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None") -> None:
         f"To approve it: `edge_client job approve {job.name} --digest {question.document.hex()[:16]} --key FILE`."
     )
     typer.echo(printable("\n".join(lines)))
+
+
+def _cohorts(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _words(standing: "Standing") -> str:

@@ -10,6 +10,7 @@ from tacit.documents import AtMost, Digest, Document, Short
 from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Unit
 from tacit.prompt import Source
+from tacit.reading import shown
 
 if TYPE_CHECKING:
     from learning.accounting.filter import Limit
@@ -36,10 +37,17 @@ _MAX_KINDS = 16
 _Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], AtMost(_MAX_NAMED)]
 
 
+def _ask(value: object) -> object:
+    if isinstance(value, str) and value != "ask":
+        raise ValueError(f'is {shown(value)}; write "ask", or a list of names such as ["*"]')
+    return value
+
+
 # Names of jobs, or a person's approval of each job.
 _Jobs = Annotated[
     Annotated[_Patterns, Tag("names")] | Annotated[Literal["ask"], Tag("ask")],
     Discriminator(lambda value: "ask" if isinstance(value, str) else "names"),
+    BeforeValidator(_ask),
 ]
 
 

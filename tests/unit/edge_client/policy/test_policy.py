@@ -113,7 +113,7 @@ def test_a_policy_that_asks_needs_as_many_stewards_as_approvals():
         ({"jobs": "ask"}, "needs 1 of them, and there are 0"),
         ({"jobs": "ask", "min_approvals": 2, "stewards": {"mary": mary}}, "needs 2 of them, and there are 1"),
         ({"stewards": {"mary": mary, "twin": mary}}, "the same key"),
-        ({"jobs": "all"}, "'all'"),
+        ({"jobs": "all"}, r"is 'all'; write \"ask\", or a list of names"),
         ({"jobs": "ask", "min_approvals": 3, "stewards": {"mary": mary, "john": john}}, "less than or equal to 2"),
     ):
         with pytest.raises(ValueError, match=why):
