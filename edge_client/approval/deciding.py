@@ -21,7 +21,7 @@ from edge_client.approval.statement import (
 from edge_client.ledger.outlook import stored_state
 from toolkit.text import clean
 
-__all__ = ["DecisionRefused", "decide", "heard_at", "put", "standing_at", "steward_named"]
+__all__ = ["DecisionRefused", "days_of", "decide", "heard_at", "put", "standing_at", "steward_named"]
 
 _DAY_MS = 24 * 3600 * 1000
 
@@ -45,6 +45,21 @@ def steward_named(request: ApprovalRequest, key: bytes) -> str:
     return name
 
 
+def days_of(request: ApprovalRequest, days: float | None) -> float:
+    """How long an approval is valid: the days given, else 30, or what the policy allows if that is less.
+
+    Raises:
+        DecisionRefused: the policy allows no approval for so long.
+    """
+    longest = request.policy.max_approval_days
+    if days is not None and days > longest:
+        raise DecisionRefused(
+            f"the policy of {request.member} lets an approval be valid for {longest:g} days at most; give --days "
+            f"{longest:g} or fewer"
+        )
+    return min(30.0, longest) if days is None else days
+
+
 def decide(
     request: ApprovalRequest,
     choice: Choice,
@@ -61,7 +76,7 @@ def decide(
         request: what was read.
         choice: the decision.
         key: the steward's key.
-        days: how long an approval is valid. None: 30 days, or what the policy allows if that is less.
+        days: how long an approval is valid (`days_of`).
         reason: why a job is declined; cleaned and cut to 300 characters.
         known: statements that were made before. This one is signed later than those of the same key, whatever the
             clock says.
@@ -72,13 +87,7 @@ def decide(
     """
     public = key.public_key().public_bytes_raw()
     steward_named(request, public)
-    longest = request.policy.max_approval_days
-    days = min(30.0, longest) if days is None else days
-    if choice == "approve" and days > longest:
-        raise DecisionRefused(
-            f"the policy of {request.member} lets an approval be valid for {longest:g} days at most; give --days "
-            f"{longest:g} or fewer"
-        )
+    lasts = days_of(request, days)
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     before = [each.statement.issued_ms for each in known if each.statement.steward == public]
     issued = max([now, *(at + 1 for at in before)])
@@ -94,7 +103,7 @@ def decide(
             policy=question.policy,
             decision=choice,
             issued_ms=issued,
-            expires_ms=issued + int(days * _DAY_MS) if choice == "approve" else None,
+            expires_ms=issued + int(lasts * _DAY_MS) if choice == "approve" else None,
             reason=clean(reason, LONGEST_REASON) if choice == "decline" else "",
             steward=public,
         ),

@@ -244,7 +244,7 @@ def _decide(
     days: float | None = None,
     reason: str = "",
 ) -> None:
-    from edge_client.approval.deciding import DecisionRefused, decide, heard_at, put, steward_named
+    from edge_client.approval.deciding import DecisionRefused, days_of, decide, heard_at, put, steward_named
     from edge_client.approval.steward import KeyMissing, StewardKeyUnusable, open_key, public_key
     from edge_client.cli.steward import passphrase
     from edge_client.ledger.store import LedgerError
@@ -253,7 +253,8 @@ def _decide(
         fail("give --request and --out together, or neither of them on the member's machine", ExitCode.USAGE)
     try:
         name = steward_named(asked, public_key(key))
-        _confirm(asked, choice, name, digest, yes, quiet=as_json or json_requested())
+        lasts = f", for {days_of(asked, days):g} days" if choice == "approve" else ""
+        _confirm(asked, f"{choice.capitalize()} {asked.document.name} as {name}{lasts}?", digest, yes, as_json)
         known = [] if request is not None else [each.signed for each in heard_at(_home(home), asked)[0]]
         signed = decide(asked, choice, open_key(key, passphrase()), days=days, reason=reason, known=known)
         if out is not None:
@@ -274,9 +275,7 @@ def _decide(
     _told(signed, path, as_json, None if out is not None else _home(home))
 
 
-def _confirm(
-    asked: "ApprovalRequest", choice: "Choice", name: str, digest: str | None, yes: bool, *, quiet: bool
-) -> None:
+def _confirm(asked: "ApprovalRequest", question: str, digest: str | None, yes: bool, as_json: bool) -> None:
     """Makes sure that what is signed is what was read. Raises CommandFailed."""
     found = asked.question.document.hex()
     if digest is not None:
@@ -288,13 +287,13 @@ def _confirm(
             )
     elif yes:
         fail("--yes needs --digest, as `edge_client job show` prints it: nobody reads what is signed", ExitCode.USAGE)
-    elif not quiet:
+    elif not (as_json or json_requested()):
         _print(asked, None)
     if yes:
         return
     if not sys.stdin.isatty():
         fail("there is no terminal to confirm on; give --yes and --digest", ExitCode.USAGE)
-    if not typer.confirm(f"{choice.capitalize()} {asked.document.name} as {name}?", err=True):
+    if not typer.confirm(question, err=True):
         fail("nothing was decided", ExitCode.REFUSED)
 
 

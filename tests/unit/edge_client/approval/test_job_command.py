@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -144,6 +147,22 @@ def test_a_decision_on_the_members_machine_is_put_into_its_home(home, key):
     assert "declined by mary (no consent)" in ended("job", "list", "--home", home)[1]
     assert ended("job", "withdraw", "questions", *words)[0] == 0
     assert ended("job", "list", "--home", home)[1] == "questions (data data): 0 of 1 approvals\n"
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y", 0), ("n", ExitCode.REFUSED)])
+def test_a_person_at_a_terminal_reads_what_is_signed_and_for_how_long(home, key, typed, code):
+    words = ["job", "approve", "questions", "--key", str(key[0]), "--home", str(home)]
+    person, terminal = os.openpty()
+    env = {**os.environ, "TACIT_STEWARD_PASSPHRASE": PASSPHRASE}
+    command = [sys.executable, "-c", "from edge_client.cli import main; main()", *words]
+    os.write(person, f"{typed}\n".encode())
+    done = subprocess.run(command, stdin=terminal, capture_output=True, text=True, env=env, timeout=120, check=False)
+    os.close(terminal)
+    os.close(person)
+    assert done.returncode == code, done.stderr
+    assert DIGEST in done.stdout
+    assert "Approve questions as mary, for 30 days?" in done.stderr
+    assert len(ApprovalFolder(home, "data", "questions").names()) == (1 if typed == "y" else 0)
 
 
 def test_a_decision_on_another_machine_travels_as_two_files(home, key, tmp_path):
