@@ -212,11 +212,11 @@ class Runtime:
 
     def declined(self) -> Mapping[str, Mapping[str, str]]:
         """Returns, by member and job, the sentence with which the member declined."""
-        found: dict[str, dict[str, str]] = {}
-        for name, driver in self.drivers.items():
-            for member, detail in driver.declined().items():
-                found.setdefault(member, {})[name] = detail
-        return found
+        return _by_member({name: driver.declined() for name, driver in self.drivers.items()})
+
+    def awaiting(self) -> Mapping[str, Mapping[str, str]]:
+        """Returns, by member and job, what the member said that waits for its stewards."""
+        return _by_member({name: driver.awaiting() for name, driver in self.drivers.items()})
 
     async def disconnect(self, member: str) -> None:
         """Ends a revoked member's session, its uploads and downloads, and its part in attempts in progress."""
@@ -254,6 +254,15 @@ class _Outbox:
 
     def send(self, member: str, message: FromCoordinator) -> None:
         self._sessions.send(member, message)
+
+
+def _by_member(said: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Turns sentences by job and member into sentences by member and job."""
+    found: dict[str, dict[str, str]] = {}
+    for job, details in said.items():
+        for member, detail in details.items():
+            found.setdefault(member, {})[job] = detail
+    return found
 
 
 def _admits(session: MemberSession, job: str) -> bool:

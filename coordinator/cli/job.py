@@ -24,7 +24,7 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.corpora import corpora
 from coordinator.cli.trying import try_job
-from toolkit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json, printable
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def show(
     detail, document = run(work())
     server = None if document is None else document.server
     earlier = None if document is None else document.earlier
-    from coordinator.cli.shown import detail_json, optimiser_json
+    from coordinator.cli.shown import approvals_words, detail_json, optimiser_json
 
     if as_json:
         print_json(
@@ -309,6 +309,8 @@ def show(
     from coordinator.cli.status import jobs_table
 
     typer.echo(jobs_table([detail.job]))
+    if detail.job.HasField("approvals"):
+        typer.echo(printable(f"\nMembers: {approvals_words(detail.job.approvals)}"))
     if earlier is not None:
         typer.echo(f"\nStarted from version {earlier.number} of {earlier.job}")
     if server is not None:

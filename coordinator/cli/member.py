@@ -180,7 +180,8 @@ def members_table(members: "list[operator_pb2.Member]") -> str:
 
     rows, now_ms = [], time.time_ns() // 1_000_000
     for member in members:
-        declined = "; ".join(f"{job}: {sentence}" for job, sentence in sorted(member.declined.items()))
+        said = sorted({**member.declined, **member.awaiting}.items())
+        declined = "; ".join(f"{job}: {sentence}" for job, sentence in said)
         rows.append(
             [
                 member.name,

@@ -10,6 +10,7 @@ from tacit.v1 import operator_pb2
 from tacit.v1.reason_pb2 import Reason
 
 __all__ = [
+    "approvals_words",
     "detail_json",
     "evaluation_json",
     "job_json",
@@ -95,7 +96,27 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
         "created_ms": job.created_ms,
         "evaluation": evaluation_json(job.evaluation) if job.HasField("evaluation") else None,
         "training": _training_json(job.training) if job.HasField("training") else None,
+        "approvals": _approvals_json(job.approvals) if job.HasField("approvals") else None,
     }
+
+
+def _approvals_json(said: operator_pb2.Approvals) -> dict[str, Any]:
+    return {
+        "approved": said.approved,
+        "awaited": said.awaited,
+        "awaited_members": list(said.awaited_members),
+        "declined": said.declined,
+    }
+
+
+def approvals_words(said: operator_pb2.Approvals) -> str:
+    """Says how many members' stewards approved a job, have not looked, and declined."""
+    named = ", ".join(said.awaited_members)
+    more = said.awaited - len(said.awaited_members)
+    names = f" ({named}{f' and {more} more' if more > 0 else ''})" if named else ""
+    return (
+        f"{said.approved} approved by their stewards, {said.awaited} not looked at yet{names}, {said.declined} declined"
+    )
 
 
 def optimiser_json(server: ServerOptimiser) -> dict[str, Any]:
@@ -115,6 +136,7 @@ def member_json(member: operator_pb2.Member) -> dict[str, Any]:
         "software_version": member.software_version or None,
         "certificate_expires_ms": member.certificate_expires_ms or None,
         "declined": dict(member.declined),
+        "awaiting": dict(member.awaiting),
     }
 
 

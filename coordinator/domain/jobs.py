@@ -8,6 +8,7 @@ from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
 __all__ = [
+    "Approvals",
     "Dropout",
     "EndAttempt",
     "Exploded",
@@ -136,6 +137,16 @@ class GroupsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Approvals:
+    """Members by what their stewards said about a job, as they reported it."""
+
+    approved: int = 0
+    # Names of those that wait for a steward to look.
+    awaited: tuple[str, ...] = ()
+    declined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LiveJob:
     """A job's present moment, which only the process that drives it knows."""
 
@@ -145,3 +156,4 @@ class LiveJob:
     cohort: int  # Members of the present attempt, 0 outside one.
     answered: int  # Of those, how many have answered in the present phase.
     waiting: str = ""  # What holds the job up, with members' names.
+    approvals: Approvals = Approvals()

@@ -57,7 +57,8 @@ def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
     opening = protocol.open_attempt(context, cohort, parameters.verify, key_of=parameters.key_of)
     outbox = {member: AttemptOpened(context, head) for member in cohort}
     step.state = replace(state, phase=Aggregating(attempt, cohort, opening, step.now_ms, outbox))
-    step.do(fx.Persist((fx.OpenAttempt(attempt, cohort),)))
+    approved = tuple(name for name in cohort if state.members[name].approvals)
+    step.do(fx.Persist((fx.OpenAttempt(attempt, cohort, approved),)))
     step.do(counts.AttemptOpened(cohort=len(cohort), attempt=attempt))
     enter_phase(step)
 

@@ -23,7 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
-from coordinator.domain.jobs import EndAttempt, JobStatus, LiveJob, Norms, Spend
+from coordinator.domain.jobs import Approvals, EndAttempt, JobStatus, LiveJob, Norms, Spend
 from coordinator.metrics import Metrics
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
@@ -206,14 +206,37 @@ class JobDriver:
                 phase = "publish"
                 cohort = len(publishing.cohort)
                 answered = len(publishing.survivors)
-        return LiveJob(phase=phase, connected=len(available), ready=ready, cohort=cohort, answered=answered)
+        return LiveJob(
+            phase=phase,
+            connected=len(available),
+            ready=ready,
+            cohort=cohort,
+            answered=answered,
+            approvals=self._approvals(),
+        )
+
+    def _approvals(self) -> Approvals:
+        views = self._state.members.values()
+        declined = [view.declined for view in views if view.declined is not None]
+        return Approvals(
+            approved=sum(1 for view in views if view.approvals and view.declined is None),
+            awaited=self._state.awaiting_approval,
+            declined=sum(1 for reason, _ in declined if reason == Reason.REASON_APPROVAL_DECLINED),
+        )
 
     def declined(self) -> dict[str, str]:
-        """Members that declined this job, and why."""
+        """Members that declined this job, and why. Those whose stewards have yet to look have not declined."""
+        return self._said(awaiting=False)
+
+    def awaiting(self) -> dict[str, str]:
+        """Members that wait for their stewards to approve this job, and how many approvals they have."""
+        return self._said(awaiting=True)
+
+    def _said(self, *, awaiting: bool) -> dict[str, str]:
         return {
             name: view.declined[1] or word(view.declined[0])
             for name, view in self._state.members.items()
-            if view.declined is not None
+            if view.declined is not None and view.awaits_approval == awaiting
         }
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -532,7 +555,9 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int, sp
             records.open_round(session, job, entry.round, now_ms)
         case fx.OpenAttempt():
             attempt = entry.attempt
-            records.open_attempt(session, job, attempt.round, attempt.attempt, entry.cohort, now_ms)
+            records.open_attempt(
+                session, job, attempt.round, attempt.attempt, entry.cohort, now_ms, approved=entry.approved
+            )
         case fx.FixSurvivors():
             records.fix_survivors(session, job, entry.attempt.attempt, entry.survivors)
         case EndAttempt():

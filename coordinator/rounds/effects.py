@@ -46,10 +46,11 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class OpenAttempt:
-    """An attempt begins, over exactly this cohort."""
+    """An attempt begins, over exactly this cohort. `approved`: its members that reported their stewards' approval."""
 
     attempt: AttemptId
     cohort: tuple[str, ...]
+    approved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class SaidReady:
     member: str
     round: int
     version: bytes
+    # How many of its stewards approved the job.
+    approvals: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ Training comes before the key exchange. The cohort is drawn from the ready membe
 (`target_members`, or everyone the job can count on), or when the window closes with at least `min_members`. If the
 window closes with fewer:
 
-- It is extended while others may still come. The waiting updates stay good, so nobody trains (or pays privacy) twice.
+- It is extended while others may still come, among them members whose stewards have not looked yet. The waiting
+  updates stay good, so nobody trains (or pays privacy) twice.
 - The round ends if connected members sit it out and the others are too few: the next round asks them again.
 - The job pauses (`members_declined`) if too few members are left because others have declined for good. It resumes by
   itself when enough members are connected again.
@@ -38,7 +39,7 @@ from coordinator.rounds.effects import Effect
 from coordinator.rounds.opening import consider_opening
 from coordinator.rounds.outcome import compute_failed, computed
 from coordinator.rounds.phases import advance_if_settled, close_phase, watch_absence
-from coordinator.rounds.standing import asked_again, enough_are_back
+from coordinator.rounds.standing import OF_STEWARDS, asked_again, enough_are_back
 from coordinator.rounds.state import Aggregating, Halted, JobState, MemberView, Publishing, TrainingWindow
 from coordinator.rounds.step import Step, absence_timer, deadline_timer, look_timer, window_timer
 from tacit.messages import AttemptMessage, JobEnded
@@ -205,7 +206,13 @@ def _declined(step: Step, event: ev.Declined) -> None:
         return
     before = frozenset(step.state.available)
     step.state = step.state.with_member(
-        event.member, replace(known, declined=(event.reason, event.detail), ready=False)
+        event.member,
+        replace(
+            known,
+            declined=(event.reason, event.detail),
+            ready=False,
+            approvals=0 if event.reason in OF_STEWARDS else known.approvals,
+        ),
     )
     step.do(counts.Declined(reason=word(event.reason), member=event.member, detail=event.detail))
     if isinstance(step.state.phase, TrainingWindow):
@@ -228,7 +235,9 @@ def _ready(step: Step, event: ev.SaidReady) -> None:
         assign(step, event.member)
         return
     phase = replace(state.phase, ready_order=(*_without(state.phase, event.member).ready_order, event.member))
-    step.state = replace(state, phase=phase).with_member(event.member, replace(known, ready=True, declined=None))
+    step.state = replace(state, phase=phase).with_member(
+        event.member, replace(known, ready=True, declined=None, approvals=event.approvals)
+    )
     consider_opening(step)
 
 

@@ -82,7 +82,8 @@ def _free_to_confirm(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]
 def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
     """Handles a window that closed with too few ready members.
 
-    The round goes on for those who may still come. It ends if connected members will not take part in it, because the
+    The round goes on for those who may still come, and for members whose stewards have not looked: that may take days,
+    and a new round would change nothing about it. It ends if connected members will not take part in it, because the
     next round asks them again.
     """
     state = step.state
@@ -91,9 +92,15 @@ def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
         halt(step, JobStatus.PAUSED, Reason.REASON_MEMBERS_DECLINED)
         return
     here = [view for view in state.members.values() if view.connected]
-    sitting_out = [view for view in here if view.declined is not None and view.declined[0] not in LASTING]
+    sitting_out = [
+        view
+        for view in here
+        if view.declined is not None and view.declined[0] not in LASTING and not view.awaits_approval
+    ]
     sitting_out += [view for view in here if view.declined is None and view.barred_until > state.round]
-    if sitting_out and len(state.available) < rounds.min_members:
+    # If the round needs members whose stewards have not looked, another round would need them, too.
+    needs_stewards = state.awaiting_approval and len(state.available) + len(sitting_out) < rounds.min_members
+    if sitting_out and len(state.available) < rounds.min_members and not needs_stewards:
         round_over(step, Reason.REASON_TOO_FEW_READY)
         return
     step.do(counts.WindowExtended(ready=len(ready), needed=rounds.min_members))

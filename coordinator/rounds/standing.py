@@ -16,6 +16,7 @@ from tacit.reason import Reason, word
 __all__ = [
     "FOR_GOOD",
     "LASTING",
+    "OF_STEWARDS",
     "REPEATED",
     "asked_again",
     "bar",
@@ -45,10 +46,17 @@ LASTING = frozenset(
 )
 
 # Refusals that a member cannot take back by itself before the next round. If they leave too few, the job pauses.
-FOR_GOOD = LASTING | {Reason.REASON_BUDGET_SPENT, Reason.REASON_TRAINING_DIVERGED}
+FOR_GOOD = LASTING | {
+    Reason.REASON_BUDGET_SPENT,
+    Reason.REASON_TRAINING_DIVERGED,
+    Reason.REASON_APPROVAL_DECLINED,
+}
 
 # These two may pass. They count as final once every retry (`max_failed_rounds` rounds) has ended the same way.
 REPEATED = FOR_GOOD | {Reason.REASON_TRAINING_FAILED, Reason.REASON_PRIVATE_STATE_UNUSABLE}
+
+# What a member says whose stewards have not approved the job, or no longer do.
+OF_STEWARDS = frozenset({Reason.REASON_APPROVAL_AWAITED, Reason.REASON_APPROVAL_DECLINED})
 
 _MAX_FAULTS = 3
 

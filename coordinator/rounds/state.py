@@ -62,12 +62,19 @@ class MemberView:
     session: int = 1
     ready: bool = False
     declined: tuple[Reason, str] | None = None
+    # How many of its stewards approved the job, by its last READY; 0: its policy does not ask them.
+    approvals: int = 0
     # How often this member was dropped for what it sent, and the round from which it is asked again.
     faults: int = 0
     barred_until: int = 0
     # Deadlines missed in a row, and the round from which it is asked again even if the others are enough.
     missed_deadlines: int = 0
     away_until: int = 0
+
+    @property
+    def awaits_approval(self) -> bool:
+        """Whether it waits for its stewards. It goes on by itself once they have approved the job."""
+        return self.declined is not None and self.declined[0] == Reason.REASON_APPROVAL_AWAITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,11 @@ class JobState:
         bound = frozenset[str]().union(*self.confirmed_sums)
         steady = [name for name, view in here.items() if view.away_until <= self.round or name in bound]
         return tuple(sorted(steady if len(steady) >= self.parameters.job.rounds.min_members else here))
+
+    @property
+    def awaiting_approval(self) -> tuple[str, ...]:
+        """Connected members that wait for their stewards to approve the job."""
+        return tuple(sorted(name for name, view in self.members.items() if view.connected and view.awaits_approval))
 
     def _counts(self, view: MemberView) -> bool:
         return view.declined is None and view.barred_until <= self.round

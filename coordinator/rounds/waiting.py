@@ -26,8 +26,14 @@ def waiting(state: JobState) -> str:
     elif isinstance(state.phase, TrainingWindow) and training and state.phase.extended:
         late = [name for name in state.available if name not in state.phase.ready_order]
         said.append(f"the training window was extended for {_names(late)}")
+    if state.status is JobStatus.RUNNING and (awaited := state.awaiting_approval):
+        said.append(f"the stewards of {_names(list(awaited))} have yet to approve it")
     if paused or (training and short):
-        declined = [(name, view.declined) for name, view in sorted(state.members.items()) if view.declined]
+        declined = [
+            (name, view.declined)
+            for name, view in sorted(state.members.items())
+            if view.declined and not view.awaits_approval
+        ]
         said += _listed(
             f"{name} declined: {(detail or sentence(reason))[:_LONGEST]}" for name, (reason, detail) in declined
         )

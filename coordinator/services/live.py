@@ -67,6 +67,10 @@ class Live(Protocol):
         """Returns, by member and job, the sentence with which the member declined the job."""
         ...
 
+    def awaiting(self) -> Mapping[str, Mapping[str, str]]:
+        """Returns, by member and job, the sentence of a member that waits for its stewards to approve the job."""
+        ...
+
     async def disconnect(self, member: str) -> None:
         """Ends the session of a member whose certificate was revoked, if it has one."""
         ...

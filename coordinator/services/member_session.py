@@ -296,7 +296,7 @@ class MemberSessions:
                 event: ev.Event = ev.Declined(session.member, message.round, message.reason, detail)
                 job = message.job
             case Ready():
-                event = ev.SaidReady(session.member, message.round, message.version)
+                event = ev.SaidReady(session.member, message.round, message.version, message.approvals)
                 job = message.job
             case AttemptMessage():
                 event = ev.Answered(session.member, message)

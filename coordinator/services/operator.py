@@ -23,7 +23,7 @@ from cryptography import x509
 
 from coordinator.authority import Anchors
 from coordinator.corpus_rules import ordered_of_members
-from coordinator.domain.jobs import JobStatus, TrainingMetrics
+from coordinator.domain.jobs import Approvals, JobStatus, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
@@ -64,6 +64,8 @@ MAX_ROUNDS_BYTES = 8 * 1024 * 1024
 # Journal entries per database query, and bytes per message. One entry may name a whole cohort.
 JOURNAL_PAGE = 500
 JOURNAL_BYTES = 512 * 1024
+# How many members that wait for their stewards are named.
+_MAX_AWAITED = 100
 # Bytes per message with members' answers, each of which has its statement and certificate.
 CORPORA_BYTES = 512 * 1024
 # An operator that follows a job fetches each version once. A repeated fetch within the hour counts as the same one.
@@ -221,7 +223,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             await self._live.disconnect(request.name)
             self._touch()
             log.info("member_revoked", member=request.name, operator=operator)
-            return self._member(member, self._live.connected(), self._live.declined())
+            return self._member(member, self._live.connected(), self._live.declined(), self._live.awaiting())
 
     # ---- blobs ---------------------------------------------------------------------------------------------
 
@@ -483,14 +485,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     async def _members(self) -> list[operator_pb2.Member]:
         stored = await self._database.run(records.members)
-        connected, declined = self._live.connected(), self._live.declined()
-        return [self._member(member, connected, declined) for member in stored]
+        connected, declined, awaiting = self._live.connected(), self._live.declined(), self._live.awaiting()
+        return [self._member(member, connected, declined, awaiting) for member in stored]
 
     def _member(
         self,
         member: records.StoredMember,
         connected: Mapping[str, str],
         declined: Mapping[str, Mapping[str, str]],
+        awaiting: Mapping[str, Mapping[str, str]],
     ) -> operator_pb2.Member:
         return operator_pb2.Member(
             name=member.name,
@@ -499,6 +502,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             software_version=connected.get(member.name) or member.software_version or "",
             certificate_expires_ms=member.certificate_expires_ms or 0,
             declined=declined.get(member.name, {}),
+            awaiting=awaiting.get(member.name, {}),
         )
 
     def _job(self, job: records.StoredJob) -> operator_pb2.Job:
@@ -523,7 +527,20 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             training=None if job.training is None else _training(job.training),
             waiting="" if live is None else live.waiting,
             warning="" if job.exploded is None else job.exploded.sentence,
+            approvals=None if live is None else _approvals(live.approvals),
         )
+
+
+def _approvals(said: Approvals) -> operator_pb2.Approvals | None:
+    """What members' stewards said. None: no member has asked one."""
+    if said == Approvals():
+        return None
+    return operator_pb2.Approvals(
+        approved=said.approved,
+        awaited=len(said.awaited),
+        awaited_members=said.awaited[:_MAX_AWAITED],
+        declined=said.declined,
+    )
 
 
 def _pages(entries: Sequence[records.JournalEntry]) -> Iterator[operator_pb2.JournalPage]:

@@ -305,8 +305,26 @@ def end_round(s: Session, job: str, number: int, outcome: Outcome, reason: str |
     s.flush()
 
 
-def open_attempt(s: Session, job: str, round: int, attempt: int, cohort: Sequence[str], now_ms: int) -> None:
+def open_attempt(
+    s: Session,
+    job: str,
+    round: int,
+    attempt: int,
+    cohort: Sequence[str],
+    now_ms: int,
+    *,
+    approved: Sequence[str] = (),
+) -> None:
     """Opens an attempt in the open round.
+
+    Args:
+        s: the transaction.
+        job: the job's name.
+        round: the round's number.
+        attempt: the attempt's number.
+        cohort: its members.
+        now_ms: the time, in milliseconds since the epoch.
+        approved: those of them that reported that their stewards approved the job. The journal names them.
 
     Raises:
         OutOfOrder: the round is not open, an attempt is open, or the number is not above every earlier one of the job.
@@ -330,7 +348,8 @@ def open_attempt(s: Session, job: str, round: int, attempt: int, cohort: Sequenc
             opened_ms=now_ms,
         )
     )
-    note(s, "attempt_opened", job, now_ms, round=round, attempt=attempt, cohort=list(cohort))
+    said = {"approved": list(approved)} if approved else {}
+    note(s, "attempt_opened", job, now_ms, round=round, attempt=attempt, cohort=list(cohort), **said)
     s.flush()
 
 

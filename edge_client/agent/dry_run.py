@@ -8,6 +8,7 @@ not fetch a prompted job's backbone.
 
 import asyncio
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import grpc.aio
 
 import secure_agg
 from edge_client.agent.runner import Member, RunOptions, load_member
+from edge_client.approval.desk import Describe
 from edge_client.corpus_release.making import order_of
 from edge_client.downloads.backbones import Wanted
 from edge_client.identity.connection import exit_code_of, explain, open_channel
@@ -48,7 +50,7 @@ from tacit.v1 import federation_pb2_grpc
 from tacit.vector import layout_of
 from toolkit.console import CommandFailed, print_json, printable
 
-__all__ = ["ClosedJob", "FrozenPart", "Plan", "Reading", "StartingTable", "dry_run", "plan_of"]
+__all__ = ["ClosedJob", "FrozenPart", "Plan", "Reading", "StartingTable", "describing", "dry_run", "plan_of"]
 
 _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
 
@@ -447,6 +449,24 @@ def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundCo
     return context_of(job, federation=federation, round=1, attempt=1, model=job.weights, members=members)
 
 
+def describing(options: RunOptions) -> Callable[[Member], Describe]:
+    """Returns how a member describes a job to its stewards: as `dry_run` prints it, and which columns it reads."""
+
+    def of_member(member: Member) -> Describe:
+        def describe(job: JobDocument, manifest: Manifest, tokenizer: bytes | None) -> tuple[list[str], dict[str, Any]]:
+            plan = plan_of(job, manifest, member, Reading.of(job, tokenizer, member, options.private_key_file))
+            columns = [options.text, options.label]
+            if reads_pairs(job.model):
+                columns.insert(1, options.text_b or "text_b")
+            lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
+            _show(plan, member, lines.append)
+            return lines, {**plan.as_json(), "columns": columns, "rows": len(member.examples)}
+
+        return describe
+
+    return of_member
+
+
 def dry_run(options: RunOptions) -> None:
     """Prints the plans of all open jobs.
 
@@ -524,54 +544,55 @@ def _kept(job: JobDocument) -> str:
     return kept
 
 
-def _show(plan: Plan, member: Member) -> None:
+def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> None:
     job = plan.job
     # Under dp-sgd the mechanism sets the number of steps, and epochs mean nothing.
     work = f"{job.mechanism.steps} steps" if isinstance(job.mechanism, DpSgd) else f"{job.training.epochs} epochs"
-    _print(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
+    say(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
     if reads_pairs(job.model):
-        _print("  reads pairs: the text and the second text of each row")
-    _print("  would send, masked, so that only the sum over the cohort can be read:")
+        say("  reads pairs: the text and the second text of each row")
+    say("  would send, masked, so that only the sum over the cohort can be read:")
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)
-        _print(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
+        say(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
     if keeps_anything(job.method):
-        _print(f"  stays here: {_kept(job)}")
+        say(f"  stays here: {_kept(job)}")
     if (table := plan.table) is not None and table.width == table.needed:
-        _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers like the job's")
+        say(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers like the job's")
     if plan.reading is not None:
-        _print(f"  reads your texts: {plan.reading.sentence(job)}")
+        say(f"  reads your texts: {plan.reading.sentence(job)}")
     if job.frozen is not None:
         values, size = job.frozen.values, 4 * job.frozen.values / 1e6
         what = "that centre the features" if isinstance(job.model, PromptedModel) else "of the embedding"
-        _print(f"  stays frozen: {values:,} values {what}, {size:,.1f} MB, fetched once and never sent")
+        say(f"  stays frozen: {values:,} values {what}, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
-        _print(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
+        say(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
     others = [segment.name for segment in plan.segments() if segment.name != "update"]
     if others:
-        _print(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
+        say(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
     sizes = sorted({job.rounds.min_members, job.rounds.target_members})
     told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
-    _print(f"  bytes a round: {', '.join(told)}")
+    say(f"  bytes a round: {', '.join(told)}")
     if plan.epsilon_a_round is None:
-        _print("  no epsilon: this job adds no noise and promises no differential privacy")
+        say("  no epsilon: this job adds no noise and promises no differential privacy")
     else:
         policy, rounds = member.policy, job.rounds.count
-        _print(
+        say(
             f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
             f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
         )
     if plan.outlook is not None:
-        _print(f"  {plan.outlook.sentence}")
+        say(f"  {plan.outlook.sentence}")
     for said in () if plan.noise is None else plan.noise.sentences:
-        _print(f"  {said[0].lower()}{said[1:].removesuffix('.')}")
+        say(f"  {said[0].lower()}{said[1:].removesuffix('.')}")
     for note in plan.notes:
-        _print(f"  note: {note}")
+        say(f"  note: {note}")
     if plan.refusals:
         for refusal in plan.refusals:
-            _print(f"  refused: {refusal}")
+            say(f"  refused: {refusal}")
     else:
         reach = plan.outlook
         partly = f" in {reach.possible} of {reach.rounds} rounds" if reach is not None and reach.spent_by else ""
-        _print(f"  the policy allows it: `edge_client run` would take part{partly}")
+        once = " once the stewards have approved it" if member.policy.asks else ""
+        say(f"  the policy allows it: `edge_client run` would take part{partly}{once}")

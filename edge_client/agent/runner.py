@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import IO, Literal
 import structlog
 
 import secure_agg
+from edge_client.approval.desk import Describe, Desk
 from edge_client.corpus_release.releaser import Releaser
 from edge_client.downloads.backbones import Backbones, named_folders
 from edge_client.downloads.cache import BlobCache
@@ -168,8 +169,15 @@ def _alone(home: Path) -> Iterator[IO[str]]:
         yield file
 
 
-def run_member(options: RunOptions, observer: Observer | None = None) -> None:
+def run_member(
+    options: RunOptions, observer: Observer | None = None, describe: Callable[[Member], Describe] | None = None
+) -> None:
     """Runs the member until it is interrupted or, with `until_finished`, until every job is over.
+
+    Args:
+        options: The options of `edge_client run`.
+        observer: Watches the member; None: the terminal or the log.
+        describe: How the member describes a job to its stewards, if its policy asks them.
 
     Raises:
         CommandFailed: The input cannot be used, the coordinator refuses this member for good, or too many members
@@ -212,11 +220,27 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
             if options.metrics_port is not None or options.metrics_file is not None:
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
-                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options, features))
+                desk = _desk(member, budget, describe)
+                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options, features, desk))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
                 fail(unfinished.sentence, ExitCode.FAILED)
+
+
+def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe] | None) -> Desk | None:
+    """The desk that asks the stewards about each job. None: the policy asks nobody."""
+    if not member.policy.asks:
+        return None
+    return Desk(
+        member.home,
+        member.policy,
+        budget,
+        federation=member.identity.federation,
+        member=member.identity.member,
+        data=member.data_name,
+        describe=None if describe is None else describe(member),
+    )
 
 
 def _features_of(member: Member, options: RunOptions, key: StoreKey | None) -> FeatureStore:
@@ -277,6 +301,7 @@ async def _run(
     observer: Observer,
     options: RunOptions,
     features: FeatureStore,
+    desk: Desk | None,
 ) -> None:
     verification = Verification(member.identity.trust)
 
@@ -301,6 +326,7 @@ async def _run(
         policy=member.policy,
         certificate_of=verification.certificate_of,
         roster=book,
+        approved=None if desk is None else desk.check,
     )
     if not member.policy.peers:
         # The holder of the authority's key can enrol members of its own making. Without pins, the bound on corrupt
@@ -322,6 +348,7 @@ async def _run(
         Backbones(cache, folders=named_folders(options.backbones), allowed=member.policy.backbones),
         second_column=member.second_column,
         features=features,
+        desk=desk,
     )
     agent = Agent(
         member.identity,
@@ -334,6 +361,7 @@ async def _run(
         admits=options.jobs,
         until_finished=options.until_finished,
         renewer=renewer,
+        desk=desk,
         follower=Follower(
             book,
             member.identity,

@@ -5,6 +5,7 @@ from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
 from edge_client.cli.evaluate import evaluate
 from edge_client.cli.export import export
+from edge_client.cli.job import app as job
 from edge_client.cli.ledger import app as ledger
 from edge_client.cli.members import members
 from edge_client.cli.policy import app as policy
@@ -13,6 +14,7 @@ from edge_client.cli.privacy import app as privacy
 from edge_client.cli.private import app as private
 from edge_client.cli.renew import renew
 from edge_client.cli.run import run
+from edge_client.cli.steward import app as steward
 from edge_client.cli.witness import app as witness
 from toolkit.console import program, run_app
 
@@ -48,6 +50,8 @@ app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, b
 app.add_typer(ledger, name="ledger", help="Show and verify the privacy that your data has spent.")
 app.add_typer(private, name="private")
 app.add_typer(corpus, name="corpus")
+app.add_typer(job, name="job")
+app.add_typer(steward, name="steward")
 app.add_typer(witness, name="witness")
 
 

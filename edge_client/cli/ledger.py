@@ -229,6 +229,20 @@ def _summary(state: "LedgerState") -> dict[str, Any]:
         "receipts": len(state.receipts),
         "jobs": jobs,
     }
+    if state.approvals:
+        summary["approvals"] = [
+            {
+                "job": kept.statement.job,
+                "document": kept.statement.document.hex(),
+                "decision": kept.statement.decision,
+                "steward": kept.statement.steward.hex(),
+                "issued_ms": kept.statement.issued_ms,
+                "expires_ms": kept.statement.expires_ms,
+                "lapsed": digest in state.lapsed,
+                "reason": kept.statement.reason or None,
+            }
+            for digest, kept in state.approvals.items()
+        ]
     if state.monthly is not None:
         summary["month"] = {"month": month, "limit": state.monthly, "epsilon": gate.epsilon(state.spent_in(month))}
     return summary
@@ -275,6 +289,25 @@ def _print(summary: dict[str, Any]) -> None:
         for job in summary["jobs"]:
             table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.3g}")
         console.print(table)
+    if summary.get("approvals"):
+        table = Table("job", "document", "decision", "steward's key", "signed (UTC)", "valid until")
+        for said in summary["approvals"]:
+            until = "-" if said["expires_ms"] is None else _moment(said["expires_ms"])
+            table.add_row(
+                said["job"],
+                said["document"][:16],
+                said["decision"],
+                said["steward"][:16],
+                _moment(said["issued_ms"]),
+                f"{until}, over" if said["lapsed"] else until,
+            )
+        console.print(table)
+
+
+def _moment(at_ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M}"
 
 
 def _spent(figures: dict[str, Any], limit: float, at: str = "") -> str:

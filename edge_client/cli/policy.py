@@ -116,7 +116,8 @@ def check(
             typer.echo(f"This member would not take part: {', '.join(refused)}.")
         else:
             partly = f" in {reach.possible} of {reach.rounds} rounds" if reach and reach.spent_by else ""
-            typer.echo(f"This member would take part{partly}, as far as can be told here.")
+            once = ", once its stewards have approved it" if rules.asks else ""
+            typer.echo(f"This member would take part{partly}{once}, as far as can be told here.")
     raise typer.Exit(int(ExitCode.OK if takes_part else ExitCode.REFUSED))
 
 

@@ -129,4 +129,6 @@ def run(
 
         show(options)
     else:
-        run_member(options)
+        from edge_client.agent.dry_run import describing
+
+        run_member(options, describe=describing(options))

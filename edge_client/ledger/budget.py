@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 import secure_agg
+from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger.chain import Purpose
 from edge_client.ledger.ledger import (
@@ -227,6 +228,33 @@ class Budget:
     def signer_of(self, receipt: Receipt) -> MemberIdentity:
         """The identity that signs a receipt: this member's, with the certificate that it joined the attempt with."""
         return self._signers.get(receipt.certificate or b"", self._identity)
+
+    # ---- stewards' statements ------------------------------------------------------------------------------------
+
+    def heard(self) -> tuple[tuple[SignedStatement, bool], ...]:
+        """The stewards' statements in the ledger, in order, each with whether its approval lapsed."""
+        return self._ledger.approvals()
+
+    def hear(self, signed: SignedStatement) -> bool:
+        """Records a steward's statement. Returns whether it is new.
+
+        Raises:
+            LedgerError: it could not be recorded.
+        """
+        return self._ledger.approval(signed)
+
+    def lapse(self, signed: SignedStatement) -> None:
+        """Records that an approval's time is over.
+
+        Raises:
+            LedgerError: it could not be recorded.
+        """
+        self._ledger.lapse(signed)
+
+    @property
+    def now_ms(self) -> int:
+        """The ledger's time, which never runs backwards: milliseconds since 1970 UTC."""
+        return self._ledger.now_ms
 
     # ---- a round -------------------------------------------------------------------------------------------------
 

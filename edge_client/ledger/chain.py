@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from edge_client.approval.statement import ApprovalStatement, SignedStatement
 from learning.accounting.events import Adjacency, PrivacyEvent
 from tacit.documents import AtMost, Digest, Part, Short, sentence_of
 from tacit.mechanism import Unit
@@ -30,6 +31,8 @@ __all__ = [
     "BODIES",
     "LAST_MS",
     "ZERO",
+    "ApprovalKept",
+    "ApprovalLapsed",
     "Body",
     "Charged",
     "DataSeen",
@@ -178,7 +181,37 @@ class Recovered(Part):
     unknown: Annotated[tuple[tuple[_Sequence, _Number], ...], AtMost(_MAX_RECOVERED)]
 
 
-Body = LedgerOpened | Reserved | Charged | Released | Settled | ReceiptKept | LimitLowered | DataSeen | Recovered
+class ApprovalKept(Part):
+    """A steward's statement about a job, whole, so that the chain alone shows who approved what, and when."""
+
+    statement: ApprovalStatement
+    signature: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+
+    @property
+    def signed(self) -> SignedStatement:
+        """The statement with its signature."""
+        return SignedStatement(statement=self.statement, signature=self.signature)
+
+
+class ApprovalLapsed(Part):
+    """An approval's time was over. From here on it counts no more, whatever the clock says. Names it by its digest."""
+
+    approval: Digest
+
+
+Body = (
+    LedgerOpened
+    | Reserved
+    | Charged
+    | Released
+    | Settled
+    | ReceiptKept
+    | LimitLowered
+    | DataSeen
+    | Recovered
+    | ApprovalKept
+    | ApprovalLapsed
+)
 
 BODIES: Mapping[str, type[Body]] = {
     "opened": LedgerOpened,
@@ -190,6 +223,8 @@ BODIES: Mapping[str, type[Body]] = {
     "limit_lowered": LimitLowered,
     "data_seen": DataSeen,
     "recovered": Recovered,
+    "approval": ApprovalKept,
+    "approval_lapsed": ApprovalLapsed,
 }
 _KINDS = {body: kind for kind, body in BODIES.items()}
 

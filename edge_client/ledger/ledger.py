@@ -25,8 +25,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
+from edge_client.approval.statement import SignedStatement
 from edge_client.ledger.chain import (
     LAST_MS,
+    ApprovalKept,
+    ApprovalLapsed,
     Body,
     Charged,
     DataSeen,
@@ -369,6 +372,41 @@ class Ledger:
         if found:
             self._append(Recovered(released=tuple(released), unknown=tuple(unknown)))
         return found
+
+    # ---- stewards' statements ------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """The time in milliseconds since 1970 UTC: that of the clock, and never before that of the newest record."""
+        return self._now_ms()
+
+    def approvals(self) -> tuple[tuple[SignedStatement, bool], ...]:
+        """All statements in the order of their records, each with whether its approval lapsed."""
+        state = self._state
+        return tuple((kept.signed, digest in state.lapsed) for digest, kept in state.approvals.items())
+
+    def approval(self, signed: SignedStatement) -> bool:
+        """Adds a steward's statement. Adding one that is there changes nothing. Returns whether it is new.
+
+        Raises:
+            LedgerUnwritable: nothing was recorded.
+        """
+        self._open()
+        if signed.digest() in self._state.approvals:
+            return False
+        self._append(ApprovalKept(statement=signed.statement, signature=signed.signature))
+        return True
+
+    def lapse(self, signed: SignedStatement) -> None:
+        """Records that an approval's time is over. Recording it again changes nothing.
+
+        Raises:
+            LedgerMisused: it is no approval of this ledger.
+            LedgerUnwritable: nothing was recorded.
+        """
+        self._open()
+        if signed.digest() not in self._state.lapsed:
+            self._append(ApprovalLapsed(approval=signed.digest()))
 
     # ---- receipts, marks and the coordinator's counter -----------------------------------------------------------
 

@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 
 from edge_client.ledger.chain import (
     ZERO,
+    ApprovalKept,
+    ApprovalLapsed,
     Body,
     Charged,
     DataSeen,
@@ -106,6 +108,9 @@ class LedgerState:
     # Sequence number and body of each receipt's record, by the receipt's digest.
     receipts: dict[bytes, tuple[int, ReceiptKept]] = field(default_factory=dict)
     data_seen: DataSeen | None = None
+    # Stewards' statements by digest, in the order of their records; and those whose time was over.
+    approvals: dict[bytes, ApprovalKept] = field(default_factory=dict)
+    lapsed: set[bytes] = field(default_factory=set)
     # Reservations that are neither charged nor released, and pairs (reservation, attempt) that are not settled.
     outstanding: set[int] = field(default_factory=set)
     unsettled: set[tuple[int, int]] = field(default_factory=set)
@@ -171,6 +176,15 @@ class LedgerState:
                     raise RecordInvalid(f"reservation {body.reservation} was never charged for attempt {body.attempt}")
             case LimitLowered():
                 self._check_lowered(body)
+            case ApprovalKept():
+                if body.signed.digest() in self.approvals:
+                    raise RecordInvalid("its statement is already in the ledger")
+            case ApprovalLapsed():
+                kept = self.approvals.get(body.approval)
+                if kept is None or kept.statement.decision != "approve":
+                    raise RecordInvalid("it names no approval of this ledger")
+                if body.approval in self.lapsed:
+                    raise RecordInvalid("its approval had lapsed before")
 
     def _reservation(self, number: int) -> Reservation:
         found = self.reservations.get(number)
@@ -227,6 +241,10 @@ class LedgerState:
                 self.monthly = body.monthly
             case DataSeen() as body:
                 self.data_seen = body
+            case ApprovalKept() as body:
+                self.approvals[body.signed.digest()] = body
+            case ApprovalLapsed(approval=approval):
+                self.lapsed.add(approval)
         self.sequence, self.head, self.at_ms = record.sequence, record.digest, record.at_ms
 
     def _charge(self, body: Charged, at_ms: int) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from edge_client.ledger.chain import ReceiptKept, Record, RecordInvalid, Reserved, record_from
+from edge_client.approval.statement import StatementInvalid
+from edge_client.ledger.chain import ApprovalKept, ReceiptKept, Record, RecordInvalid, Reserved, record_from
 from edge_client.ledger.gate import Gate
 from edge_client.ledger.history import check_pin, pin_of, records_of
 from edge_client.ledger.ledger import gate_digest
@@ -227,6 +228,7 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
                 record = _record(row)
                 found.state.check(record)
                 gate = _limits(found, record, gate)
+                _check_steward(found, record)
                 found.state.apply(record)
                 if found.head is not None and record.digest == found.head.hash:
                     found.head_number = record.sequence
@@ -291,6 +293,15 @@ def _limits(found: _Findings, record: Record, gate: Gate | None) -> Gate | None:
     if refusal is not None:
         found.problem(f"record {record.sequence}", f"it should have been refused: {refusal}")
     return gate
+
+
+def _check_steward(found: _Findings, record: Record) -> None:
+    """Checks that a steward's statement was signed by the key that it names. Whose key that is, no ledger says."""
+    if isinstance(record.body, ApprovalKept):
+        try:
+            record.body.signed.verify()
+        except StatementInvalid as error:
+            found.problem(f"record {record.sequence}", f"a steward's statement does not hold: {error}")
 
 
 def _check_marks(found: _Findings, marks: set[int]) -> None:

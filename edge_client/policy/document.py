@@ -1,8 +1,8 @@
 """The keys of policy.toml: their types, defaults and descriptions. `policy.Policy` checks jobs against them."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from edge_client.policy.conditions import Window
 from learning.accounting.events import Adjacency
@@ -10,6 +10,7 @@ from tacit.documents import AtMost, Digest, Document, Short
 from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Unit
 from tacit.prompt import Source
+from tacit.reading import shown
 
 if TYPE_CHECKING:
     from learning.accounting.filter import Limit
@@ -36,6 +37,20 @@ _MAX_KINDS = 16
 _Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], AtMost(_MAX_NAMED)]
 
 
+def _ask(value: object) -> object:
+    if isinstance(value, str) and value != "ask":
+        raise ValueError(f'is {shown(value)}; write "ask", or a list of names such as ["*"]')
+    return value
+
+
+# Names of jobs, or a person's approval of each job.
+_Jobs = Annotated[
+    Annotated[_Patterns, Tag("names")] | Annotated[Literal["ask"], Tag("ask")],
+    Discriminator(lambda value: "ask" if isinstance(value, str) else "names"),
+    BeforeValidator(_ask),
+]
+
+
 def _somebodys(vocabularies: object) -> object:
     if vocabularies in ([], ()):
         raise ValueError(
@@ -55,7 +70,32 @@ class PolicyDocument(Document):
 
     # ---- what a job may be ----
 
-    jobs: _Patterns = Field(default=("*",), description="Names of jobs to take part in, with * and ?.")
+    jobs: _Jobs = Field(
+        default=("*",),
+        description='Names of jobs to take part in, with * and ?. Or "ask": a steward reads each job and approves it '
+        "(`edge_client job`) before this member trains for it.",
+    )
+    stewards: Annotated[dict[MemberName, Digest], AtMost(_MAX_KINDS)] = Field(
+        default={},
+        description='With jobs = "ask": the people whose approval counts: name = Ed25519 key, as `edge_client steward '
+        "key` prints it.",
+        examples=[{"mary": "00" * 32}],
+    )
+    min_approvals: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description='With jobs = "ask": how many stewards must have approved a job. 2: four eyes.',
+    )
+    max_approval_days: float = Field(
+        default=90.0,
+        gt=0,
+        le=3650,
+        description="How long an approval may be valid, in days. One that was signed for longer does not count.",
+    )
+    tags: _Patterns = Field(
+        default=("*",), description="Tags that a job may have, with * and ?. Every tag of the job must match."
+    )
     architectures: _Patterns = Field(default=("*",), description="Architectures of the model to train, with * and ?.")
     base_models: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
@@ -265,6 +305,23 @@ class PolicyDocument(Document):
         description="Network interfaces that every default route must go through, with * and ? (Linux). Empty: any.",
         examples=["eth*", "wlan0"],
     )
+
+    @model_validator(mode="after")
+    def _stewards_suffice(self) -> Self:
+        keys = set(self.stewards.values())
+        if len(keys) != len(self.stewards):
+            raise ValueError("stewards: two of them have the same key; each person makes a key of their own")
+        if self.asks and len(keys) < self.min_approvals:
+            raise ValueError(
+                f'stewards: jobs = "ask" needs {self.min_approvals} of them, and there are {len(keys)}; '
+                "`edge_client steward key` makes a key, whose line goes here"
+            )
+        return self
+
+    @property
+    def asks(self) -> bool:
+        """Whether a steward must approve each job."""
+        return self.jobs == "ask"
 
     def limit(self) -> "Limit":
         """The lifetime budget that the ledger opens with."""

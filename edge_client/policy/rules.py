@@ -173,9 +173,17 @@ def _ranges(sizes: list[int], looked_at: list[int]) -> str:
 
 def _jobs(policy: PolicyDocument, offer: Offer) -> Finding:
     name = offer.job.name
+    if policy.jobs == "ask":
+        return Finding(name, "ask", True, "a steward decides about the job {job}: `edge_client job show` prints it")
     return Finding(
         name, listed(policy.jobs), fits_any(name, policy.jobs), "the job's name is {job}; the policy allows {policy}"
     )
+
+
+def _tags(policy: PolicyDocument, offer: Offer) -> Finding:
+    wrong = [tag for tag in offer.job.tags if not fits_any(tag, policy.tags)]
+    says = "the job's tags are {job}; the policy allows {policy}"
+    return Finding(listed(wrong or offer.job.tags), listed(policy.tags), not wrong, says)
 
 
 def _mechanisms(policy: PolicyDocument, offer: Offer) -> Finding:
@@ -306,6 +314,7 @@ def _max_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
 
 JOB: tuple[Rule[Offer], ...] = (
     Rule("jobs", When.JOB, Reason.REASON_JOB_NOT_ADMITTED, _jobs),
+    Rule("tags", When.JOB, Reason.REASON_POLICY_JOB_KIND, _tags, lambda p: "*" in p.tags),
     Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
     *MODEL,
     Rule("mechanisms", When.JOB, Reason.REASON_POLICY_MECHANISM, _mechanisms),

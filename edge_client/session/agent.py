@@ -16,6 +16,7 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
+from edge_client.approval.desk import Desk
 from edge_client.corpus_release.models import TrainedModel
 from edge_client.corpus_release.releaser import Releaser
 from edge_client.downloads.cache import CertificateCache
@@ -31,7 +32,7 @@ from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped, Link
 from edge_client.session.machine import transition
-from edge_client.session.preparation import Preparation, PreparationRefused, Preparer
+from edge_client.session.preparation import ApprovalMissing, Preparation, PreparationRefused, Preparer
 from learning.mechanisms.contribution import Update, update_digest
 from learning.mechanisms.protection import Protection
 from tacit import __version__, wire
@@ -72,6 +73,8 @@ _TAKE_A_WHILE = (
 )
 # Maximum messages of the coordinator that are read and not handled yet. A roster has up to 13 MiB.
 _MESSAGES_AHEAD = 16
+# Seconds between two looks at what the stewards have decided.
+_LOOK_SECONDS = 1.0
 
 
 def _takes_a_while(event: m.Event) -> bool:
@@ -98,6 +101,27 @@ def _digest_of(preparation: Preparation) -> bytes | None:
     if not isinstance(preparation.job.mechanism, NoMechanism):
         return None
     return update_digest(preparation.job, preparation.update)
+
+
+def _of_stewards(desk: Desk, phase: m.Phase) -> m.Event | None:
+    """Returns what the stewards' decisions change for a job now."""
+    match phase:
+        case m.Awaiting(assignment=assignment, job=job, decline=told):
+            try:
+                desk.check(job)
+            except PolicyRefusal as refusal:
+                if (refusal.reason, refusal.detail) == (told.reason, told.detail):
+                    return None
+                return m.ApprovalAwaited(assignment, job, refusal.reason, refusal.detail)
+            return m.Approved(assignment)
+        case m.Holding(assignment=assignment, job=job):
+            try:
+                desk.check(job)
+            except PolicyRefusal as refusal:
+                return m.ApprovalAwaited(assignment, job, refusal.reason, refusal.detail)
+            return None
+        case _:
+            return None
 
 
 class Observer(Protocol):
@@ -177,6 +201,7 @@ class Agent:
         renewer: Renewer | None = None,
         releaser: Releaser | None = None,
         follower: Follower | None = None,
+        desk: Desk | None = None,
     ) -> None:
         """Starts from what the journal remembers.
 
@@ -193,6 +218,7 @@ class Agent:
             renewer: Keeps the identity's certificate valid; without one, it is used as long as it is valid.
             follower: Follows the roster log; without one, attempts are not checked against it.
             releaser: Makes and releases the synthetic text that jobs order; without one, the member makes none.
+            desk: Knows which jobs the stewards approve of; without one, none is asked about.
         """
         self._link = Link(
             identity,
@@ -215,6 +241,7 @@ class Agent:
         self._renewer = renewer
         self._releaser = releaser
         self._follower = follower
+        self._desk = desk
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
         self._process = os.urandom(16)
@@ -251,6 +278,8 @@ class Agent:
         ]
         if self._renewer is not None:
             tasks.append(asyncio.create_task(self._renewer.run(self._link.channel, self._link.move)))
+        if self._desk is not None:
+            tasks.append(asyncio.create_task(self._follow_stewards(self._desk)))
         if self._releaser is not None:
             tasks.append(
                 asyncio.create_task(
@@ -430,7 +459,8 @@ class Agent:
         if isinstance(message, Decline):
             # The member also waits for the end of a job that it declines, even if it prepared nothing for it.
             self._taken.add(message.job)
-            self._declined[message.job] = message.detail.rstrip(".")
+            if message.reason != Reason.REASON_APPROVAL_AWAITED:
+                self._declined[message.job] = message.detail.rstrip(".")
         self._link.say(message)
 
     def _end_if_over(self) -> None:
@@ -445,11 +475,27 @@ class Agent:
         if (self._taken or gave) and self._taken <= self._over:
             self._finished.set()
 
+    # ---- stewards -------------------------------------------------------------------------------------------------
+
+    async def _follow_stewards(self, desk: Desk) -> None:
+        """Looks again and again whether the stewards approve of the jobs that wait for them, and still of the others.
+
+        An attempt also asks when it is joined and before its vector is charged.
+        """
+        while True:
+            for phase in tuple(self._state.jobs.values()):
+                if (event := _of_stewards(desk, phase)) is not None:
+                    self._events.put_nowait(event)
+            await asyncio.sleep(_LOOK_SECONDS)
+
     # ---- preparing ------------------------------------------------------------------------------------------------
 
     async def _prepare(self, assignment: Assignment) -> None:
         try:
             preparation = await self._preparer.prepare(assignment, self._fetcher.blob)
+        except ApprovalMissing as missing:
+            self._events.put_nowait(m.ApprovalAwaited(assignment, missing.job, missing.reason, missing.detail))
+            return
         except PreparationRefused as refused:
             if refused.private:
                 log.error("preparation_refused", job=assignment.job, why=refused.private)
@@ -484,7 +530,10 @@ class Agent:
             preparation.model,
         )
         self._observer.ready(assignment.job, assignment.round, preparation.update)
-        self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter, update))
+        approvals = 0 if self._desk is None else len(self._desk.standing(preparation.job).approved)
+        self._events.put_nowait(
+            m.Prepared(assignment, preparation.job, report, self._budget.counter, update, approvals)
+        )
 
     def _read(self, statement: Statement) -> PrivacyReport | None:
         """Shows the member's figures, and returns what the coordinator is told of them. Runs in a thread."""
@@ -525,13 +574,15 @@ class Agent:
             self._keeper.confirmed(effect.attempt.job, staged, effect.survivors, self._link.identity.member)
 
     def _send(self, effect: m.MaskAndUpload) -> None:
-        """Charges the ledger, and only then begins to encode."""
+        """Asks the stewards once more, charges the ledger, and only then begins to encode."""
         held = self._held.get(effect.attempt.job)
         trained_for = None if held is None else (held.assignment.round, held.assignment.version)
         try:
             if held is None or trained_for != (effect.attempt.round, effect.version):
                 gone = "this member no longer has the update that it trained for this attempt"
                 raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, gone)
+            if self._desk is not None:
+                self._desk.check(effect.job)
             self._budget.charge(effect.attempt, held.reserved)
         except PolicyRefusal as refusal:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))

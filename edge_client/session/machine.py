@@ -4,6 +4,8 @@ Guarantees:
 
 - A member joins an attempt only with an update trained under exactly the job document and version that the attempt's
   context names, only if every number of the context passes its own policy, and only once.
+- If the policy asks stewards, nothing is trained before they approve, and no attempt is joined and no vector leaves
+  once they no longer do. The member then waits, and goes on by itself.
 - That it joined, that a masked vector is about to leave, and what that costs, is on the disk before it happens.
 - A repeated message gets the same bytes as the first time. A different message in its place is refused.
 - Without noise, a member sends one update for one version, and confirms one sum of it. It refuses before it shows a key
@@ -24,6 +26,9 @@ import secure_agg
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.session.journal import Memory, Sent
 from edge_client.session.states import (
+    ApprovalAwaited,
+    Approved,
+    Awaiting,
     CertificatesFetched,
     Discard,
     Effect,
@@ -57,6 +62,7 @@ from edge_client.session.states import (
 )
 from tacit.attempt import AttemptId
 from tacit.context import context_of
+from tacit.job import JobDocument
 from tacit.mechanism import DistributedGaussian, NoMechanism
 from tacit.messages import (
     Assignment,
@@ -105,6 +111,10 @@ def transition(environment: Environment, state: MemberState, event: Event) -> tu
             _attempt_message(step, message.attempt, message.payload)
         case Prepared():
             _prepared(step, event)
+        case ApprovalAwaited():
+            _approval_awaited(step, event)
+        case Approved():
+            _approved(step, event)
         case PreparationFailed():
             _preparation_failed(step, event)
         case Masked():
@@ -133,6 +143,11 @@ def _assigned(step: _Step, assignment: Assignment) -> None:
         case Preparing(assignment=present):
             if not _same(present, assignment):
                 step.do(StopPreparing(job))
+                _prepare(step, assignment)
+        case Awaiting(assignment=present, decline=decline):
+            if _same(present, assignment):
+                step.do(Say(decline))
+            else:
                 _prepare(step, assignment)
         case Holding(assignment=present) as holding:
             _hold_or_prepare(step, holding, present, assignment)
@@ -191,7 +206,7 @@ def _prepared(step: _Step, event: Prepared) -> None:
             # Nobody waits for it any more, so what is held and reserved for it is released.
             step.do(Discard(assignment.job))
         return
-    ready = Ready(assignment.job, assignment.round, assignment.version, event.privacy, event.ledger)
+    ready = Ready(assignment.job, assignment.round, assignment.version, event.privacy, event.ledger, event.approvals)
     _hold(step, Holding(assignment, event.job, ready, event.update))
 
 
@@ -216,6 +231,44 @@ def _preparation_failed(step: _Step, event: PreparationFailed) -> None:
     _decline(step, assignment, event.reason, event.detail)
 
 
+# What a member says whose stewards do not approve of a job now. It waits for them rather than sit out the round.
+_OF_STEWARDS = frozenset({Reason.REASON_APPROVAL_AWAITED, Reason.REASON_APPROVAL_DECLINED})
+
+
+def _approval_awaited(step: _Step, event: ApprovalAwaited) -> None:
+    assignment = event.assignment
+    match step.state.phase(assignment.job):
+        case Preparing(assignment=present) if _same(present, assignment):
+            _await_approval(step, assignment, event.job, event.reason, event.detail)
+        case Awaiting(assignment=present) if _same(present, assignment):
+            _await_approval(step, assignment, event.job, event.reason, event.detail)
+        case Holding(assignment=present) if _same(present, assignment):
+            step.do(Discard(assignment.job))
+            _await_approval(step, assignment, event.job, event.reason, event.detail)
+        case _:
+            pass  # An attempt asks by itself before a vector leaves.
+
+
+def _await_approval(step: _Step, assignment: Assignment, job: JobDocument, reason: Reason, detail: str) -> None:
+    detail = detail[:_LONGEST_DETAIL]
+    decline = Decline(assignment.job, assignment.round, reason, detail)
+    step.enter(assignment.job, Awaiting(assignment, job, decline))
+    step.do(
+        Note(
+            "approval_awaited",
+            {"job": assignment.job, "round": assignment.round, "reason": word(reason), "detail": detail},
+            warning=True,
+        ),
+        Say(decline),
+    )
+
+
+def _approved(step: _Step, event: Approved) -> None:
+    phase = step.state.phase(event.assignment.job)
+    if isinstance(phase, Awaiting) and _same(phase.assignment, event.assignment):
+        _prepare(step, phase.assignment)
+
+
 def _decline(step: _Step, assignment: Assignment, reason: Reason, detail: str) -> None:
     detail = detail[:_LONGEST_DETAIL]
     decline = Decline(assignment.job, assignment.round, reason, detail)
@@ -235,7 +288,7 @@ def _job_ended(step: _Step, ended: JobEnded) -> None:
         case InAttempt() as phase:
             _leave_attempt(step, phase, AttemptEnded(False, ended.reason))
             step.enter(ended.job, phase.holding)
-        case Waiting():
+        case Waiting() | Awaiting():
             pass
     if not isinstance(step.state.phase(ended.job), Holding):
         step.enter(ended.job, Waiting())
@@ -287,14 +340,24 @@ def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayloa
         _in_attempt(step, phase, payload)
     elif isinstance(payload, AttemptOpened):
         _join(step, phase, attempt, payload)
-    elif isinstance(phase, Waiting) and phase.refused is not None and phase.refused.round == attempt.round:
-        _say_refusal(step, attempt, phase.refused.reason, phase.refused.detail)
+    elif (refused := _refused(phase)) is not None and refused.round == attempt.round:
+        _say_refusal(step, attempt, refused.reason, refused.detail)
     else:
         detail = (
             f"this process is not in attempt {attempt.round}.{attempt.attempt}: it started after the attempt began, or "
             "has left it; it sent no answer, and takes part again with its next update"
         )
         _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, detail)
+
+
+def _refused(phase: Phase) -> Decline | None:
+    match phase:
+        case Waiting(refused=refused):
+            return refused
+        case Awaiting(decline=decline):
+            return decline
+        case _:
+            return None
 
 
 def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) -> None:
@@ -312,6 +375,9 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         _leave_attempt(step, phase, AttemptEnded(False, Reason.REASON_ATTEMPT_STALE))
         phase = phase.holding
         step.enter(attempt.job, phase)
+    if isinstance(phase, Awaiting):
+        _say_refusal(step, attempt, phase.decline.reason, phase.decline.detail)
+        return
     if not isinstance(phase, Holding):
         detail = (
             f"this process holds no update for attempt {attempt.round}.{attempt.attempt}: it was restarted, or the "
@@ -325,10 +391,15 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         _check_same_round(step.state.memory, phase.assignment)
         _check_vector(step, phase)
         step.environment.policy.check_attempt(context)
+        if step.environment.approved is not None:
+            step.environment.approved(phase.job)
     except PolicyRefusal as refusal:
         _say_refusal(step, attempt, refusal.reason, refusal.detail)
         step.do(Discard(attempt.job))
-        _decline(step, phase.assignment, refusal.reason, refusal.detail)
+        if refusal.reason in _OF_STEWARDS:
+            _await_approval(step, phase.assignment, phase.job, refusal.reason, refusal.detail)
+        else:
+            _decline(step, phase.assignment, refusal.reason, refusal.detail)
         return
     environment = step.environment
     stage, advertisement = secure_agg.advertise(
@@ -713,6 +784,9 @@ def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str, member: 
         return
     step.do(Discard(phase.attempt.job))
     assignment = phase.holding.assignment
+    if reason in _OF_STEWARDS:
+        _await_approval(step, assignment, phase.holding.job, reason, detail)
+        return
     decline = Decline(assignment.job, assignment.round, reason, detail[:_LONGEST_DETAIL])
     step.enter(phase.attempt.job, Waiting(decline))
 

@@ -2,6 +2,7 @@
 
 Guarantees:
 
+- If the policy asks stewards, nothing is reserved or trained before they approve (`ApprovalMissing`).
 - A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
   start.
 - Everything from others is fetched by the digest that the job document or the assignment names. A backbone may come
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 import secure_agg
+from edge_client.approval.desk import Desk
 from edge_client.corpus_release.making import order_of
 from edge_client.corpus_release.models import TrainedModel
 from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
@@ -37,6 +39,7 @@ from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
 from learning.artifacts import (
+    Blob,
     fetch_frozen,
     fetch_job,
     fetch_manifest,
@@ -72,7 +75,7 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, NDArray[np.float32]]
 
-__all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
+__all__ = ["ApprovalMissing", "Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
 
 # fetch(digest, into, limit) fetches by digest, resumes, verifies, and takes at most `limit` bytes. It waits for the
 # coordinator as long as it takes.
@@ -96,6 +99,14 @@ class PreparationRefused(Exception):
         self.reason = reason
         self.detail = detail
         self.private = private
+
+
+class ApprovalMissing(PreparationRefused):
+    """There will be no update before the stewards approve of this job, who have been asked."""
+
+    def __init__(self, job: JobDocument, refusal: PolicyRefusal) -> None:
+        super().__init__(refusal.reason, refusal.detail)
+        self.job = job
 
 
 class TrainingWatcher(Protocol):
@@ -188,6 +199,7 @@ class Preparer:
         *,
         second_column: bool = True,
         features: FeatureStore | None = None,
+        desk: Desk | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -207,6 +219,7 @@ class Preparer:
             second_column: False if the data is a table without a column for a pair's second text.
             features: What frozen backbones computed of the data, for jobs that train a head alone; in memory by
                 default.
+            desk: Asks the stewards about each job; None if the policy does not.
         """
         self._examples = examples
         self._federation = federation
@@ -219,6 +232,7 @@ class Preparer:
         self._watcher = watcher
         self._keeper = keeper
         self._second_column = second_column
+        self._desk = desk
         # One for all jobs: those with the same backbone and head share what was computed.
         self._features = FeatureStore() if features is None else features
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
@@ -234,6 +248,7 @@ class Preparer:
         """Returns an update for this assignment. Cancelling the task stops the training within a step.
 
         Raises:
+            ApprovalMissing: The policy asks stewards, and they do not approve of the job now.
             PreparationRefused: The policy, the data, what was served, or the training itself does not allow it.
         """
         blob = functools.partial(self._blob, fetch)
@@ -245,6 +260,8 @@ class Preparer:
             manifest = await fetch_manifest(blob, job)
         with _refusing():
             self._policy.check_manifest(manifest)
+        await self._check_approved(job, manifest, blob)
+        with _refusing():
             self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
         with _unsuitable():
             base = await fetch_version(blob, job, manifest, assignment.version_number, assignment.version)
@@ -279,6 +296,18 @@ class Preparer:
                 raise
             model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
+
+    async def _check_approved(self, job: JobDocument, manifest: Manifest, blob: Blob) -> None:
+        """Raises ApprovalMissing, once the stewards are asked, unless they approve of the job or are not asked."""
+        if self._desk is None:
+            return
+        try:
+            self._desk.check(job)
+        except PolicyRefusal as refusal:
+            with _unsuitable():
+                tokenizer = await fetch_tokenizer(blob, job)
+            await self._desk.ask(job, manifest, tokenizer)
+            raise ApprovalMissing(job, refusal) from refusal
 
     def _forfeited(
         self, error: Exception, job: JobDocument, protection: Protection, reserved: BudgetReservation

@@ -4,6 +4,9 @@ Waiting --Assignment--> Preparing --trained--> Holding (READY is sent) --Attempt
    ^                                              ^                                           |
    |                                              +------ attempt abandoned ------------------+
    +------------------------- published, refused, job over -----------------------------------+
+
+If the policy asks stewards about each job, Preparing leads to Awaiting until they have approved, and Holding and
+InAttempt lead there once they no longer do; from there the same assignment is prepared.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,6 +35,9 @@ from tacit.messages import (
 from tacit.reason import Reason
 
 __all__ = [
+    "ApprovalAwaited",
+    "Approved",
+    "Awaiting",
     "CertificatesFetched",
     "Discard",
     "Effect",
@@ -81,6 +87,8 @@ class Environment:
     certificate_of: secure_agg.CertificateOf | None = None
     # This member's copy of the roster log; None in tests of the protocol alone.
     roster: RosterBook | None = None
+    # Raises PolicyRefusal unless the stewards approve of a job now; None if the policy does not ask them.
+    approved: Callable[[JobDocument], object] | None = None
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
 
@@ -96,6 +104,15 @@ class Preparing:
     """The member fetches, checks and trains."""
 
     assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """The stewards have not approved the job. Nothing is trained; `decline` is what the coordinator was told."""
+
+    assignment: Assignment
+    job: JobDocument
+    decline: Decline
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +148,7 @@ class InAttempt:
     said: Mapping[type, MemberPayload] = field(repr=False)
 
 
-Phase = Waiting | Preparing | Holding | InAttempt
+Phase = Waiting | Preparing | Awaiting | Holding | InAttempt
 
 
 @dataclass(frozen=True)
@@ -165,6 +182,7 @@ class Prepared:
         job: The job document.
         privacy: What the coordinator is told of its privacy cost.
         ledger: What the coordinator is told of the member's ledger.
+        approvals: How many stewards approved the job; 0 if the policy does not ask them.
         update: SHA-256 of the update if the job adds no noise (`learning.mechanisms.contribution.update_digest`), else
             None.
     """
@@ -174,6 +192,24 @@ class Prepared:
     privacy: PrivacyReport | None = None
     ledger: LedgerCounter | None = None
     update: bytes | None = None
+    approvals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalAwaited:
+    """The stewards do not approve of the job now: they have not looked, declined it, or withdrew their approval."""
+
+    assignment: Assignment
+    job: JobDocument
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """The stewards approve of the job that this assignment is for."""
+
+    assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +246,9 @@ class CertificatesFetched:
     found: tuple[bytes, ...] = field(repr=False)
 
 
-Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed | CertificatesFetched
+Event = (
+    Received | Prepared | ApprovalAwaited | Approved | PreparationFailed | Masked | MaskingFailed | CertificatesFetched
+)
 
 # ---- effects ------------------------------------------------------------------------------------------------------
 

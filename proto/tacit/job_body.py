@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tacit.corpus import CorpusOrder
 from tacit.documents import AtMost, Document, Label, table_of
@@ -14,6 +14,16 @@ from tacit.model import Model, TextCNNModel
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser
 
 __all__ = ["JobBody"]
+
+
+# Tags of a job.
+_MAX_TAGS = 16
+
+
+def _distinct(tags: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(tags)) != len(tags):
+        raise ValueError("names a tag twice; write each once")
+    return tags
 
 
 class JobBody(Document):
@@ -42,6 +52,8 @@ class JobBody(Document):
     seed: int = Field(default=0, ge=0, lt=2**63)
     # Only for a model that generates text.
     corpus: CorpusOrder | None = None
+    # What members' policies may admit or refuse by a word: a purpose, a department, a study.
+    tags: Annotated[tuple[Name, ...], AtMost(_MAX_TAGS), AfterValidator(_distinct)] = ()
     # Set by `coordinator job try` if it chose the numbers on private rows. No member's ledger counts that choice.
     tuned_on: Literal["own-private"] | None = None
 

@@ -126,6 +126,8 @@ class Ready:
     version: bytes
     privacy: PrivacyReport | None = None
     ledger: LedgerCounter | None = None
+    # How many of the member's stewards have approved the job; 0: its policy does not ask them.
+    approvals: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ _SENTENCES: dict[str, str] = {
     "policy_member_age": "More members of the roster are younger than the member's policy allows than the attempt "
     "assumes corrupt.",
     "policy_witnesses": "Too few witnesses have signed the roster log with every certificate of the roster.",
+    "approval_awaited": "Too few of the member's stewards have approved the job; the member goes on by itself once "
+    "they have.",
+    "approval_declined": "A steward of the member declined the job.",
     "log_head_invalid": "The head of the roster log is missing, badly signed, out of date, or from the future.",
     "log_rolled_back": "The roster log is shorter than the member has seen it; the operator brings the newer one back.",
     "log_split": "The roster log contradicts what the member has seen of it; compare heads with the other members.",

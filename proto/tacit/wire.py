@@ -117,6 +117,7 @@ def to_coordinator(message: FromMember) -> pb.MemberMessage:
                 version=message.version,
                 privacy=None if report is None else pb.PrivacyReport(epsilon=report.epsilon, delta=report.delta),
                 ledger=_ledger_to_pb(message.ledger),
+                approvals=message.approvals,
             )
             return pb.MemberMessage(ready=ready)
         case AttemptMessage():
@@ -177,7 +178,9 @@ def from_member(message: pb.MemberMessage) -> FromMember:
         case "ready":
             ready = message.ready
             report = _report_from_pb(ready)
-            return messages.Ready(ready.job, ready.round, ready.version, report, _ledger_from_pb(ready))
+            return messages.Ready(
+                ready.job, ready.round, ready.version, report, _ledger_from_pb(ready), ready.approvals
+            )
         case None:
             raise WireInvalid("a message with nothing in it; the member's software may be newer than this")
         case kind:

@@ -106,6 +106,9 @@ class Rounds:
     def declined(self) -> dict[str, dict[str, str]]:
         return self.declines
 
+    def awaiting(self) -> dict[str, dict[str, str]]:
+        return {}
+
     async def disconnect(self, member: str) -> None:
         self.disconnected.append(member)
 

@@ -26,7 +26,7 @@ def main() -> None:
     from edge_client.cli import app
 
     run_member = edge_client.agent.runner.run_member
-    edge_client.agent.runner.run_member = lambda options: run_member(options, _recorder(records))  # type: ignore[assignment]
+    edge_client.agent.runner.run_member = lambda options, **more: run_member(options, _recorder(records), **more)
     if leak:
         _leak()
     run_app(app)

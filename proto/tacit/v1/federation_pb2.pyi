@@ -240,18 +240,20 @@ class Decline(_message.Message):
     def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("job", "round", "version", "privacy", "ledger")
+    __slots__ = ("job", "round", "version", "privacy", "ledger", "approvals")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
     job: str
     round: int
     version: bytes
     privacy: PrivacyReport
     ledger: LedgerCounter
-    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[bytes] = ..., privacy: _Optional[_Union[PrivacyReport, _Mapping]] = ..., ledger: _Optional[_Union[LedgerCounter, _Mapping]] = ...) -> None: ...
+    approvals: int
+    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[bytes] = ..., privacy: _Optional[_Union[PrivacyReport, _Mapping]] = ..., ledger: _Optional[_Union[LedgerCounter, _Mapping]] = ..., approvals: _Optional[int] = ...) -> None: ...
 
 class PrivacyReport(_message.Message):
     __slots__ = ("epsilon", "delta")

@@ -52,7 +52,7 @@ class StatusResponse(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning")
+    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning", "approvals")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Job(_message.Message):
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: JobStatus
     reason: _reason_pb2.Reason
@@ -91,7 +92,20 @@ class Job(_message.Message):
     training: TrainingMetrics
     waiting: str
     warning: str
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ...) -> None: ...
+    approvals: Approvals
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ..., approvals: _Optional[_Union[Approvals, _Mapping]] = ...) -> None: ...
+
+class Approvals(_message.Message):
+    __slots__ = ("approved", "awaited", "awaited_members", "declined")
+    APPROVED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_FIELD_NUMBER: _ClassVar[int]
+    approved: int
+    awaited: int
+    awaited_members: _containers.RepeatedScalarFieldContainer[str]
+    declined: int
+    def __init__(self, approved: _Optional[int] = ..., awaited: _Optional[int] = ..., awaited_members: _Optional[_Iterable[str]] = ..., declined: _Optional[int] = ...) -> None: ...
 
 class TrainingMetrics(_message.Message):
     __slots__ = ("examples", "loss", "accuracy")
@@ -178,8 +192,15 @@ class Dropout(_message.Message):
     def __init__(self, member: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "status", "connected", "software_version", "certificate_expires_ms", "declined")
+    __slots__ = ("name", "status", "connected", "software_version", "certificate_expires_ms", "declined", "awaiting")
     class DeclinedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class AwaitingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -192,13 +213,15 @@ class Member(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
     DECLINED_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: str
     connected: bool
     software_version: str
     certificate_expires_ms: int
     declined: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connected: _Optional[bool] = ..., software_version: _Optional[str] = ..., certificate_expires_ms: _Optional[int] = ..., declined: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    awaiting: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connected: _Optional[bool] = ..., software_version: _Optional[str] = ..., certificate_expires_ms: _Optional[int] = ..., declined: _Optional[_Mapping[str, str]] = ..., awaiting: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class JobDetail(_message.Message):
     __slots__ = ("job", "rounds", "versions")

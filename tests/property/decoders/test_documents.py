@@ -214,6 +214,21 @@ _PURPOSE = {
     "mechanism": "dp-sgd",
     "data": HEX,
 }
+# A steward's statement about a job.
+STATEMENT = {
+    "federation": HEX,
+    "member": "north",
+    "data": "mine",
+    "job": "questions",
+    "document": HEX,
+    "files": {"weights.bin": HEX},
+    "policy": HEX,
+    "decision": "approve",
+    "issued_ms": 1,
+    "expires_ms": 2,
+    "reason": "",
+    "steward": HEX,
+}
 BODY: dict[str, dict[str, Any]] = {
     "opened": {"ledger": "00" * 16, "name": "mine", "limit": _LIMIT, "monthly": None, "orders": HEX},
     "reserved": {"event": _EVENT, "purpose": _PURPOSE},
@@ -231,6 +246,8 @@ BODY: dict[str, dict[str, Any]] = {
     "limit_lowered": {"epsilon": 4.0, "delta": 1e-6, "monthly": 1.0},
     "data_seen": {"examples": 5, "new": 5, "marks": 5, "digest": HEX, "key": "00" * 8},
     "recovered": {"released": [1, 2], "unknown": [[3, 4]]},
+    "approval": {"statement": STATEMENT, "signature": "00" * 64},
+    "approval_lapsed": {"approval": HEX},
 }
 
 

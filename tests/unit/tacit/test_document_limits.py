@@ -27,6 +27,9 @@ from coordinator.certificate_batches import CertificateBatch, RequestBatch
 from coordinator.config import CoordinatorConfig, OperatorConfig
 from coordinator.storage.backup import BackupManifest
 from coordinator.storage.mark import Mark
+from edge_client.approval.folder import ApprovalRequest
+from edge_client.approval.statement import SignedStatement
+from edge_client.approval.steward import StewardKeyFile
 from edge_client.corpus_release.folder import CorpusState, Decision
 from edge_client.corpus_release.models import NoisedHistogram
 from edge_client.identity.home import IdentityDocument
@@ -57,7 +60,7 @@ from tacit.passport import (
 )
 from tacit.reading import MAX_DEPTH
 from tacit.token import JoinToken
-from tests.property.decoders.test_documents import GOOD, HEX
+from tests.property.decoders.test_documents import GOOD, HEX, STATEMENT
 from tests.property.decoders.test_wire_decoders import peak
 
 # ---- every field has a bound ----------------------------------------------------------------------------------------
@@ -304,6 +307,24 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
     },
     Policy: {"schema": 1},
     PolicyDocument: {"schema": 1},
+    SignedStatement: {"schema": 1, "statement": STATEMENT, "signature": "00" * 64},
+    ApprovalRequest: {
+        "schema": 1,
+        "federation": HEX,
+        "member": "north",
+        "data": "mine",
+        "document": GOOD["job"][0],
+        "policy": {"schema": 1},
+        "lines": ["reads notes.csv"],
+        "plan": "{}",
+        "asked_ms": 1,
+    },
+    StewardKeyFile: {
+        "schema": 1,
+        "public": HEX,
+        "sealing": {"kind": "passphrase", "salt": HEX, "scrypt": {"salt": HEX}},
+        "sealed": "00" * 48,
+    },
     CoordinatorConfig: {"schema": 1, "advertise": ["localhost"]},
     RequestBatch: {
         "schema": 1,
@@ -511,6 +532,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         lambda number: {"accuracy": 1.0, "loss": None, "examples": 1, "data": HEX, "at_ms": number},
     ),
     "JobBody.labels": (JobSpec, _SPEC, "labels", 10_000, _word),
+    "JobBody.tags": (JobSpec, _SPEC, "tags", 16, _word),
     "FedRecon.tokens": (*MORE[1], "method.tokens", 10_000, _word),
     "TextCNNModel.widths": (*MORE[2], "model.widths", 16, lambda number: number + 1),
     "TransformerModel.config": (JobDocument, {**_JOB, "model": _TRANSFORMER}, "model.config", 64, {_word: 1}),
@@ -565,6 +587,10 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "PolicyDocument.hours": (Policy, _POLICY, "hours", 1000, _same("00:00-24:00")),
     "PolicyDocument.devices": (Policy, _POLICY, "devices", 16, _same("cpu")),
     "PolicyDocument.interfaces": (Policy, _POLICY, "interfaces", 1000, _word),
+    "PolicyDocument.tags": (Policy, _POLICY, "tags", 1000, _word),
+    "PolicyDocument.stewards": (Policy, _POLICY, "stewards", 16, {_word: _hex}),
+    "ApprovalStatement.files": (SignedStatement, EXAMPLES[SignedStatement], "statement.files", 16, {_word: _hex}),
+    "ApprovalRequest.lines": (ApprovalRequest, EXAMPLES[ApprovalRequest], "lines", 20_000, _word),
     "PolicyDocument.witnesses": (Policy, _POLICY, "witnesses", 16, {_word: _hex}),
     "CoordinatorConfig.witnesses": (CoordinatorConfig, {**_POLICY, "advertise": ["a"]}, "witnesses", 64, _hex),
     "RequestBatch.requests": (RequestBatch, EXAMPLES[RequestBatch], "requests", 10_000, _same(_WAITING)),

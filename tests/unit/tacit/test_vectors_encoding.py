@@ -75,7 +75,12 @@ FROM_MEMBERS: dict[str, Any] = {
     "hello without a ledger": messages.Hello(1, "0.1.0", some("process", 16)),
     "decline": messages.Decline("questions", 300, Reason.REASON_POLICY_COHORT, "too few"),
     "ready": messages.Ready(
-        "questions", 300, some("version"), messages.PrivacyReport(2.5, 1e-6), messages.LedgerCounter(some("l", 16), 300)
+        "questions",
+        300,
+        some("version"),
+        messages.PrivacyReport(2.5, 1e-6),
+        messages.LedgerCounter(some("l", 16), 300),
+        approvals=2,
     ),
     "ready without a report": messages.Ready("questions", 300, some("version")),
     "advertisement": AttemptMessage(AT, entry("m0")),

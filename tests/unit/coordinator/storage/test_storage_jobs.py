@@ -388,7 +388,7 @@ def test_a_member_drops_out_of_an_attempt_once(database, job):
 
 def test_every_outcome_is_in_the_journal(database, job):
     do(database, r.open_round, "desk", 1, 10)
-    do(database, r.open_attempt, "desk", 1, 1, ["a", "b"], 20)
+    do(database, r.open_attempt, "desk", 1, 1, ["a", "b"], 20, approved=["b"])
     end(database, 1, 1, "published", now_ms=30)
     do(database, r.publish_version, "desk", 1, NEXT, 1, 40, norms=NORMS)
     do(database, r.end_round, "desk", 1, "published", None, 50)
@@ -404,6 +404,7 @@ def test_every_outcome_is_in_the_journal(database, job):
         "job_status",
     ]
     assert [entry.at_ms for entry in entries] == [1000, 10, 20, 30, 40, 50, 60]
+    assert (entries[2].fields["cohort"], entries[2].fields["approved"]) == (["a", "b"], ["b"])
     assert entries[3].fields["result"] == SUM.hex()
     assert do(database, r.journal, after=entries[4].id, subject="desk") == entries[5:]
     assert do(database, r.journal, subject="other") == []

@@ -92,6 +92,10 @@ def test_a_job_that_the_policy_accepts_exits_with_0(place):
     assert code == ExitCode.OK
     assert output.splitlines()[0] == "desk against the defaults:"
     assert output.splitlines()[-1] == "This member would take part, as far as can be told here."
+    (place / "asks.toml").write_text(f'schema = 1\njobs = "ask"\nstewards = {{ mary = "{"11" * 32}" }}\n')
+    asked = run(place, "check", place / "job.toml", "--policy", place / "asks.toml")
+    assert asked[0] == ExitCode.OK
+    assert asked[1].endswith("take part, once its stewards have approved it, as far as can be told here.\n")
     keys = [line.split()[1].removesuffix(":") for line in output.splitlines()[1:-2]]
     assert [verdict.rule for verdict in Policy().explain(JobSpec.from_toml(place / "job.toml"))] == keys
 

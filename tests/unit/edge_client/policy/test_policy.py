@@ -103,6 +103,23 @@ def test_an_invalid_policy_is_refused_with_the_key(tmp_path, text, complaint):
         Policy.from_toml(path)
 
 
+def test_a_policy_that_asks_needs_as_many_stewards_as_approvals():
+    mary, john = "11" * 32, "22" * 32
+    assert Policy(jobs="ask", stewards={"mary": mary}).asks
+    assert not Policy(stewards={"mary": mary}).asks
+    # Whoever is asked decides about any job, whatever its name.
+    Policy(jobs="ask", stewards={"mary": mary}, mechanisms=("none",)).check_job(job_document())
+    for keys, why in (
+        ({"jobs": "ask"}, "needs 1 of them, and there are 0"),
+        ({"jobs": "ask", "min_approvals": 2, "stewards": {"mary": mary}}, "needs 2 of them, and there are 1"),
+        ({"stewards": {"mary": mary, "twin": mary}}, "the same key"),
+        ({"jobs": "all"}, r"is 'all'; write \"ask\", or a list of names"),
+        ({"jobs": "ask", "min_approvals": 3, "stewards": {"mary": mary, "john": john}}, "less than or equal to 2"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Policy(**keys)
+
+
 def test_a_file_with_only_its_version_takes_only_jobs_with_noise(tmp_path):
     (tmp_path / "policy.toml").write_text("schema = 1\n")
     policy, path = Policy.load(tmp_path)

@@ -128,6 +128,13 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_JOB_NOT_ADMITTED,
         ("unquestioned", "quest*"),
     ),
+    "tags": (
+        {"tags": ("oncology", "trial-*")},
+        a_job(tags=("oncology", "trial-7")),
+        a_job(tags=("oncology", "marketing")),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("marketing", "oncology, trial-*"),
+    ),
     "architectures": (
         {"architectures": ("text*",)},
         a_job(),
@@ -637,6 +644,8 @@ def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon"}
     # `min_witnesses` counts them.
     no_rules |= {"witnesses", "members_witness"}
+    # The desk compares these with what stewards signed.
+    no_rules |= {"stewards", "min_approvals", "max_approval_days"}
     rules = [verdict.rule for verdict in Policy().explain(a_job())]
     assert len(set(rules)) == len(rules)
     assert set(rules) == Policy.model_fields.keys() - no_rules

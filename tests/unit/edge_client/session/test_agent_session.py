@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 import secure_agg
 from edge_client.downloads.cache import CertificateCache
 from edge_client.identity.renewal import RenewalFailed
+from edge_client.policy.policy import PolicyRefusal
 from edge_client.session import agent as agent_module
 from edge_client.session import link, states
 from edge_client.session.agent import Agent, JobsUnfinished
@@ -97,6 +98,57 @@ def test_only_the_update_that_the_journal_names_is_masked():
     with pytest.raises(Stopped):
         mask(trained)
     assert encoded == [trained]
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_a_withdrawal_after_the_attempt_began_stops_the_vector_before_it_is_charged(approved):
+    job, charged = job_document(), []
+    assignment = Assignment(job.name, 1, job.digest(), job.weights, 0, 1000)
+    attempt = AttemptId(job.name, 1, 1)
+
+    def check(document):
+        assert document == job
+        if not approved:
+            raise PolicyRefusal(Reason.REASON_APPROVAL_AWAITED, "withdrawn")
+
+    async def run():
+        budget = SimpleNamespace(charge=lambda attempt, reserved: charged.append(attempt))
+        journal = SimpleNamespace(memory=lambda: Memory({}))
+        made = Agent(None, None, journal, None, budget, None, None, desk=SimpleNamespace(check=check))
+        made._held[job.name] = agent_module._Held(assignment, None, None, None)
+        made._carry_out(states.MaskAndUpload(attempt, job, job.weights, 3, None))
+        for upload in made._uploads.values():
+            upload.cancel()
+        return None if made._events.empty() else made._events.get_nowait()
+
+    event = asyncio.run(run())
+    if approved:
+        assert charged == [attempt]
+    else:
+        assert charged == []
+        assert event == states.MaskingFailed(attempt, Reason.REASON_APPROVAL_AWAITED, "withdrawn")
+
+
+def test_the_agent_looks_whether_stewards_approve_of_what_waits_and_of_what_is_held():
+    job = job_document()
+    assignment = Assignment(job.name, 1, job.digest(), job.weights, 0, 1000)
+    told = Decline(job.name, 1, Reason.REASON_APPROVAL_AWAITED, "0 of 2")
+
+    def looked(phase, refusal):
+        def check(_):
+            if refusal is not None:
+                raise refusal
+
+        return agent_module._of_stewards(SimpleNamespace(check=check), phase)
+
+    waits, holds = states.Awaiting(assignment, job, told), states.Holding(assignment, job, None)
+    assert looked(waits, None) == states.Approved(assignment)
+    assert looked(waits, PolicyRefusal(told.reason, told.detail)) is None
+    more = PolicyRefusal(told.reason, "1 of 2")
+    assert looked(waits, more) == states.ApprovalAwaited(assignment, job, told.reason, "1 of 2")
+    assert looked(holds, None) is None
+    assert looked(holds, more) == states.ApprovalAwaited(assignment, job, told.reason, "1 of 2")
+    assert looked(states.Preparing(assignment), more) is None
 
 
 def test_a_message_that_cannot_be_encoded_is_logged_and_skipped():

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 import secure_agg
+from edge_client.approval.deciding import decide, put
+from edge_client.approval.desk import Desk
+from edge_client.approval.folder import ApprovalFolder
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper
-from edge_client.session.preparation import PreparationRefused, Preparer
+from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
 from learning.training.clipping import ModelUnsuitable
@@ -26,6 +29,7 @@ from tacit.manifest import Manifest
 from tacit.messages import Assignment
 from tacit.reason import Reason
 from tests.support import party
+from tests.support.stewards import MARY
 from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
 
 MANIFEST = Manifest.of(
@@ -125,6 +129,28 @@ def place(tmp_path, identity):
     yield make
     for manager in opened:
         manager.__exit__(None, None, None)
+
+
+def test_nothing_is_read_or_reserved_before_the_stewards_approve(place, tmp_path, identity):
+    rules = {"jobs": "ask", "stewards": {"mary": MARY.public}}
+    made = place(**rules)
+    about = {"federation": identity.federation, "member": identity.member, "data": "data"}
+    made.preparer._desk = Desk(tmp_path, Policy(**rules), made.budget, **about)
+    for reason in (Reason.REASON_APPROVAL_AWAITED, Reason.REASON_APPROVAL_DECLINED, Reason.REASON_APPROVAL_AWAITED):
+        missing = made.refused()
+        assert isinstance(missing, ApprovalMissing)
+        assert (missing.reason, missing.job) == (reason, made.document)
+        assert not made.examples.read
+        assert made.reserved() == 0
+        request = ApprovalFolder(tmp_path, "data", "questions").request()
+        decision = "decline" if reason == Reason.REASON_APPROVAL_AWAITED and not made.budget.heard() else "withdraw"
+        put(tmp_path, decide(request, decision, MARY.key, known=[each for each, _ in made.budget.heard()]))
+    # The document, the manifest, and the tokenizer for the dry run: no version, no weights.
+    assert {len(data) for digest, data in made.served.items() if digest in made.fetched}.isdisjoint({len(BASE)})
+    put(tmp_path, decide(request, "approve", MARY.key, known=[each for each, _ in made.budget.heard()]))
+    # Nothing can be trained here, but now it is tried.
+    assert not isinstance(made.refused(), ApprovalMissing)
+    assert made.examples.read
 
 
 @pytest.mark.parametrize(
