@@ -52,7 +52,7 @@ CYCLES = 10_000
 QUICK_CYCLES = 200
 SEED = 1
 
-LIMIT = Limit(4.0, 1e-5)
+LIMIT = Limit(2.7, 1e-5)
 # 45 of them fit.
 EVENT = SampledGaussian(multiplier=1.2, rate=0.02, steps=20)
 # A spent ledger is used for a while longer, then the next one begins.
