@@ -34,7 +34,7 @@ def coverage(members: int, epsilon: float, rounds: int) -> list[Figure]:
     noise, cohort = noise_for(epsilon), members_of(members, 0)
     random = np.random.default_rng([members, int(1000 * epsilon)])
     within: dict[str, list[bool]] = {"accuracy": [], "loss": []}
-    errors: list[float] = []
+    errors: dict[str, list[float]] = {"accuracy": [], "loss": []}
     for number in range(rounds):
         level = 0.5 + 0.4 * (number % MEASURED) / MEASURED
         correct = [random.random(ROWS) < level for _ in cohort]
@@ -42,16 +42,20 @@ def coverage(members: int, epsilon: float, rounds: int) -> list[Figure]:
         found, truth = measure(cohort, losses, correct, noise, f"coverage/{members}/{epsilon}/{number}")
         if found is None:
             continue
-        errors.append(found.accuracy.error)
         for name, each in within.items():
             stated: Measured = getattr(found, name)
+            errors[name].append(stated.error)
             each.append(abs(stated.value - getattr(truth, name)) <= _NORMAL * stated.error)
-    beside = {"shown": len(errors), "rounds": rounds, "noise_multiplier": noise.multiplier}
-    if not errors:
+    beside = {"shown": len(within["accuracy"]), "rounds": rounds, "noise_multiplier": noise.multiplier}
+    if not beside["shown"]:
         return [Figure("shown", 0.0, more=beside)]
-    beside["standard_error"] = round(float(np.mean(errors)), 4)
+    figures = {"accuracy": "coverage", "loss": "coverage_loss"}
     return [
-        Figure("coverage" if name == "accuracy" else "coverage_loss", float(np.mean(each)), more=beside | _bounds(each))
+        Figure(
+            figures[name],
+            round(float(np.mean(each)), 4),
+            more=beside | {"standard_error": round(float(np.mean(errors[name])), 4), **_bounds(each)},
+        )
         for name, each in within.items()
     ]
 

@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.domain.validation import MIN_RATIO, Measured, StoppingRule, estimate, judge
 from learning.validation.contribution import metrics_of, noised
+from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.validation import HALF, MetricNoise
 from tests.support.random_sources import Seeded
 
@@ -45,6 +46,20 @@ def test_the_stated_error_is_the_error(accuracy):
         # Four standard errors of a standard deviation, and a little for the delta method.
         assert scaled.std() == pytest.approx(1, abs=4 / math.sqrt(2 * 1500) + 0.02), name
         assert abs(scaled.mean()) < 4 / math.sqrt(1500) + 0.02, name
+
+
+def test_ninety_five_of_a_hundred_truths_lie_within_the_stated_error():
+    """The smallest cohort of `benchmarks.metrics` at its noise, with the noise alone and many draws of it."""
+    noise, members, units, accuracy, runs = MetricNoise(39.4, 4000), 3, 3000, 0.7, 6000
+    drawn = DiscreteGaussian(noise.std).sample(3 * members * runs, Seeded("many")).reshape(runs, members, 3)
+    clear = np.array([0, round((2 * accuracy - 1) * HALF * units), HALF * units])
+    within = 0
+    for sums in drawn.sum(axis=1, dtype=np.int64):
+        found = estimate((clear + sums).tolist(), members, noise, BOUND)
+        assert found is not None
+        within += abs(found.accuracy.value - accuracy) <= 1.96 * found.accuracy.error
+    # Four standard errors.
+    assert within / runs == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / runs))
 
 
 def test_nothing_is_shown_of_members_that_measure_nothing():

@@ -75,6 +75,7 @@ def test_training_and_metrics_together_against_the_librarys_accountant():
     assert ours == pytest.approx(list(library._rdp), rel=1e-8)
     limit = Limit(8.0, DELTA)
     assert epsilon_counted([training, metrics], limit) == pytest.approx(5.293144, rel=1e-4)
+    assert epsilon_counted([metrics], limit) == pytest.approx(0.719558, rel=1e-4)
     assert epsilon_counted([training], limit) == pytest.approx(4.105492, rel=1e-4)
 
 
