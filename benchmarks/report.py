@@ -22,6 +22,7 @@ from benchmarks.frontier.report import PAGE as FRONTIER
 from benchmarks.institutional.report import PAGE as INSTITUTIONAL
 from benchmarks.library.record import RESULTS, ROOT, read_lines
 from benchmarks.library.report import Line, Page, newest, write_page
+from benchmarks.metrics.report import PAGE as METRICS
 from benchmarks.operations.report import PAGE as OPERATIONS
 from benchmarks.privacy.report import PAGE as PRIVACY
 from benchmarks.private_vocabularies.report import PAGE as PRIVATE_VOCABULARIES
@@ -36,6 +37,7 @@ PAGES: tuple[Page, ...] = (
     SECURE_AGGREGATION,
     OPERATIONS,
     PRIVACY,
+    METRICS,
     INSTITUTIONAL,
     FRONTIER,
     PRIVATE_VOCABULARIES,

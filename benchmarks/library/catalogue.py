@@ -50,6 +50,10 @@ Each case is a process that may use only some instructions of this processor."""
 
 The bound must stay below the claim. The audit is repeated with noise and clipping broken on purpose; then the
 bound must exceed the claim.""",
+    "metrics.coverage": """Measures how often estimates from noised metrics lie within their stated error.
+
+coverage: the share of estimates within 1.96 standard errors of the truth, by members and epsilon.
+stopping: the accuracy of the version that early stopping chose, beside the best in hindsight.""",
     "institutional.accuracy": """Measures TextCNN's accuracy on TREC with 1 to 4 members, without noise.
 
 One member is plain training. Two to four members train through the services. The paper is Zhu et al. 2020, table 1.""",

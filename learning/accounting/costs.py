@@ -5,6 +5,7 @@ N counts as public here, as it does in every analysis of sampling at rate lot / 
 
 from learning.accounting.events import (
     Adjacency,
+    DiscreteGaussian,
     DiscreteGaussianSum,
     FixedLotGaussian,
     Laplace,
@@ -13,10 +14,20 @@ from learning.accounting.events import (
 )
 from secure_agg import Grid
 from tacit.job import JobDocument, JobSpec
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Unit
 from tacit.method import FedVocab
+from tacit.validation import MetricNoise, distance_of
 
-__all__ = ["LotTooSmall", "Noised", "adjacency_of", "event_of_job", "event_of_round", "rate_of", "steps_of_round"]
+__all__ = [
+    "LotTooSmall",
+    "Noised",
+    "adjacency_of",
+    "event_of_job",
+    "event_of_metrics",
+    "event_of_round",
+    "rate_of",
+    "steps_of_round",
+]
 
 Noised = DpSgd | GaussianUpdate | LaplaceUpdate | DistributedGaussian
 
@@ -134,3 +145,17 @@ def event_of_round(
                 values=values,
                 unit=mechanism.unit,
             )
+
+
+def event_of_metrics(noise: MetricNoise, adjacency: Adjacency, unit: Unit = "example") -> PrivacyEvent:
+    """What one noised vector of metrics costs a member, whichever attempts it is sent in.
+
+    Only this member's own noise counts. The noise is drawn once, and two sums with one member more or less differ in a
+    vector that has no other noise (`tests/attacks/test_metrics_sent_again.py`).
+
+    Args:
+        noise: The numbers of the noise.
+        adjacency: The ledger's.
+        unit: What the ledger protects. A member's rows of validation data are its units, or all of them are one.
+    """
+    return DiscreteGaussian(multiplier=noise.std / distance_of(adjacency), unit=unit)

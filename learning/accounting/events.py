@@ -14,6 +14,7 @@ from tacit.mechanism import Unit
 
 __all__ = [
     "Adjacency",
+    "DiscreteGaussian",
     "DiscreteGaussianSum",
     "FixedLotGaussian",
     "Laplace",
@@ -99,8 +100,24 @@ class DiscreteGaussianSum(Part):
     unit: Unit = "example"
 
 
+class DiscreteGaussian(Part):
+    """`steps` vectors of whole numbers with discrete Gaussian noise of one member, drawn once for each vector.
+
+    A vector that is sent again carries the same noise, and is the same release. Adjacency: that of `multiplier`, which
+    differs between the two (`learning.accounting.costs.event_of_metrics`).
+
+    Attributes:
+        multiplier: Parameter s of the noise, divided by the L2 distance that one unit can move the vector.
+    """
+
+    kind: Literal["discrete-gaussian"] = "discrete-gaussian"
+    multiplier: _Positive
+    steps: _Count = 1
+    unit: Unit = "example"
+
+
 PrivacyEvent = Annotated[
-    SampledGaussian | FixedLotGaussian | Laplace | DiscreteGaussianSum, Field(discriminator="kind")
+    SampledGaussian | FixedLotGaussian | Laplace | DiscreteGaussianSum | DiscreteGaussian, Field(discriminator="kind")
 ]
 
 _EVENT: TypeAdapter[PrivacyEvent] = TypeAdapter(PrivacyEvent)

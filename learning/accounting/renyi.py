@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from learning.accounting.events import (
     Adjacency,
+    DiscreteGaussian,
     DiscreteGaussianSum,
     FixedLotGaussian,
     Laplace,
@@ -68,6 +69,7 @@ def renyi(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
         | FixedLotGaussian | replace-one | Wang, Balle, Kasiviswanathan 2019, Theorem 27; at most the plain Gaussian |
         | Laplace | both | exact for one coordinate, the worst case: Mironov 2017, Table II |
         | DiscreteGaussianSum | both | Kairouz, Liu, Steinke 2021, Proposition 14 |
+        | DiscreteGaussian | both | alpha / (2 multiplier^2): Canonne, Kamath, Steinke 2020, Proposition 5 |
     """
     return event.steps * _one_step(event, adjacency)
 
@@ -100,6 +102,10 @@ def _one_step(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
             # example, `distance` is between any two vectors already.
             far = 2 if event.unit == "member" and adjacency == "replace-one" else 1
             return _discrete_gaussian_sum(event.honest, event.std, far * event.distance, event.values)
+        case DiscreteGaussian():
+            _check_finite(event.multiplier)
+            # For a shift by whole numbers, the bound is that of the continuous Gaussian, coordinate by coordinate.
+            return _finished(_gaussian(event.multiplier))
 
 
 def _check_finite(*numbers: float) -> None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from learning.accounting.events import (
     Adjacency,
+    DiscreteGaussian,
     DiscreteGaussianSum,
     FixedLotGaussian,
     Laplace,
@@ -129,7 +130,7 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     plain Gaussians become one.
 
     Returns:
-        The epsilon; None if one of the events has no PLD (lots of a fixed size, sums of discrete Gaussians).
+        The epsilon; None if one of the events has no PLD (lots of a fixed size, discrete Gaussians and their sums).
 
     Raises:
         EventUnaccountable: An event has no formula at all under this adjacency.
@@ -180,6 +181,8 @@ def _parameters(event: PrivacyEvent) -> tuple[object, ...]:
             return (event.kind, event.unit, event.epsilon)
         case DiscreteGaussianSum():
             return (event.kind, event.unit, event.honest, event.std, event.distance, event.values)
+        case DiscreteGaussian():
+            return (event.kind, event.unit, event.multiplier)
 
 
 def is_plain(event: PrivacyEvent) -> bool:

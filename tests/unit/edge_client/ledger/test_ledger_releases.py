@@ -27,7 +27,14 @@ from edge_client.ledger.ledger import (
 from edge_client.ledger.replay import UNKNOWN
 from edge_client.ledger.store import reading
 from learning.accounting.calibration import rounds_affordable
-from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, PrivacyEvent, SampledGaussian
+from learning.accounting.events import (
+    DiscreteGaussian,
+    DiscreteGaussianSum,
+    FixedLotGaussian,
+    Laplace,
+    PrivacyEvent,
+    SampledGaussian,
+)
 from learning.accounting.filter import Limit
 from learning.accounting.gate import GATE_NUMBERS, PrivacyFilter, epsilon_counted
 from learning.accounting.renyi import EventUnaccountable
@@ -167,6 +174,20 @@ def test_a_discrete_gaussian_share_is_charged_for_each_attempt(tmp_path):
         with pytest.raises(LedgerMisused, match="fresh share"):
             ledger.charge(held.number, 2)
         ledger.charge(ledger.reserve(event, purpose()).number, 2)
+
+
+def test_noise_that_is_drawn_once_is_charged_once_for_all_attempts(tmp_path):
+    event = DiscreteGaussian(multiplier=30.0)
+    with opened(tmp_path) as ledger:
+        held = ledger.reserve(event, purpose())
+        ledger.charge(held.number, 1)
+        ledger.charge(held.number, 2)
+        ledger.charge(ledger.reserve(event, purpose()).number, 3)
+    # Read from the file, and beside training: two releases and one.
+    with opened(tmp_path) as ledger:
+        ledger.charge(ledger.reserve(EVENT, purpose()).number, 1)
+        spent = 1 - ledger.share_left()
+    assert spent == pytest.approx(epsilon_counted([event, event, EVENT], LIMIT) / LIMIT.epsilon)
 
 
 def test_settling_again_is_recorded_once_and_the_last_outcome_counts(tmp_path):

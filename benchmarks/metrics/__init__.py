@@ -1,0 +1,1 @@
+"""Estimates from noised validation data, and stopping by them."""

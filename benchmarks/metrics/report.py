@@ -1,0 +1,27 @@
+"""The page of noised metrics."""
+
+from benchmarks.library.report import Page, Section
+
+__all__ = ["PAGE"]
+
+_MODULE = "metrics.coverage"
+
+PAGE = Page(
+    "metrics",
+    (
+        Section(
+            "coverage",
+            "metrics",
+            _MODULE,
+            ("low", "high", "shown", "rounds", "standard_error", "noise_multiplier"),
+            where={"part": ("coverage",)},
+        ),
+        Section(
+            "stopping",
+            "metrics",
+            _MODULE,
+            ("best_in_hindsight", "estimate", "standard_error", "stopped", "stopped_at", "rounds"),
+            where={"part": ("stopping",)},
+        ),
+    ),
+)

@@ -1,0 +1,87 @@
+"""The numbers of noised metrics: what a unit of validation data adds to a sum, its noise, and the room in the ring.
+
+A unit is one example, or whatever else a ledger protects. It adds the vector of whole numbers
+
+    (loss - HALF, correct - HALF, HALF)
+
+where loss and correct lie between 0 and 2 HALF: the unit's mean clipped loss, and its share of correct answers. So each
+coordinate lies between -HALF and HALF, and the last one counts units. Centring the first two makes a unit's vector
+shorter by a factor of sqrt(3).
+
+Sensitivity. Let a member's vector be the sum over its units. It changes by at most
+
+    sqrt(3) HALF    if a unit, or one row of a unit, is added or removed: each coordinate changes by at most HALF
+    3 HALF          if one is replaced by another: that is a removal and an addition, which change two coordinates by at
+                    most 2 HALF, and the count by at most HALF
+
+The count changes in a replacement if the row was alone in its unit and joins one of several, or the reverse.
+docs/validation.md has the proof.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from secure_agg.discrete_gaussian import DiscreteGaussian
+
+__all__ = ["HALF", "MetricNoise", "distance_of"]
+
+# Steps from the middle of a coordinate to either end. Losses are rounded at random to 2 HALF steps.
+HALF = 32
+
+
+def distance_of(adjacency: Literal["add-remove", "replace-one"]) -> float:
+    """The L2 distance, in steps, that one unit, or one row of a unit, can move a member's vector."""
+    squared = (3 if adjacency == "add-remove" else 9) * HALF * HALF
+    # Never below the true root, which is what the accounting divides by.
+    return math.nextafter(math.sqrt(squared), math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNoise:
+    """The noise on one member's vector of metrics. All members of a job share it.
+
+    Attributes:
+        multiplier: Parameter s of the discrete Gaussian, divided by the distance under add-remove.
+        max_units: Units of one member that the vector has room for.
+
+    Raises:
+        ValueError: A number is out of range; the text says what to change.
+    """
+
+    multiplier: float
+    max_units: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise ValueError(f"noise_multiplier must be a positive number, got {self.multiplier!r}")
+        if not 1 <= self.max_units <= 1_000_000:
+            raise ValueError(f"max_units must be between 1 and 1,000,000, got {self.max_units}")
+        try:
+            DiscreteGaussian(self.std)
+        except ValueError as error:
+            least, most = (bound / distance_of("add-remove") for bound in (1 / 16, 65536.0))
+            raise ValueError(
+                f"noise_multiplier must be between {least:.3g} and {most:.4g}, got {self.multiplier:g}; measure less "
+                "often to need less noise"
+            ) from error
+
+    @property
+    def std(self) -> float:
+        """Parameter s of the discrete Gaussian, in steps."""
+        return self.multiplier * distance_of("add-remove")
+
+    @property
+    def largest(self) -> int:
+        """Largest magnitude of a coordinate that is sent. A larger one is cut to it after the noise was added."""
+        return self.max_units * HALF + DiscreteGaussian(self.std).largest
+
+    def bits_needed(self, members: int) -> int:
+        """Width in bits of the narrowest ring in which no sum of `members` vectors can wrap.
+
+        Raises:
+            ValueError: There are no members.
+        """
+        if members < 1:
+            raise ValueError(f"a sum has at least one member, got {members}")
+        return (members * self.largest).bit_length() + 1
