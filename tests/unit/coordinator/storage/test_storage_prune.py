@@ -127,6 +127,10 @@ def test_a_backup_after_pruning_is_whole_and_waits_for_none(place, database_url,
     place.prune(1)
     given = {"federation": b"f" * 32, "software": "1", "now_ms": 1_800_000_000_000}
     backup.make(database_url, place.store, tmp_path / "backup", **given)
+    newest = place.versions()[-1]
+    held = {part.sha256 for part in backup.newest(tmp_path / "backup").manifest.blobs}
+    assert {newest.digest, *newest.server_state.values()} <= held
+    assert place.versions()[2].digest not in held
     with place.store.unpruned(), pytest.raises(StoreInUse, match="a backup"):
         place.prune(1)
     with place.store.pruning(), pytest.raises(StoreInUse):
