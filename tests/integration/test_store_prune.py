@@ -17,7 +17,7 @@ from coordinator.storage import backup, snapshot
 from coordinator.storage.blobs import open_blobs
 from tests.support import warm
 from tests.support.places import ROOT
-from tests.support.processes import BIN, command, running_federation, succeed, within_patience
+from tests.support.processes import BIN, command, running_federation, succeed
 from toolkit.console import ExitCode
 
 MEMBERS = ("north", "east", "south")
@@ -146,8 +146,6 @@ def test_a_withdrawal_is_in_later_versions_in_the_card_and_in_the_passport(town,
     assert "every version from 1 on holds" in succeed(*verify)
     # The passport names nobody.
     assert b"north" not in (tmp_path / "model" / "passport.json").read_bytes()
-    # The coordinator measures the store once a minute.
-    within_patience(lambda: town.metric("tacit_coordinator_store_bytes") > 0)
     nobody = command("coordinator", "member", "withdraw", "nobody", "--dir", town.dir, "--yes")
     assert (nobody.returncode, "no member named nobody" in nobody.stderr) == (ExitCode.NOT_FOUND, True)
 
