@@ -174,6 +174,7 @@ class Runtime:
                     rounds_total=job.rounds.count,
                     version=job.weights,
                     now_ms=now_ms,
+                    earlier=None if job.earlier is None else (job.earlier.job, job.earlier.number),
                 )
             )
         except records.JobExists as error:

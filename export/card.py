@@ -44,12 +44,14 @@ class Origin:
         round: the number of the round that made it; 0: it is the start.
         created_ms: when the coordinator stored it, in milliseconds since 1970.
         members: how many members' updates are in the sum of that round.
+        withdrawn: how many members withdrew whose updates are in it, or in a version that it was made from.
     """
 
     number: int | None = None
     round: int | None = None
     created_ms: int | None = None
     members: int | None = None
+    withdrawn: int | None = None
 
 
 # What an export knows of a version if nobody says more.
@@ -249,6 +251,11 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     table["members"] = f"at least {document.rounds.min_members} in each round's sum"
     if origin.members is not None:
         table["members"] += f", {origin.members} in the last"
+    if origin.withdrawn:
+        table["withdrawn"] = (
+            f"{origin.withdrawn} of the members whose updates are in it withdrew later. Their updates cannot be taken "
+            "out of this version"
+        )
     if (earlier := document.earlier) is not None:
         table["started from"] = (
             f"version {earlier.number} of the job `{earlier.job}`, `{document.weights.hex()}`, job document "

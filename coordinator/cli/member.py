@@ -131,6 +131,41 @@ def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir =
         typer.echo(f"{name} is revoked.")
 
 
+@app.command()
+def withdraw(
+    name: Annotated[str, typer.Argument(help="The member's name.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Mark nothing, and say what holds its updates.")] = False,
+    yes: Yes = False,
+    folder: CoordinatorDir = Path("federation"),
+    as_json: Json = False,
+) -> None:
+    """Show which versions hold a member's updates, and mark them: passports and model cards say so from then on.
+
+    Updates cannot be taken out of a version. The command says how a job starts anew from the last version without them.
+    """
+    from datetime import UTC, datetime
+
+    from coordinator.cli.withdrawn import earlier_versions, withdrawn_json, withdrawn_lines
+    from coordinator.storage.blobs import open_blobs
+    from coordinator.storage.errors import NotFound
+    from coordinator.storage.withdrawal import withdraw as mark
+
+    if not dry_run:
+        confirm(f"Mark every version that holds updates of {name}? The mark cannot be taken back.", yes)
+    with on_machine(folder) as machine:
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        earlier = earlier_versions(machine.database, open_blobs(machine.config.store_url))
+        try:
+            found = machine.database.run_now(lambda s: mark(s, name, earlier, now_ms, by=os_user(), dry_run=dry_run))
+        except NotFound as error:
+            fail(str(error), ExitCode.NOT_FOUND)
+    if as_json:
+        print_json({"member": name, "dry_run": dry_run, "jobs": withdrawn_json(found)})
+        return
+    for line in withdrawn_lines(name, found, dry_run):
+        typer.echo(line)
+
+
 @app.command("import-log")
 def import_log(
     file: Annotated[Path, typer.Argument(help="What `edge_client members --export FILE` wrote.", show_default=False)],

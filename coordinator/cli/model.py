@@ -93,6 +93,8 @@ class Material:
     round: int = 0
     created_ms: int = 0
     members: int = 0
+    # Members that withdrew and whose updates it holds.
+    withdrawn: int = 0
     # What the job freezes, by name.
     frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
@@ -262,7 +264,7 @@ def _check_format(document: "JobDocument", format: Format) -> None:
 def _origin(material: Material) -> "Origin":
     from export.card import Origin
 
-    return Origin(material.number, material.round, material.created_ms, material.members or None)
+    return Origin(material.number, material.round, material.created_ms, material.members or None, material.withdrawn)
 
 
 def export_version(
@@ -428,6 +430,7 @@ async def fetch_version(
         round=found.round,
         created_ms=found.created_ms,
         members=_members(files.detail, found.round),
+        withdrawn=found.withdrawn,
     )
 
 

@@ -231,6 +231,7 @@ async def gather_passport(
         versions=versions,
         exports=folders,
         record=record,
+        withdrawals=history.withdrawals(),
     )
 
 
@@ -319,7 +320,7 @@ def _compare(folder: Path, passport: "Passport") -> list[Any]:
 
 
 def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -> None:
-    from coordinator.cli.passport_page import summary
+    from coordinator.cli.passport_page import summary, withdrawal_text
     from coordinator.cli.shown import moment
 
     passport, seal = verdict.passport, verdict.seal
@@ -335,6 +336,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
     )
     typer.echo(f"Job {seal.job}, document {_hash_of(passport)}:\n")
     typer.echo(table(["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY"], _rows(versions)))
+    for each in passport.withdrawals:
+        typer.echo(f"\n{withdrawal_text(each)}")
     if export is not None:
         typer.echo(f"\nThe files of {export} are the ones that the passport names.")
     typer.echo("\nThe operator says this of what the coordinator recorded; `docs/passport.md` says what that proves.")

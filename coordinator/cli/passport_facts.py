@@ -16,12 +16,14 @@ from tacit.mechanism import NoMechanism
 from tacit.passport import (
     MAX_EVALUATIONS,
     MAX_VERSIONS,
+    MAX_WITHDRAWALS,
     EvaluationFacts,
     ExportFacts,
     JobFacts,
     RecordFacts,
     SpendFacts,
     VersionFacts,
+    WithdrawalFacts,
     rounded_up,
 )
 
@@ -46,6 +48,7 @@ class JobHistory:
     _sums: dict[int, JournalEntry] = field(default_factory=dict)
     _versions: dict[int, JournalEntry] = field(default_factory=dict)
     _evaluations: dict[int, list[JournalEntry]] = field(default_factory=dict)
+    _withdrawals: list[JournalEntry] = field(default_factory=list)
 
     def take(self, entry: JournalEntry) -> None:
         """Takes the next entry.
@@ -71,6 +74,8 @@ class JobHistory:
                 self._versions[fields["number"]] = entry
             case "evaluation_recorded":
                 self._evaluations.setdefault(fields["number"], []).append(entry)
+            case "version_withdrawn":
+                self._withdrawals.append(entry)
             case _:
                 pass
 
@@ -96,6 +101,15 @@ class JobHistory:
             versions_left_out=max(0, len(numbers) - MAX_VERSIONS),
         )
         return job, tuple(self._version(number, document) for number in numbers[-MAX_VERSIONS:])
+
+    def withdrawals(self) -> tuple[WithdrawalFacts, ...]:
+        """The newest withdrawals that concern the job."""
+        found = []
+        for entry in self._withdrawals[-MAX_WITHDRAWALS:]:
+            fields: Any = entry.fields
+            of = {name: fields[name] for name in ("first", "sums", "members")}
+            found.append(WithdrawalFacts(at_ms=entry.at_ms, entry=entry.id, **of))
+        return tuple(found)
 
     def record(self, made_ms: int, software: str) -> RecordFacts:
         """The heads of what was read.

@@ -8,10 +8,10 @@ from html import escape
 from typing import Any
 
 from coordinator.cli.shown import moment
-from tacit.passport import JobFacts, Passport, RecordFacts, Seal, VersionFacts
+from tacit.passport import JobFacts, Passport, RecordFacts, Seal, VersionFacts, WithdrawalFacts
 from toolkit.text import clean
 
-__all__ = ["accuracy_of", "page_of", "spend_of", "summary"]
+__all__ = ["accuracy_of", "page_of", "spend_of", "summary", "withdrawal_text"]
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
@@ -40,6 +40,16 @@ def accuracy_of(version: VersionFacts) -> str:
     return f"{100 * newest.accuracy:.1f} % ± {100 * newest.standard_error:.1f} ({newest.examples} examples)"
 
 
+def withdrawal_text(withdrawal: WithdrawalFacts) -> str:
+    """A withdrawal as a sentence."""
+    who = "A member" if withdrawal.members == 1 else f"{withdrawal.members} members"
+    held = f"in {withdrawal.sums} sums, so " if withdrawal.sums else ""
+    return (
+        f"{who} withdrew at {moment(withdrawal.at_ms)} UTC: {held}every version from {withdrawal.first} on holds their "
+        "updates."
+    )
+
+
 def summary(passport: Passport) -> dict[str, Any]:
     """The passport's main facts as JSON. Raises: DocumentInvalid: a section cannot be read."""
     seal = Seal.from_json(passport.seal.encode(), what="the seal")
@@ -50,6 +60,7 @@ def summary(passport: Passport) -> dict[str, Any]:
         "job_document": hashlib.sha256(passport.section("document")).hexdigest(),
         "made_ms": seal.made_ms,
         "versions": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.versions],
+        "withdrawals": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.withdrawals],
         "exports": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.exports],
     }
 
@@ -93,6 +104,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
     ]
     headings = ("version", "SHA-256", "made", "cohort", "in the sum", "sum", "epsilon, as reported", "accuracy")
     left_out = f"<p>{job.versions_left_out} older versions are left out.</p>" if job.versions_left_out else ""
+    withdrawn = "".join(f"<p>{escape(withdrawal_text(each))}</p>\n" for each in passport.withdrawals)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Passport of {name}</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>Passport of {name}</h1>\n"
@@ -101,6 +113,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
         f"{_table((), about)}\n<h2>Versions</h2>\n{left_out}{_table(headings, versions)}\n"
         "<p>Epsilon is what members' ledgers report, rounded up to one digit: what the job had cost the member that "
         "spent most, up to this version. ± is the standard error of the accuracy.</p>\n"
+        + (f"<h2>Withdrawals</h2>\n{withdrawn}" if withdrawn else "")
         + (f"<h2>Exported files</h2>\n{_table(('version', 'format', 'file', 'SHA-256'), files)}\n" if files else "")
         + "<h2>Job document</h2>\n"
         f"<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{escape(passport.sections['document'])}</pre>\n"

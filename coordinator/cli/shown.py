@@ -199,6 +199,7 @@ def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
                 "created_ms": item.created_ms,
                 "norm": item.norm or None,
                 "change": item.change or None,
+                "withdrawn": item.withdrawn,
                 "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
             }
             for item in detail.versions

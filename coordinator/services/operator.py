@@ -647,6 +647,7 @@ def _version(item: records.StoredVersion) -> operator_pb2.Version:
         created_ms=item.created_ms,
         norm=item.norm or 0.0,
         change=item.change or 0.0,
+        withdrawn=item.withdrawn,
         evaluations=[_evaluation(evaluation) for evaluation in item.evaluations],
     )
 

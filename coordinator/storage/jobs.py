@@ -86,6 +86,8 @@ class StoredVersion:
     change: float | None = None
     # Digests of the server optimiser's state with this version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
+    # Members that withdrew and whose updates it holds (`coordinator.storage.withdrawal`).
+    withdrawn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +152,20 @@ class StoredJob:
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 
-def create_job(s: Session, *, name: str, document: bytes, rounds_total: int, version: bytes, now_ms: int) -> StoredJob:
+def create_job(
+    s: Session,
+    *,
+    name: str,
+    document: bytes,
+    rounds_total: int,
+    version: bytes,
+    now_ms: int,
+    earlier: tuple[str, int] | None = None,
+) -> StoredJob:
     """Creates a running job, with version number 0.
 
-    The blobs of `document` and `version`, which are digests, are stored already.
+    The blobs of `document` and `version`, which are digests, are stored already. `earlier` is the version that the job
+    starts from, as (job, number), if it is another job's.
 
     Raises:
         JobExists: the name was used before.
@@ -172,8 +184,12 @@ def create_job(s: Session, *, name: str, document: bytes, rounds_total: int, ver
         )
     )
     s.flush()
-    s.add(VersionRow(job=name, number=0, digest=version, round=0, created_ms=now_ms))
+    before = None if earlier is None else s.get(VersionRow, earlier)
+    withdrawn = 0 if before is None else before.withdrawn
+    s.add(VersionRow(job=name, number=0, digest=version, round=0, created_ms=now_ms, withdrawn=withdrawn))
     note(s, "job_created", name, now_ms, document=document.hex(), version=version.hex(), rounds=rounds_total)
+    if withdrawn:
+        note(s, "version_withdrawn", name, now_ms, first=0, newest=0, sums=0, members=withdrawn, by="")
     s.flush()
     return load_job(s, name)
 
@@ -555,6 +571,7 @@ def publish_version(
             created_ms=now_ms,
             norm=norms.version,
             change=norms.change,
+            withdrawn=newest.withdrawn,
         )
     )
     s.flush()
@@ -618,6 +635,7 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
             row.norm,
             row.change,
             carried[row.number],
+            row.withdrawn,
         )
         for row in found
     ]

@@ -327,6 +327,8 @@ class VersionRow(Base):
     change: Mapped[float | None] = mapped_column(Double)
     # Since when its blob may be gone, by the retention policy (`coordinator.storage.prune`).
     pruned_ms: Mapped[int | None] = mapped_column(BigInteger)
+    # Members that withdrew after their updates went into it, or into a version that it was made from.
+    withdrawn: Mapped[int] = mapped_column(Integer, default=0)
 
 
 class ServerStateRow(Base):

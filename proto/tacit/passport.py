@@ -9,6 +9,7 @@ openssl, jq and sha256sum are enough to verify the file (docs/passport.md).
     job            `JobFacts`
     version-N      `VersionFacts`, one section for each version
     export-N       `ExportFacts`, one for each exported folder
+    withdrawal-N   `WithdrawalFacts`, one for each withdrawal that concerns the job
     record         `RecordFacts`: the audit journal's head and the roster log's
 
 What it proves: the holder of the operator's key signed it, and an authority of the federation that the verifier names
@@ -31,7 +32,9 @@ __all__ = [
     "MAX_EVALUATIONS",
     "MAX_EXPORTS",
     "MAX_PASSPORT_BYTES",
+    "MAX_SECTIONS",
     "MAX_VERSIONS",
+    "MAX_WITHDRAWALS",
     "SIGNED_PREFIX",
     "EvaluationFacts",
     "ExportFacts",
@@ -42,6 +45,7 @@ __all__ = [
     "Seal",
     "SpendFacts",
     "VersionFacts",
+    "WithdrawalFacts",
     "rounded_up",
 ]
 
@@ -50,6 +54,7 @@ MAX_VERSIONS: Final = 5_000
 # Evaluations of one version; a passport holds the newest.
 MAX_EVALUATIONS: Final = 16
 MAX_EXPORTS: Final = 16
+MAX_WITHDRAWALS: Final = 1_000
 MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
 SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
@@ -57,9 +62,10 @@ SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
 _Moment = Annotated[int, Field(ge=0, le=2**63 - 1)]
 _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
-    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export)-[0-9]{1,7})$")
+    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal)-[0-9]{1,7})$")
 ]
-_MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + 4
+# The sections that a passport may have.
+MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + 4
 # The sections that every passport has.
 ALWAYS: Final = ("authorities", "document", "job", "record")
 
@@ -148,6 +154,22 @@ class ExportFacts(Document):
     files: Annotated[dict[FileName, BundledFile], AtMost(64)]
 
 
+class WithdrawalFacts(Document):
+    """Members that withdrew after their updates went into a version. It names nobody.
+
+    All versions from `first` on hold the updates, because each was made from the one before it.
+    """
+
+    at_ms: _Moment
+    # The journal's entry that marked the versions.
+    entry: int = Field(ge=1)
+    # 0: the job started from such a version.
+    first: int = Field(ge=0)
+    # In how many versions' own sums they were.
+    sums: int = Field(ge=0)
+    members: int = Field(ge=1)
+
+
 class RecordFacts(Document):
     """Heads of what the coordinator keeps append-only, when the passport was made."""
 
@@ -173,7 +195,7 @@ class Seal(Document):
     # SHA-256 of the operator's certificate.
     certificate: Digest
     made_ms: _Moment
-    sections: Annotated[dict[_SectionName, Digest], AtMost(_MAX_SECTIONS)]
+    sections: Annotated[dict[_SectionName, Digest], AtMost(MAX_SECTIONS)]
 
 
 def _signature(value: object) -> bytes:
@@ -203,7 +225,7 @@ class Passport(Document):
     ]
     # PEM.
     certificate: Annotated[str, StringConstraints(max_length=8192)]
-    sections: Annotated[dict[_SectionName, _Section], AtMost(_MAX_SECTIONS)]
+    sections: Annotated[dict[_SectionName, _Section], AtMost(MAX_SECTIONS)]
 
     def to_bytes(self) -> bytes:
         """The file's content: the canonical form and a line end."""
@@ -222,6 +244,11 @@ class Passport(Document):
     def exports(self) -> tuple[ExportFacts, ...]:
         """The exported folders in order. Raises: DocumentInvalid: a section is not what its name says."""
         return tuple(ExportFacts.from_json(self.section(name), what=name) for name in self._named("export"))
+
+    @property
+    def withdrawals(self) -> tuple[WithdrawalFacts, ...]:
+        """The withdrawals in order. Raises: DocumentInvalid: a section is not what its name says."""
+        return tuple(WithdrawalFacts.from_json(self.section(name), what=name) for name in self._named("withdrawal"))
 
     def _named(self, kind: str) -> list[str]:
         found = [name for name in self.sections if name.startswith(f"{kind}-")]

@@ -25,6 +25,7 @@ from tacit.passport import (
     RecordFacts,
     Seal,
     VersionFacts,
+    WithdrawalFacts,
 )
 
 __all__ = ["Finding", "Verified", "make_passport", "verify_passport"]
@@ -41,6 +42,7 @@ def make_passport(
     versions: Sequence[VersionFacts],
     exports: Sequence[ExportFacts],
     record: RecordFacts,
+    withdrawals: Sequence[WithdrawalFacts] = (),
 ) -> Passport:
     """Signs a passport.
 
@@ -54,6 +56,7 @@ def make_passport(
         versions: the versions that it names.
         exports: the exported folders that it names.
         record: the heads of journal and roster log.
+        withdrawals: the withdrawals that concern the job.
     """
     sections = {
         "authorities": authorities.canonical(),
@@ -62,6 +65,7 @@ def make_passport(
         "record": record.canonical(),
         **{f"version-{each.number}": each.canonical() for each in versions},
         **{f"export-{number}": each.canonical() for number, each in enumerate(exports, start=1)},
+        **{f"withdrawal-{number}": each.canonical() for number, each in enumerate(withdrawals, start=1)},
     }
     der = certificate.public_bytes(serialization.Encoding.DER)
     seal = Seal(
@@ -200,7 +204,7 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
     try:
         job = JobFacts.from_json(passport.section("job"), what="the section job")
         record = RecordFacts.from_json(passport.section("record"), what="the section record")
-        versions, exports = passport.versions, passport.exports
+        versions, exports, withdrawals = passport.versions, passport.exports, passport.withdrawals
     except DocumentInvalid as error:
         yield Finding("sections", str(error))
         return
@@ -219,6 +223,9 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
             yield Finding(name, "it is another version than its name says, or its sum has more members than its cohort")
         if each.entry > record.journal_entry:
             yield Finding(name, "its entry comes after the journal's head")
+    for number, withdrawal in enumerate(withdrawals, start=1):
+        if withdrawal.entry > record.journal_entry:
+            yield Finding(f"withdrawal-{number}", "its entry comes after the journal's head")
     for number, export in enumerate(exports, start=1):
         if export.number not in by_number or by_number[export.number].version != export.version:
             yield Finding(f"export-{number}", f"no version {export.number} has the digest that it was made from")

@@ -234,7 +234,7 @@ class JobDetail(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change")
+    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change", "withdrawn")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,7 @@ class Version(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: bytes
     round: int
@@ -249,7 +250,8 @@ class Version(_message.Message):
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
     norm: float
     change: float
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ...) -> None: ...
+    withdrawn: int
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ..., withdrawn: _Optional[int] = ...) -> None: ...
 
 class InviteMemberRequest(_message.Message):
     __slots__ = ("name", "valid_seconds")

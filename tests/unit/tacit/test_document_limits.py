@@ -49,14 +49,14 @@ from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
 from tacit.manifest import Manifest
 from tacit.passport import (
-    MAX_EXPORTS,
-    MAX_VERSIONS,
+    MAX_SECTIONS,
     ExportFacts,
     JobFacts,
     Passport,
     RecordFacts,
     Seal,
     VersionFacts,
+    WithdrawalFacts,
 )
 from tacit.reading import MAX_DEPTH
 from tacit.token import JoinToken
@@ -296,6 +296,7 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "index": HEX,
         "files": {"model.onnx": _STATE},
     },
+    WithdrawalFacts: {"schema": 1, "at_ms": 1, "entry": 1, "first": 1, "sums": 1, "members": 1},
     RecordFacts: {
         "schema": 1,
         "made_ms": 1,
@@ -729,7 +730,7 @@ def test_authorities_are_read_at_their_limit():
 
 
 def test_a_passport_is_read_at_its_limit():
-    most = MAX_VERSIONS + MAX_EXPORTS + 4
+    most = MAX_SECTIONS
     for kind, value in ((Passport, ""), (Seal, HEX)):
         full = {f"version-{number}": value for number in range(most)}
         assert _refusal(kind, {**EXAMPLES[kind], "sections": full}) is None

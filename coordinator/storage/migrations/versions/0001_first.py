@@ -131,6 +131,7 @@ def upgrade() -> None:
         sa.Column("norm", sa.Double(), nullable=True),
         sa.Column("change", sa.Double(), nullable=True),
         sa.Column("pruned_ms", sa.BigInteger(), nullable=True),
+        sa.Column("withdrawn", sa.Integer(), nullable=False),
         sa.CheckConstraint("(number = 0) = (round = 0)", name=op.f("ck_versions_start_has_no_round")),
         sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_versions_digest_is_a_digest")),
         sa.CheckConstraint("number >= 0", name=op.f("ck_versions_number_not_negative")),

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import text, update
 
 from coordinator.domain.jobs import Norms
+from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.storage import backup, records
 from coordinator.storage.blobs import open_blobs
@@ -127,6 +128,10 @@ def test_a_backup_after_pruning_is_whole_and_waits_for_none(place, database_url,
     place.prune(1)
     given = {"federation": b"f" * 32, "software": "1", "now_ms": 1_800_000_000_000}
     backup.make(database_url, place.store, tmp_path / "backup", **given)
+    newest = place.versions()[-1]
+    held = {part.sha256 for part in backup.newest(tmp_path / "backup").manifest.blobs}
+    assert {newest.digest, *newest.server_state.values()} <= held
+    assert place.versions()[2].digest not in held
     with place.store.unpruned(), pytest.raises(StoreInUse, match="a backup"):
         place.prune(1)
     with place.store.pruning(), pytest.raises(StoreInUse):
@@ -219,6 +224,17 @@ def test_a_version_with_the_bytes_of_one_that_was_pruned_is_stored_again(place):
     place.prune(1)
     # Version 2 was let go, and the newest version has the same bytes.
     assert place.store.has(digest)
+
+
+def test_the_size_of_the_store_is_measured_and_told(store):
+    assert store.measure() == (0, 0)
+    store.put(b"four")
+    store.put(b"three")
+    assert store.measure() == (2, 9)
+    assert open_blobs("memory://measured").measure() is None
+    metrics = Metrics("test")
+    metrics.store_holds(2, 9)
+    assert (metrics.value("store_blobs"), metrics.value("store_bytes")) == (2, 9)
 
 
 def test_a_row_whose_blob_is_lost_is_reported(place):
