@@ -14,6 +14,9 @@ FEDERATIONS ?= 4
 SECONDS ?= 600
 # One thread for each training process: several share a small machine.
 export OMP_NUM_THREADS ?= 1
+# Compiled modules are kept, whatever the environment says: without them, each process compiles torch again, and each
+# test process all the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long check check-types check-others docs audit fuzz gen format bench bench-secagg clean
