@@ -1,13 +1,10 @@
 """Starts the programs' processes by forking one that has imported everything, which saves seconds of imports.
 
 For `coordinator ...`, `edge_client ...` and `python -m tests.support.NAME`, `start` gives the same as
-`subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry point. The imports are
-shared. So are RSA keys, of which each costs 0.2 seconds of CPU: the server makes `_KEYS` of a few primes, and its
-processes take them in turn. They protect nothing. Each test process has one server, `python -m tests.support.warm`,
-which ends with it.
+`subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry point. Only the imports
+are shared. Each test process has one server, `python -m tests.support.warm`, which ends with it.
 
-Tests of imports, of start-up, of new keys, or of another interpreter or environment start commands in the usual way
-instead.
+Tests of imports, of start-up, or of another interpreter or environment start commands in the usual way instead.
 TACIT_TESTS_COLD=1 starts every command in the usual way.
 """
 
@@ -29,8 +26,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cryptography.hazmat.primitives.asymmetric import rsa
-
 from tests.support.places import ROOT
 
 __all__ = ["Started", "knows", "start"]
@@ -39,8 +34,6 @@ _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
 # Largest request in bytes. A command line and an environment stay far below it.
 _LONGEST = 1 << 20
-# Keys that differ, before the first comes again. More than a federation of the tests has.
-_KEYS = 120
 _IMPORTED = (
     "torch",
     # Torch imports it when the first optimiser is made.
@@ -166,30 +159,6 @@ def _server() -> socket.socket:
     return ours
 
 
-# ---- the keys -------------------------------------------------------------------------------------------------------
-
-
-def _share_keys() -> None:
-    """Makes this process and those forked from it take keys in turn where they would generate them."""
-    from benchmarks.library.parties import keys_of_few_primes
-    from tacit.identity import MIN_RSA_BITS, RSA_EXPONENT
-
-    keys = keys_of_few_primes(_KEYS)
-    # All the processes share this pipe: each takes the number of a key, and puts it back behind the others.
-    first, last = os.pipe()
-    os.write(last, bytes(range(_KEYS)))
-    generate = rsa.generate_private_key
-
-    def take(public_exponent: int, key_size: int, backend: Any = None) -> rsa.RSAPrivateKey:
-        if (public_exponent, key_size) != (RSA_EXPONENT, MIN_RSA_BITS):
-            return generate(public_exponent, key_size, backend)
-        number = os.read(first, 1)
-        os.write(last, number)
-        return keys[number[0]]
-
-    rsa.generate_private_key = take
-
-
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +247,6 @@ def main() -> None:
         tls_13_only()
         for name in _IMPORTED:
             importlib.import_module(name)
-        _share_keys()
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads of what was imported"
         gc.freeze()
