@@ -4,12 +4,13 @@ Pairwise masking after Bonawitz et al. 2017 (the variant against a malicious ser
 network, no clock, no global randomness, no logging. docs/secure-aggregation.md explains the protocol and its
 guarantees.
 
-    member: advertise() -> AwaitingRoster -> AwaitingDealings -> ReadyToMask -> AwaitingSurvivors
+    member: advertise() -> AwaitingRoster -> AwaitingDealings [-> Complaining] -> ReadyToMask -> AwaitingSurvivors
             -> AwaitingConfirmations -> Answered
     server: open_attempt() -> CollectingAdvertisements -> CollectingDealings -> CollectingMasked
             -> CollectingConfirmations -> CollectingUnmaskings -> OpenedSum
 """
 
+from secure_agg.blame import Evidence, convicts
 from secure_agg.certificates import by_digest, certificate_digest, keys_digest, roster_by_digest
 from secure_agg.context import (
     COMPLETE_GRAPH_LIMIT,
@@ -43,11 +44,14 @@ from secure_agg.member import (
     AwaitingDealings,
     AwaitingRoster,
     AwaitingSurvivors,
+    Complaining,
     ReadyToMask,
     advertise,
 )
 from secure_agg.messages import (
     Advertisement,
+    Complaint,
+    Complaints,
     Confirmation,
     Confirmations,
     Dealing,
@@ -55,6 +59,9 @@ from secure_agg.messages import (
     DigestAdvertisement,
     DigestRoster,
     MaskedInput,
+    Opening,
+    Openings,
+    Part,
     ReceivedDealing,
     ReceivedDealings,
     RevealedShare,
@@ -96,6 +103,9 @@ __all__ = [
     "CollectingDealings",
     "CollectingMasked",
     "CollectingUnmaskings",
+    "Complaining",
+    "Complaint",
+    "Complaints",
     "Confirmation",
     "Confirmations",
     "ContextInvalid",
@@ -106,6 +116,7 @@ __all__ = [
     "DiscreteGaussian",
     "Dropped",
     "EncodingInvalid",
+    "Evidence",
     "Graph",
     "Grid",
     "GroupedGraph",
@@ -117,6 +128,9 @@ __all__ = [
     "MaskedInput",
     "MemberId",
     "OpenedSum",
+    "Opening",
+    "Openings",
+    "Part",
     "Phase",
     "RandomSource",
     "ReadyToMask",
@@ -141,6 +155,7 @@ __all__ = [
     "certificate_digest",
     "clip_coordinates",
     "clip_l2",
+    "convicts",
     "ddg_renyi",
     "decode_distributed",
     "default_thresholds",

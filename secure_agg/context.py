@@ -220,6 +220,14 @@ class RoundContext:
         return self.threshold - (self.corrupt_in_sum if graph is None else self._worth(graph).corrupt_neighbours)
 
     @property
+    def max_complainants(self) -> int:
+        """How many of a dealer's receivers can be corrupt: n_C on the complete graph, t1 on a sparse one, c in groups.
+
+        An honest receiver never complains about an honest dealer, so nobody else ever does.
+        """
+        return self.threshold - self.honest
+
+    @property
     def min_roster(self) -> int:
         """Minimum size of U1. On a sparse graph and with groups, a smaller one would weaken `honest`, because the
         corrupt members would make up a larger share.

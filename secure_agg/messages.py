@@ -9,11 +9,14 @@ Lists are in the order of member names, sorted as text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from secure_agg.identity import MemberId
 
 __all__ = [
     "Advertisement",
+    "Complaint",
+    "Complaints",
     "Confirmation",
     "Confirmations",
     "Dealing",
@@ -21,6 +24,9 @@ __all__ = [
     "DigestAdvertisement",
     "DigestRoster",
     "MaskedInput",
+    "Opening",
+    "Openings",
+    "Part",
     "ReceivedDealing",
     "ReceivedDealings",
     "RevealedShare",
@@ -142,6 +148,67 @@ class ReceivedDealings:
     """Phase 1, server to a member of U2: what the other members of U2 dealt to it."""
 
     dealings: tuple[ReceivedDealing, ...]
+
+
+class Part(StrEnum):
+    """A secret that a dealer sealed for one receiver and committed to."""
+
+    SHARES = "shares"  # the key of the locked shares
+    PAIR_SEED = "pair seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """One secret that a dealer signed for this receiver does not open, or is not what the dealer committed to.
+
+    Args:
+        complainant: the receiver.
+        dealer: the dealer.
+        part: which secret.
+        leaf: digest of what the dealer signed for this receiver, 32 bytes.
+        signature: the receiver's, over the session and all of this.
+    """
+
+    complainant: MemberId
+    dealer: MemberId
+    part: Part
+    leaf: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Complaints:
+    """Phase 2, member to server, before its masked vector: everything that does not open."""
+
+    complaints: tuple[Complaint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Phase 2, dealer to server: the secret that a complaint is about.
+
+    Args:
+        complainant: the receiver.
+        dealer: the dealer.
+        part: which secret.
+        leaf: digest of what the dealer signed for the receiver, 32 bytes.
+        secret: the key of the locked shares, or the pair's seed, 32 bytes.
+        signature: the dealer's, over the session and all of this.
+    """
+
+    complainant: MemberId
+    dealer: MemberId
+    part: Part
+    leaf: bytes
+    secret: bytes = field(repr=False)
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """Phase 2, server to a member that complained: one opening for each of its complaints, in their order."""
+
+    openings: tuple[Opening, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,14 @@ class Reason(StrEnum):
     MASKED_INPUT_INCOMPLETE = "masked_input_incomplete"
     MASKED_INPUT_OUT_OF_RING = "masked_input_out_of_ring"
 
+    # On a dealing that a receiver cannot open, seen by the server and by the dealer.
+    COMPLAINT_INVALID = "complaint_invalid"
+    COMPLAINT_UNANSWERED = "complaint_unanswered"
+    COMPLAINTS_TOO_MANY = "complaints_too_many"
+    OPENING_INVALID = "opening_invalid"
+    DEALER_CONVICTED = "dealer_convicted"
+    DEALER_SILENT = "dealer_silent"
+
     # Confirm, seen by the server.
     CONFIRMATION_SIGNATURE_INVALID = "confirmation_signature_invalid"
 
@@ -105,9 +113,6 @@ class Reason(StrEnum):
     DEALINGS_DUPLICATE = "dealings_duplicate"
     DEALINGS_FOREIGN_DEALER = "dealings_foreign_dealer"
     DEALINGS_SIGNATURE_INVALID = "dealings_signature_invalid"
-    DEALINGS_CIPHERTEXT_INVALID = "dealings_ciphertext_invalid"
-    DEALINGS_SHARE_MISMATCH = "dealings_share_mismatch"
-    DEALINGS_PAIR_SEED_INVALID = "dealings_pair_seed_invalid"
     SECOND_DEALINGS = "second_dealings"
 
     # On its own vector, seen by the member.
@@ -158,6 +163,16 @@ _SENTENCES: dict[Reason, str] = {
     Reason.MASKED_INPUT_SIGNATURE_INVALID: "The signature over the masked vector's digest is not valid.",
     Reason.MASKED_INPUT_INCOMPLETE: "The upload of the masked vector broke off before its end.",
     Reason.MASKED_INPUT_OUT_OF_RING: "The masked vector holds a value outside the ring of the context.",
+    Reason.COMPLAINT_INVALID: (
+        "A complaint is not signed by the receiver it names, or is not about what the dealer dealt to it."
+    ),
+    Reason.COMPLAINT_UNANSWERED: (
+        "The dealer that the member complained about is gone, and without its answer the member cannot mask."
+    ),
+    Reason.COMPLAINTS_TOO_MANY: "More receivers complained about one dealer than the attempt assumes corrupt.",
+    Reason.OPENING_INVALID: "An opening answers no complaint, is not signed by its dealer, or does not open.",
+    Reason.DEALER_CONVICTED: "What the dealer sealed and what it opened are not what it committed to.",
+    Reason.DEALER_SILENT: "The dealer did not open in time what a receiver had complained about.",
     Reason.CONFIRMATION_SIGNATURE_INVALID: ("The signature over the survivors, model and context is not valid."),
     Reason.UNMASKING_DEALERS_WRONG: "The answer does not hold exactly one share for every dealer.",
     Reason.UNMASKING_BOTH_SHARES: "The answer holds both shares of one dealer.",
@@ -197,11 +212,6 @@ _SENTENCES: dict[Reason, str] = {
     Reason.DEALINGS_DUPLICATE: "The same dealer appears twice among the messages dealt.",
     Reason.DEALINGS_FOREIGN_DEALER: ("A message claims to be dealt by someone who may not deal to this member."),
     Reason.DEALINGS_SIGNATURE_INVALID: ("A dealer's signature does not cover the commitments that were passed on."),
-    Reason.DEALINGS_CIPHERTEXT_INVALID: ("A sealed message does not open as what this dealer sealed for this member."),
-    Reason.DEALINGS_SHARE_MISMATCH: "A share that was dealt is not the one its dealer committed to.",
-    Reason.DEALINGS_PAIR_SEED_INVALID: (
-        "The seed that a dealer chose for the pair does not open, or is not the one it committed to."
-    ),
     Reason.SECOND_DEALINGS: "The messages dealt were already accepted once in this session.",
     Reason.VECTOR_INVALID: "The vector to mask has the wrong type, length or range.",
     Reason.SECOND_MASKING: "The masks of this session were already used on a vector.",

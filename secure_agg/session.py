@@ -23,7 +23,7 @@ from secure_agg.context import RoundContext
 from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
 from secure_agg.groups import GroupsOf, draw_groups
 from secure_agg.identity import MemberId
-from secure_agg.messages import Advertisement, DealtShare, DigestAdvertisement, ReceivedDealing
+from secure_agg.messages import Advertisement, DealtShare, DigestAdvertisement, Part, ReceivedDealing
 from secure_agg.packing import packed_digest
 from secure_agg.sealing import (
     LOCK_OVERHEAD,
@@ -42,7 +42,9 @@ __all__ = [
     "LOCKED_BYTES",
     "NONCE_BYTES",
     "SEALED_BYTES",
+    "Names",
     "Session",
+    "SessionName",
     "advertisement_statement",
     "roster_root",
     "sealing_key_of",
@@ -119,8 +121,85 @@ def vector_digest(vector: NDArray[np.uint32], bits: int) -> bytes:
     return packed_digest(vector, bits)
 
 
+class Names:
+    """What is bound to a session by its id alone, so that it can be checked without the roster."""
+
+    @property
+    def id(self) -> bytes:
+        """The session id, 32 bytes."""
+        raise NotImplementedError
+
+    # What a seal or a lock is bound to: HPKE's info, and the header of the encrypted shares.
+
+    def share_key_info(self, dealer: MemberId, receiver: MemberId) -> bytes:
+        return frame(Purpose.SHARE_KEY_SEAL, self.id, dealer, receiver)
+
+    def pair_seed_info(self, chooser: MemberId, receiver: MemberId) -> bytes:
+        return frame(Purpose.PAIR_SEED_SEAL, self.id, chooser, receiver)
+
+    def shares_header(self, dealer: MemberId, receiver: MemberId) -> bytes:
+        return frame(Purpose.SHARES_HEADER, self.id, dealer, receiver)
+
+    # Commitments. Keys, secrets and shares are uniform and have at least 32 bytes, so a plain hash hides them.
+
+    def seed_commitment(self, dealer: MemberId, seed: bytes) -> bytes:
+        return digest(Purpose.SEED_COMMITMENT, self.id, dealer, seed)
+
+    def share_key_commitment(self, dealer: MemberId, receiver: MemberId, key: bytes) -> bytes:
+        return digest(Purpose.SHARE_KEY_COMMITMENT, self.id, dealer, receiver, key)
+
+    def pair_seed_commitment(self, chooser: MemberId, receiver: MemberId, seed: bytes) -> bytes:
+        return digest(Purpose.PAIR_SEED_COMMITMENT, self.id, chooser, receiver, seed)
+
+    def root_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
+        return digest(Purpose.ROOT_SHARE_COMMITMENT, self.id, dealer, receiver, share)
+
+    def seed_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
+        return digest(Purpose.SEED_SHARE_COMMITMENT, self.id, dealer, receiver, share)
+
+    def dealing_leaf(self, dealer: MemberId, share: DealtShare) -> bytes:
+        """All that a dealer made for one receiver, as a leaf of its hash tree. Ciphertexts enter by their SHA-256."""
+        return digest(
+            Purpose.DEALING_LEAF,
+            self.id,
+            dealer,
+            share.receiver,
+            hashlib.sha256(share.sealed_key).digest(),
+            hashlib.sha256(share.locked_shares).digest(),
+            share.key_commitment,
+            share.root_commitment,
+            share.seed_commitment,
+            hashlib.sha256(share.sealed_pair_seed).digest(),
+            share.pair_seed_commitment,
+        )
+
+    # Statements about dealings that members sign.
+
+    def dealing_statement(self, dealer: MemberId, seed_commitment: bytes, root: bytes) -> bytes:
+        return frame(Purpose.DEALING, self.id, dealer, seed_commitment, root)
+
+    def complaint_statement(self, complainant: MemberId, dealer: MemberId, part: Part, leaf: bytes) -> bytes:
+        return frame(Purpose.COMPLAINT, self.id, complainant, dealer, part.value, leaf)
+
+    def opening_statement(
+        self, complainant: MemberId, dealer: MemberId, part: Part, leaf: bytes, secret: bytes
+    ) -> bytes:
+        return frame(Purpose.OPENING, self.id, complainant, dealer, part.value, leaf, secret)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName(Names):
+    """A session of which only the id is known."""
+
+    session: bytes
+
+    @property
+    def id(self) -> bytes:
+        return self.session
+
+
 @dataclass(frozen=True)
-class Session:
+class Session(Names):
     """A context and the roster U1 that was checked against it.
 
     Args:
@@ -253,34 +332,6 @@ class Session:
         """The seed of a pair's mask, 32 bytes, which follows from the chooser's root."""
         return derive(root, self.id, frame(Purpose.PAIR_SEED, chooser, other))
 
-    # What a seal or a lock is bound to: HPKE's info, and the header of the encrypted shares.
-
-    def share_key_info(self, dealer: MemberId, receiver: MemberId) -> bytes:
-        return frame(Purpose.SHARE_KEY_SEAL, self.id, dealer, receiver)
-
-    def pair_seed_info(self, chooser: MemberId, receiver: MemberId) -> bytes:
-        return frame(Purpose.PAIR_SEED_SEAL, self.id, chooser, receiver)
-
-    def shares_header(self, dealer: MemberId, receiver: MemberId) -> bytes:
-        return frame(Purpose.SHARES_HEADER, self.id, dealer, receiver)
-
-    # Commitments. Keys, secrets and shares are uniform and have at least 32 bytes, so a plain hash hides them.
-
-    def seed_commitment(self, dealer: MemberId, seed: bytes) -> bytes:
-        return digest(Purpose.SEED_COMMITMENT, self.id, dealer, seed)
-
-    def share_key_commitment(self, dealer: MemberId, receiver: MemberId, key: bytes) -> bytes:
-        return digest(Purpose.SHARE_KEY_COMMITMENT, self.id, dealer, receiver, key)
-
-    def pair_seed_commitment(self, chooser: MemberId, receiver: MemberId, seed: bytes) -> bytes:
-        return digest(Purpose.PAIR_SEED_COMMITMENT, self.id, chooser, receiver, seed)
-
-    def root_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
-        return digest(Purpose.ROOT_SHARE_COMMITMENT, self.id, dealer, receiver, share)
-
-    def seed_share_commitment(self, dealer: MemberId, receiver: MemberId, share: bytes) -> bytes:
-        return digest(Purpose.SEED_SHARE_COMMITMENT, self.id, dealer, receiver, share)
-
     def well_formed(self, dealer: MemberId, share: DealtShare) -> bool:
         """Whether every field of a dealt share has its length, and whether it holds a pair's seed exactly if the dealer
         chooses it.
@@ -296,22 +347,6 @@ class Session:
             and len(share.pair_seed_commitment) == (_DIGEST_BYTES if chosen else 0)
         )
 
-    def dealing_leaf(self, dealer: MemberId, share: DealtShare) -> bytes:
-        """All that a dealer made for one receiver, as a leaf of its hash tree. Ciphertexts enter by their SHA-256."""
-        return digest(
-            Purpose.DEALING_LEAF,
-            self.id,
-            dealer,
-            share.receiver,
-            hashlib.sha256(share.sealed_key).digest(),
-            hashlib.sha256(share.locked_shares).digest(),
-            share.key_commitment,
-            share.root_commitment,
-            share.seed_commitment,
-            hashlib.sha256(share.sealed_pair_seed).digest(),
-            share.pair_seed_commitment,
-        )
-
     def dealing_leaves(self, dealer: MemberId, shares: Sequence[DealtShare]) -> tuple[bytes, ...]:
         return tuple(self.dealing_leaf(dealer, share) for share in shares)
 
@@ -322,9 +357,6 @@ class Session:
         return merkle.root_from_path(leaf, order.index(receiver), len(order), dealing.path)
 
     # Statements that members sign.
-
-    def dealing_statement(self, dealer: MemberId, seed_commitment: bytes, root: bytes) -> bytes:
-        return frame(Purpose.DEALING, self.id, dealer, seed_commitment, root)
 
     def masked_input_statement(self, member: MemberId, vector: bytes, length: int) -> bytes:
         return frame(Purpose.MASKED_INPUT, self.id, member, vector, length)

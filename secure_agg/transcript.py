@@ -46,6 +46,8 @@ class Purpose(StrEnum):
     DEALING_LEAF = "dealing leaf"
     DEALING_NODE = "dealing node"
     DEALING = "dealing"
+    COMPLAINT = "complaint"
+    OPENING = "opening"
     PAIR_MASK = "mask"
     SELF_MASK = "self mask"
     MASKED_INPUT = "masked input"

@@ -418,6 +418,14 @@ def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes | Pa
     return document, [(name, bundle.files.get(name, folder / name)) for name in document.files]
 
 
+def _named(dropout: "operator_pb2.Dropout") -> str:
+    """The member's name if it is guilty of what it dealt: it is worth more than a count."""
+    from tacit.reason import Reason
+
+    guilty = (Reason.REASON_DEALER_CONVICTED, Reason.REASON_COMPLAINTS_TOO_MANY, Reason.REASON_DEALER_SILENT)
+    return f" ({dropout.member})" if dropout.reason in guilty else ""
+
+
 def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:
     from coordinator.cli.shown import moment, percent
     from tacit.reason import from_word, word
@@ -425,7 +433,7 @@ def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:
     rows = []
     for item in rounds:
         lost = Counter(
-            f"{dropout.phase} {word(from_word(word(dropout.reason)))}"
+            f"{dropout.phase} {word(from_word(word(dropout.reason)))}" + _named(dropout)
             for attempt in item.attempts
             for dropout in attempt.dropouts
         )

@@ -165,6 +165,7 @@ def _attempt_json(item: operator_pb2.Attempt) -> dict[str, Any]:
                 "phase": dropout.phase,
                 "reason": _reason(dropout.reason),
                 "detail": dropout.detail or None,
+                "evidence": dropout.evidence.hex() or None,
             }
             for dropout in item.dropouts
         ],

@@ -1,6 +1,6 @@
 """A job's values: its status, how an attempt ended, and its present moment for the operator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -80,12 +80,16 @@ class Exploded:
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """A member lost to an attempt, in a phase, for a reason."""
+    """A member lost to an attempt, in a phase, for a reason.
+
+    `evidence` convicts it to anybody (`tacit.wire.evidence_from_bytes`); None if there is none.
+    """
 
     member: str
     phase: str
     reason: Reason
     detail: str = ""
+    evidence: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from coordinator.domain.jobs import Dropout
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
+from coordinator.rounds.blame import after_complaint, decide, owed_by, silent, unanswered
 from coordinator.rounds.phases import SILENT, advance_if_settled, enter_phase, note_dropout, tell_dropped
 from coordinator.rounds.standing import bar, note_silence
 from coordinator.rounds.state import Aggregating, Collecting, Publishing
@@ -18,16 +19,6 @@ from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptR
 from tacit.reason import Reason, of_protocol, sentence, word
 
 __all__ = ["answered", "drop", "open_attempt", "uploaded"]
-
-# Faults of a dealer that only the receiver can see. The dealer's signature covers what it seals, so the coordinator has
-# checked everything else.
-_BADLY_DEALT = frozenset(
-    {
-        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
-        Reason.REASON_DEALINGS_SHARE_MISMATCH,
-        Reason.REASON_DEALINGS_PAIR_SEED_INVALID,
-    }
-)
 
 # While a large cohort's shares arrive, the coordinator checks at most this many times whether they open the sum, and
 # again after each of the last answers.
@@ -75,10 +66,20 @@ def answered(step: Step, event: ev.Answered) -> None:
             return
         said = payload.detail or sentence(payload.reason)
         step.do(counts.Refused(reason=word(payload.reason), member=event.member, detail=said))
-        _hear_complaint(step, phase, event.member, payload)
+        if owed_by(phase, event.member):
+            silent(step, event.member)
+            return
         drop(step, event.member, payload.reason, payload.detail)
         return
-    _take(step, phase, event.member, phase.protocol.receive(event.member, payload))
+    verdict = phase.protocol.receive(event.member, payload)
+    if isinstance(verdict, secure_agg.Dropped) and isinstance(payload, secure_agg.Opening):
+        # An opening that proves nothing is none.
+        silent(step, event.member)
+        return
+    _take(step, phase, event.member, verdict)
+    if isinstance(payload, secure_agg.Complaints | secure_agg.Opening) and verdict is not phase.protocol:
+        after_complaint(step, phase)
+        _drop_stranded(step)
 
 
 def _tell_stale(step: Step, member: str, attempt: AttemptId) -> None:
@@ -165,32 +166,22 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
         bar(step, member, reason)
     elif reason in SILENT:
         note_silence(step, member, collecting.phase.value)
+    _drop_stranded(step)
+    decide(step)
     advance_if_settled(step)
 
 
-def _hear_complaint(step: Step, phase: Aggregating, member: str, refusal: AttemptRefusal) -> None:
-    """Counts a refusal that names a dealer.
-
-    The receiver's word against the dealer's proves nothing. So the dealer is left out only once more members of the
-    cohort than the coordinator assumes corrupt (n_C) have named it: at least one of them is honest.
+def _drop_stranded(step: Step) -> None:
+    """Drops the members whose complaint nobody can answer any more, because the dealer is gone. A liar that complains
+    about a dropout hurts only itself.
     """
-    collecting, dealer = phase.protocol, refusal.member
-    if (
-        refusal.reason not in _BADLY_DEALT
-        or not isinstance(collecting, protocol.CollectingMasked)
-        # Only a member that received something from this dealer and has not accepted it can say so.
-        or member not in collecting.waiting
-        or dealer == member
-        or dealer not in collecting.expected
-        or dealer not in collecting.session.dealers_to(member)
-    ):
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
         return
-    against = step.state.complaints.get(dealer, frozenset()) | {member}
-    step.state = replace(step.state, complaints={**step.state.complaints, dealer: against})
-    # Complaints of earlier attempts count if their members are in this cohort: n_C bounds the corrupt members of one.
-    enough = len(against & frozenset(phase.cohort)) > collecting.context.assumed_corrupt
-    if enough and step.state.members[dealer].barred_until <= step.state.round:
-        bar(step, dealer, refusal.reason)
+    for complaint in unanswered(phase):
+        if complaint.dealer in phase.protocol.lost:
+            detail = f"{complaint.dealer} left the attempt"
+            drop(step, complaint.complainant, Reason.REASON_COMPLAINT_UNANSWERED, detail)
 
 
 def _protocol_reason(reason: Reason) -> secure_agg.Reason:

@@ -15,6 +15,8 @@ __all__ = [
     "AttemptOpened",
     "AttemptPublished",
     "Barred",
+    "Complained",
+    "ComplaintsAnswered",
     "Count",
     "DeadlineMissed",
     "Declined",
@@ -187,6 +189,29 @@ class Refused(Count):
     reason: str
     member: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complained(Count):
+    """A member says that what a dealer dealt to it does not open."""
+
+    what: ClassVar[str] = "complaint"
+    member: str
+    dealer: str
+    part: str
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComplaintsAnswered(Count):
+    """The dealers opened good shares and seeds for a member that had complained. One side sealed or said what is not
+    so, and nobody can tell which.
+    """
+
+    what: ClassVar[str] = "complaints_answered"
+    member: str
+    openings: int
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ def begin_training(step: Step) -> None:
     members = {name: replace(view, ready=False) for name, view in state.members.items()}
     if not state.round_open:
         members = {name: asked_again(view) for name, view in members.items()}
-        state = replace(state, round=state.round + 1, round_open=True, attempts_in_round=0, complaints={})
+        state = replace(state, round=state.round + 1, round_open=True, attempts_in_round=0)
         step.do(fx.Persist((fx.OpenRound(state.round),)))
         step.do(counts.RoundOpened(round=state.round))
     state = replace(state, members=members)

@@ -34,6 +34,7 @@ from coordinator.rounds import counts, timers
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.attempt import answered, drop, uploaded
+from coordinator.rounds.blame import owed_by, silent, unanswered
 from coordinator.rounds.course import assign, attempt_over, begin_training, halt
 from coordinator.rounds.effects import Effect
 from coordinator.rounds.opening import consider_opening
@@ -111,7 +112,7 @@ def _resume(step: Step) -> None:
         name: replace(asked_again(view), faults=0, barred_until=0, missed_deadlines=0, away_until=0)
         for name, view in step.state.members.items()
     }
-    step.state = replace(step.state, members=members, complaints={})
+    step.state = replace(step.state, members=members)
     _go_on(step)
 
 
@@ -175,6 +176,8 @@ def _rejoin(step: Step, phase: Aggregating, member: str, restarted: bool) -> Non
         drop(step, member, Reason.REASON_MEMBER_RESTARTED)
     elif member in phase.outbox:
         step.do(fx.Send(member, AttemptMessage(phase.attempt, phase.outbox[member])))
+        for complaint in owed_by(phase, member):
+            step.do(fx.Send(member, AttemptMessage(phase.attempt, complaint)))
 
 
 def _disconnected(step: Step, member: str) -> None:
@@ -252,6 +255,9 @@ def _timer(step: Step, timer: timers.Timer) -> None:
             consider_opening(step, window_closed=True)
         case timers.PhaseDeadline() if isinstance(phase, Aggregating) and timer == deadline_timer(phase):
             close_phase(step, deadline=True)
+        case timers.Answer() if isinstance(phase, Aggregating) and timer.attempt == phase.attempt.attempt:
+            if (timer.dealer, timer.complainant) in {(each.dealer, each.complainant) for each in unanswered(phase)}:
+                silent(step, timer.dealer)
         case timers.Look() if isinstance(phase, Aggregating) and timer == look_timer(phase):
             advance_if_settled(step)
         case timers.Absence(member=member) if isinstance(phase, Aggregating):

@@ -21,6 +21,7 @@ __all__ = [
     "asked_again",
     "bar",
     "enough_are_back",
+    "leave_out_of_round",
     "note_silence",
     "too_few_are_left",
 ]
@@ -79,6 +80,13 @@ def bar(step: Step, member: str, reason: Reason) -> None:
     until = _NEVER if faults >= _MAX_FAULTS else step.state.round + 1
     step.state = step.state.with_member(member, replace(view, faults=faults, barred_until=until, ready=False))
     step.do(counts.Barred(member=member, faults=faults, reason=word(reason)))
+
+
+def leave_out_of_round(step: Step, member: str) -> None:
+    """Leaves a member out for the rest of the round, without a fault."""
+    view = step.state.members[member]
+    until = max(view.barred_until, step.state.round + 1)
+    step.state = step.state.with_member(member, replace(view, barred_until=until, ready=False))
 
 
 def note_silence(step: Step, member: str, phase: str) -> None:

@@ -105,6 +105,8 @@ class Aggregating:
     outbox: Mapping[str, CoordinatorPayload]
     dropouts: tuple[Dropout, ...] = ()
     survivors: tuple[str, ...] = ()
+    # Dealers that did not answer a complaint in time.
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,6 @@ class JobState:
     # Norms of the newest steps, oldest first, and the first version that exploded.
     norms: tuple[Norms, ...] = ()
     exploded: Exploded | None = None
-    # For each dealer, the members that refused its dealing in this round.
-    complaints: Mapping[str, frozenset[str]] = field(default_factory=dict)
     # Without noise: each U3 given to members for the present version. A member that confirmed one confirms no other.
     confirmed_sums: tuple[frozenset[str], ...] = ()
     # For a while after a restart of the coordinator: members of the last cohort that are not back yet.

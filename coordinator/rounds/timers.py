@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Absence", "Look", "PhaseDeadline", "Return", "Timer", "Window"]
+__all__ = ["Absence", "Answer", "Look", "PhaseDeadline", "Return", "Timer", "Window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,13 @@ class Absence:
     session: int
 
 
-Timer = Window | Return | PhaseDeadline | Look | Absence
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A dealer must have answered a member's complaints."""
+
+    attempt: int
+    dealer: str
+    complainant: str
+
+
+Timer = Window | Return | PhaseDeadline | Look | Absence | Answer

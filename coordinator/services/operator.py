@@ -628,6 +628,7 @@ def _attempt(item: records.StoredAttempt) -> operator_pb2.Attempt:
                 phase=dropout.phase,
                 reason=dropout.reason,
                 detail=dropout.detail,
+                evidence=dropout.evidence or b"",
             )
             for dropout in item.dropouts
         ],

@@ -417,6 +417,7 @@ def end_attempt(s: Session, ended: EndAttempt, now_ms: int, spend: Spend | None 
                 phase=dropout.phase,
                 reason=word(dropout.reason),
                 detail=dropout.detail,
+                evidence=dropout.evidence,
             )
         )
     note(
@@ -471,7 +472,7 @@ def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound
         .order_by(DropoutRow.member)
     ):
         dropouts[dropped.attempt].append(
-            Dropout(dropped.member, dropped.phase, from_word(dropped.reason), dropped.detail)
+            Dropout(dropped.member, dropped.phase, from_word(dropped.reason), dropped.detail, dropped.evidence)
         )
     for row in s.scalars(select(AttemptRow).where(*mine).order_by(AttemptRow.number)):
         attempts[row.round].append(_stored_attempt(row, dropouts[row.number]))

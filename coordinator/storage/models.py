@@ -304,6 +304,8 @@ class DropoutRow(Base):
     phase: Mapped[str] = mapped_column(_Word)
     reason: Mapped[str] = mapped_column(_Word)
     detail: Mapped[str] = mapped_column(Text)
+    # What convicts a dealer (`tacit.wire.evidence_from_bytes`), a few kilobytes.
+    evidence: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class VersionRow(Base):

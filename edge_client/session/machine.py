@@ -305,6 +305,7 @@ _SECOND: dict[type, tuple[Reason, str]] = {
     AttemptOpened: (Reason.REASON_ATTEMPT_REPLAYED, "set of numbers"),
     secure_agg.Roster: (Reason.REASON_SECOND_ROSTER, "roster"),
     secure_agg.ReceivedDealings: (Reason.REASON_SECOND_DEALINGS, "set of dealt shares"),
+    secure_agg.Openings: (Reason.REASON_OPENING_INVALID, "set of openings"),
     secure_agg.Survivors: (Reason.REASON_SECOND_SURVIVORS, "list of survivors"),
     secure_agg.Confirmations: (Reason.REASON_SECOND_UNMASK_REQUEST, "request to unmask"),
 }
@@ -315,16 +316,13 @@ def _kind(payload: CoordinatorPayload) -> type:
     return secure_agg.Roster if isinstance(payload, secure_agg.DigestRoster) else type(payload)
 
 
-# After these refusals the update stays good for the next attempt of the round. That attempt may leave out the faulty
-# dealer or, if a sum was confirmed before, have exactly its members.
+# After these refusals the update stays good for the next attempt of the round. That attempt may have other messages or,
+# if a sum was confirmed before, exactly its members.
 _MAY_GO_ON = frozenset(
     {
         Reason.REASON_POLICY_SECOND_SUM,
         Reason.REASON_DEALINGS_MALFORMED,
         Reason.REASON_DEALINGS_SIGNATURE_INVALID,
-        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
-        Reason.REASON_DEALINGS_SHARE_MISMATCH,
-        Reason.REASON_DEALINGS_PAIR_SEED_INVALID,
         Reason.REASON_DEALINGS_TOO_FEW,
     }
 )
@@ -586,6 +584,9 @@ def _check_same_round(memory: Memory, assignment: Assignment) -> None:
 
 
 def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
+    if isinstance(payload, secure_agg.Complaint):
+        _guarded(step, phase, lambda: _answer_complaint(step, phase, payload))
+        return
     kind = _kind(payload)
     if kind in phase.heard:
         if phase.heard[kind] != payload:
@@ -621,6 +622,7 @@ def _guarded(step: _Step, phase: InAttempt, advance: Callable[[], None]) -> None
 _AWAITED: dict[type, str] = {
     secure_agg.AwaitingRoster: "the roster",
     secure_agg.AwaitingDealings: "the dealt shares",
+    secure_agg.Complaining: "what the dealers open that it complained about",
     secure_agg.ReadyToMask: "nothing: it is masking its vector",
     secure_agg.AwaitingSurvivors: "the list of survivors",
     secure_agg.AwaitingConfirmations: "the request to unmask",
@@ -641,8 +643,13 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
             else:
                 _on_roster(step, phase, payload, ())
         case secure_agg.AwaitingDealings() as stage, secure_agg.ReceivedDealings():
-            ready = stage.on_dealings(payload)
-            _open(step, phase, payload, ready)
+            following = stage.on_dealings(payload)
+            if isinstance(following, secure_agg.Complaining):
+                _complain(step, phase, payload, following)
+            else:
+                _open(step, phase, payload, following)
+        case secure_agg.Complaining() as stage, secure_agg.Openings():
+            _open(step, phase, payload, stage.on_openings(payload))
         case secure_agg.AwaitingSurvivors() as stage, secure_agg.Survivors():
             _check_members(step, phase, payload.members)
             awaiting_confirmations, confirmation = stage.on_survivors(payload)
@@ -652,11 +659,43 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
             answered, unmasking = stage.on_confirmations(payload)
             _answer(step, phase, payload, answered, unmasking)
         case _:
-            detail = (
-                f"{type(payload).__name__} came out of turn: this member waits for {_AWAITED[type(phase.stage)]}. It "
-                "left the attempt and sits out the round; the coordinator's log says what was sent before"
-            )
-            _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, detail)
+            _refuse_out_of_turn(step, phase, payload)
+
+
+def _refuse_out_of_turn(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
+    detail = (
+        f"{type(payload).__name__} came out of turn: this member waits for {_AWAITED[type(phase.stage)]}. It left the "
+        "attempt and sits out the round; the coordinator's log says what was sent before"
+    )
+    _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, detail)
+
+
+def _complain(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, stage: secure_agg.Complaining) -> None:
+    """Complains about dealings that do not open, in place of sending a vector."""
+    for complaint in stage.complaints.complaints:
+        said = {"attempt": str(phase.attempt), "dealer": complaint.dealer, "part": complaint.part.value}
+        step.do(Note("complained", said, warning=True))
+    _answer(step, phase, heard, stage, stage.complaints)
+
+
+def _answer_complaint(step: _Step, phase: InAttempt, complaint: secure_agg.Complaint) -> None:
+    """Opens what this member dealt to one receiver. Raises secure_agg.Refusal.
+
+    The state is not changed: a repeated complaint gets the same opening.
+    """
+    match phase.stage:
+        case (
+            secure_agg.AwaitingDealings()
+            | secure_agg.Complaining()
+            | secure_agg.ReadyToMask()
+            | secure_agg.AwaitingSurvivors() as stage
+        ):
+            opening = stage.on_complaint(complaint)
+        case _:
+            _refuse_out_of_turn(step, phase, complaint)
+            return
+    answered = {"attempt": str(phase.attempt), "complainant": complaint.complainant, "part": complaint.part.value}
+    step.do(Note("complaint_answered", answered, warning=True), Say(AttemptMessage(phase.attempt, opening)))
 
 
 def _on_roster(
@@ -705,7 +744,12 @@ def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Sta
     step.do(Say(AttemptMessage(phase.attempt, said)))
 
 
-def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask) -> None:
+def _open(
+    step: _Step,
+    phase: InAttempt,
+    heard: secure_agg.ReceivedDealings | secure_agg.Openings,
+    ready: secure_agg.ReadyToMask,
+) -> None:
     """Records that the masked update is about to leave, and starts to send it.
 
     The member also checked the vector when it joined, but only this check counts.

@@ -129,6 +129,7 @@ class Holding:
 Stage = (
     secure_agg.AwaitingRoster
     | secure_agg.AwaitingDealings
+    | secure_agg.Complaining
     | secure_agg.ReadyToMask
     | secure_agg.AwaitingSurvivors
     | secure_agg.AwaitingConfirmations

@@ -195,13 +195,21 @@ class AttemptEnded:
 
 
 MemberPayload = (
-    secure_agg.Advertisement | secure_agg.Dealing | secure_agg.Confirmation | secure_agg.Unmasking | AttemptRefusal
+    secure_agg.Advertisement
+    | secure_agg.Dealing
+    | secure_agg.Complaints
+    | secure_agg.Opening
+    | secure_agg.Confirmation
+    | secure_agg.Unmasking
+    | AttemptRefusal
 )
 CoordinatorPayload = (
     AttemptOpened
     | secure_agg.Roster
     | secure_agg.DigestRoster
     | secure_agg.ReceivedDealings
+    | secure_agg.Complaint
+    | secure_agg.Openings
     | secure_agg.Survivors
     | secure_agg.Confirmations
     | AttemptEnded

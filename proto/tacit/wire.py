@@ -9,7 +9,7 @@ Before a message is decoded, `tacit.fields` cleans its free text and refuses mal
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 import secure_agg
 from secure_agg import ContextInvalid, Graph, GroupedGraph, RoundContext, SparseGraph
@@ -28,6 +28,8 @@ __all__ = [
     "WireInvalid",
     "attempt_from_pb",
     "attempt_to_pb",
+    "evidence_from_bytes",
+    "evidence_to_bytes",
     "from_coordinator",
     "from_member",
     "masked_input_from_pb",
@@ -91,6 +93,38 @@ def masked_input_from_pb(message: pb.MaskedInput) -> secure_agg.MaskedInput:
     )
 
 
+def evidence_to_bytes(evidence: secure_agg.Evidence) -> bytes:
+    """Encodes what convicts a dealer."""
+    return pb.Evidence(
+        session=evidence.session,
+        dealing=_received_to_pb(evidence.dealing),
+        index=evidence.index,
+        count=evidence.count,
+        opening=_opening_to_pb(evidence.opening),
+    ).SerializeToString(deterministic=True)
+
+
+def evidence_from_bytes(data: bytes) -> secure_agg.Evidence:
+    """Decodes what may convict a dealer; `secure_agg.convicts` checks it.
+
+    Raises:
+        WireInvalid: it is malformed.
+    """
+    message = pb.Evidence()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise WireInvalid(f"this is no evidence: {error}") from error
+    _admit(message)
+    return secure_agg.Evidence(
+        session=_digest(message.session),
+        dealing=_received_from_pb(message.dealing),
+        index=message.index,
+        count=message.count,
+        opening=_opening_from_pb(message.opening),
+    )
+
+
 # ---- member to coordinator ----------------------------------------------------------------------------------------
 
 
@@ -139,6 +173,13 @@ def _member_attempt_to_pb(ref: pb.AttemptRef, payload: MemberPayload) -> pb.Memb
                 signature=payload.signature,
             )
             return pb.MemberMessage(dealing=dealing)
+        case secure_agg.Complaints():
+            complaints = pb.Complaints(ref=ref, complaints=map(_complaint_to_pb, payload.complaints))
+            return pb.MemberMessage(complaints=complaints)
+        case secure_agg.Opening():
+            opening = _opening_to_pb(payload)
+            opening.ref.CopyFrom(ref)
+            return pb.MemberMessage(opening=opening)
         case secure_agg.Confirmation():
             confirmation = pb.Confirmation(ref=ref, member=payload.member, signature=payload.signature)
             return pb.MemberMessage(confirmation=confirmation)
@@ -222,6 +263,11 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
                 shares=tuple(map(_dealt_from_pb, _few(dealing.shares, MAX_NEIGHBOURS, "shares"))),
                 signature=dealing.signature,
             )
+        case "complaints":
+            said = _few(message.complaints.complaints, 2 * MAX_NEIGHBOURS, "complaints")
+            return secure_agg.Complaints(tuple(map(_complaint_from_pb, said)))
+        case "opening":
+            return _opening_from_pb(message.opening)
         case "confirmation":
             return secure_agg.Confirmation(message.confirmation.member, message.confirmation.signature)
         case "unmasking":
@@ -290,17 +336,15 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
             entries = map(_digest_advertisement_to_pb, payload.advertisements)
             return pb.CoordinatorMessage(digest_roster=pb.DigestRoster(ref=ref, advertisements=entries))
         case secure_agg.ReceivedDealings():
-            dealings = (
-                pb.ReceivedDealing(
-                    dealer=dealing.dealer,
-                    share=_dealt_to_pb(dealing.share),
-                    seed_commitment=dealing.seed_commitment,
-                    path=dealing.path,
-                    signature=dealing.signature,
-                )
-                for dealing in payload.dealings
-            )
+            dealings = (_received_to_pb(dealing) for dealing in payload.dealings)
             return pb.CoordinatorMessage(received_dealings=pb.ReceivedDealings(ref=ref, dealings=dealings))
+        case secure_agg.Complaint():
+            complaint = _complaint_to_pb(payload)
+            complaint.ref.CopyFrom(ref)
+            return pb.CoordinatorMessage(complaint=complaint)
+        case secure_agg.Openings():
+            openings = pb.Openings(ref=ref, openings=map(_opening_to_pb, payload.openings))
+            return pb.CoordinatorMessage(openings=openings)
         case secure_agg.Survivors():
             return pb.CoordinatorMessage(survivors=pb.Survivors(ref=ref, members=payload.members))
         case secure_agg.Confirmations():
@@ -380,16 +424,15 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
         case "received_dealings":
             return secure_agg.ReceivedDealings(
                 tuple(
-                    secure_agg.ReceivedDealing(
-                        dealer=dealing.dealer,
-                        share=_dealt_from_pb(dealing.share),
-                        seed_commitment=dealing.seed_commitment,
-                        path=tuple(_few(dealing.path, MAX_PATH, "digests of a path")),
-                        signature=dealing.signature,
-                    )
+                    _received_from_pb(dealing)
                     for dealing in _few(message.received_dealings.dealings, MAX_NEIGHBOURS, "dealings")
                 )
             )
+        case "complaint":
+            return _complaint_from_pb(message.complaint)
+        case "openings":
+            opened = _few(message.openings.openings, 2 * MAX_NEIGHBOURS, "openings")
+            return secure_agg.Openings(tuple(map(_opening_from_pb, opened)))
         case "survivors":
             return secure_agg.Survivors(tuple(_few(message.survivors.members, MAX_MEMBERS, "members")))
         case "confirmations":
@@ -482,6 +525,78 @@ def _dealt_from_pb(share: pb.DealtShare) -> secure_agg.DealtShare:
         seed_commitment=share.seed_commitment,
         sealed_pair_seed=share.sealed_pair_seed,
         pair_seed_commitment=share.pair_seed_commitment,
+    )
+
+
+def _received_to_pb(dealing: secure_agg.ReceivedDealing) -> pb.ReceivedDealing:
+    return pb.ReceivedDealing(
+        dealer=dealing.dealer,
+        share=_dealt_to_pb(dealing.share),
+        seed_commitment=dealing.seed_commitment,
+        path=dealing.path,
+        signature=dealing.signature,
+    )
+
+
+def _received_from_pb(dealing: pb.ReceivedDealing) -> secure_agg.ReceivedDealing:
+    return secure_agg.ReceivedDealing(
+        dealer=dealing.dealer,
+        share=_dealt_from_pb(dealing.share),
+        seed_commitment=dealing.seed_commitment,
+        path=tuple(_few(dealing.path, MAX_PATH, "digests of a path")),
+        signature=dealing.signature,
+    )
+
+
+_PARTS = {secure_agg.Part.SHARES: pb.PART_SHARES, secure_agg.Part.PAIR_SEED: pb.PART_PAIR_SEED}
+
+
+def _part(number: int) -> secure_agg.Part:
+    for part, of_part in _PARTS.items():
+        if of_part == number:
+            return part
+    raise WireInvalid("a complaint or an opening is about the shares or the pair's seed; the sender may be newer")
+
+
+def _complaint_to_pb(complaint: secure_agg.Complaint) -> pb.Complaint:
+    return pb.Complaint(
+        complainant=complaint.complainant,
+        dealer=complaint.dealer,
+        part=_PARTS[complaint.part],
+        leaf=complaint.leaf,
+        signature=complaint.signature,
+    )
+
+
+def _complaint_from_pb(complaint: pb.Complaint) -> secure_agg.Complaint:
+    return secure_agg.Complaint(
+        complainant=complaint.complainant,
+        dealer=complaint.dealer,
+        part=_part(complaint.part),
+        leaf=complaint.leaf,
+        signature=complaint.signature,
+    )
+
+
+def _opening_to_pb(opening: secure_agg.Opening) -> pb.Opening:
+    return pb.Opening(
+        complainant=opening.complainant,
+        dealer=opening.dealer,
+        part=_PARTS[opening.part],
+        leaf=opening.leaf,
+        secret=opening.secret,
+        signature=opening.signature,
+    )
+
+
+def _opening_from_pb(opening: pb.Opening) -> secure_agg.Opening:
+    return secure_agg.Opening(
+        complainant=opening.complainant,
+        dealer=opening.dealer,
+        part=_part(opening.part),
+        leaf=opening.leaf,
+        secret=opening.secret,
+        signature=opening.signature,
     )
 
 

@@ -1,7 +1,7 @@
 """The member's side: one file per phase, one type per state, each state used once.
 
-advertise() -> AwaitingRoster -> AwaitingDealings -> ReadyToMask -> AwaitingSurvivors -> AwaitingConfirmations
--> Answered
+advertise() -> AwaitingRoster -> AwaitingDealings [-> Complaining] -> ReadyToMask -> AwaitingSurvivors
+-> AwaitingConfirmations -> Answered
 
 Guarantees: a method either returns the next state and the message to send, or raises `Refusal` and changes nothing.
 After it has returned, the state on which it was called refuses everything. So one set of keys is used with one roster
@@ -15,6 +15,7 @@ highest (round, attempt) on disk.
 """
 
 from secure_agg.member.advertise import AwaitingRoster, advertise
+from secure_agg.member.complain import Complaining
 from secure_agg.member.confirm import AwaitingSurvivors
 from secure_agg.member.mask import ReadyToMask
 from secure_agg.member.share import AwaitingDealings
@@ -26,6 +27,7 @@ __all__ = [
     "AwaitingDealings",
     "AwaitingRoster",
     "AwaitingSurvivors",
+    "Complaining",
     "ReadyToMask",
     "advertise",
 ]

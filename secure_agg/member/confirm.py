@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secure_agg.identity import MemberId
+from secure_agg.member.openable import Openable
 from secure_agg.member.seat import HeldShares, Seat
 from secure_agg.member.unmask import AwaitingConfirmations
-from secure_agg.messages import Confirmation, Survivors
+from secure_agg.messages import Complaint, Confirmation, Opening, Survivors
 from secure_agg.reasons import Reason, Refusal
 from secure_agg.secret import Once
 
@@ -27,6 +28,7 @@ class AwaitingSurvivors:
 
     seat: Seat
     _held: Mapping[MemberId, HeldShares] = field(repr=False)
+    _openable: Openable = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_SURVIVORS), repr=False)
 
     @property
@@ -45,6 +47,7 @@ class AwaitingSurvivors:
         session, me = self.seat.session, self.seat.member
         agreed = session.survivors_digest(survivors.members)
         self._once.spend()
+        self._openable.forget()
         signature = self.seat.identity.sign(session.confirmation_statement(me, agreed))
         # Only the seed's share may be revealed for a survivor, only the root's for a dropout. Erase the other now.
         alive = frozenset(survivors.members)
@@ -53,9 +56,18 @@ class AwaitingSurvivors:
         state = AwaitingConfirmations(self.seat, self._held, tuple(sorted(alive)))
         return state, Confirmation(me, signature)
 
+    def on_complaint(self, complaint: Complaint) -> Opening:
+        """Opens what this member dealt to one receiver that complains.
+
+        Raises:
+            Refusal: the complaint fails a check; nothing is opened.
+        """
+        return self._openable.answer(self.seat, complaint)
+
     def forget(self) -> None:
         """Ends the attempt: all shares are overwritten, and nothing is answered from now on."""
         self._once.close()
+        self._openable.forget()
         for shares in self._held.values():
             shares.erase()
 

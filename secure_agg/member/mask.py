@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from secure_agg.identity import MemberId
 from secure_agg.masking import MaskStream, apply_streams, check_threads, check_vector
 from secure_agg.member.confirm import AwaitingSurvivors
+from secure_agg.member.openable import Openable
 from secure_agg.member.seat import HeldShares, Seat
-from secure_agg.messages import MaskedInput
+from secure_agg.messages import Complaint, MaskedInput, Opening
 from secure_agg.reasons import Reason, Refusal
 from secure_agg.sealing import derive
 from secure_agg.secret import Once, Secret
@@ -33,12 +34,26 @@ class ReadyToMask:
     _seed: Secret
     _pair_seeds: Mapping[MemberId, Secret] = field(repr=False)
     _held: Mapping[MemberId, HeldShares] = field(repr=False)
+    _openable: Openable = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_MASKING), repr=False)
 
     @property
     def dealers(self) -> tuple[MemberId, ...]:
         """Who dealt to this member, sorted, including itself on the complete graph, where it also deals to itself."""
         return tuple(sorted(self._held))
+
+    def completed(self, shares: Mapping[MemberId, HeldShares], seeds: Mapping[MemberId, Secret]) -> ReadyToMask:
+        """Returns this state with shares and seeds that dealers opened after a complaint."""
+        held, pair_seeds = {**self._held, **shares}, {**self._pair_seeds, **seeds}
+        return ReadyToMask(self.seat, self._seed, pair_seeds, held, self._openable)
+
+    def on_complaint(self, complaint: Complaint) -> Opening:
+        """Opens what this member dealt to one receiver that complains.
+
+        Raises:
+            Refusal: the complaint fails a check; nothing is opened.
+        """
+        return self._openable.answer(self.seat, complaint)
 
     def mask(self, vector: NDArray[np.uint32], *, threads: int | None = None) -> tuple[AwaitingSurvivors, MaskedInput]:
         """Masks `vector` in place and signs the digest of the result.
@@ -70,7 +85,7 @@ class ReadyToMask:
         digest = vector_digest(vector, context.bits)
         statement = self.seat.session.masked_input_statement(self.seat.member, digest, vector.size)
         message = MaskedInput(self.seat.member, digest, vector.size, self.seat.identity.sign(statement))
-        return AwaitingSurvivors(self.seat, self._held), message
+        return AwaitingSurvivors(self.seat, self._held, self._openable), message
 
     def forget(self) -> None:
         """Ends the attempt: its secrets are overwritten, and no vector is masked from now on. A masking that is running
@@ -80,6 +95,7 @@ class ReadyToMask:
             self._erase_seeds()
         for shares in self._held.values():
             shares.erase()
+        self._openable.forget()
 
     def _erase_seeds(self) -> None:
         for seed in (self._seed, *self._pair_seeds.values()):

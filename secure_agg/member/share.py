@@ -6,9 +6,12 @@ this session by neighbours of this member, and each matches its commitment. Ther
 complete graph this member's own dealing counts). The root is erased once its shares and seeds are dealt, the secret
 keys once the neighbours' dealings are open.
 
-One bad share or seed makes this member refuse; it does not just exclude the dealer. The dealer masks its vector with
-this member, so continuing without it would leave a mask in the sum that nobody here can remove. The refusal names the
-dealer.
+A dealing that its dealer did not sign is the coordinator's fault, and this member refuses. A share or seed that its
+dealer did sign, and that is bad, makes it complain before it masks (`Complaining`). It does not just exclude the
+dealer. The dealer masks its vector with this member, so continuing without it would leave a mask in the sum that nobody
+here can remove.
+
+Until it signs U3, a member keeps the keys and seeds that it dealt, to open them for receivers that complain.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secure_agg import merkle
+from secure_agg.blame import BadlyDealt, seed_dealt, shares_dealt
 from secure_agg.identity import MemberId
+from secure_agg.member.complain import Complaining, complain
 from secure_agg.member.mask import ReadyToMask
+from secure_agg.member.openable import Openable
 from secure_agg.member.seat import HeldShares, Seat
-from secure_agg.messages import Dealing, DealtShare, ReceivedDealing, ReceivedDealings
+from secure_agg.messages import Complaint, Dealing, DealtShare, Opening, Part, ReceivedDealing, ReceivedDealings
 from secure_agg.randomness import RandomSource
 from secure_agg.reasons import Reason, Refusal
-from secure_agg.sealing import SYMMETRIC_KEY_BYTES, PublicKey, SealBroken, SecretKey, lock, unlock
+from secure_agg.sealing import SYMMETRIC_KEY_BYTES, PublicKey, SealBroken, SecretKey, lock
 from secure_agg.secret import Once, Secret
-from secure_agg.shamir import SECRET_BYTES, SHARE_BYTES, ShareInvalid, deal_secret, read_share
+from secure_agg.shamir import SECRET_BYTES, deal_secret
 
 __all__ = ["AwaitingDealings", "PeerKeys", "deal_shares"]
 
@@ -60,19 +66,27 @@ def deal_shares(
     seed_shares = deal_secret(seed.reveal(), threshold, points, random)
     chosen = {other: Secret(session.pair_seed(me, other, root.reveal())) for other in session.chosen_by(me)}
     root.erase()
+    keys = {receiver: Secret(random.bytes(SYMMETRIC_KEY_BYTES)) for receiver in order if receiver in peers}
     shares = tuple(
-        _dealt(seat, receiver, peers.get(receiver), of_root, of_seed, chosen.get(receiver), random)
+        _dealt(seat, receiver, peers.get(receiver), keys.get(receiver), of_root, of_seed, chosen.get(receiver))
         for receiver, of_root, of_seed in zip(order, root_shares, seed_shares, strict=True)
     )
     seed_commitment = session.seed_commitment(me, seed.reveal())
-    tree_root = merkle.root_of(session.dealing_leaves(me, shares))
+    leaves = session.dealing_leaves(me, shares)
+    tree_root = merkle.root_of(leaves)
     signature = seat.identity.sign(session.dealing_statement(me, seed_commitment, tree_root))
     held = {}
     if me in order:
         own = order.index(me)
         held[me] = HeldShares(Secret(root_shares[own]), Secret(seed_shares[own]))
+    secrets = {
+        **{(receiver, Part.SHARES): key for receiver, key in keys.items()},
+        # A copy: masking erases the seeds that it uses.
+        **{(other, Part.PAIR_SEED): Secret(pair_seed.reveal()) for other, pair_seed in chosen.items()},
+    }
+    openable = Openable(dict(zip(order, leaves, strict=True)), secrets)
     return (
-        AwaitingDealings(seat, seeds, sealing, seed, chosen, held),
+        AwaitingDealings(seat, seeds, sealing, seed, chosen, held, openable),
         Dealing(me, seed_commitment, shares, signature),
     )
 
@@ -81,16 +95,16 @@ def _dealt(
     seat: Seat,
     receiver: MemberId,
     keys: PeerKeys | None,
+    share_key: Secret | None,
     of_root: bytes,
     of_seed: bytes,
     pair_seed: Secret | None,
-    random: RandomSource,
 ) -> DealtShare:
     session, me = seat.session, seat.member
     sealed_key = locked_shares = key_commitment = sealed_pair_seed = pair_seed_commitment = b""
     # The member's own pair of shares never leaves it.
-    if keys is not None:
-        key = random.bytes(SYMMETRIC_KEY_BYTES)
+    if keys is not None and share_key is not None:
+        key = share_key.reveal()
         sealed_key = keys.sealing.seal(session.share_key_info(me, receiver), key)
         locked_shares = lock(key, session.shares_header(me, receiver), of_root + of_seed)
         key_commitment = session.share_key_commitment(me, receiver, key)
@@ -119,51 +133,65 @@ class AwaitingDealings:
     _seed: Secret
     _chosen: Mapping[MemberId, Secret] = field(repr=False)
     _own_shares: Mapping[MemberId, HeldShares] = field(repr=False)
+    _openable: Openable = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_DEALINGS), repr=False)
 
-    def on_dealings(self, dealings: ReceivedDealings) -> ReadyToMask:
+    def on_dealings(self, dealings: ReceivedDealings) -> ReadyToMask | Complaining:
         """Opens and checks every share and seed dealt to this member, then erases both secret keys.
 
+        Returns `Complaining` if a dealer signed something that does not open or does not match its commitment.
+
         Raises:
-            Refusal: a share or a seed fails a check, or there are too few dealers.
+            Refusal: a dealing is not what its dealer signed, or there are too few dealers.
         """
         self._once.check()
         allowed = set(self.seat.session.neighbours(self.seat.member))
         # On the complete graph a member deals to itself, and that dealing counts. On the sparse one it does not.
+        dealers = set(self._own_shares)
+        for dealing in dealings.dealings:
+            if dealing.dealer in dealers:
+                raise Refusal(Reason.DEALINGS_DUPLICATE, dealing.dealer)
+            if dealing.dealer not in allowed:
+                raise Refusal(Reason.DEALINGS_FOREIGN_DEALER, dealing.dealer)
+            self._check(dealing)
+            dealers.add(dealing.dealer)
+        if len(dealers) < self.seat.context.threshold:
+            raise Refusal(
+                Reason.DEALINGS_TOO_FEW,
+                detail=f"{len(dealers)} members dealt, the threshold is {self.seat.context.threshold}",
+            )
+        self._once.spend()
         held = dict(self._own_shares)
         pair_seeds: dict[MemberId, Secret] = {}
-        try:
-            for dealing in dealings.dealings:
-                if dealing.dealer in held:
-                    raise Refusal(Reason.DEALINGS_DUPLICATE, dealing.dealer)
-                if dealing.dealer not in allowed:
-                    raise Refusal(Reason.DEALINGS_FOREIGN_DEALER, dealing.dealer)
-                self._check(dealing)
-                held[dealing.dealer] = self._open(dealing)
-                if dealing.dealer not in self._chosen:
-                    pair_seeds[dealing.dealer] = self._open_seed(dealing)
-            if len(held) < self.seat.context.threshold:
-                raise Refusal(
-                    Reason.DEALINGS_TOO_FEW,
-                    detail=f"{len(held)} members dealt, the threshold is {self.seat.context.threshold}",
-                )
-        except Refusal:
-            # Erase what was opened, so that this state is as before.
-            for dealer in held.keys() - self._own_shares.keys():
-                held[dealer].erase()
-            for pair_seed in pair_seeds.values():
-                pair_seed.erase()
-            raise
-        self._once.spend()
+        bad: dict[tuple[MemberId, Part], ReceivedDealing] = {}
+        for dealing in dealings.dealings:
+            dealer = dealing.dealer
+            try:
+                held[dealer] = self._open(dealing)
+            except BadlyDealt:
+                bad[dealer, Part.SHARES] = dealing
+            if dealer in self._chosen:
+                pair_seeds[dealer] = self._chosen[dealer]
+                continue
+            try:
+                pair_seeds[dealer] = self._open_seed(dealing)
+            except BadlyDealt:
+                bad[dealer, Part.PAIR_SEED] = dealing
         self._seeds.erase()
         self._sealing.erase()
-        for other, pair_seed in self._chosen.items():
-            # No mask is shared with a neighbour that did not deal.
-            if other in held:
-                pair_seeds[other] = pair_seed
-            else:
-                pair_seed.erase()
-        return ReadyToMask(self.seat, self._seed, pair_seeds, held)
+        # No mask is shared with a neighbour that did not deal.
+        for other in self._chosen.keys() - dealers:
+            self._chosen[other].erase()
+        ready = ReadyToMask(self.seat, self._seed, pair_seeds, held, self._openable)
+        return complain(ready, bad) if bad else ready
+
+    def on_complaint(self, complaint: Complaint) -> Opening:
+        """Opens what this member dealt to one receiver that complains.
+
+        Raises:
+            Refusal: the complaint fails a check; nothing is opened.
+        """
+        return self._openable.answer(self.seat, complaint)
 
     def forget(self) -> None:
         """Ends the attempt: keys, seeds and its own shares are overwritten, and nothing is answered from now on."""
@@ -172,6 +200,7 @@ class AwaitingDealings:
             secret.erase()
         for shares in self._own_shares.values():
             shares.erase()
+        self._openable.forget()
 
     def _check(self, dealing: ReceivedDealing) -> None:
         """Checks that the dealer signed exactly this for this member."""
@@ -190,36 +219,22 @@ class AwaitingDealings:
             raise Refusal(Reason.DEALINGS_SIGNATURE_INVALID, dealer)
 
     def _open(self, dealing: ReceivedDealing) -> HeldShares:
+        """Raises: BadlyDealt."""
         session, me, dealer, share = self.seat.session, self.seat.member, dealing.dealer, dealing.share
         # Bonawitz, round 2: decrypt, and check that the content is for this pair. HPKE's info and the header do the
         # latter.
         try:
             key = self._sealing.open(session.share_key_info(dealer, me), share.sealed_key)
-            pair = unlock(key, session.shares_header(dealer, me), share.locked_shares)
         except SealBroken as error:
-            raise Refusal(Reason.DEALINGS_CIPHERTEXT_INVALID, dealer, str(error)) from None
-        if session.share_key_commitment(dealer, me, key) != share.key_commitment:
-            detail = "the key of the shares is not the one it committed to"
-            raise Refusal(Reason.DEALINGS_CIPHERTEXT_INVALID, dealer, detail)
-        of_root, of_seed = pair[:SHARE_BYTES], pair[SHARE_BYTES:]
-        if (
-            session.root_share_commitment(dealer, me, of_root) != share.root_commitment
-            or session.seed_share_commitment(dealer, me, of_seed) != share.seed_commitment
-        ):
-            raise Refusal(Reason.DEALINGS_SHARE_MISMATCH, dealer)
-        try:
-            read_share(of_root)
-            read_share(of_seed)
-        except ShareInvalid as error:
-            raise Refusal(Reason.DEALINGS_SHARE_MISMATCH, dealer, str(error)) from None
+            raise BadlyDealt(str(error)) from None
+        of_root, of_seed = shares_dealt(session, dealer, share, key)
         return HeldShares(Secret(of_root), Secret(of_seed))
 
     def _open_seed(self, dealing: ReceivedDealing) -> Secret:
+        """Raises: BadlyDealt."""
         session, me, dealer, share = self.seat.session, self.seat.member, dealing.dealer, dealing.share
         try:
             pair_seed = self._seeds.open(session.pair_seed_info(dealer, me), share.sealed_pair_seed)
         except SealBroken as error:
-            raise Refusal(Reason.DEALINGS_PAIR_SEED_INVALID, dealer, str(error)) from None
-        if session.pair_seed_commitment(dealer, me, pair_seed) != share.pair_seed_commitment:
-            raise Refusal(Reason.DEALINGS_PAIR_SEED_INVALID, dealer, "the pair's seed is not the one it committed to")
-        return Secret(pair_seed)
+            raise BadlyDealt(str(error)) from None
+        return Secret(seed_dealt(session, dealer, share, pair_seed))

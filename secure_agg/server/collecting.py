@@ -14,6 +14,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 from secure_agg.context import RoundContext
 from secure_agg.identity import IdentityInvalid, MemberId, VerifyIdentity
+from secure_agg.messages import Complaints, Opening
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.session import Session
 
@@ -85,6 +86,8 @@ class Collecting(Generic[Message]):
             return Dropped(member, Reason.SENDER_NOT_EXPECTED)
         if any(member in past and past[member] == message for past in (self.answers, *self.earlier)):
             return self
+        if isinstance(message, Complaints | Opening) and self.phase in (Phase.CONFIRM, Phase.UNMASK):
+            return self  # Too late, which is nobody's fault.
         if not isinstance(message, kind):
             return Dropped(member, Reason.MESSAGE_NOT_EXPECTED, type(message).__name__)
         if member in self.answers:

@@ -7,7 +7,7 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from secure_agg.identity import MemberId
@@ -25,6 +25,8 @@ class CollectingConfirmations(Seated[Confirmation]):
 
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
+    # Seeds of pairs that their choosers opened after a complaint, by chooser and receiver.
+    opened_seeds: Mapping[tuple[MemberId, MemberId], bytes] = field(default_factory=dict, repr=False)
 
     phase = Phase.CONFIRM
     withdraws_on_drop = False
@@ -69,6 +71,7 @@ class CollectingConfirmations(Seated[Confirmation]):
             (*self.earlier, self.answers),
             self.session,
             *self._opened_from(confirmed),
+            self.opened_seeds,
         )
         # A sparse graph has many confirmations, and a member checks every one, so only as many as it needs are passed
         # on.

@@ -4,15 +4,34 @@ Guarantees: a masked input is accepted only if the digest that the driver comput
 the member signed. The vectors never pass through here: the driver spools an upload, hashes it, passes the message with
 the computed digest, and adds the vector to the sum once the message is accepted. From then on the member is in U3,
 whatever happens to it later.
+
+A member that cannot open what was dealt to it complains first. Its complaint goes to the dealer, which opens one
+secret. Guarantees: only a complaint that its receiver signed about exactly what the dealer signed is passed on, and
+only an opening that its dealer signed is looked at. A good one goes to the receiver. A bad one is evidence that
+convicts the dealer by itself (`secure_agg.blame`). Clocks are the driver's: it decides when a dealer is silent.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from secure_agg import merkle
+from secure_agg.blame import BadlyDealt, Evidence, check_opened, statement_of
 from secure_agg.identity import MemberId
-from secure_agg.messages import Dealing, MaskedInput, Survivors
+from secure_agg.messages import (
+    Complaint,
+    Complaints,
+    Dealing,
+    DealtShare,
+    MaskedInput,
+    Opening,
+    Openings,
+    Part,
+    ReceivedDealing,
+    Survivors,
+)
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.server.collecting import Seated, signed_by, starved
 from secure_agg.server.confirm import CollectingConfirmations
@@ -22,9 +41,17 @@ __all__ = ["CollectingMasked"]
 
 @dataclass(frozen=True)
 class CollectingMasked(Seated[MaskedInput]):
-    """Shares are passed on; waiting for masked vectors. `dealings` is what each member of U2 dealt."""
+    """Shares are passed on; waiting for masked vectors.
+
+    Args:
+        dealings: what each member of U2 dealt.
+        complaints: by complainant.
+        openings: what was opened, by dealer, complainant and part.
+    """
 
     dealings: Mapping[MemberId, Dealing]
+    complaints: Mapping[MemberId, Complaints] = field(default_factory=dict)
+    openings: Mapping[tuple[MemberId, MemberId, Part], Opening] = field(default_factory=dict, repr=False)
 
     phase = Phase.MASK
     withdraws_on_drop = False
@@ -36,15 +63,53 @@ class CollectingMasked(Seated[MaskedInput]):
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
         return starved(self.session, lost.keys(), self.dealings, self.answers)
 
+    @property
+    def unanswered(self) -> tuple[Complaint, ...]:
+        """The complaints that no opening has answered, of members that are still waited for."""
+        return tuple(
+            complaint
+            for member, said in self.complaints.items()
+            if member not in self.lost
+            for complaint in said.complaints
+            if _about(complaint) not in self.openings
+        )
+
+    @property
+    def outnumbered(self) -> frozenset[MemberId]:
+        """The dealers about which more receivers complained than can be corrupt. At least one of those is honest, so
+        the dealer is not. An honest dealer would not answer so many.
+        """
+        about = {(each.dealer, member) for member, said in self.complaints.items() for each in said.complaints}
+        counts = Counter(dealer for dealer, _ in about)
+        return frozenset(dealer for dealer, count in counts.items() if count > self.context.max_complainants)
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What convicts dealers: the openings that contradict what was dealt."""
+        return tuple(self._evidence(opening) for opening in self.openings.values() if not self._is_good(opening))
+
+    def openings_for(self, member: MemberId) -> Openings | None:
+        """What a member that complained continues with; None if it did not, or an opening is missing or bad."""
+        said = self.complaints.get(member)
+        if said is None:
+            return None
+        found = [self.openings.get(_about(complaint)) for complaint in said.complaints]
+        good = tuple(opening for opening in found if opening is not None and self._is_good(opening))
+        return Openings(good) if len(good) == len(found) else None
+
     def receive(self, member: MemberId, message: object, digest: bytes = b"") -> CollectingMasked | Dropped:
-        """Accepts a masked input, or says why not.
+        """Accepts a masked input, complaints or an opening, or says why not.
 
         Args:
             member: the sender.
             message: what it sent.
-            digest: SHA-256 of all packed bytes, as the driver received them. A new MaskedInput needs it; for repeats it
-                is ignored.
+            digest: SHA-256 of all packed bytes, as the driver received them. A new MaskedInput needs it; for repeats
+                and other messages it is ignored.
         """
+        if isinstance(message, Complaints):
+            return self._complained(member, message)
+        if isinstance(message, Opening):
+            return self._opened(member, message)
         fresh = self._screen(member, message, MaskedInput)
         if not isinstance(fresh, MaskedInput):
             return fresh
@@ -74,6 +139,7 @@ class CollectingMasked(Seated[MaskedInput]):
             self.session,
             self.dealings,
             survivors,
+            self._opened_seeds(),
         )
         alive = frozenset(survivors)
         messages = {self.session.group_of(member): Survivors(self._beside(member, alive)) for member in survivors}
@@ -95,3 +161,80 @@ class CollectingMasked(Seated[MaskedInput]):
         if message.digest != digest:
             return Dropped(member, Reason.MASKED_INPUT_DIGEST_MISMATCH)
         return None
+
+    def _complained(self, member: MemberId, message: Complaints) -> CollectingMasked | Dropped:
+        if member in self.lost:
+            return self.lost[member]
+        if self.complaints.get(member) == message:
+            return self
+        if member in self.complaints:
+            return Dropped(member, Reason.MESSAGE_CONFLICTING)
+        if member not in self.waiting:
+            return Dropped(member, Reason.SENDER_NOT_EXPECTED)
+        about = [_about(complaint) for complaint in message.complaints]
+        if not about or len(set(about)) != len(about):
+            return Dropped(
+                member, Reason.COMPLAINT_INVALID, "it complains about one secret once, and about at least one"
+            )
+        for complaint in message.complaints:
+            if not self._is_dealt(member, complaint):
+                return Dropped(member, Reason.COMPLAINT_INVALID, f"{complaint.dealer} dealt it something else")
+            statement = self.session.complaint_statement(member, complaint.dealer, complaint.part, complaint.leaf)
+            if not signed_by(self.verify, self.session, member, statement, complaint.signature):
+                return Dropped(member, Reason.COMPLAINT_INVALID, "its signature is not valid")
+        return replace(self, complaints={**self.complaints, member: message})
+
+    def _is_dealt(self, member: MemberId, complaint: Complaint) -> bool:
+        dealer = complaint.dealer
+        if complaint.complainant != member or dealer == member or dealer not in self.dealings:
+            return False
+        if dealer not in self.session.dealers_to(member):
+            return False
+        if complaint.part is Part.PAIR_SEED and not self.session.chooses(dealer, member):
+            return False
+        return complaint.leaf == self.session.dealing_leaf(dealer, self._share(dealer, member))
+
+    def _opened(self, member: MemberId, message: Opening) -> CollectingMasked | Dropped:
+        if member in self.lost:
+            return self.lost[member]
+        about = (message.dealer, message.complainant, message.part)
+        known = self.openings.get(about)
+        if known is not None:
+            return self if known == message else Dropped(member, Reason.MESSAGE_CONFLICTING)
+        asked = self.complaints.get(message.complainant, Complaints(()))
+        if message.dealer != member or (*about, message.leaf) not in [(*_about(e), e.leaf) for e in asked.complaints]:
+            return Dropped(member, Reason.OPENING_INVALID, "nobody complained about it")
+        # Only with the dealer's signature does a bad opening convince others.
+        if not signed_by(self.verify, self.session, member, statement_of(self.session, message), message.signature):
+            return Dropped(member, Reason.OPENING_INVALID, "its signature is not valid")
+        return replace(self, openings={**self.openings, about: message})
+
+    def _is_good(self, opening: Opening) -> bool:
+        try:
+            check_opened(self.session, self._share(opening.dealer, opening.complainant), opening)
+        except BadlyDealt:
+            return False
+        return True
+
+    def _evidence(self, opening: Opening) -> Evidence:
+        dealing, order = self.dealings[opening.dealer], self.session.receivers(opening.dealer)
+        index = order.index(opening.complainant)
+        tree = merkle.Tree(self.session.dealing_leaves(opening.dealer, dealing.shares))
+        share = dealing.shares[index]
+        signed = ReceivedDealing(opening.dealer, share, dealing.seed_commitment, tree.paths[index], dealing.signature)
+        return Evidence(self.session.id, signed, index, len(order), opening)
+
+    def _opened_seeds(self) -> dict[tuple[MemberId, MemberId], bytes]:
+        """Seeds of pairs that were opened, by chooser and receiver: what was sealed may open for nobody."""
+        return {
+            (dealer, receiver): opening.secret
+            for (dealer, receiver, part), opening in self.openings.items()
+            if part is Part.PAIR_SEED
+        }
+
+    def _share(self, dealer: MemberId, receiver: MemberId) -> DealtShare:
+        return self.dealings[dealer].shares[self.session.receivers(dealer).index(receiver)]
+
+
+def _about(complaint: Complaint) -> tuple[MemberId, MemberId, Part]:
+    return complaint.dealer, complaint.complainant, complaint.part

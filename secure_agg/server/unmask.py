@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Never
 
 from secure_agg.identity import MemberId
@@ -36,6 +36,8 @@ class CollectingUnmaskings(Seated[Unmasking]):
 
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
+    # Seeds of pairs that their choosers opened after a complaint, by chooser and receiver.
+    opened_seeds: Mapping[tuple[MemberId, MemberId], bytes] = field(default_factory=dict, repr=False)
 
     phase = Phase.UNMASK
     withdraws_on_drop = False
@@ -221,6 +223,9 @@ class CollectingUnmaskings(Seated[Unmasking]):
         return found, tuple(wrong.values())
 
     def _sealed_seed(self, chooser: MemberId, dropout: MemberId, opener: SecretKey) -> bytes | None:
+        opened = self.opened_seeds.get((chooser, dropout))
+        if opened is not None:
+            return opened
         try:
             return opener.open(
                 self.session.pair_seed_info(chooser, dropout), self._dealt(chooser, dropout).sealed_pair_seed

@@ -8,10 +8,12 @@ import contextlib
 import os
 import socket
 import ssl
+import time
 
 import grpc
 import pytest
 
+import secure_agg
 from coordinator.services.credentials import server_options
 from edge_client.identity.connection import channel_options
 from edge_client.identity.home import MemberIdentity
@@ -19,6 +21,7 @@ from tacit import wire
 from tacit.messages import Goodbye, Hello, Welcome
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
+from tacit.verification import verifiers
 from tests.support.besieged import Besieged, Footprint, attempts, dropouts
 from tests.support.processes import PATIENCE, within_patience
 from tests.support.rogue_member import FLOOD
@@ -84,6 +87,39 @@ def test_a_vector_unlike_its_signed_digest_is_dropped(federation, rogue, job):
     # It is left out of the rest of that round and asked again in the next. Its process does not end.
     assert dropouts(detail) == 2 * [(ROGUE, "mask", Reason.REASON_MASKED_INPUT_DIGEST_MISMATCH)]
     assert rogue.process.poll() is None
+
+
+@pytest.mark.parametrize("opens", ["right", "wrong", "none"])
+def test_a_dealer_of_garbage_opens_or_is_left_out_at_once(federation, rogue, opens):
+    """Its receiver complains. No phase runs to its deadline, which is longer than this test may take."""
+    job = f"rogue-opens-{opens}"
+    federation.order(ROGUE, "garbage", "north", opens)
+    began = time.monotonic()
+    federation.light_job(job, count=1, min_members=3, target_members=4, deadlines={"mask": 600})
+    rogue.wait_for("broke", order="garbage")
+    federation.coordinator.wait_for("complaint", member="north", dealer=ROGUE, job=job)
+    federation.finished(job)
+    assert time.monotonic() - began < 60
+    if opens == "right":
+        detail = federation.sound(job, (*HONEST, ROGUE))
+        assert dropouts(detail) == []
+        federation.coordinator.wait_for("complaints_answered", member="north", job=job)
+        return
+    detail = federation.sound(job, HONEST)
+    reason = Reason.REASON_DEALER_CONVICTED if opens == "wrong" else Reason.REASON_DEALER_SILENT
+    first, second = attempts(detail)
+    assert (first.outcome, first.reason) == ("abandoned", reason)
+    assert dropouts(detail) == [(ROGUE, "mask", reason)]
+    assert sorted(second.survivors) == sorted(HONEST)
+    # The operator reads the name, and the evidence.
+    shown = federation.operator("job", "show", job)
+    assert f"({ROGUE})" in shown
+    (lost,) = first.dropouts
+    assert bool(lost.evidence) == (opens == "wrong")
+    if lost.evidence:
+        identity = MemberIdentity.load(federation.home(ROGUE))
+        verify, _ = verifiers(identity.trust)
+        assert secure_agg.convicts(wire.evidence_from_bytes(lost.evidence), identity.certificate, verify)
 
 
 def test_messages_sent_twice_count_once(federation, rogue, job):

@@ -18,11 +18,12 @@ from edge_client.policy.policy import Policy
 from edge_client.session import states
 from edge_client.session.journal import Memory, Sent
 from secure_agg.server import CollectingMasked
+from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.mechanism import DistributedGaussian, GaussianUpdate, NoMechanism
-from tacit.messages import AttemptMessage, AttemptRefusal, Decline, Ready
+from tacit.messages import AttemptMessage, AttemptRefusal, Decline, Ready, Standby
 from tacit.reason import Reason
-from tests.support.crooked import resigned
+from tests.support.crooked import complaint_by, opened_by, resigned
 from tests.support.fleet import Fleet, job_document
 
 PLAIN = Policy(mechanisms=("none",))
@@ -71,7 +72,9 @@ def test_a_dealing_that_does_not_open_costs_the_attempt_but_not_the_job():
     fleet.check()
     assert done
     assert fleet.state.status is JobStatus.FINISHED
-    assert {lost.reason for lost in fleet.ends()[0].dropouts} >= {Reason.REASON_DEALINGS_CIPHERTEXT_INVALID}
+    # Its own software dealt something else than it signed, and refuses to open it.
+    assert fleet.ends()[0].reason == Reason.REASON_COMPLAINTS_TOO_MANY
+    assert fleet.ends()[1].published
 
 
 @pytest.fixture
@@ -172,42 +175,128 @@ def sealing_rubbish(fleet, dealer, victims):
     return fleet
 
 
-# n - t + 1 victims, the number it takes to stop an attempt.
-@pytest.mark.parametrize(("members", "victims"), [(4, 2), (5, 2), (6, 3), (10, 4), (20, 8)])
-def test_a_dealer_that_seals_garbage_for_enough_members_is_left_out(members, victims):
+def answering(fleet, dealer, answer):
+    """Makes a dealer answer complaints as it likes: `answer` returns what it opens, or None for silence.
+
+    Its own software kept the keys that it had drawn, which are those that it committed to.
+    """
+    heard = fleet._heard
+
+    def bend(name, message):
+        complaint = getattr(message, "payload", None)
+        if name != dealer or not isinstance(complaint, secure_agg.Complaint):
+            return message
+        stage = fleet.members[dealer].state.phase("questions").stage
+        key = stage._openable._secrets[complaint.complainant, complaint.part].reveal()
+        opened = answer(key)
+        if opened is not None:
+            identity = fleet.members[dealer].environment.identity
+            opening = opened_by(stage.seat.session, identity, complaint, opened)
+            fleet.post(heard(dealer, AttemptMessage(message.attempt, opening)), 5)
+        return Standby()
+
+    fleet.bend = bend
+    return fleet
+
+
+COHORTS = [(3, 1), (4, 1), (5, 1), (10, 2), (20, 4)]
+
+
+@pytest.mark.parametrize(("members", "victims"), COHORTS)
+def test_a_dealer_that_seals_garbage_and_opens_well_stops_nobody(members, victims):
     dealer = f"m{members - 1}"
-    fleet = sealing_rubbish(Fleet(members, job=job_document(count=4)), dealer, {f"m{each}" for each in range(victims)})
-    fleet.connect().run()
+    fleet = sealing_rubbish(Fleet(members), dealer, {f"m{each}" for each in range(victims)})
+    answering(fleet, dealer, lambda key: key).connect().run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
-    assert barred(fleet) == [dealer] * 3
-    assert [(end.published, dealer in end.survivors) for end in fleet.ends()] == [(False, False), (True, False)] * 3 + [
-        (True, False)
-    ]
-    named = {message.payload.member for message in fleet.members["m0"].said if refused_a_dealing(message)}
-    assert named == {dealer}
-
-
-def refused_a_dealing(message):
-    payload = getattr(message, "payload", None)
-    return isinstance(payload, AttemptRefusal) and payload.reason == Reason.REASON_DEALINGS_CIPHERTEXT_INVALID
-
-
-def test_with_three_members_nobody_can_tell_the_dealer_from_its_accuser():
-    """n_C is 1 and one victim stops the attempt: it is one word against another."""
-    fleet = sealing_rubbish(Fleet(3), "m2", {"m0"}).connect().run()
-    assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
+    assert [(end.published, len(end.survivors)) for end in fleet.ends()] == [(True, members)] * 3
     assert barred(fleet) == []
+    answered = [count for count in fleet.counts if count.what == "complaints_answered"]
+    assert len(answered) == 3 * victims
+
+
+@pytest.mark.parametrize(("members", "victims"), COHORTS)
+def test_a_dealer_that_opens_another_key_is_convicted_at_once(members, victims):
+    dealer = f"m{members - 1}"
+    job = job_document(count=2, max_failed_rounds=20)
+    fleet = sealing_rubbish(Fleet(members, job=job), dealer, {f"m{each}" for each in range(victims)})
+    answering(fleet, dealer, lambda key: bytes(32)).connect()
+    fleet.run(lambda: bool(fleet.ends()))
+    first = fleet.ends()[0]
+    assert (first.published, first.reason) == (False, Reason.REASON_DEALER_CONVICTED)
+    assert fleet.now_ms < 10_000
+    # What is stored convinces anybody with the dealer's certificate.
+    (lost,) = first.dropouts
+    assert (lost.member, lost.reason) == (dealer, Reason.REASON_DEALER_CONVICTED)
+    evidence = wire.evidence_from_bytes(lost.evidence)
+    certificate = fleet.members[dealer].environment.identity.certificate
+    assert secure_agg.convicts(evidence, certificate, fleet.parameters.verify)
+    assert not secure_agg.convicts(
+        evidence, fleet.members["m0"].environment.identity.certificate, fleet.parameters.verify
+    )
+    if members > 3:
+        fleet.run(lambda: len(fleet.ends()) == 2)
+        assert fleet.ends()[1].published
+        assert dealer not in fleet.ends()[1].survivors
+        # A retry: nobody waited for a training window or the deadline of a phase.
+        assert fleet.now_ms < 20_000
+    fleet.run()
+    fleet.check()
+    if members > 3:
+        assert fleet.state.status is JobStatus.FINISHED
+    assert set(barred(fleet)) == {dealer}
+
+
+@pytest.mark.parametrize(("members", "victims"), COHORTS)
+def test_a_dealer_that_is_silent_is_left_out_of_the_round(members, victims):
+    dealer = f"m{members - 1}"
+    fleet = sealing_rubbish(Fleet(members), dealer, {f"m{each}" for each in range(victims)})
+    answering(fleet, dealer, lambda key: None).connect()
+    fleet.run(lambda: bool(fleet.ends()))
+    first = fleet.ends()[0]
+    assert (first.published, first.reason) == (False, Reason.REASON_DEALER_SILENT)
+    assert [(lost.member, lost.reason, lost.evidence) for lost in first.dropouts] == [
+        (dealer, Reason.REASON_DEALER_SILENT, None)
+    ]
+    assert fleet.now_ms < 20_000
+    if members > 3:
+        fleet.run(lambda: len(fleet.ends()) == 2)
+        assert fleet.ends()[1].published
+        assert dealer not in fleet.ends()[1].survivors
+    # It is nobody's fault for sure, so it is not barred for good.
+    assert barred(fleet) == []
+    fleet.run(hours=1)
+    fleet.check()
+
+
+def test_all_guilty_dealers_are_found_in_one_attempt():
+    fleet = sealing_rubbish(Fleet(10), "m9", {"m0"})
+    answering(fleet, "m9", lambda key: bytes(32))
+    sealing_rubbish(fleet, "m8", {"m1"})
+    # m8's own software refuses to open what it did not deal. m7 is silent.
+    sealing_rubbish(fleet, "m7", {"m2"})
+    lost = fleet.lose
+    fleet.lose = lambda name, message: (
+        lost(name, message) or (name == "m7" and isinstance(getattr(message, "payload", None), secure_agg.Complaint))
+    )
+    fleet.connect().run(lambda: len(fleet.ends()) == 2)
+    first, second = fleet.ends()
+    assert {(each.member, each.reason) for each in first.dropouts} == {
+        ("m9", Reason.REASON_DEALER_CONVICTED),
+        ("m8", Reason.REASON_DEALER_SILENT),
+        ("m7", Reason.REASON_DEALER_SILENT),
+    }
+    assert first.reason == Reason.REASON_DEALER_CONVICTED
+    assert second.published
+    assert set(second.survivors) == {f"m{each}" for each in range(7)}
 
 
 def test_members_awaited_when_an_attempt_becomes_hopeless_are_not_late():
-    fleet = sealing_rubbish(Fleet(5), "m4", {"m0", "m1"}).connect().run()
+    fleet = masking(5)
+    lose_the_attempt(fleet, "m0", "m1")
     first = fleet.ends()[0]
     assert (first.published, first.reason) == (False, Reason.REASON_THRESHOLD_LOST)
-    assert {(lost.member, lost.reason) for lost in first.dropouts} == {
-        ("m0", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
-        ("m1", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
-    }
+    fleet.run(lambda: bool(fleet.members["m4"].ended))
     for name in ("m2", "m3", "m4"):
         attempt, ended = fleet.members[name].ended[0]
         assert (attempt, ended.reason, ended.detail) == (first.attempt, Reason.REASON_THRESHOLD_LOST, first.detail)
@@ -233,97 +322,92 @@ def until_masking(fleet, attempt=1):
     return fleet
 
 
-def complain(fleet, *names, about="m9", reason=Reason.REASON_DEALINGS_SHARE_MISMATCH):
-    for name in names:
-        refusal = AttemptMessage(fleet.state.attempt_id(), AttemptRefusal(reason, "it says", about))
-        fleet._coordinator(ev.Answered(name, refusal))
-
-
-@pytest.mark.parametrize(
-    ("names", "about", "reason", "left_out"),
-    [
-        # n_C members may all be corrupt, so they have nobody left out. Of one more, one is honest.
-        (("m0", "m1"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
-        (("m0", "m1", "m2"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, ["m9"]),
-        (("m0", "m1", "m2"), "m9", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, ["m9"]),
-        # It is one fault, however many complain.
-        (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, ["m9"]),
-        (("m0", "m1", "m0", "m1", "m0"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
-        (("m9", "m0", "m1"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
-        (("m0", "m1", "m2", "m3"), "m77", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
-        (("m0", "m1", "m2", "m3"), "", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
-        # Reasons that the coordinator could see for itself.
-        (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_ROSTER_SIGNATURE_INVALID, []),
-        (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_DEALINGS_DUPLICATE, []),
-    ],
-)
-def test_more_than_n_c_of_a_cohort_must_name_a_dealer(names, about, reason, left_out):
-    fleet = masking()
-    complain(fleet, *names, about=about, reason=reason)
-    assert barred(fleet) == left_out
-    fleet.run()
-    fleet.check()
-    assert fleet.state.status is JobStatus.FINISHED
-    assert barred(fleet) == left_out
-
-
-def test_a_member_that_masked_with_a_dealer_cannot_complain_about_it():
-    fleet = masking()
-    # Two have sent their vectors.
-    fleet.run(lambda: len(fleet.state.phase.protocol.answers) == 2)
-    masked = tuple(fleet.state.phase.protocol.answers)
-    complain(fleet, *masked, "m0" if "m0" not in masked else "m5")
-    assert barred(fleet) == []
-
-
 def lose_the_attempt(fleet, *names):
     """Loses the attempt through refusals that name nobody."""
-    complain(fleet, *names, about="", reason=Reason.REASON_INTERNAL)
+    for name in names:
+        refusal = AttemptMessage(fleet.state.attempt_id(), AttemptRefusal(Reason.REASON_INTERNAL, "it says"))
+        fleet._coordinator(ev.Answered(name, refusal))
     assert not fleet.ends()[-1].published
 
 
-def test_complaints_add_up_in_a_round_and_end_with_it():
+def complain(fleet, *liars, about="m9", sign=None):
+    """Members complain about a dealer that did nothing wrong. `sign` signs in their place."""
+    collecting = fleet.state.phase.protocol
+    session = collecting.session
+    for liar in liars:
+        share = next(each for each in collecting.dealings[about].shares if each.receiver == liar)
+        identity = fleet.members[sign or liar].environment.identity
+        leaf = session.dealing_leaf(about, share)
+        complaint = replace(complaint_by(session, identity, about, secure_agg.Part.SHARES, leaf), complainant=liar)
+        said = AttemptMessage(fleet.state.attempt_id(), secure_agg.Complaints((complaint,)))
+        fleet._coordinator(ev.Answered(liar, said))
+
+
+def test_n_c_liars_cost_one_message_of_latency_and_convict_nobody():
     fleet = masking()
     complain(fleet, "m0", "m1")
-    lose_the_attempt(fleet, "m5", "m6")
-    until_masking(fleet, attempt=2)
-    assert fleet.state.round == 1
-    # Each member counts once.
-    complain(fleet, "m0", "m1")
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is JobStatus.FINISHED
     assert barred(fleet) == []
-    complain(fleet, "m2")
-    assert barred(fleet) == ["m9"]
-
-    later = masking()
-    complain(later, "m0", "m1")
-    later.run(lambda: later.state.round == 2)
-    until_masking(later, attempt=2)
-    complain(later, "m2", "m3")
-    assert barred(later) == []
-
-
-def test_only_complaints_of_the_present_cohort_count():
-    """n_C bounds the corrupt members of one cohort, not of all that were in one."""
-    fleet = masking(11)
-    complain(fleet, "m0", "m1")
-    lose_the_attempt(fleet, "m5", "m6", "m7")
-    fleet.cut("m0")
-    until_masking(fleet, attempt=2)
-    assert "m0" not in fleet.state.phase.cohort
-    complain(fleet, "m2")
-    assert barred(fleet) == []
-    complain(fleet, "m3")
-    assert barred(fleet) == ["m9"]
+    # The liars' own software masks all the same, so even the first sum has everybody.
+    assert [(end.published, len(end.survivors)) for end in fleet.ends()] == [(True, 10)] * 3
+    openings = [
+        message.payload
+        for message in fleet.members["m9"].said
+        if isinstance(getattr(message, "payload", None), secure_agg.Opening)
+    ]
+    assert [each.complainant for each in openings] == ["m0", "m1"]
 
 
-def test_resuming_a_job_forgets_complaints_with_the_faults():
+def test_one_more_than_n_c_prove_that_one_of_them_is_honest():
     fleet = masking()
     complain(fleet, "m0", "m1")
-    fleet.post(ev.Pause())
-    fleet.post(ev.Resume(), 100)
-    until_masking(fleet, attempt=2)
+    assert fleet.ends() == []
     complain(fleet, "m2")
-    assert barred(fleet) == []
+    # The first two have not been answered yet, but their dealer is guilty whatever it says.
+    assert fleet.ends()[0].reason == Reason.REASON_COMPLAINTS_TOO_MANY
+    assert barred(fleet) == ["m9"]
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is JobStatus.FINISHED
+    assert barred(fleet) == ["m9"]
+
+
+def test_a_complaint_that_its_receiver_did_not_sign_costs_its_sender_the_round():
+    fleet = masking()
+    complain(fleet, "m0", sign="m1")
+    assert barred(fleet) == ["m0"]
+    fleet.run(lambda: bool(fleet.ends()))
+    assert fleet.ends()[0].published
+    assert not [
+        each for each in fleet.members["m9"].said if isinstance(getattr(each, "payload", None), secure_agg.Opening)
+    ]
+
+
+def test_a_complaint_about_a_dropout_costs_only_the_liar():
+    fleet = masking()
+    fleet._coordinator(ev.Misbehaved("m9", "it sent something else"))
+    complain(fleet, "m0")
+    (end,) = fleet.run(lambda: bool(fleet.ends())).ends()
+    assert end.published
+    reasons = {lost.member: lost.reason for lost in end.dropouts}
+    assert reasons["m0"] == Reason.REASON_COMPLAINT_UNANSWERED
+    assert set(reasons) == {"m0", "m9"}
+    assert barred(fleet) == ["m9"]
+
+
+def test_a_dealer_that_reconnects_is_asked_again():
+    fleet = masking()
+    fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Complaint)
+    complain(fleet, "m0")
+    fleet.run(lambda: fleet.state.phase.protocol.unanswered != () and len(fleet.state.phase.protocol.answers) > 5)
+    fleet.lose = lambda name, message: False
+    fleet.cut("m9")
+    fleet.connect("m9")
+    fleet.run(lambda: bool(fleet.ends()))
+    assert fleet.ends()[0].published
+    assert len(fleet.ends()[0].survivors) == 10
 
 
 def test_members_with_expired_certificates_are_not_drawn_forever():

@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from secure_agg import Dealing, DealtShare, merkle
+from secure_agg import Complaint, Dealing, DealtShare, Opening, Part, merkle
 from secure_agg.sealing import PublicKey, SecretKey, lock, unlock
 from secure_agg.session import Session, sealing_key_of, seed_key, seed_key_of
 
-__all__ = ["opened", "resealed", "reseeded", "resigned", "seed_of_pair"]
+__all__ = ["complaint_by", "opened", "opened_by", "resealed", "reseeded", "resigned", "seed_of_pair"]
 
 _KEY = b"k" * 32
 
@@ -60,6 +60,18 @@ def reseeded(session: Session, chooser: str, share: DealtShare, seed: bytes, *, 
     if not commit:
         return changed
     return dataclasses.replace(changed, pair_seed_commitment=session.pair_seed_commitment(chooser, to, seed))
+
+
+def opened_by(session: Session, identity: Any, complaint: Complaint, secret: bytes) -> Opening:
+    """A dealer's answer to a complaint, signed, whatever it opens."""
+    about = (complaint.complainant, complaint.dealer, complaint.part, complaint.leaf)
+    return Opening(*about, secret, identity.sign(session.opening_statement(*about, secret)))
+
+
+def complaint_by(session: Session, identity: Any, dealer: str, part: Part, leaf: bytes) -> Complaint:
+    """A receiver's complaint, signed, whether it has reason to complain or not."""
+    statement = session.complaint_statement(identity.member, dealer, part, leaf)
+    return Complaint(identity.member, dealer, part, leaf, identity.sign(statement))
 
 
 def seed_of_pair(session: Session, root: bytes, owner: str, other: str, dealings: Mapping[str, Dealing]) -> bytes:

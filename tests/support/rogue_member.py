@@ -6,6 +6,9 @@ ORDERS is a file that a test writes and removes while the member runs. It holds 
 
     halt PHASE   halts before it answers in PHASE (advertise, share, mask, confirm, unmask) while the order exists
     digest       sends another vector than the one whose digest it signed
+    garbage NAME KEY
+                 deals NAME a key that does not open. On NAME's complaint it opens the right key ("right"), another one
+                 ("wrong"), or none ("none")
     twice        sends every message twice
     other        sends a second, different advertisement after the first
     endless      sends vectors without end
@@ -57,6 +60,7 @@ def _rogue(orders: Path) -> Any:
     from tacit.messages import AttemptMessage, AttemptRefusal, Ready
     from tacit.reason import Reason
     from tacit.v1 import federation_pb2 as pb
+    from tests.support.crooked import opened_by, resigned
 
     log = structlog.get_logger("rogue_member")
     phases = {
@@ -98,6 +102,9 @@ def _rogue(orders: Path) -> Any:
                     # A reference, so that the task is not collected.
                     self._later = asyncio.ensure_future(later())
                     return
+                case ["garbage", victim, _] if isinstance(payload, secure_agg.Dealing):
+                    log.info("broke", order="garbage")
+                    effect = states.Say(AttemptMessage(effect.message.attempt, self._garbled(effect.message, victim)))
                 case ["twice"] if isinstance(effect, states.Say):
                     log.info("broke", order="twice", said=type(effect.message).__name__)
                     carry_out(effect)
@@ -116,6 +123,30 @@ def _rogue(orders: Path) -> Any:
                         carry_out(states.Say(Ready(job, round_ + 1 + number, bytes(32))))
                         carry_out(states.Say(AttemptMessage(AttemptId(job, round_, 10**6 + number), refusal)))
             carry_out(effect)
+
+        def _garbled(self, message: Any, victim: str) -> secure_agg.Dealing:
+            stage = self._state.phase(message.attempt.job).stage
+            return resigned(
+                stage.seat.session,
+                stage.seat.identity,
+                message.payload,
+                victim,
+                lambda share: replace(share, sealed_key=bytes(len(share.sealed_key))),
+            )
+
+        async def _work(self, event: states.Event) -> None:
+            payload = getattr(getattr(event, "message", None), "payload", None)
+            match order():
+                case ["garbage", _, answer] if isinstance(payload, secure_agg.Complaint):
+                    # Its own software would refuse to open what it did not deal.
+                    stage = self._state.phase(event.message.attempt.job).stage
+                    key = stage._openable._secrets[payload.complainant, payload.part].reveal()
+                    if answer != "none":
+                        opened = key if answer == "right" else bytes(32)
+                        opening = opened_by(stage.seat.session, stage.seat.identity, payload, opened)
+                        self._carry_out(states.Say(AttemptMessage(event.message.attempt, opening)))
+                case _:
+                    await super()._work(event)
 
         async def _upload(self, attempt: AttemptId, packed: memoryview, message: secure_agg.MaskedInput) -> None:
             if order() == ["digest"]:

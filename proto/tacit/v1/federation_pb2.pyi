@@ -1,11 +1,21 @@
 from tacit.v1 import reason_pb2 as _reason_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PART_UNSPECIFIED: _ClassVar[Part]
+    PART_SHARES: _ClassVar[Part]
+    PART_PAIR_SEED: _ClassVar[Part]
+PART_UNSPECIFIED: Part
+PART_SHARES: Part
+PART_PAIR_SEED: Part
 
 class LogHead(_message.Message):
     __slots__ = ("size", "root", "at_ms", "signature", "certificate")
@@ -112,7 +122,7 @@ class AuthoritiesChanged(_message.Message):
     def __init__(self, authorities: _Optional[bytes] = ...) -> None: ...
 
 class MemberMessage(_message.Message):
-    __slots__ = ("hello", "decline", "ready", "advertisement", "dealing", "confirmation", "unmasking", "refusal")
+    __slots__ = ("hello", "decline", "ready", "advertisement", "dealing", "confirmation", "unmasking", "refusal", "complaints", "opening")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DECLINE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +131,8 @@ class MemberMessage(_message.Message):
     CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
     UNMASKING_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     decline: Decline
     ready: Ready
@@ -129,10 +141,12 @@ class MemberMessage(_message.Message):
     confirmation: Confirmation
     unmasking: Unmasking
     refusal: AttemptRefusal
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ...) -> None: ...
+    complaints: Complaints
+    opening: Opening
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ..., complaints: _Optional[_Union[Complaints, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed")
+    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed", "complaint", "openings")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +160,8 @@ class CoordinatorMessage(_message.Message):
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     DIGEST_ROSTER_FIELD_NUMBER: _ClassVar[int]
     AUTHORITIES_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINT_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     goodbye: Goodbye
     assignment: Assignment
@@ -159,7 +175,9 @@ class CoordinatorMessage(_message.Message):
     standby: Standby
     digest_roster: DigestRoster
     authorities_changed: AuthoritiesChanged
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ...) -> None: ...
+    complaint: Complaint
+    openings: Openings
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., openings: _Optional[_Union[Openings, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "software_version", "admits", "process", "ledger")
@@ -480,6 +498,70 @@ class ReceivedDealing(_message.Message):
     path: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
     def __init__(self, dealer: _Optional[str] = ..., share: _Optional[_Union[DealtShare, _Mapping]] = ..., seed_commitment: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Complaints(_message.Message):
+    __slots__ = ("ref", "complaints")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    complaints: _containers.RepeatedCompositeFieldContainer[Complaint]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., complaints: _Optional[_Iterable[_Union[Complaint, _Mapping]]] = ...) -> None: ...
+
+class Complaint(_message.Message):
+    __slots__ = ("ref", "complainant", "dealer", "part", "leaf", "signature")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINANT_FIELD_NUMBER: _ClassVar[int]
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    complainant: str
+    dealer: str
+    part: Part
+    leaf: bytes
+    signature: bytes
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., complainant: _Optional[str] = ..., dealer: _Optional[str] = ..., part: _Optional[_Union[Part, str]] = ..., leaf: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("ref", "complainant", "dealer", "part", "leaf", "secret", "signature")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINANT_FIELD_NUMBER: _ClassVar[int]
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    complainant: str
+    dealer: str
+    part: Part
+    leaf: bytes
+    secret: bytes
+    signature: bytes
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., complainant: _Optional[str] = ..., dealer: _Optional[str] = ..., part: _Optional[_Union[Part, str]] = ..., leaf: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("session", "dealing", "index", "count", "opening")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DEALING_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    dealing: ReceivedDealing
+    index: int
+    count: int
+    opening: Opening
+    def __init__(self, session: _Optional[bytes] = ..., dealing: _Optional[_Union[ReceivedDealing, _Mapping]] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
+
+class Openings(_message.Message):
+    __slots__ = ("ref", "openings")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    openings: _containers.RepeatedCompositeFieldContainer[Opening]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ...) -> None: ...
 
 class MaskedInput(_message.Message):
     __slots__ = ("member", "digest", "length", "signature")

@@ -180,16 +180,18 @@ class Attempt(_message.Message):
     def __init__(self, number: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ..., cohort: _Optional[_Iterable[str]] = ..., survivors: _Optional[_Iterable[str]] = ..., dropouts: _Optional[_Iterable[_Union[Dropout, _Mapping]]] = ..., result: _Optional[bytes] = ..., new_version: _Optional[bytes] = ..., opened_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ...) -> None: ...
 
 class Dropout(_message.Message):
-    __slots__ = ("member", "phase", "reason", "detail")
+    __slots__ = ("member", "phase", "reason", "detail", "evidence")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     member: str
     phase: str
     reason: _reason_pb2.Reason
     detail: str
-    def __init__(self, member: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    evidence: bytes
+    def __init__(self, member: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ..., evidence: _Optional[bytes] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("name", "status", "connected", "software_version", "certificate_expires_ms", "declined", "awaiting")

@@ -197,6 +197,8 @@ MANY = 30_000
 LARGE: dict[str, Message] = {
     "hello, patterns": pb.MemberMessage(hello=pb.Hello(admits=[""] * MANY)),
     "dealing": pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare()] * MANY)),
+    "complaints": pb.MemberMessage(complaints=pb.Complaints(ref=REF, complaints=[pb.Complaint()] * MANY)),
+    "openings": pb.CoordinatorMessage(openings=pb.Openings(ref=REF, openings=[pb.Opening()] * MANY)),
     "unmasking": pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare()] * MANY)),
     "decline, a long detail": pb.MemberMessage(decline=pb.Decline(detail="x" * 1_000_000)),
     "a long signature": pb.MemberMessage(confirmation=pb.Confirmation(ref=REF, signature=bytes(1_000_000))),

@@ -48,7 +48,7 @@ def test_without_that_check_the_victims_input_is_revealed(monkeypatch: pytest.Mo
     monkeypatch.setattr(confirm.AwaitingSurvivors, "_check_survivors", lambda self, survivors: None)
     victim = fleet.states[VICTIM]
     nothing = {dealer: HeldShares(Secret(b""), Secret(b"")) for dealer in ("m3", "m4")}
-    fleet.states[VICTIM] = confirm.AwaitingSurvivors(victim.seat, {**victim._held, **nothing})
+    fleet.states[VICTIM] = confirm.AwaitingSurvivors(victim.seat, {**victim._held, **nothing}, victim._openable)
     signatures = tuple(fleet.act(member, Phase.CONFIRM) for member in U3)
     answers = {}
     for member in U3:

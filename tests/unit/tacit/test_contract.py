@@ -55,6 +55,9 @@ def dealt(receiver):
     return secure_agg.DealtShare(receiver, *texts)
 
 
+COMPLAINT = secure_agg.Complaint("a", "b", secure_agg.Part.SHARES, bytes(32), b"signature")
+OF_SEED = secure_agg.Complaint("a", "c", secure_agg.Part.PAIR_SEED, bytes(32), b"signature")
+OPENING = secure_agg.Opening("a", "b", secure_agg.Part.SHARES, bytes(32), b"k" * 32, b"signature")
 MEMBER_SAYS = [
     messages.Hello(1, "0.1.0", bytes(16), ("quest*",)),
     messages.Decline("questions", 3, Reason.REASON_POLICY_COHORT, "why"),
@@ -66,6 +69,8 @@ MEMBER_SAYS = [
         ATTEMPT,
         secure_agg.Dealing("a", bytes(32), (dealt("b"),), b"signed"),
     ),
+    AttemptMessage(ATTEMPT, secure_agg.Complaints((COMPLAINT, OF_SEED))),
+    AttemptMessage(ATTEMPT, OPENING),
     AttemptMessage(ATTEMPT, secure_agg.Confirmation("a", b"signature")),
     AttemptMessage(
         ATTEMPT,
@@ -74,9 +79,11 @@ MEMBER_SAYS = [
         ),
     ),
     AttemptMessage(ATTEMPT, messages.AttemptRefusal(Reason.REASON_CONTEXT_UNEXPECTED, "why")),
-    AttemptMessage(ATTEMPT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "why", "b")),
+    AttemptMessage(ATTEMPT, messages.AttemptRefusal(Reason.REASON_DEALINGS_SIGNATURE_INVALID, "why", "b")),
 ]
 COORDINATOR_SAYS = [
+    AttemptMessage(ATTEMPT, COMPLAINT),
+    AttemptMessage(ATTEMPT, secure_agg.Openings((OPENING,))),
     messages.Welcome(1, "0.1.0", "ab" * 32, 1234),
     messages.Welcome(1, "0.1.0", "ab" * 32, 1234, ledger_sequence=9),
     messages.Goodbye(Reason.REASON_SESSION_REPLACED, "why"),

@@ -68,6 +68,14 @@ def share(dealer: str) -> secure_agg.RevealedShare:
     return secure_agg.RevealedShare(dealer, some(f"share of {dealer}", 33))
 
 
+def about(part: str) -> secure_agg.Complaint:
+    return secure_agg.Complaint("m0", "m1", secure_agg.Part(part), some("leaf"), some("signed"))
+
+
+def opening_of(part: str) -> secure_agg.Opening:
+    return secure_agg.Opening("m0", "m1", secure_agg.Part(part), some("leaf"), some("opened"), some("signed"))
+
+
 FROM_MEMBERS: dict[str, Any] = {
     "hello": messages.Hello(
         1, "0.1.0", some("process", 16), ("quest*", "triage"), messages.LedgerCounter(bytes(16), 9)
@@ -97,15 +105,19 @@ FROM_MEMBERS: dict[str, Any] = {
             some("signed"),
         ),
     ),
+    "complaints": AttemptMessage(AT, secure_agg.Complaints((about("shares"), about("pair seed")))),
+    "opening": AttemptMessage(AT, opening_of("pair seed")),
     "confirmation": AttemptMessage(AT, secure_agg.Confirmation("m0", some("signed"))),
     "unmasking": AttemptMessage(AT, secure_agg.Unmasking("m0", (share("m0"), share("m1")), (share("m2"),))),
     # No other member's message was at fault.
     "refusal": AttemptMessage(AT, messages.AttemptRefusal(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m1: why")),
     "refusal that names a member": AttemptMessage(
-        AT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "m1: why", "m1")
+        AT, messages.AttemptRefusal(Reason.REASON_DEALINGS_SIGNATURE_INVALID, "m1: why", "m1")
     ),
 }
 FROM_THE_COORDINATOR: dict[str, Any] = {
+    "complaint": AttemptMessage(AT, about("shares")),
+    "openings": AttemptMessage(AT, secure_agg.Openings((opening_of("shares"), opening_of("pair seed")))),
     "welcome": messages.Welcome(1, "0.1.0", some("federation").hex(), 1_700_000_000_000, 300),
     "goodbye": messages.Goodbye(Reason.REASON_SESSION_REPLACED, "why"),
     "standby": messages.Standby("nothing to do"),

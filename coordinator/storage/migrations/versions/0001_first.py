@@ -204,6 +204,7 @@ def upgrade() -> None:
         sa.Column("phase", sa.String(length=64), nullable=False),
         sa.Column("reason", sa.String(length=64), nullable=False),
         sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("evidence", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(
             ["job", "attempt"], ["attempts.job", "attempts.number"], name=op.f("fk_dropouts_job_attempt")
         ),
