@@ -19,8 +19,9 @@ from typing import Final, Protocol
 
 from learning.accounting.calibration import NotAffordable
 from learning.text.data import Example
+from simulation.kept_features import SharedFeatures
 from simulation.server import Server
-from simulation.suggestion import Situation, changed, with_noise_for
+from simulation.suggestion import Situation, changed, head_alone, with_noise_for
 from simulation.trial import Divided, Outcome, run_trial
 from tacit.job import JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
@@ -44,6 +45,11 @@ class Candidate:
     spec: JobSpec
     bundle: Path
     origin: str
+
+    @property
+    def key(self) -> str:
+        """The job as text: a job with a table of descriptions has no hash."""
+        return self.spec.model_dump_json()
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
     """
     began, rows = time.time(), len(plan.divided.validation)
     axes_end = began + _AXES_SHARE * (plan.until - began)
-    scored = {each.spec: Scored(each) for each in first}
+    scored = {each.key: Scored(each) for each in first}
     done = itertools.count(1)
     planned = len(first) * len(plan.seeds)
 
@@ -177,15 +183,15 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
             around = best()
             if around is None or time.time() > axes_end:
                 break
-            fresh = [each for each in _neighbours(axis, around.candidate, plan.situation) if each.spec not in scored]
-            scored |= {each.spec: Scored(each) for each in fresh}
+            fresh = [each for each in _neighbours(axis, around.candidate, plan.situation) if each.key not in scored]
+            scored |= {each.key: Scored(each) for each in fresh}
             planned += len(fresh)
-            measure([(scored[each.spec], 0) for each in fresh], axes_end)
+            measure([(scored[each.key], 0) for each in fresh], axes_end)
         few = sorted(
             (each for each in scored.values() if each.outcomes),
             key=lambda each: -each.outcomes[plan.seeds[0]].validation,
         )[:FEW]
-        few += [scored[each.spec] for each in first if scored[each.spec].outcomes and scored[each.spec] not in few]
+        few += [scored[each.key] for each in first if scored[each.key].outcomes and scored[each.key] not in few]
         planned += max(0, len(few) - len(first)) * (len(plan.seeds) - 1)
         # Seed by seed, so that an early end leaves recipes that were tried on equally many.
         for seed in range(1, len(plan.seeds)):
@@ -207,8 +213,15 @@ def _neighbours(
 
 
 def _rates(job: JobSpec, _rows: int) -> list[JobSpec]:
-    rates = sorted({min(10.0, float(f"{job.training.learning_rate * by:.3g}")) for by in (0.1, 0.3, 3.0)})
+    # What a head may go is known well (`simulation.suggestion`, rule 8), so its rates lie closer.
+    steps = (0.5, 2.0, 4.0) if head_alone(job) else (0.1, 0.3, 3.0)
+    rates = sorted({min(_max_rate(job), float(f"{job.training.learning_rate * by:.3g}")) for by in steps})
     return _valid(job, [{"training": job.training.model_copy(update={"learning_rate": rate})} for rate in rates])
+
+
+def _max_rate(job: JobSpec) -> float:
+    """Return the largest rate that is tried. A head over features of length 1 takes rates in the hundreds."""
+    return 10_000.0 if head_alone(job) and job.training.optimiser == "sgd" else 10.0
 
 
 def _clips(job: JobSpec, _rows: int) -> list[JobSpec]:
@@ -222,7 +235,7 @@ def _clips(job: JobSpec, _rows: int) -> list[JobSpec]:
         clip = float(f"{getattr(mechanism, key) * by:.3g}")
         tables: dict[str, object] = {"mechanism": mechanism.model_copy(update={key: clip})}
         if isinstance(mechanism, DpSgd) and training.optimiser == "sgd":
-            rate = min(10.0, float(f"{training.learning_rate / by:.3g}"))
+            rate = min(_max_rate(job), float(f"{training.learning_rate / by:.3g}"))
             tables["training"] = training.model_copy(update={"learning_rate": rate})
         found.append(tables)
     return _valid(job, found)
@@ -281,12 +294,13 @@ class _Run(Protocol):
 def _pool(plan: Plan) -> Iterator[_Run]:
     """Yield a function that runs calls and yields their answers as they come."""
     if plan.cores == 1:
+        features = SharedFeatures()
 
         def here(
             calls: Sequence[_Call], named: Sequence[tuple[Scored, int]]
         ) -> Iterator[tuple[tuple[Scored, int], _Answer]]:
             for call, name in zip(calls, named, strict=True):
-                yield name, _tried(plan, *call)
+                yield name, _tried(plan, features, *call)
 
         yield here
         return
@@ -311,21 +325,23 @@ def _pool(plan: Plan) -> Iterator[_Run]:
             raise
 
 
-_plan: Plan | None = None
+# Of a worker process, for all of its trials.
+_working: tuple[Plan, SharedFeatures] | None = None
 
 
 def _begin(plan: Plan) -> None:
-    global _plan  # noqa: PLW0603  one for each process
-    _plan = plan
+    global _working  # noqa: PLW0603  one for each process
+    _working = plan, SharedFeatures()
 
 
 def _work(call: _Call) -> _Answer:
-    if _plan is None:
+    if _working is None:
         raise RuntimeError("a worker has no plan")
-    return _tried(_plan, *call)
+    plan, features = _working
+    return _tried(plan, features, *call)
 
 
-def _tried(plan: Plan, candidate: Candidate, seed: int, until: float) -> _Answer:
+def _tried(plan: Plan, features: SharedFeatures, candidate: Candidate, seed: int, until: float) -> _Answer:
     """Run a trial. Returns None if the time is over, and a sentence if the recipe does not work."""
     from learning.training.local import TrainingCancelled, TrainingDiverged
     from learning.training.update import TrainingLost
@@ -341,6 +357,7 @@ def _tried(plan: Plan, candidate: Candidate, seed: int, until: float) -> _Answer
             plan.seeds[seed],
             plan.server,
             cancelled=lambda: time.time() >= until,
+            features=features,
         )
     except TrainingCancelled:
         return None

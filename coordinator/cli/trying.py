@@ -85,8 +85,9 @@ def try_job(
 ) -> None:
     """Try a job offline on public rows: virtual members, real training, clipping, noise and encoding.
 
-    It tries recipes within the time limit, prints them beside the majority class and word counts,
-    says whether the job will end at chance, and writes the tuned job file. It sends nothing.
+    It tries recipes within the time limit, prints them beside the majority class, word counts and a
+    head on the job's frozen encoder, says whether the job will end at chance, and writes the tuned
+    job file. It sends nothing.
     """
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
@@ -244,8 +245,8 @@ def _print(job: "JobSpec", report: "Report", target: Path, private: bool, as_jso
     typer.echo()
     for verdict in report.verdicts:
         typer.echo(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.")
-    counts = report.baselines[-1]
-    typer.echo(f"On the test rows, {counts.name} have {100 * counts.test:.1f} %: one classifier that sees all rows.")
+    beside = ", ".join(f"{known.name} {100 * known.test:.1f} %" for known in report.baselines[1:])
+    typer.echo(f"Beside it on the test rows: {beside}.")
     if private:
         typer.echo("Private rows chose these numbers: no epsilon counts that, and the job says so (tuned_on).")
     typer.echo(f"Wrote {target}. Next: coordinator job bundle {target}")
