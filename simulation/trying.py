@@ -7,14 +7,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.accounting.planning import Setting, cost_of_job
+from learning.backbones.collection import Collection
 from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_examples
 from learning.training.local import TrainingCancelled
 from simulation.kept_features import SharedFeatures
@@ -167,6 +169,7 @@ def try_job(
     *,
     progress: Progress = lambda done, planned, best: None,
     report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
 ) -> Report:
     """Try a job, and tune it.
 
@@ -178,6 +181,7 @@ def try_job(
         server: the coordinator's arithmetic.
         progress: told after each trial.
         report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
 
     Raises:
         RowsUnfit: the rows do not suffice.
@@ -198,14 +202,15 @@ def try_job(
             "more --members, or lower it in the job"
         )
     with tempfile.TemporaryDirectory(prefix="tacit-try-") as scratch:
-        start, values = _bundle(job, folder, Path(scratch) / "job", report)
+        made = partial(_bundle, folder=folder, collection=collection)
+        start, values = made(job, out=Path(scratch) / "job", report=report)
         epsilon = _epsilon(job, asked, smallest, members, values)
         situation = Situation(smallest, members, epsilon, values, asked.delta)
         counted = {start: values}
         baselines = _baselines(divided)
-        heads = _Heads(job, folder, Path(scratch) / "head", situation, divided, dealt[0], asked, server, until, report)
+        heads = _Heads(job, made, Path(scratch) / "head", situation, divided, dealt[0], asked, server, until, report)
         baselines += tuple(heads.measured())
-        first = list(_first(job, folder, start, situation, Path(scratch), counted, report))
+        first = list(_first(job, made, start, situation, Path(scratch), counted, report))
         plan = Plan(divided, dealt, asked.seeds, situation, server, until, asked.cores)
         found = sweep(plan, first, progress, search=asked.search)
     best = best_of(found.tried, len(divided.validation))
@@ -235,16 +240,27 @@ def _epsilon(job: JobSpec, asked: Asked, smallest: int, members: int, values: Va
     return float(cost_of_job(job, setting, []).gate * (1 + 1e-6))
 
 
-def _bundle(job: JobSpec, folder: Path, out: Path, report: Callable[[str], None]) -> tuple[Path, Values]:
+class _MakesBundle(Protocol):
+    def __call__(self, job: JobSpec, *, out: Path, report: Callable[[str], None] = ...) -> tuple[Path, Values]: ...
+
+
+def _bundle(
+    job: JobSpec,
+    *,
+    folder: Path,
+    collection: Collection | None,
+    out: Path,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Path, Values]:
     from export.bundle import make_job_bundle, read_job_bundle
 
-    document = make_job_bundle(job, folder, out, report=report)
+    document = make_job_bundle(job, folder, out, report=report, collection=collection)
     return out, Values.of(document, read_job_bundle(out).manifest)
 
 
 def _first(
     job: JobSpec,
-    folder: Path,
+    made: _MakesBundle,
     start: Path,
     situation: Situation,
     scratch: Path,
@@ -263,7 +279,7 @@ def _first(
     proposed = suggest(job, situation).job
     bundle = start
     if proposed.model != job.model:
-        bundle, counted[scratch / "suggested"] = _bundle(proposed, folder, scratch / "suggested", lambda _: None)
+        bundle, counted[scratch / "suggested"] = made(proposed, out=scratch / "suggested")
     yield Candidate(proposed, bundle, _SUGGESTED)
 
 
@@ -312,7 +328,7 @@ class _Heads:
     """
 
     job: JobSpec
-    folder: Path
+    made: _MakesBundle
     out: Path
     situation: Situation
     divided: Divided
@@ -330,7 +346,7 @@ class _Heads:
         features = SharedFeatures()
         try:
             head = self._head(model)
-            _bundle(head, self.folder, self.out, lambda _: None)
+            self.made(head, out=self.out)
             for epsilon in dict.fromkeys((None, self.situation.epsilon)):
                 spec = suggest(head, replace(self.situation, epsilon=epsilon, values=None)).job
                 named = "no noise" if epsilon is None else f"epsilon {epsilon:.3g}"
