@@ -64,6 +64,7 @@ class Plan:
         server: the coordinator's arithmetic.
         until: latest time, by time.time(), which all processes share.
         cores: processes that train; 1 is this process.
+        features: what a frozen encoder computed of the rows before the sweep. Each process begins with a copy.
     """
 
     divided: Divided
@@ -73,6 +74,7 @@ class Plan:
     server: Server
     until: float
     cores: int = 1
+    features: SharedFeatures = field(default_factory=SharedFeatures)
 
 
 @dataclass
@@ -294,13 +296,12 @@ class _Run(Protocol):
 def _pool(plan: Plan) -> Iterator[_Run]:
     """Yield a function that runs calls and yields their answers as they come."""
     if plan.cores == 1:
-        features = SharedFeatures()
 
         def here(
             calls: Sequence[_Call], named: Sequence[tuple[Scored, int]]
         ) -> Iterator[tuple[tuple[Scored, int], _Answer]]:
             for call, name in zip(calls, named, strict=True):
-                yield name, _tried(plan, features, *call)
+                yield name, _tried(plan, *call)
 
         yield here
         return
@@ -325,23 +326,21 @@ def _pool(plan: Plan) -> Iterator[_Run]:
             raise
 
 
-# Of a worker process, for all of its trials.
-_working: tuple[Plan, SharedFeatures] | None = None
+_plan: Plan | None = None
 
 
 def _begin(plan: Plan) -> None:
-    global _working  # noqa: PLW0603  one for each process
-    _working = plan, SharedFeatures()
+    global _plan  # noqa: PLW0603  one for each process
+    _plan = plan
 
 
 def _work(call: _Call) -> _Answer:
-    if _working is None:
+    if _plan is None:
         raise RuntimeError("a worker has no plan")
-    plan, features = _working
-    return _tried(plan, features, *call)
+    return _tried(_plan, *call)
 
 
-def _tried(plan: Plan, features: SharedFeatures, candidate: Candidate, seed: int, until: float) -> _Answer:
+def _tried(plan: Plan, candidate: Candidate, seed: int, until: float) -> _Answer:
     """Run a trial. Returns None if the time is over, and a sentence if the recipe does not work."""
     from learning.training.local import TrainingCancelled, TrainingDiverged
     from learning.training.update import TrainingLost
@@ -357,7 +356,7 @@ def _tried(plan: Plan, features: SharedFeatures, candidate: Candidate, seed: int
             plan.seeds[seed],
             plan.server,
             cancelled=lambda: time.time() >= until,
-            features=features,
+            features=plan.features,
         )
     except TrainingCancelled:
         return None

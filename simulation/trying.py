@@ -208,10 +208,13 @@ def try_job(
         situation = Situation(smallest, members, epsilon, values, asked.delta)
         counted = {start: values}
         baselines = _baselines(divided)
-        heads = _Heads(job, made, Path(scratch) / "head", situation, divided, dealt[0], asked, server, until, report)
+        features = SharedFeatures()
+        heads = _Heads(
+            job, made, Path(scratch) / "head", situation, divided, dealt[0], asked, server, until, report, features
+        )
         baselines += tuple(heads.measured())
         first = list(_first(job, made, start, situation, Path(scratch), counted, report))
-        plan = Plan(divided, dealt, asked.seeds, situation, server, until, asked.cores)
+        plan = Plan(divided, dealt, asked.seeds, situation, server, until, asked.cores, features)
         found = sweep(plan, first, progress, search=asked.search)
     best = best_of(found.tried, len(divided.validation))
     return Report(
@@ -337,22 +340,24 @@ class _Heads:
     server: Server
     until: float
     report: Callable[[str], None]
+    features: SharedFeatures
 
     def measured(self) -> Iterator[Baseline]:
         """Yield a row without noise and, if there is a budget, one within it; nothing for a job without an encoder."""
         model = self.job.model
         if not isinstance(model, PromptedModel) or (isinstance(model.task, Cloze) and model.template.pairs):
             return
-        features = SharedFeatures()
         try:
             head = self._head(model)
             self.made(head, out=self.out)
             for epsilon in dict.fromkeys((None, self.situation.epsilon)):
                 spec = suggest(head, replace(self.situation, epsilon=epsilon, values=None)).job
                 named = "no noise" if epsilon is None else f"epsilon {epsilon:.3g}"
-                yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec, features))
-        except (ValueError, TrainingCancelled) as error:
-            self.report(f"no head on the frozen encoder beside it: {error}")
+                yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec))
+        except TrainingCancelled:
+            self.report("the time did not suffice for a head on the frozen encoder beside the job; give more --minutes")
+        except ValueError as error:
+            self.report(f"no head on the frozen encoder beside the job: {error}")
 
     def _head(self, model: PromptedModel) -> JobSpec:
         """Return the job with a head alone: the job's own head if it has one."""
@@ -366,7 +371,7 @@ class _Heads:
         plain = model.model_copy(update={"injection": NoInjection(), "task": task})
         return changed(self.job, model=plain, mechanism=NoMechanism(), training=Training(), method=FedAvg())
 
-    def _accuracies(self, spec: JobSpec, features: SharedFeatures) -> tuple[float, float]:
+    def _accuracies(self, spec: JobSpec) -> tuple[float, float]:
         # Half of the time is left for what was asked for.
         end = time.time() + (self.until - time.time()) / 2
         found = run_trial(
@@ -377,7 +382,7 @@ class _Heads:
             self.asked.seeds[0],
             self.server,
             cancelled=lambda: time.time() >= end,
-            features=features,
+            features=self.features,
         )
         return found.validation / len(self.divided.validation), found.test / len(self.divided.test)
 

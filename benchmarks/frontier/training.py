@@ -35,11 +35,13 @@ from tacit.mechanism import DpSgd, NoMechanism
 if TYPE_CHECKING:
     from export.bundle import JobBundle
 
-__all__ = ["DELTA", "Recipe", "Trained", "accuracy_of", "candidates", "multiplier_at", "trained"]
+__all__ = ["DELTA", "START", "Recipe", "Trained", "accuracy_of", "candidates", "multiplier_at", "trained"]
 
 Vector = NDArray[np.float32]
 
 DELTA = 1e-5
+# Place among the candidates of the first that is tried.
+START = 2
 
 
 @dataclass(frozen=True)

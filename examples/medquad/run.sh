@@ -61,13 +61,16 @@ step coordinator backbone add minilm ${MINILM:+--file "$MINILM"}
 step coordinator job new medquad --labels "$(cat labels)" --members "$(wc -w <<< "$members")" --examples "$smallest" \
     --epsilon 8 --texts short --model minilm
 step coordinator job try medquad.toml --data "$data/train.jsonl.gz" --rows public "${text[@]}" --column source \
-    --epsilon 8 --minutes 4
+    --epsilon 8
 step serve
 step join
 step coordinator job bundle medquad.tuned.toml --out bundle
 step coordinator job create --bundle bundle
 step run
 step coordinator export medquad --out model
+times > times
+busy=$(awk 'NR == 2 {split($1 " " $2, t, /[ms ]+/); print int(t[1] * 60 + t[2] + t[3] * 60 + t[4])}' times)
+echo "== $busy processor seconds, without the coordinator's"
 echo "== $number commands, $(($(date +%s) - started)) seconds from the first to the exported model"
 coordinator evaluate medquad --data "$data/test.jsonl.gz" "${text[@]}"
 edge_client predict --bundle model "Is it passed on from a parent to a child?"
