@@ -29,7 +29,9 @@ Without noise (fedprompt_search: SST-2, 10 members, MiniLM; institutional: TREC)
 10. Adam, 15 rounds. Rate 0.01 for a prompt, a prefix or P-tuning under a head, 0.1 for a prompt as a cloze, 0.001 for
    LoRA and biases (these not measured), 0.0001 for a fine-tuned encoder, 0.001 for word vectors trained from the start.
 11. About 40 steps a round: as many epochs as that takes in the smallest member's rows, at most 5.
-12. A head alone: Adam at 0.03, 2 rounds of 40 epochs (frontier_search).
+12. A head alone: Adam at 0.03, 10 rounds of 8 epochs. On TREC's validation questions, with equal members, that was as
+   good as the 2 rounds of 40 of frontier_search. In 40 epochs members with unlike labels drift apart: on MedQuAD by
+   source, a head had 84 % without noise and 94 % with the few steps of rule 8.
 """
 
 import math
@@ -80,7 +82,7 @@ _PLAIN_ROUNDS, _PLAIN_STEPS, _MAX_EPOCHS = 15, 40, 5
 _PROMPTED_RATES: Mapping[str, float] = MappingProxyType(
     {"prompt-tuning": 0.01, "prefix-tuning": 0.01, "p-tuning": 0.01, "lora": 0.001, "bitfit": 0.001}
 )
-_HEAD_RATE, _HEAD_PLAIN_ROUNDS, _HEAD_EPOCHS = 0.03, 2, 40
+_HEAD_RATE, _HEAD_PLAIN_ROUNDS, _HEAD_EPOCHS = 0.03, 10, 8
 
 
 @dataclass(frozen=True)
