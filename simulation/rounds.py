@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ import secure_agg
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
+from learning.prompts.features import FeatureStore
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.task import LocalTraining
@@ -142,9 +143,16 @@ class _Watched:
         return self.inner.encode(job, update, cohort, random)
 
 
-def corpora_of(bundle: "JobBundle", members: Sequence[Member]) -> list[EncodedExamples]:
-    """Return the members' examples as the job reads them, for all rounds."""
-    return [EncodedExamples(member.examples, bundle.document, bundle.public_tokenizer) for member in members]
+def corpora_of(
+    bundle: "JobBundle", members: Sequence[Member], features: FeatureStore | None = None
+) -> list[EncodedExamples]:
+    """Return the members' examples as the job reads them, for all rounds.
+
+    Args:
+        features: keeps what a frozen backbone computes of them; by default each member has its own.
+    """
+    read = partial(EncodedExamples, job=bundle.document, tokenizer=bundle.public_tokenizer, features=features)
+    return [read(member.examples) for member in members]
 
 
 def backbone_of(bundle: "JobBundle") -> "StoredBackbone | None":
@@ -291,6 +299,7 @@ def federate(
     *,
     server: Server,
     cancelled: Callable[[], bool] = lambda: False,
+    features: FeatureStore | None = None,
 ) -> Iterator[Round]:
     """Play `rounds` rounds from the bundle's weights, or until fewer than MIN_COHORT members send.
 
@@ -298,10 +307,11 @@ def federate(
         random: source of all draws and noise; the operating system's if it is not given.
         server: makes the versions.
         cancelled: asked before every step of a member; TrainingCancelled is raised once it returns True.
+        features: as in `corpora_of`.
     """
     source = secure_agg.SystemRandom() if random is None else random
     values = bundle.manifest.decode(bundle.weights)
-    corpora = corpora_of(bundle, members)
+    corpora = corpora_of(bundle, members, features)
     state = server.state(bundle.document)
     for number in range(1, rounds + 1):
         if sum(member.sends(number) for member in members) < MIN_COHORT:

@@ -19,8 +19,9 @@ from typing import Final, Protocol
 
 from learning.accounting.calibration import NotAffordable
 from learning.text.data import Example
+from simulation.kept_features import SharedFeatures
 from simulation.server import Server
-from simulation.suggestion import Situation, changed, with_noise_for
+from simulation.suggestion import Situation, changed, head_alone, with_noise_for
 from simulation.trial import Divided, Outcome, run_trial
 from tacit.job import JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
@@ -45,6 +46,11 @@ class Candidate:
     bundle: Path
     origin: str
 
+    @property
+    def key(self) -> str:
+        """The job as text: a job with a table of descriptions has no hash."""
+        return self.spec.model_dump_json()
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +64,7 @@ class Plan:
         server: the coordinator's arithmetic.
         until: latest time, by time.time(), which all processes share.
         cores: processes that train; 1 is this process.
+        features: what a frozen encoder computed of the rows before the sweep. Each process begins with a copy.
     """
 
     divided: Divided
@@ -67,6 +74,7 @@ class Plan:
     server: Server
     until: float
     cores: int = 1
+    features: SharedFeatures = field(default_factory=SharedFeatures)
 
 
 @dataclass
@@ -152,7 +160,7 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
     """
     began, rows = time.time(), len(plan.divided.validation)
     axes_end = began + _AXES_SHARE * (plan.until - began)
-    scored = {each.spec: Scored(each) for each in first}
+    scored = {each.key: Scored(each) for each in first}
     done = itertools.count(1)
     planned = len(first) * len(plan.seeds)
 
@@ -177,15 +185,15 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
             around = best()
             if around is None or time.time() > axes_end:
                 break
-            fresh = [each for each in _neighbours(axis, around.candidate, plan.situation) if each.spec not in scored]
-            scored |= {each.spec: Scored(each) for each in fresh}
+            fresh = [each for each in _neighbours(axis, around.candidate, plan.situation) if each.key not in scored]
+            scored |= {each.key: Scored(each) for each in fresh}
             planned += len(fresh)
-            measure([(scored[each.spec], 0) for each in fresh], axes_end)
+            measure([(scored[each.key], 0) for each in fresh], axes_end)
         few = sorted(
             (each for each in scored.values() if each.outcomes),
             key=lambda each: -each.outcomes[plan.seeds[0]].validation,
         )[:FEW]
-        few += [scored[each.spec] for each in first if scored[each.spec].outcomes and scored[each.spec] not in few]
+        few += [scored[each.key] for each in first if scored[each.key].outcomes and scored[each.key] not in few]
         planned += max(0, len(few) - len(first)) * (len(plan.seeds) - 1)
         # Seed by seed, so that an early end leaves recipes that were tried on equally many.
         for seed in range(1, len(plan.seeds)):
@@ -207,8 +215,15 @@ def _neighbours(
 
 
 def _rates(job: JobSpec, _rows: int) -> list[JobSpec]:
-    rates = sorted({min(10.0, float(f"{job.training.learning_rate * by:.3g}")) for by in (0.1, 0.3, 3.0)})
+    # What a head may go is known well (`simulation.suggestion`, rule 8), so its rates lie closer.
+    steps = (0.5, 2.0, 4.0) if head_alone(job) else (0.1, 0.3, 3.0)
+    rates = sorted({min(_max_rate(job), float(f"{job.training.learning_rate * by:.3g}")) for by in steps})
     return _valid(job, [{"training": job.training.model_copy(update={"learning_rate": rate})} for rate in rates])
+
+
+def _max_rate(job: JobSpec) -> float:
+    """Return the largest rate that is tried. A head over features of length 1 takes rates in the hundreds."""
+    return 10_000.0 if head_alone(job) and job.training.optimiser == "sgd" else 10.0
 
 
 def _clips(job: JobSpec, _rows: int) -> list[JobSpec]:
@@ -222,7 +237,7 @@ def _clips(job: JobSpec, _rows: int) -> list[JobSpec]:
         clip = float(f"{getattr(mechanism, key) * by:.3g}")
         tables: dict[str, object] = {"mechanism": mechanism.model_copy(update={key: clip})}
         if isinstance(mechanism, DpSgd) and training.optimiser == "sgd":
-            rate = min(10.0, float(f"{training.learning_rate / by:.3g}"))
+            rate = min(_max_rate(job), float(f"{training.learning_rate / by:.3g}"))
             tables["training"] = training.model_copy(update={"learning_rate": rate})
         found.append(tables)
     return _valid(job, found)
@@ -341,6 +356,7 @@ def _tried(plan: Plan, candidate: Candidate, seed: int, until: float) -> _Answer
             plan.seeds[seed],
             plan.server,
             cancelled=lambda: time.time() >= until,
+            features=plan.features,
         )
     except TrainingCancelled:
         return None

@@ -16,12 +16,14 @@ from learning.text.data import Example
 from simulation.partitions import Partition, by_column, by_label, by_ratios
 from simulation.server import Server
 from tacit.job import JobSpec
+from tacit.prompt import PromptedModel
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from export.bundle import JobBundle
+    from learning.prompts.features import FeatureStore
 
 __all__ = ["Divided", "Outcome", "PartitionKind", "Rows", "RowsUnfit", "deal", "divide", "majority", "run_trial"]
 
@@ -154,6 +156,7 @@ def run_trial(
     *,
     cancelled: Callable[[], bool] = lambda: False,
     round_done: Callable[[int], None] = lambda _: None,
+    features: "FeatureStore | None" = None,
 ) -> Outcome:
     """Train a job with virtual members, and measure its last version.
 
@@ -166,6 +169,7 @@ def run_trial(
         server: the coordinator's arithmetic.
         cancelled: asked before every step.
         round_done: called with the number of each finished round.
+        features: keeps what a frozen backbone computes of the rows, for the next trials.
 
     Raises:
         TrainingCancelled: `cancelled` returned True.
@@ -175,6 +179,7 @@ def run_trial(
     import time
 
     from export.bundle import read_job_bundle
+    from simulation.kept_features import SharedFeatures
     from simulation.rounds import Member, federate
     from simulation.virtual_members import SeededRandom
 
@@ -185,21 +190,35 @@ def run_trial(
     crew = [Member(rows) for rows in members]
     source = SeededRandom(f"trial/{spec.name}/{seed}")
     values = bundle.manifest.decode(bundle.weights)
-    for done in federate(bundle, crew, spec.rounds.count, source, server=server, cancelled=cancelled):
+    store = SharedFeatures() if features is None else features
+    for done in federate(bundle, crew, spec.rounds.count, source, server=server, cancelled=cancelled, features=store):
         values = done.values
         round_done(done.number)
-    validation, test = (_correct(bundle, values, part) for part in (divided.validation, divided.test))
+    validation, test = (_correct(bundle, values, part, store) for part in (divided.validation, divided.test))
     return Outcome(validation, test, time.monotonic() - began)
 
 
-def _correct(bundle: "JobBundle", values: "NDArray[np.float32]", examples: Sequence[Example]) -> int:
+def _correct(
+    bundle: "JobBundle", values: "NDArray[np.float32]", examples: Sequence[Example], store: "FeatureStore"
+) -> int:
     """Return how many rows a version labels rightly."""
+    import torch
+
     from learning.models.assembly import assembled
+    from learning.prompts.features import features_of, kind_of
+    from learning.prompts.model import PromptedModel as PromptedModule
     from learning.text.corpus import EncodedExamples
     from learning.training.local import logits_of
     from simulation.rounds import backbone_of
 
-    corpus = EncodedExamples(examples, bundle.document, bundle.public_tokenizer)
-    module, _ = assembled(bundle.document, corpus, bundle.manifest, values, {}, backbone_of(bundle), bundle.frozen)
+    job = bundle.document
+    corpus = EncodedExamples(examples, job, bundle.public_tokenizer)
+    module, _ = assembled(job, corpus, bundle.manifest, values, {}, backbone_of(bundle), bundle.frozen)
     read = corpus.read()
-    return int((logits_of(module, read.ids).argmax(axis=1) == read.labels).sum())
+    if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
+        features = torch.from_numpy(features_of(module, read.ids, kind_of(job), store))
+        with torch.no_grad():
+            logits = module.output(features).numpy()
+    else:
+        logits = logits_of(module, read.ids)
+    return int((logits.argmax(axis=1) == read.labels).sum())

@@ -6,27 +6,32 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.accounting.planning import Setting, cost_of_job
+from learning.backbones.collection import Collection
 from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_examples
+from learning.training.local import TrainingCancelled
+from simulation.kept_features import SharedFeatures
 from simulation.server import Server
-from simulation.suggestion import DELTA, Situation, suggest, with_noise_for
+from simulation.suggestion import DELTA, Situation, changed, head_alone, suggest, with_noise_for
 from simulation.sweep import Candidate, Plan, Progress, Scored, Sweep, best_of, described, sweep
-from simulation.trial import Divided, PartitionKind, Rows, RowsUnfit, deal, divide, majority
+from simulation.trial import Divided, PartitionKind, Rows, RowsUnfit, deal, divide, majority, run_trial
 from simulation.verdict import Verdict, verdict
 from simulation.word_counts import predicted
 from tacit.job import JobSpec
+from tacit.job_parts import Training
 from tacit.mechanism import NoMechanism
-from tacit.method import keeps_anything
+from tacit.method import FedAvg, keeps_anything
 from tacit.model import RvaeModel
-from tacit.prompt import reads_pairs
+from tacit.prompt import Cloze, Head, NoInjection, PromptedModel, reads_pairs
 
 __all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "read_rows", "try_job"]
 
@@ -89,7 +94,7 @@ class Report:
     Attributes:
         best: the tuned job.
         tried: all recipes, best first.
-        baselines: majority class, word counts.
+        baselines: majority class, word counts, and for a job on a frozen encoder a head alone, without and with noise.
         verdicts: about the job as written, if it could run within the epsilon, and about the tuned job.
         members: rows of each member on the first seed.
         rows: rows for training, validation and test.
@@ -164,6 +169,7 @@ def try_job(
     *,
     progress: Progress = lambda done, planned, best: None,
     report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
 ) -> Report:
     """Try a job, and tune it.
 
@@ -175,6 +181,7 @@ def try_job(
         server: the coordinator's arithmetic.
         progress: told after each trial.
         report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
 
     Raises:
         RowsUnfit: the rows do not suffice.
@@ -195,13 +202,19 @@ def try_job(
             "more --members, or lower it in the job"
         )
     with tempfile.TemporaryDirectory(prefix="tacit-try-") as scratch:
-        start, values = _bundle(job, folder, Path(scratch) / "job", report)
+        made = partial(_bundle, folder=folder, collection=collection)
+        start, values = made(job, out=Path(scratch) / "job", report=report)
         epsilon = _epsilon(job, asked, smallest, members, values)
         situation = Situation(smallest, members, epsilon, values, asked.delta)
         counted = {start: values}
         baselines = _baselines(divided)
-        first = list(_first(job, folder, start, situation, Path(scratch), counted, report))
-        plan = Plan(divided, dealt, asked.seeds, situation, server, until, asked.cores)
+        features = SharedFeatures()
+        heads = _Heads(
+            job, made, Path(scratch) / "head", situation, divided, dealt[0], asked, server, until, report, features
+        )
+        baselines += tuple(heads.measured())
+        first = list(_first(job, made, start, situation, Path(scratch), counted, report))
+        plan = Plan(divided, dealt, asked.seeds, situation, server, until, asked.cores, features)
         found = sweep(plan, first, progress, search=asked.search)
     best = best_of(found.tried, len(divided.validation))
     return Report(
@@ -230,16 +243,27 @@ def _epsilon(job: JobSpec, asked: Asked, smallest: int, members: int, values: Va
     return float(cost_of_job(job, setting, []).gate * (1 + 1e-6))
 
 
-def _bundle(job: JobSpec, folder: Path, out: Path, report: Callable[[str], None]) -> tuple[Path, Values]:
+class _MakesBundle(Protocol):
+    def __call__(self, job: JobSpec, *, out: Path, report: Callable[[str], None] = ...) -> tuple[Path, Values]: ...
+
+
+def _bundle(
+    job: JobSpec,
+    *,
+    folder: Path,
+    collection: Collection | None,
+    out: Path,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Path, Values]:
     from export.bundle import make_job_bundle, read_job_bundle
 
-    document = make_job_bundle(job, folder, out, report=report)
+    document = make_job_bundle(job, folder, out, report=report, collection=collection)
     return out, Values.of(document, read_job_bundle(out).manifest)
 
 
 def _first(
     job: JobSpec,
-    folder: Path,
+    made: _MakesBundle,
     start: Path,
     situation: Situation,
     scratch: Path,
@@ -258,7 +282,7 @@ def _first(
     proposed = suggest(job, situation).job
     bundle = start
     if proposed.model != job.model:
-        bundle, counted[scratch / "suggested"] = _bundle(proposed, folder, scratch / "suggested", lambda _: None)
+        bundle, counted[scratch / "suggested"] = made(proposed, out=scratch / "suggested")
     yield Candidate(proposed, bundle, _SUGGESTED)
 
 
@@ -297,6 +321,70 @@ def _baselines(divided: Divided) -> tuple[Baseline, ...]:
         Baseline("majority class", majority(train, by) / len(by), majority(train, test) / len(test)),
         Baseline("word counts, no noise", counts(by), counts(test)),
     )
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Measures a head alone on the job's frozen encoder, with the suggested numbers, on the first seed.
+
+    It is the first thing to try (docs/recipes.md), and the private one shows what the noise of the budget leaves.
+    """
+
+    job: JobSpec
+    made: _MakesBundle
+    out: Path
+    situation: Situation
+    divided: Divided
+    members: Sequence[Sequence[Example]]
+    asked: Asked
+    server: Server
+    until: float
+    report: Callable[[str], None]
+    features: SharedFeatures
+
+    def measured(self) -> Iterator[Baseline]:
+        """Yield a row without noise and, if there is a budget, one within it; nothing for a job without an encoder."""
+        model = self.job.model
+        if not isinstance(model, PromptedModel) or (isinstance(model.task, Cloze) and model.template.pairs):
+            return
+        try:
+            head = self._head(model)
+            self.made(head, out=self.out)
+            for epsilon in dict.fromkeys((None, self.situation.epsilon)):
+                spec = suggest(head, replace(self.situation, epsilon=epsilon, values=None)).job
+                named = "no noise" if epsilon is None else f"epsilon {epsilon:.3g}"
+                yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec))
+        except TrainingCancelled:
+            self.report("the time did not suffice for a head on the frozen encoder beside the job; give more --minutes")
+        except ValueError as error:
+            self.report(f"no head on the frozen encoder beside the job: {error}")
+
+    def _head(self, model: PromptedModel) -> JobSpec:
+        """Return the job with a head alone: the job's own head if it has one."""
+        if head_alone(self.job):
+            return self.job
+        task = Head() if model.template.pairs else Head(start="labels")
+        if isinstance(model.task, Head):
+            task = task.model_copy(
+                update={"pairs": model.task.pairs, "start": "random" if model.task.pairs else "labels"}
+            )
+        plain = model.model_copy(update={"injection": NoInjection(), "task": task})
+        return changed(self.job, model=plain, mechanism=NoMechanism(), training=Training(), method=FedAvg())
+
+    def _accuracies(self, spec: JobSpec) -> tuple[float, float]:
+        # Half of the time is left for what was asked for.
+        end = time.time() + (self.until - time.time()) / 2
+        found = run_trial(
+            self.out,
+            spec,
+            self.members,
+            self.divided,
+            self.asked.seeds[0],
+            self.server,
+            cancelled=lambda: time.time() >= end,
+            features=self.features,
+        )
+        return found.validation / len(self.divided.validation), found.test / len(self.divided.test)
 
 
 def _verdicts(found: Sweep, best: Scored, divided: Divided) -> Iterator[Verdict]:

@@ -31,8 +31,8 @@ def tuned_text(text: str, before: JobSpec, wanted: JobSpec) -> str:
     Args:
         text: the operator's file.
         before: what it says.
-        wanted: the same job with other mechanism, training, method, number of rounds, frozen embedding, TextCNN widths
-            or mark of private rows.
+        wanted: the same job with other mechanism, training, method, number of rounds, coordinate bound, frozen
+            embedding, TextCNN widths or mark of private rows.
 
     Raises:
         NotEditable: the text cannot be edited to that.
@@ -44,6 +44,8 @@ def tuned_text(text: str, before: JobSpec, wanted: JobSpec) -> str:
             lines = _replaced(lines, name, table)
     if wanted.rounds != before.rounds:
         lines = _set(lines, "rounds", {"count": wanted.rounds.count})
+    if wanted.aggregation != before.aggregation:
+        lines = _set(lines, "aggregation", {"coordinate_bound": wanted.aggregation.coordinate_bound})
     if wanted.model != before.model:
         new, old = (each.model.model_dump(mode="json") for each in (wanted, before))
         lines = _set(lines, "model", {key: value for key, value in new.items() if value != old.get(key)})

@@ -35,11 +35,13 @@ from tacit.mechanism import DpSgd, NoMechanism
 if TYPE_CHECKING:
     from export.bundle import JobBundle
 
-__all__ = ["DELTA", "Recipe", "Trained", "accuracy_of", "candidates", "multiplier_at", "trained"]
+__all__ = ["DELTA", "START", "Recipe", "Trained", "accuracy_of", "candidates", "multiplier_at", "trained"]
 
 Vector = NDArray[np.float32]
 
 DELTA = 1e-5
+# Place among the candidates of the first that is tried.
+START = 2
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ def candidates(epsilon: float | None) -> list[Recipe]:
     far a head gets. So that product is searched, by the rate. A larger epsilon pays for a longer way.
     """
     if epsilon is None:
-        return [Recipe(optimiser="adam", learning_rate=0.03, steps=epochs, rounds=2) for epochs in (15, 40)]
-    shortest = 15.0 * max(1.0, epsilon)
-    return [Recipe(learning_rate=shortest * times) for times in (1.0, 2.0, 4.0)]
+        return [Recipe(optimiser="adam", learning_rate=0.03, steps=epochs, rounds=2) for epochs in (15, 40, 100, 250)]
+    shortest = 15.0 * epsilon
+    return [Recipe(learning_rate=shortest * times) for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
 
 
 @cache

@@ -8,7 +8,6 @@ counts.
 """
 
 import json
-import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,6 @@ DELTA = 1e-6
 _RECIPES = Path(__file__).parent / "job_recipes"
 # A head over pairs has no such start: a label is one text.
 _LABELS_START = '# The layer starts at what the labels\' names mean to the encoder.\nstart = "labels"'
-# Most gradients of a head that starts at its labels are shorter.
-_HEAD_CLIP = "0.3"
 _NOISY_ROUNDS = 10
 _MANY_LABELS = 20
 _FEW_EXAMPLES = 500
@@ -178,24 +175,29 @@ def _training(answers: Answers, noise: _Noise | None) -> str:
     return "\n".join(lines)
 
 
-def _private_rate(answers: Answers, noise: _Noise, rounds: int = _NOISY_ROUNDS) -> float:
-    """The rate under noise. Features of a head have length 1, so the noise of all steps together, averaged over the
-    members, is the noise of a logit: it stays at 1 or below.
-    """
+def _private_rate(answers: Answers, noise: _Noise) -> float:
     if answers.recipe != "frozen":
         return 0.5
-    a_step = noise.multiplier * float(_HEAD_CLIP) / noise.lot
-    return round(min(5.0, math.sqrt(answers.members / (rounds * noise.steps)) / a_step), 2)
+    from simulation.suggestion import HEAD_CLIP, head_rate
+    from tacit.mechanism import DpSgd
+
+    mechanism = DpSgd(noise_multiplier=noise.multiplier, clip=HEAD_CLIP, lot=noise.lot, steps=noise.steps)
+    return head_rate(mechanism, _NOISY_ROUNDS, answers.members)
 
 
 def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
-    """A third of the examples a draw, and the least noise at which all rounds pass the ledger's gate."""
+    """The least noise at which all rounds pass the ledger's gate. A head takes few steps on all examples
+    (`simulation.suggestion`, rule 8), another model a third of them in a draw.
+    """
     from learning.accounting.calibration import NotAffordable, calibrate
     from learning.accounting.costs import adjacency_of, event_of_round
     from learning.accounting.spend import Limit
+    from simulation.suggestion import HEAD_STEPS
     from tacit.mechanism import DpSgd
 
     lot, steps = max(1, min(256, answers.examples // 3)), 15
+    if answers.recipe == "frozen":
+        lot, steps = answers.examples, HEAD_STEPS
 
     def mechanism(multiplier: float) -> DpSgd:
         return DpSgd(noise_multiplier=multiplier, lot=lot, steps=steps)
@@ -209,16 +211,24 @@ def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
 
 
 def _mechanism(answers: Answers, noise: _Noise, rounds: int) -> str:
-    return Template(_read("noise")).substitute(
+    from simulation.suggestion import HEAD_CLIP
+
+    head = answers.recipe == "frozen"
+    text = Template(_read("noise")).substitute(
         rows=f"{answers.examples:,}",
         rounds=rounds,
         epsilon=f"{answers.epsilon:g}",
         delta=f"{DELTA:g}",
         noise_multiplier=f"{noise.multiplier:g}",
         lot=noise.lot,
-        clip=_HEAD_CLIP if answers.recipe == "frozen" else "1.0",
+        clip=f"{HEAD_CLIP if head else 1.0:g}",
         steps=noise.steps,
+        fewer="" if head else "A member with fewer examples can take part in fewer rounds.",
+        draws=f"Each of {noise.steps} steps takes all examples of a member, if it has at most {noise.lot}."
+        if head
+        else f"A member with N examples draws each with probability {noise.lot} / N, {noise.steps} times a round.",
     )
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def _checked(text: str) -> str:

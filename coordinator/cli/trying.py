@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coordinator.cli.common import Json, table
+from coordinator.cli.backbone import FOLDER
+from coordinator.cli.common import Dir, Json, Operator, operator_at_hand, table
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
@@ -81,12 +82,15 @@ def try_job(
             help="The tuned job file, in the job file's folder. Default: NAME.tuned.toml.", show_default=False
         ),
     ] = None,
+    operator: Operator = None,
+    folder: Dir = None,
     as_json: Json = False,
 ) -> None:
     """Try a job offline on public rows: virtual members, real training, clipping, noise and encoding.
 
-    It tries recipes within the time limit, prints them beside the majority class and word counts,
-    says whether the job will end at chance, and writes the tuned job file. It sends nothing.
+    It tries recipes within the time limit, prints them beside the majority class, word counts and a
+    head on the job's frozen encoder, says whether the job will end at chance, and writes the tuned
+    job file. It sends nothing.
     """
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
@@ -134,7 +138,7 @@ def try_job(
         seeds=tuple(dict.fromkeys(seed or (0, 1))),
         search=search,
     )
-    report = _run(job, file, found, asked, as_json)
+    report = _run(job, file, found, asked, as_json, operator_at_hand(operator, folder))
     _write(job, file, report, target, private)
     _print(job, report, target, private, as_json)
 
@@ -165,8 +169,9 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool) -> "Report":
+def _run(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool, operator: Path | None) -> "Report":
     from coordinator.rounds.in_memory import InMemory
+    from learning.backbones.collection import Collection
     from simulation.sweep import NothingTried
     from simulation.trying import try_job as tried
 
@@ -174,8 +179,11 @@ def _run(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool
         typer.echo(f"  {sentence}", err=True)
 
     try:
+        collection = None if operator is None else Collection(operator / FOLDER)
         with _progress(asked.minutes, quiet=as_json) as progress:
-            return tried(job, file.parent, rows, asked, InMemory(), progress=progress, report=say)
+            return tried(
+                job, file.parent, rows, asked, InMemory(), progress=progress, report=say, collection=collection
+            )
     except NothingTried as error:
         fail(str(error), ExitCode.FAILED)
     except (ValueError, OSError) as error:
@@ -244,8 +252,8 @@ def _print(job: "JobSpec", report: "Report", target: Path, private: bool, as_jso
     typer.echo()
     for verdict in report.verdicts:
         typer.echo(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.")
-    counts = report.baselines[-1]
-    typer.echo(f"On the test rows, {counts.name} have {100 * counts.test:.1f} %: one classifier that sees all rows.")
+    beside = ", ".join(f"{known.name} {100 * known.test:.1f} %" for known in report.baselines[1:])
+    typer.echo(f"Beside it on the test rows: {beside}.")
     if private:
         typer.echo("Private rows chose these numbers: no epsilon counts that, and the job says so (tuned_on).")
     typer.echo(f"Wrote {target}. Next: coordinator job bundle {target}")

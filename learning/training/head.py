@@ -220,9 +220,10 @@ def clipped_sums(
         g[torch.arange(len(y)), y] -= 1
         squared = g.square().sum(dim=1) * (torch.linalg.vecdot(x, x) + (1 if output.bias.requires_grad else 0))
         counts = torch.isfinite(squared)
-        # Left out instead of multiplied by zero, which would not make them finite.
-        g, x = g[counts], x[counts]
-        g *= (clip_factors(squared[counts], clip) / clip)[:, None]
+        if not bool(counts.all()):
+            # Left out instead of multiplied by zero, which would not make them finite.
+            g, x, squared = g[counts], x[counts], squared[counts]
+        g *= (clip_factors(squared, clip) / clip)[:, None]
         weight_sum += g.T @ x
         bias_sum += g.sum(dim=0)
         loss_sum += float(losses.sum())

@@ -1,26 +1,25 @@
 """Suggestions follow the written rules, keep the epsilon, and are near the best row that the benchmarks measured."""
 
 import json
+import math
 import statistics
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from benchmarks.institutional.dp import suggested
+from benchmarks.frontier.accuracy import REVISION
+from benchmarks.frontier.training import Recipe
+from benchmarks.institutional.dp import SUGGESTED_REVISION, suggested
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.costs import event_of_job
 from learning.accounting.expected_noise import Values
-from learning.accounting.renyi import ORDERS, renyi
 from simulation.suggestion import Situation, suggest, with_noise_for
 from tacit.job import JobSpec
 from tests.support.places import ROOT
 
 # Entries of the benchmark's word table.
 ENTRIES = 7848
-# How far the suggestion may be behind the best of the search. At epsilon 4 it misses the two points (docs/trying.md).
-BEHIND = {1.0: 0.02, 2.0: 0.02, 4.0: 0.04, 8.0: 0.02}
 WORDS = {"kind": "words", "file": "words.txt"}
 
 
@@ -33,33 +32,24 @@ def searched(name):
     return [line for line in map(json.loads, lines) if line.get("figure") == "validation_accuracy"]
 
 
-def former_noise(event_at, rounds, limit):
-    """The noise that the gate asked for when the benchmark's rows were measured (before decision 45)."""
-    alpha = np.array(ORDERS)
-    caps = limit.epsilon - np.log(len(ORDERS) / limit.delta) / (alpha - 1)
-    tried = (float(f"{100 + digits}e{decade - 2}") for decade in range(-2, 4) for digits in range(900))
-    return next(z for z in tried if np.any(renyi(repeated(event_at(z), rounds), limit.adjacency) <= caps))
-
-
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0, 8.0])
-def test_on_the_benchmarks_cells_the_suggestion_is_within_two_points_of_the_best(epsilon, monkeypatch):
-    """The benchmark measures the suggestion itself: `python -m benchmarks.institutional.dp --part suggested`.
+def test_on_the_benchmarks_cells_the_suggestion_is_within_two_points_of_the_best(epsilon):
+    """The benchmark measures both: `python -m benchmarks.institutional.dp --part suggested`.
 
-    The best of a search on one seed is partly luck. So the two are compared on all seeds that have both.
-    The rows have the noise of the former gate, so the rules are asked what they propose at that noise.
+    They are compared on the seeds that both have.
     """
-    monkeypatch.setattr("simulation.suggestion.calibrate", former_noise)
     proposed = suggested(epsilon, ENTRIES).as_json()
-    rows = [row for row in searched("institutional_dp_search") if row["case"]["epsilon"] == epsilon]
+    rows = [
+        row
+        for row in searched("institutional_dp_search")
+        if row["case"]["epsilon"] == epsilon and row.get("revision") == SUGGESTED_REVISION
+    ]
     ours = {row["seed"]: row["value"] for row in rows if row["recipe"] == proposed}
-    assert 0 in ours, f"the benchmark has not measured {proposed}"
-    others = [row for row in rows if row["recipe"] != proposed]
-    best = max((row for row in others if row["seed"] == 0), key=lambda row: row["value"])["recipe"]
-    theirs = {row["seed"]: row["value"] for row in others if row["recipe"] == best}
+    theirs = {row["seed"]: row["value"] for row in rows if row["recipe"] != proposed}
     both = ours.keys() & theirs.keys()
-    assert (
-        statistics.mean(ours[seed] for seed in both) >= statistics.mean(theirs[seed] for seed in both) - BEHIND[epsilon]
-    )
+    assert 0 in both, f"the benchmark has not measured {proposed}"
+    behind = statistics.mean(theirs[seed] - ours[seed] for seed in both)
+    assert behind <= 0.02
 
 
 PROMPTED = {"architecture": "prompted", "base": "somewhere"}
@@ -86,6 +76,43 @@ def test_without_noise_the_rate_is_within_two_points_of_the_best(method, task, m
         tables["vocabulary"] = {**WORDS, "kind": "wordpiece"}
     found = suggest(JobSpec.model_validate(tables), Situation(6000, 10, None)).job
     assert rows[found.training.learning_rate] >= max(rows.values()) - 0.02
+
+
+def head_of(**tables):
+    model = {**PROMPTED, "injection": "none", "task": "head"}
+    return JobSpec.model_validate({"name": "desk", "labels": ["a", "b"], "model": model, **tables})
+
+
+# Training rows of a member, by data set and members of the benchmark's searches.
+ROWS = {("trec", 3): 1651, ("banking77", 3): 3001, ("sst2", 10): 692, ("csabstruct", 3): 3719}
+
+
+def test_a_heads_rate_is_near_the_best_of_the_benchmark():
+    """Near: the rate of the benchmark's search that is nearest to ours is within two points of the best one there.
+
+    The product of rate, clip and steps decides how far a head gets, and both have the same clip and 30 steps.
+    """
+    cells: dict[tuple[str, int, float], dict[float, float]] = {}
+    for row in searched("frontier_search"):
+        case = row["case"]
+        if row["revision"] == REVISION and case["epsilon"] != "none" and (case["dataset"], case["members"]) in ROWS:
+            rates = cells.setdefault((case["dataset"], case["members"], case["epsilon"]), {})
+            rates[case["recipe"]["learning_rate"]] = row["value"]
+    assert len(cells) >= 5
+    for (dataset, members, epsilon), scores in cells.items():
+        found = suggest(head_of(), Situation(ROWS[dataset, members], members, epsilon, delta=1e-5)).job
+        assert (found.mechanism.clip, found.mechanism.steps * found.rounds.count) == (Recipe.clip, 30)
+        nearest = min(scores, key=lambda rate: abs(math.log(rate / found.training.learning_rate)))
+        assert scores[nearest] >= max(scores.values()) - 0.02, (dataset, members, epsilon)
+
+
+def test_a_head_has_room_to_move_and_takes_all_rows():
+    spec = head_of(method="fedprox", aggregation={"coordinate_bound": 1.0})
+    found = suggest(spec, Situation(400, 3, 2.0, Values(2304))).job
+    assert (found.mechanism.lot, found.aggregation.coordinate_bound, found.method.name) == (400, 64.0, "fedavg")
+    wide = suggest(head_of(aggregation={"coordinate_bound": 100.0}), Situation(400, 3, None)).job
+    assert wide.aggregation.coordinate_bound == 100.0
+    assert wide.mechanism.name == "none"
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])

@@ -1,14 +1,21 @@
 """A sweep tries each axis, stops in time, and chooses by the seeds that it promised."""
 
 import time
+from collections import Counter
 
 import pytest
 
 from coordinator.rounds.in_memory import InMemory
+from learning.text.data import Example
+from simulation.kept_features import SharedFeatures
 from simulation.sweep import NothingTried, axes_of
+from simulation.trial import Rows
 from simulation.trying import Asked, read_rows, try_job
 from tacit.job import JobSpec
+from tests.support.tiny_models import saved
 from tests.support.tried_jobs import written_job
+
+HEADS = ["head on the frozen encoder, no noise", "head on the frozen encoder, epsilon 30"]
 
 
 @pytest.fixture
@@ -61,3 +68,51 @@ def test_the_time_limit_holds(tried):
     with pytest.raises(NothingTried, match="give more --minutes"):
         tried(minutes=1e-4)
     assert time.monotonic() - began < 120
+
+
+@pytest.fixture
+def head_job(tmp_path):
+    """A head on a tiny encoder, and rows that its label words decide."""
+    saved(tmp_path / "base", "bert")
+    rows = [Example(f"{('good', 'bad')[n % 2]} film {n}", ("good", "bad")[n % 2]) for n in range(90)]
+    tables = {"architecture": "prompted", "base": "base", "injection": "none", "task": "head", "max_tokens": 16}
+    spec = JobSpec.model_validate({"name": "head", "labels": ["good", "bad"], "model": tables})
+    return spec, tmp_path, Rows(tuple(rows))
+
+
+def test_a_head_on_the_jobs_encoder_stands_beside_it_without_and_with_noise(head_job):
+    found = try_job(*head_job, Asked(members=3, epsilon=30.0, minutes=5.0, seeds=(0,), search=False), InMemory())
+    names = [each.name for each in found.baselines]
+    assert names == ["majority class", "word counts, no noise", *HEADS]
+    assert [each.origin for each in found.tried] == ["suggested"]
+    private = found.baselines[-1]
+    assert private.validation == found.tried[0].validation, "the suggestion for a head is this head"
+    drowned = try_job(*head_job, Asked(members=3, epsilon=0.01, minutes=5.0, seeds=(0,), search=False), InMemory())
+    assert drowned.baselines[-1].name == "head on the frozen encoder, epsilon 0.01"
+    assert drowned.baselines[-2] == found.baselines[-2]
+
+
+def test_a_job_without_an_encoder_has_no_head_beside_it(tmp_path):
+    job, data = written_job(tmp_path)
+    spec = JobSpec.from_toml(job)
+    rows = read_rows(data, spec, text="text", label="label")
+    found = try_job(spec, tmp_path, rows, Asked(members=3, epsilon=9.0, seeds=(0,), search=False), InMemory())
+    assert [each.name for each in found.baselines] == ["majority class", "word counts, no noise"]
+
+
+def test_trials_compute_the_features_of_a_row_once(head_job, monkeypatch):
+    computed, read = Counter(), Counter()
+    inner = SharedFeatures.read
+
+    def counted(self, kind, keys, compute):
+        def computes(places):
+            computed.update(keys[place] for place in places)
+            return compute(places)
+
+        read.update(keys)
+        return inner(self, kind, keys, computes)
+
+    monkeypatch.setattr(SharedFeatures, "read", counted)
+    try_job(*head_job, Asked(members=3, epsilon=30.0, minutes=5.0, seeds=(0, 1), search=False), InMemory())
+    assert set(computed.values()) == {1}
+    assert min(read.values()) > 2

@@ -113,6 +113,12 @@ def test_a_known_name_is_fetched_checked_and_named_by_a_job(tiny, operator, tmp_
     operator.type("job", "bundle", tmp_path / "job.toml", "--out", tmp_path / "bundle")
     model = read_job_bundle(tmp_path / "bundle").document.model
     assert (model.backbone.hex(), model.hub, model.base) == (packaged.backbone, None, None)
+    # A trial finds it, too.
+    rows = "".join(f"{('good', 'bad')[n % 2]} film {n},{('good', 'bad')[n % 2]}\n" for n in range(60))
+    (tmp_path / "rows.csv").write_text(f"text,label\n{rows}")
+    limits = ("--members", 3, "--rows", "public", "--no-search", "--cores", 1, "--seed", 0)
+    said = operator.type("job", "try", tmp_path / "job.toml", "--data", tmp_path / "rows.csv", *limits)
+    assert "head on the frozen encoder, no noise" in said
     # A second time changes nothing.
     assert "Already there" in operator.type("backbone", "add", "tiny")
     assert not json.loads(operator.type("backbone", "add", "tiny", "--json"))["new"]
