@@ -9,7 +9,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.blame import after_complaint, decide, owed_by, silent, unanswered
 from coordinator.rounds.phases import SILENT, advance_if_settled, enter_phase, note_dropout, tell_dropped
-from coordinator.rounds.standing import bar, note_silence
+from coordinator.rounds.standing import bar, leave_out_of_round, note_silence
 from coordinator.rounds.state import Aggregating, Collecting, Publishing
 from coordinator.rounds.step import Step, look_timer, window_timer
 from secure_agg import server as protocol
@@ -157,6 +157,7 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
         return
+    owed = owed_by(phase, member)
     collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
     if collecting is phase.protocol:
         return  # The phase did not expect it: it was lost before, or never took part.
@@ -166,6 +167,9 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
         bar(step, member, reason)
     elif reason in SILENT:
         note_silence(step, member, collecting.phase.value)
+    if owed:
+        # A dealer that leaves in place of an answer would otherwise do the same in the next attempt.
+        leave_out_of_round(step, member)
     _drop_stranded(step)
     decide(step)
     advance_if_settled(step)

@@ -269,6 +269,20 @@ def test_a_dealer_that_is_silent_is_left_out_of_the_round(members, victims):
     fleet.check()
 
 
+def test_a_dealer_that_restarts_in_place_of_an_answer_is_left_out_of_the_round():
+    fleet = sealing_rubbish(Fleet(4), "m3", {"m0"})
+    answering(fleet, "m3", lambda key: (fleet.kill("m3"), fleet.restart("m3")) and None).connect()
+    fleet.run(lambda: len(fleet.ends()) == 2)
+    first, second = fleet.ends()
+    assert {each.member: each.reason for each in first.dropouts} == {
+        "m3": Reason.REASON_MEMBER_RESTARTED,
+        "m0": Reason.REASON_COMPLAINT_UNANSWERED,
+    }
+    assert second.published
+    assert set(second.survivors) == {"m0", "m1", "m2"}
+    assert barred(fleet) == []
+
+
 def test_all_guilty_dealers_are_found_in_one_attempt():
     fleet = sealing_rubbish(Fleet(10), "m9", {"m0"})
     answering(fleet, "m9", lambda key: bytes(32))
