@@ -56,6 +56,7 @@ __all__ = [
     "HEAD_CLIP",
     "HEAD_ROUNDS",
     "HEAD_STEPS",
+    "MAX_RATE",
     "Situation",
     "Suggestion",
     "changed",
@@ -77,6 +78,8 @@ _MAX_RATIO, _MAX_DRIFT = 2.0, 0.2
 # Rule 8. Features have length 1, so the noise of a logit is the noise of one weight.
 HEAD_ROUNDS, HEAD_STEPS, HEAD_CLIP, HEAD_BOUND = 10, 3, 0.3, 64.0
 _HEAD_DRIFT = 0.65
+# What a job document allows (tacit.job_parts.Training).
+MAX_RATE = 1000.0
 # Rules 10 to 12.
 _PLAIN_ROUNDS, _PLAIN_STEPS, _MAX_EPOCHS = 15, 40, 5
 _PROMPTED_RATES: Mapping[str, float] = MappingProxyType(
@@ -242,8 +245,8 @@ def _roomy(job: JobSpec) -> JobSpec:
 
 
 def head_rate(mechanism: DpSgd, rounds: int, members: int) -> float:
-    """Return the rate of rule 8."""
-    return float(f"{_HEAD_DRIFT / _drift(mechanism, rounds, members):.2g}")
+    """Return the rate of rule 8, at most MAX_RATE."""
+    return min(MAX_RATE, float(f"{_HEAD_DRIFT / _drift(mechanism, rounds, members):.2g}"))
 
 
 def _drift(mechanism: DpSgd, rounds: int, members: int) -> float:

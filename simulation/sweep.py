@@ -21,7 +21,7 @@ from learning.accounting.calibration import NotAffordable
 from learning.text.data import Example
 from simulation.kept_features import SharedFeatures
 from simulation.server import Server
-from simulation.suggestion import Situation, changed, head_alone, with_noise_for
+from simulation.suggestion import MAX_RATE, Situation, changed, head_alone, with_noise_for
 from simulation.trial import Divided, Outcome, run_trial
 from tacit.job import JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
@@ -223,7 +223,7 @@ def _rates(job: JobSpec, _rows: int) -> list[JobSpec]:
 
 def _max_rate(job: JobSpec) -> float:
     """Return the largest rate that is tried. A head over features of length 1 takes rates in the hundreds."""
-    return 10_000.0 if head_alone(job) and job.training.optimiser == "sgd" else 10.0
+    return MAX_RATE if head_alone(job) and job.training.optimiser == "sgd" else 10.0
 
 
 def _clips(job: JobSpec, _rows: int) -> list[JobSpec]:

@@ -28,6 +28,7 @@ from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.update import train_update
 from simulation.partitions import by_ratios
+from simulation.suggestion import MAX_RATE
 from simulation.virtual_members import SeededRandom
 from tacit.job import Rounds, Training
 from tacit.mechanism import DpSgd, NoMechanism
@@ -83,7 +84,8 @@ def candidates(epsilon: float | None) -> list[Recipe]:
     if epsilon is None:
         return [Recipe(optimiser="adam", learning_rate=0.03, steps=epochs, rounds=2) for epochs in (15, 40, 100, 250)]
     shortest = 15.0 * epsilon
-    return [Recipe(learning_rate=shortest * times) for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+    rates = (shortest * times for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
+    return [Recipe(learning_rate=rate) for rate in rates if rate <= MAX_RATE]
 
 
 @cache
