@@ -1,5 +1,6 @@
 """The contract: reasons, documents, manifests, messages on the wire."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -647,3 +648,19 @@ def test_a_label_on_which_a_terminal_would_act_is_refused(label):
         assert read("\u0645\u06cc\u200c\u062e\u0648\u0627")
         with pytest.raises(ValueError, match="remove it"):
             read(label)
+
+
+def test_evidence_round_trips_and_anything_else_is_refused():
+    dealing = secure_agg.ReceivedDealing("b", dealt("a"), bytes(32), (bytes(32),), b"signature")
+    evidence = secure_agg.Evidence(bytes(32), dealing, 0, 2, OPENING)
+    data = wire.evidence_to_bytes(evidence)
+    assert wire.evidence_from_bytes(data) == evidence
+    for wrong in (b"", data[:-3], b"\xff" * 20, wire.evidence_to_bytes(dataclasses.replace(evidence, session=b""))):
+        with pytest.raises(wire.WireInvalid):
+            wire.evidence_from_bytes(wrong)
+
+
+def test_a_complaint_about_no_known_secret_is_refused():
+    ref = pb.AttemptRef(job="questions", round=1, attempt=1)
+    with pytest.raises(wire.WireInvalid, match="the shares or the pair's seed"):
+        wire.from_member(pb.MemberMessage(opening=pb.Opening(ref=ref, complainant="a", dealer="b")))
