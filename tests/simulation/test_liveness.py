@@ -271,7 +271,12 @@ def test_a_dealer_that_is_silent_is_left_out_of_the_round(members, victims):
 
 def test_a_dealer_that_restarts_in_place_of_an_answer_is_left_out_of_the_round():
     fleet = sealing_rubbish(Fleet(4), "m3", {"m0"})
-    answering(fleet, "m3", lambda key: (fleet.kill("m3"), fleet.restart("m3")) and None).connect()
+
+    def restarts(key):
+        fleet.kill("m3")
+        fleet.restart("m3")
+
+    answering(fleet, "m3", restarts).connect()
     fleet.run(lambda: len(fleet.ends()) == 2)
     first, second = fleet.ends()
     assert {each.member: each.reason for each in first.dropouts} == {
