@@ -461,6 +461,19 @@ def test_complaints_that_a_server_does_not_take() -> None:
     assert isinstance(server.receive("m1", Complaints(())), Dropped)
 
 
+def test_a_liar_that_masks_all_the_same_waits_for_no_answer() -> None:
+    """Otherwise it could have a dealer with a bad line called silent, and be in the sum itself."""
+    case = Case("complete")
+    complaint = case.falsely()
+    case.give(case.receiver, Complaints((complaint,)))
+    assert case.server.unanswered == (complaint,)
+    vector = case.fleet.inputs[case.receiver].copy()
+    _, message = case.fleet.states[case.receiver].on_dealings(case.fleet.inbox[case.receiver]).mask(vector)
+    case.fleet.masked[case.receiver] = vector
+    case.fleet.deliver(case.receiver, message)
+    assert case.server.unanswered == ()
+
+
 def test_openings_that_do_not_answer_the_complaints() -> None:
     case = Case("complete", garbled("sealed_key"))
     state = case.complain()
