@@ -107,6 +107,8 @@ def uploaded(step: Step, event: ev.Uploaded) -> None:
     elif verdict is not phase.protocol:
         step.do(fx.AddVector(event.attempt, event.member))
     _take(step, phase, event.member, verdict)
+    # A complaint of a member that masked all the same waits for nothing.
+    decide(step)
 
 
 def _take(step: Step, phase: Aggregating, member: str, verdict: Collecting | secure_agg.Dropped) -> None:

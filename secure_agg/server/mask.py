@@ -66,10 +66,11 @@ class CollectingMasked(Seated[MaskedInput]):
     @property
     def unanswered(self) -> tuple[Complaint, ...]:
         """The complaints that no opening has answered, of members that are still waited for."""
+        waiting = self.waiting
         return tuple(
             complaint
             for member, said in self.complaints.items()
-            if member not in self.lost
+            if member in waiting
             for complaint in said.complaints
             if _about(complaint) not in self.openings
         )

@@ -417,16 +417,25 @@ def test_a_complaint_about_a_dropout_costs_only_the_liar():
 
 
 def test_a_dealer_that_reconnects_is_asked_again():
-    fleet = masking()
-    fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Complaint)
-    complain(fleet, "m0")
-    fleet.run(lambda: fleet.state.phase.protocol.unanswered != () and len(fleet.state.phase.protocol.answers) > 5)
-    fleet.lose = lambda name, message: False
-    fleet.cut("m9")
-    fleet.connect("m9")
-    fleet.run(lambda: bool(fleet.ends()))
+    fleet = answering(sealing_rubbish(Fleet(5), "m4", {"m0"}), "m4", lambda key: key)
+    answer, asked = fleet.bend, []
+
+    def bend(name, message):
+        if not isinstance(getattr(message, "payload", None), secure_agg.Complaint):
+            return message
+        asked.append(fleet.now_ms)
+        if len(asked) == 1:
+            # The first one is lost with the connection.
+            fleet.at(500, lambda: fleet.cut("m4"))
+            fleet.at(1500, lambda: fleet.connect("m4"))
+            return Standby()
+        return answer(name, message)
+
+    fleet.bend = bend
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert len(asked) == 2
     assert fleet.ends()[0].published
-    assert len(fleet.ends()[0].survivors) == 10
+    assert len(fleet.ends()[0].survivors) == 5
 
 
 def test_members_with_expired_certificates_are_not_drawn_forever():

@@ -151,13 +151,8 @@ def other_key_commitment(case: Case, share: Any) -> Any:
 
 
 def short_key(case: Case, share: Any) -> Any:
-    """AES-128: the dealer commits to 16 bytes, which no sealed key can hold."""
-    key, header = b"k" * 16, case.session.shares_header(case.dealer, case.receiver)
-    return dataclasses.replace(
-        share,
-        locked_shares=lock(key, header, bytes(66)),
-        key_commitment=case.session.share_key_commitment(case.dealer, case.receiver, key),
-    )
+    """The dealer commits to a key that AES does not take, and that no sealed key can hold."""
+    return dataclasses.replace(share, key_commitment=case.session.share_key_commitment(case.dealer, case.receiver, b""))
 
 
 # ---- a dealer that lies ---------------------------------------------------------------------------------------------
@@ -199,7 +194,7 @@ def test_a_bad_seal_that_is_opened_well_stops_nobody(graph: str, change: Any, pa
         (wrong_lock, Part.SHARES, None),
         (other_key_commitment, Part.SHARES, None),
         (other_key_commitment, Part.SHARES, OTHER),
-        (short_key, Part.SHARES, b"k" * 16),
+        (short_key, Part.SHARES, b""),
         (wrong_shares(commit=False), Part.SHARES, b"k" * 32),
         (wrong_shares(commit=True), Part.SHARES, b"k" * 32),
     ],
@@ -464,6 +459,19 @@ def test_complaints_that_a_server_does_not_take() -> None:
     _, message = fleet.states["m1"].on_dealings(fleet.inbox["m1"]).mask(vector)
     server = fleet.server.receive("m1", message, vector_digest(vector, 32))
     assert isinstance(server.receive("m1", Complaints(())), Dropped)
+
+
+def test_a_liar_that_masks_all_the_same_waits_for_no_answer() -> None:
+    """Otherwise it could have a dealer with a bad line called silent, and be in the sum itself."""
+    case = Case("complete")
+    complaint = case.falsely()
+    case.give(case.receiver, Complaints((complaint,)))
+    assert case.server.unanswered == (complaint,)
+    vector = case.fleet.inputs[case.receiver].copy()
+    _, message = case.fleet.states[case.receiver].on_dealings(case.fleet.inbox[case.receiver]).mask(vector)
+    case.fleet.masked[case.receiver] = vector
+    case.fleet.deliver(case.receiver, message)
+    assert case.server.unanswered == ()
 
 
 def test_openings_that_do_not_answer_the_complaints() -> None:
