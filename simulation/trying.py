@@ -368,7 +368,7 @@ class _Heads:
             task = task.model_copy(
                 update={"pairs": model.task.pairs, "start": "random" if model.task.pairs else "labels"}
             )
-        plain = model.model_copy(update={"injection": NoInjection(), "task": task})
+        plain = model.model_copy(update={"injection": NoInjection(), "task": task, "dropout": 0.0})
         return changed(self.job, model=plain, mechanism=NoMechanism(), training=Training(), method=FedAvg())
 
     def _accuracies(self, spec: JobSpec) -> tuple[float, float]:

@@ -27,7 +27,7 @@ def home(tmp_path, signer):
     """A home with two releases of one job, one of another, one reservation, and two receipts."""
     member = Member(signer.member, signer.key, signer.certificate, signer.root_pem, signer.federation)
     home = tmp_path / "home"
-    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
+    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=2.0) as ledger:
         book = ReceiptBook(home / "receipts")
         for job, round_ in (("desk", 1), ("desk", 2), ("ward", 1)):
             held = ledger.reserve(EVENT, purpose_of(member, job, round_))
@@ -57,11 +57,11 @@ def counted(events: int) -> float:
 def test_show_prints_what_each_job_spent(home):
     code, shown = ended("show", "--home", home)
     assert code == 0
-    assert "epsilon 4 at delta 1e-05, add-remove, one example" in shown
+    assert f"epsilon {LIMIT.epsilon:g} at delta 1e-05, add-remove, one example" in shown
     # One epsilon, as the gate counts, and the share left in the same unit.
     spent, alone = counted(4), counted(2)
-    assert f"epsilon {spent:.3g} of 4 at delta 1e-05; {1 - spent / 4:.0%} left" in shown
-    assert f"epsilon {spent:.3g} of 3; {1 - spent / 3:.0%} left" in shown
+    assert f"epsilon {spent:.3g} of {LIMIT.epsilon:g} at delta 1e-05; {1 - spent / LIMIT.epsilon:.0%} left" in shown
+    assert f"epsilon {spent:.3g} of 2; {1 - spent / 2:.0%} left" in shown
     assert "3 charged, 1 reserved, 2 receipts" in shown
     assert all(word in shown for word in ("desk", "ward", f"{alone:.3g}"))
     assert not any(word in shown for word in ("PLD", "Rényi", "gate"))
@@ -72,16 +72,16 @@ def test_json_has_one_epsilon_each(home):
     assert code == 0
     found = json.loads(shown)
     assert found["spent"] == {"epsilon": pytest.approx(counted(4))}
-    assert found["month"] == {"month": found["month"]["month"], "limit": 3.0, "epsilon": pytest.approx(counted(4))}
+    assert found["month"] == {"month": found["month"]["month"], "limit": 2.0, "epsilon": pytest.approx(counted(4))}
     assert found["jobs"] == [
         {"job": job, "releases": 2, "epsilon_alone": pytest.approx(counted(2))} for job in ("desk", "ward")
     ]
-    assert found["share_left"] == pytest.approx(1 - counted(4) / 3)
+    assert found["share_left"] == pytest.approx(1 - counted(4) / 2)
     assert (found["charged"], found["reserved"], found["receipts"], found["records"]) == (3, 1, 2, 13)
 
 
 def test_a_ledger_in_use_can_be_shown_and_verified(home):
-    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
+    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=2.0) as ledger:
         ledger.recover()
         assert ended("verify", "--home", home)[0] == 0
         code, shown = ended("show", "--home", home)
@@ -115,7 +115,7 @@ def test_a_kept_head_reveals_a_tail_cut_off_together_with_its_pin(home, tmp_path
     head = out.splitlines()[-1].removeprefix("  head, to keep elsewhere: ")
     copy = tmp_path / "copy"
     shutil.copytree(home, copy)
-    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
+    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=2.0) as ledger:
         ledger.recover()
         later = f"{ledger.head.hex()}:{ledger.sequence}"
     code, out = ended("verify", "--home", home, "--head", head)
