@@ -26,8 +26,8 @@ __all__ = ["Postgres", "programs", "running_postgres"]
 
 _VERSIONS = Path("/usr/lib/postgresql")
 _USER = "postgres"
-# Each database is a thousand files. On a slow disk it takes minutes to delete those of a run, and memory deletes them at
-# once. What the server keeps there is below a gigabyte.
+# Each database is a thousand files. A slow disk takes minutes to delete those of a run, memory a moment. What the server
+# keeps there is below a gigabyte.
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2 * 1024**3  # noqa: S108
 
 
