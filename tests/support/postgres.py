@@ -26,8 +26,8 @@ __all__ = ["Postgres", "programs", "running_postgres"]
 
 _VERSIONS = Path("/usr/lib/postgresql")
 _USER = "postgres"
-# Each database is a thousand files. A slow disk takes minutes to delete those of a run, memory a moment. What the server
-# keeps there is below a gigabyte.
+# Each database is a thousand files. A slow disk takes minutes to delete those of a run, and memory a moment. The server
+# keeps less than a gigabyte there.
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2 * 1024**3  # noqa: S108
 
 
