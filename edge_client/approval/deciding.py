@@ -5,12 +5,13 @@ Left to others: when a decision counts (`rules`), and what a running member does
 
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edge_client.approval.folder import ApprovalFolder, ApprovalRequest
-from edge_client.approval.rules import Heard, Standing, standing_of
+from edge_client.approval.rules import MAX_SKEW_MS, Heard, Standing, standing_of
 from edge_client.approval.statement import (
     LONGEST_REASON,
     ApprovalStatement,
@@ -83,7 +84,8 @@ def decide(
         now_ms: the time, in milliseconds since 1970 UTC. None: that of the clock.
 
     Raises:
-        DecisionRefused: the key is not one of the policy's stewards, or the policy allows no approval for so long.
+        DecisionRefused: the key is not one of the policy's stewards, the policy allows no approval for so long, or an
+            earlier decision of the key is dated in the future.
     """
     public = key.public_key().public_bytes_raw()
     steward_named(request, public)
@@ -91,6 +93,12 @@ def decide(
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     before = [each.statement.issued_ms for each in known if each.statement.steward == public]
     issued = max([now, *(at + 1 for at in before)])
+    if issued > now + MAX_SKEW_MS:
+        raise DecisionRefused(
+            f"an earlier decision with this key is dated {_moment(max(before))} UTC, in the future: the clock was "
+            "wrong when it was signed. Nothing newer counts until then; use another steward's key, or have the job "
+            "changed"
+        )
     question = request.question
     return SignedStatement.sign(
         ApprovalStatement(
@@ -111,14 +119,20 @@ def decide(
     )
 
 
-def put(home: Path, signed: SignedStatement) -> Path:
+def put(home: Path, signed: SignedStatement, *, now_ms: int | None = None) -> Path:
     """Puts a statement into a member's home, where `edge_client run` sees it within seconds.
+
+    Args:
+        home: the member's.
+        signed: the statement.
+        now_ms: the time, in milliseconds since 1970 UTC. None: that of the clock.
 
     Returns:
         The file.
 
     Raises:
         DecisionRefused: the home asked about no such job, or the statement would not count.
+        LedgerError: the ledger cannot be read.
         OSError: the file cannot be written.
     """
     said = signed.statement
@@ -135,16 +149,53 @@ def put(home: Path, signed: SignedStatement) -> Path:
     except StatementInvalid as error:
         raise DecisionRefused(f"the statement does not hold: {error}; have it signed again") from error
     if not request.question.is_of(said):
-        raise DecisionRefused(
-            f"the statement is about another member or another document of job {said.job} ({said.document.hex()[:16]}, "
-            f"not {request.question.document.hex()[:16]}): the job was changed, and asks again"
-        )
+        raise DecisionRefused(_about_another(request, said))
     if said.decision == "approve" and not request.about(said):
         raise DecisionRefused(
             "the approval was signed under another policy, or names other files than the job; export the request again "
             f"with `edge_client job show {said.job} --out FILE`, and have that one signed"
         )
+    heard, at_ms = heard_at(home, request)
+    now = max(time.time_ns() // 1_000_000 if now_ms is None else now_ms, at_ms)
+    if said.issued_ms > now + MAX_SKEW_MS:
+        raise DecisionRefused(
+            f"the decision is dated {_moment(said.issued_ms)} UTC, and here it is {_moment(now)}; set the clock of the "
+            "machine that signs, and sign again"
+        )
+    if said.decision == "approve":
+        _check_counts(request, signed, heard, now)
     return folder.put(signed)
+
+
+def _about_another(request: ApprovalRequest, said: ApprovalStatement) -> str:
+    """The first thing in which a statement differs from what is asked, as a sentence."""
+    question = request.question
+    for what, asked, signed in (
+        ("federation", question.federation.hex()[:16], said.federation.hex()[:16]),
+        ("member", question.member, said.member),
+    ):
+        if asked != signed:
+            return f"the statement is about {what} {signed}, and this home is of {what} {asked}; give the other --home"
+    return (
+        f"the statement is about another document of job {said.job} ({said.document.hex()[:16]}, not "
+        f"{question.document.hex()[:16]}): the job was changed, and asks again"
+    )
+
+
+def _check_counts(request: ApprovalRequest, signed: SignedStatement, heard: Sequence[Heard], now_ms: int) -> None:
+    """Raises DecisionRefused if an approval would not count beside what was heard."""
+    if signed.digest() not in {each.signed.digest() for each in heard}:
+        heard = [*heard, Heard(signed)]
+    standing = standing_of(request.question, request.terms, heard, now_ms)
+    name = steward_named(request, signed.statement.steward)
+    if name not in standing.approved:
+        why = dict(standing.unread).get(name, "this key has decided otherwise since")
+        raise DecisionRefused(f"the approval of {name} would not count: {why}. Read the job again, and sign a new one")
+
+
+def _moment(ms: int) -> str:
+    """A time in UTC, for people."""
+    return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def heard_at(home: Path, request: ApprovalRequest) -> tuple[Sequence[Heard], int]:

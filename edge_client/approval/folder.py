@@ -8,6 +8,7 @@ ledger, which decides. So a statement that is removed here later still counts.
 """
 
 import contextlib
+import errno
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -114,20 +115,25 @@ class ApprovalFolder:
         """Writes a steward's statement to the disk.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or the folder holds more files than are read.
         """
+        if len(self.names()) >= _MAX_STATEMENTS:
+            raise OSError(
+                errno.ENOSPC, f"holds {_MAX_STATEMENTS} files or more; take away those of no steward", self.path
+            )
         self._prepare()
         path = self.path / f"{signed.digest().hex()}.json"
         durable_file(path, signed.canonical())
         return path
 
-    def names(self) -> tuple[str, ...]:
-        """The names of the files with statements, sorted, at most a thousand."""
+    def names(self, known: Collection[str] = ()) -> tuple[str, ...]:
+        """The names of the files with statements, sorted, at most a thousand that are not among `known`."""
+        skipped = {_REQUEST, *known}
         try:
-            found = sorted(path.name for path in self.path.iterdir() if path.suffix == ".json")
+            found = (path.name for path in self.path.iterdir() if path.suffix == ".json")
+            return tuple(sorted(name for name in found if name not in skipped)[:_MAX_STATEMENTS])
         except OSError:
             return ()
-        return tuple(name for name in found if name != _REQUEST)[:_MAX_STATEMENTS]
 
     def statement(self, name: str) -> SignedStatement:
         """Reads a file with a statement.
@@ -143,10 +149,8 @@ class ApprovalFolder:
         Args:
             known: digests of statements that are known already. Files that are named by one are not read.
         """
-        found, skipped = [], {f"{digest.hex()}.json" for digest in known}
-        for name in self.names():
-            if name in skipped:
-                continue
+        found = []
+        for name in self.names({f"{digest.hex()}.json" for digest in known}):
             with contextlib.suppress(OSError, DocumentInvalid):
                 found.append(self.statement(name))
         yield from sorted(found, key=lambda each: (each.statement.issued_ms, each.signature))

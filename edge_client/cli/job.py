@@ -164,6 +164,7 @@ def import_(
     """Take a steward's signed decision into this member's folder. It is checked first."""
     from edge_client.approval.deciding import DecisionRefused, put
     from edge_client.approval.statement import SignedStatement
+    from edge_client.ledger.store import LedgerError
     from tacit.documents import DocumentInvalid
 
     folder = _home(home)
@@ -176,6 +177,8 @@ def import_(
         fail(f"{file} does not exist; check its path", ExitCode.NOT_FOUND)
     except DocumentInvalid as error:
         fail(f"{error}; name a file that `edge_client job approve --out` wrote", ExitCode.USAGE)
+    except LedgerError as error:
+        fail(str(error), ExitCode.FAILED)
     except OSError as error:
         fail(f"{error.filename} cannot be used: {error.strerror}; check its path and permissions", ExitCode.USAGE)
     _told(signed, path, as_json, folder)
@@ -287,7 +290,9 @@ def _confirm(asked: "ApprovalRequest", question: str, digest: str | None, yes: b
             )
     elif yes:
         fail("--yes needs --digest, as `edge_client job show` prints it: nobody reads what is signed", ExitCode.USAGE)
-    elif not (as_json or json_requested()):
+    elif as_json or json_requested():
+        fail("--json needs --digest, as `edge_client job show` prints it: nobody reads what is signed", ExitCode.USAGE)
+    else:
         _print(asked, None)
     if yes:
         return

@@ -274,8 +274,9 @@ class Preparer:
         self._keeper.tell_of_table(job, found)
         self._check_data(job)
         async with self._turn:
+            # Both are checked again, because jobs take turns and the training of the last one may have taken hours.
+            await self._check_approved(job, manifest, blob)
             with _refusing():
-                # Checked again, because jobs take turns and the training of the last one may have taken hours.
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 protection = self._budget.protection(job, len(self._examples))
                 reserved = self._budget.reserve(assignment, job, protection)

@@ -78,6 +78,10 @@ class Place:
     def folder(self):
         return ApprovalFolder(self.home, "data", "questions")
 
+    def put(self, signed):
+        """Puts a statement into the home, at the member's time."""
+        return put(self.home, signed, now_ms=int(self.now * 1000))
+
     def says(self, steward, decision, *, at=NOW, **more):
         """The steward decides about what the member asks now."""
         return steward.says(decision, self.folder.request().question, at=at, **more)
@@ -111,7 +115,7 @@ def place(tmp_path):
 def test_an_approval_in_the_folder_is_recorded_and_counts(place):
     made = place()
     assert made.stage() == "awaited"
-    put(made.home, made.says(MARY, "approve"))
+    made.put(made.says(MARY, "approve"))
     assert made.stage() == "approved"
     assert made.decisions() == ["approve"]
     # It stands in the ledger: neither the file nor this process is needed any more, and it is recorded once.
@@ -143,7 +147,7 @@ def test_a_statement_stands_in_the_chain_once(place):
 
 def test_a_changed_job_and_a_changed_policy_ask_again(place):
     made = place()
-    put(made.home, made.says(MARY, "approve"))
+    made.put(made.says(MARY, "approve"))
     assert made.stage() == "approved"
     assert made.stage(CHANGED) == "awaited"
     made.restart(max_approval_days=80.0)
@@ -154,9 +158,9 @@ def test_a_changed_job_and_a_changed_policy_ask_again(place):
 def test_a_withdrawal_counts_after_its_file_is_removed_and_the_approval_is_shown_again(place):
     made = place()
     approval = made.says(MARY, "approve")
-    put(made.home, approval)
+    made.put(approval)
     assert made.stage() == "approved"
-    put(made.home, made.says(MARY, "withdraw", at=NOW + 1))
+    made.put(made.says(MARY, "withdraw", at=NOW + 1))
     assert made.stage() == "awaited"
     for path in made.folder.path.iterdir():
         path.unlink()
@@ -170,29 +174,29 @@ def test_a_withdrawal_counts_after_its_file_is_removed_and_the_approval_is_shown
 def test_a_full_disk_approves_nothing_and_loses_no_withdrawal(place, decision):
     made = place()
     made.recorder.full = True
-    put(made.home, made.says(MARY, "approve"))
+    made.put(made.says(MARY, "approve"))
     assert made.stage() == "awaited"
     made.recorder.full = False
     assert made.stage() == "approved"
     made.recorder.full = True
-    put(made.home, made.says(MARY, decision, at=NOW + 1))
+    made.put(made.says(MARY, decision, at=NOW + 1))
     assert made.stage() == {"withdraw": "awaited", "decline": "declined"}[decision]
 
 
 def test_four_eyes(place):
     made = place(min_approvals=2)
-    put(made.home, made.says(MARY, "approve"))
-    put(made.home, made.says(MARY, "approve", at=NOW + 1, days=20))
+    made.put(made.says(MARY, "approve"))
+    made.put(made.says(MARY, "approve", at=NOW + 1, days=20))
     assert made.stage() == "awaited"
     with pytest.raises(PolicyRefusal, match="given 1 of the 2 approvals"):
         made.desk.check(JOB)
-    put(made.home, made.says(JOHN, "approve"))
+    made.put(made.says(JOHN, "approve"))
     assert made.desk.check(JOB) == 2
 
 
 def test_an_expired_approval_stays_expired_whatever_the_clock_says(place):
     made = place()
-    put(made.home, made.says(MARY, "approve", days=1))
+    made.put(made.says(MARY, "approve", days=1))
     assert made.stage() == "approved"
     made.now = (NOW + DAY_MS) / 1000
     assert made.stage() == "awaited"
@@ -203,14 +207,14 @@ def test_an_expired_approval_stays_expired_whatever_the_clock_says(place):
     assert made.stage() == "awaited"
     assert verify(made.ledger.path).state.lapsed == {made.ledger.approvals()[0][0].digest()}
     # A new approval counts, also by a clock that is behind the ledger.
-    put(made.home, made.says(MARY, "approve", at=NOW + DAY_MS))
+    made.put(made.says(MARY, "approve", at=NOW + DAY_MS))
     assert made.stage() == "approved"
 
 
 def test_a_clock_that_went_back_revives_nothing_that_other_records_outlived(place):
     """No one looked when it expired, but the ledger has a record from later."""
     made = place()
-    put(made.home, made.says(MARY, "approve", days=1))
+    made.put(made.says(MARY, "approve", days=1))
     assert made.stage() == "approved"
     made.now = (NOW + 2 * DAY_MS) / 1000
     made.ledger.approval(JOHN.says("withdraw"))
@@ -249,15 +253,49 @@ def test_the_commands_take_no_statement_that_would_not_count(place):
     good = made.says(MARY, "approve")
     for bad, why in (
         (made.says(mallory, "approve"), "not one of the stewards"),
-        (made.says(MARY, "approve", member="south"), "another member or another document"),
+        (made.says(MARY, "approve", member="south"), "about member south, and this home is of member north"),
         (made.says(MARY, "approve", document=bytes([7]) * 32), "asks again"),
         (made.says(MARY, "approve", policy=bytes([7]) * 32), "another policy"),
         (made.says(MARY, "approve", job="another"), "asked nobody about job another"),
         (good.model_copy(update={"signature": "00" * 64}), "does not hold"),
+        (made.says(MARY, "approve", at=NOW - 2 * DAY_MS, days=1), "it has expired"),
+        (made.says(MARY, "approve", days=400), "for longer than max_approval_days"),
+        (made.says(MARY, "approve", at=NOW + DAY_MS), "clock of the machine that signs"),
+        (made.says(MARY, "withdraw", at=NOW + 30 * DAY_MS), "clock of the machine that signs"),
     ):
         with pytest.raises(DecisionRefused, match=why):
-            put(made.home, bad)
+            made.put(bad)
     assert made.folder.names() == ()
+
+
+def test_an_approval_shown_again_after_a_withdrawal_is_not_taken(place):
+    made = place()
+    approval = made.says(MARY, "approve")
+    made.put(approval)
+    made.put(made.says(MARY, "withdraw", at=NOW + 1))
+    assert made.stage() == "awaited"
+    with pytest.raises(DecisionRefused, match="decided otherwise since"):
+        made.put(approval)
+
+
+def test_a_decision_that_follows_one_of_the_future_is_not_signed(place):
+    request = place().folder.request()
+    ahead = decide(request, "withdraw", MARY.key, now_ms=NOW + 30 * DAY_MS)
+    with pytest.raises(DecisionRefused, match="in the future"):
+        decide(request, "approve", MARY.key, known=[ahead], now_ms=NOW)
+    end_of_time = MARY.says("withdraw", request.question, at=253_402_300_799_999)
+    with pytest.raises(DecisionRefused, match="9999-12-31"):
+        decide(request, "approve", MARY.key, known=[end_of_time], now_ms=NOW)
+
+
+def test_files_of_no_steward_hide_no_decision(place):
+    made = place()
+    made.put(made.says(MARY, "approve"))
+    assert made.stage() == "approved"
+    for number in range(1000):
+        (made.folder.path / f"{number:04}.json").write_text("{}")
+    with pytest.raises(OSError, match="take away those of no steward"):
+        made.put(made.says(MARY, "withdraw", at=NOW + 1))
 
 
 def test_a_decision_is_signed_later_than_those_before_it_whatever_the_clock_says(place):
@@ -265,10 +303,10 @@ def test_a_decision_is_signed_later_than_those_before_it_whatever_the_clock_says
     request = made.folder.request()
     approval = decide(request, "approve", MARY.key, now_ms=NOW)
     assert approval.statement.expires_ms == NOW + 30 * DAY_MS
-    back = decide(request, "withdraw", MARY.key, known=[approval], now_ms=NOW - 5 * DAY_MS)
+    back = decide(request, "withdraw", MARY.key, known=[approval], now_ms=NOW - 60_000)
     assert back.statement.issued_ms == NOW + 1
     for each in (approval, back):
-        put(made.home, each)
+        made.put(each)
     assert made.stage() == "awaited"
     with pytest.raises(DecisionRefused, match="90 days at most"):
         decide(request, "approve", MARY.key, days=91)
@@ -326,7 +364,7 @@ def test_the_commands_see_what_the_running_member_will_count(place):
 
 def test_the_chain_verifies_with_its_statements_and_names_a_forged_one(place):
     made = place()
-    put(made.home, made.says(MARY, "approve"))
+    made.put(made.says(MARY, "approve"))
     assert made.stage() == "approved"
     assert verify(made.ledger.path).sound
     lines = list(export_lines(made.ledger.path, made.home / "receipts"))

@@ -153,6 +153,41 @@ def test_nothing_is_read_or_reserved_before_the_stewards_approve(place, tmp_path
     assert made.examples.read
 
 
+def test_an_approval_withdrawn_while_another_job_trains_stops_this_one_before_it_begins(place, tmp_path, identity):
+    rules = {"jobs": "ask", "stewards": {"mary": MARY.public}}
+    made = place(**rules)
+    about = {"federation": identity.federation, "member": identity.member, "data": "data"}
+    desk = made.preparer._desk = Desk(tmp_path, Policy(**rules), made.budget, **about)
+    assert isinstance(made.refused(), ApprovalMissing)
+    request = ApprovalFolder(tmp_path, "data", "questions").request()
+
+    def says(decision):
+        put(tmp_path, decide(request, decision, MARY.key, known=[each for each, _ in made.budget.heard()]))
+        return desk.standing(made.document).stage
+
+    assert says("approve") == "approved"
+
+    class Turn(asyncio.Lock):
+        async def acquire(self):
+            if self.locked():
+                awaited.set()
+            return await super().acquire()
+
+    awaited = asyncio.Event()
+
+    async def withdrawn_while_it_waits_for_its_turn():
+        made.preparer._turn = Turn()
+        async with made.preparer._turn:
+            waiting = asyncio.create_task(made.prepare())
+            await awaited.wait()
+            assert says("withdraw") == "awaited"
+        await waiting
+
+    with pytest.raises(ApprovalMissing):
+        asyncio.run(withdrawn_while_it_waits_for_its_turn())
+    assert made.reserved() == 0
+
+
 @pytest.mark.parametrize(
     ("rules", "reason", "fetched"),
     [
