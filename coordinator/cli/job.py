@@ -419,9 +419,11 @@ def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes | Pa
 
 
 def _named(dropout: "operator_pb2.Dropout") -> str:
-    """The member's name if it is guilty of what it dealt: it is worth more than a count."""
+    """The member's name if it is guilty of what it dealt, which is worth more than a count; or whom a victim names."""
     from tacit.reason import Reason
 
+    if dropout.reason == Reason.REASON_COMPLAINT_UNANSWERED:
+        return f" ({dropout.detail})"
     guilty = (Reason.REASON_DEALER_CONVICTED, Reason.REASON_COMPLAINTS_TOO_MANY, Reason.REASON_DEALER_SILENT)
     return f" ({dropout.member})" if dropout.reason in guilty else ""
 

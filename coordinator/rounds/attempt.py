@@ -7,7 +7,7 @@ from coordinator.domain.jobs import Dropout
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.blame import after_complaint, decide, owed_by, silent, unanswered
+from coordinator.rounds.blame import after_complaint, decide, owed_by, unanswered
 from coordinator.rounds.phases import SILENT, advance_if_settled, enter_phase, note_dropout, tell_dropped
 from coordinator.rounds.standing import bar, leave_out_of_round, note_silence
 from coordinator.rounds.state import Aggregating, Collecting, Publishing
@@ -66,9 +66,7 @@ def answered(step: Step, event: ev.Answered) -> None:
             return
         said = payload.detail or sentence(payload.reason)
         step.do(counts.Refused(reason=word(payload.reason), member=event.member, detail=said))
-        if owed_by(phase, event.member):
-            silent(step, event.member)
-            return
+        silent(step, event.member)
         drop(step, event.member, payload.reason, payload.detail)
         return
     verdict = phase.protocol.receive(event.member, payload)
@@ -159,7 +157,6 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
         return
-    owed = owed_by(phase, member)
     collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
     if collecting is phase.protocol:
         return  # The phase did not expect it: it was lost before, or never took part.
@@ -169,25 +166,48 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
         bar(step, member, reason)
     elif reason in SILENT:
         note_silence(step, member, collecting.phase.value)
-    if owed:
-        # A dealer that leaves in place of an answer would otherwise do the same in the next attempt.
-        leave_out_of_round(step, member)
     _drop_stranded(step)
     decide(step)
     advance_if_settled(step)
 
 
+def silent(step: Step, dealer: str) -> None:
+    """Goes on without a dealer that owes an answer to a complaint and does not give it; there is no proof against it.
+
+    A vector that it has sent stays in the sum. Then only the receivers that wait for its answer are lost.
+    """
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating) or not owed_by(phase, dealer):
+        return
+    step.state = replace(step.state, phase=replace(phase, silent=phase.silent | {dealer}))
+    if dealer in phase.protocol.waiting:
+        drop(step, dealer, Reason.REASON_DEALER_SILENT)
+    else:
+        _drop_stranded(step)
+        advance_if_settled(step)
+
+
 def _drop_stranded(step: Step) -> None:
-    """Drops the members whose complaint nobody can answer any more, because the dealer is gone. A liar that complains
-    about a dropout hurts only itself.
+    """Drops the members whose complaint nobody will answer, because the dealer is silent or gone.
+
+    The dealer is left out of the round, also if it left before the complaint came: it could deal garbage and leave in
+    each attempt. A liar can do this to an honest member, but only to one that is gone or does not answer.
     """
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
     for complaint in unanswered(phase):
-        if complaint.dealer in phase.protocol.lost:
-            detail = f"{complaint.dealer} left the attempt"
-            drop(step, complaint.complainant, Reason.REASON_COMPLAINT_UNANSWERED, detail)
+        dealer = complaint.dealer
+        if dealer not in phase.protocol.lost and dealer not in phase.silent:
+            continue
+        why = next((lost.reason for lost in phase.dropouts if lost.member == dealer), Reason.REASON_DEALER_SILENT)
+        # One that was itself stranded did nothing.
+        if why != Reason.REASON_COMPLAINT_UNANSWERED and step.state.members[dealer].barred_until <= step.state.round:
+            leave_out_of_round(step, dealer)
+            if why not in SILENT:
+                note_silence(step, dealer, phase.protocol.phase.value)
+        detail = f"{dealer} left the attempt" if dealer in phase.protocol.lost else f"{dealer} does not answer"
+        drop(step, complaint.complainant, Reason.REASON_COMPLAINT_UNANSWERED, detail)
 
 
 def _protocol_reason(reason: Reason) -> secure_agg.Reason:

@@ -1,9 +1,8 @@
-"""Complaints about dealers: passed on, answered in time, or the end of the attempt.
+"""Complaints about dealers: passed on, answered, and what a guilty dealer costs.
 
-A complaint goes to its dealer at once, and what the dealer opens goes to the receiver, which then masks. The attempt
-ends at once when a dealer is guilty: convicted by what it opened, silent, or complained about by more receivers than
-can be corrupt. The guilty are left out of the round. If other complaints wait for answers, the attempt ends with the
-last of them, so that all guilty dealers are found in one attempt.
+A complaint goes to its dealer at once, and what the dealer opens goes to the receiver, which then masks. A dealer that
+is convicted by what it opened, or about which more receivers complain than can be corrupt, is barred, and the attempt
+ends at once. A dealer that is silent, or gone, costs the attempt only itself and the receivers that waited for it.
 """
 
 from dataclasses import replace
@@ -14,7 +13,7 @@ from coordinator.rounds import counts, timers
 from coordinator.rounds import effects as fx
 from coordinator.rounds.course import after_abandoned, attempt_over
 from coordinator.rounds.phases import note_dropout, tell_dropped
-from coordinator.rounds.standing import bar, leave_out_of_round, note_silence
+from coordinator.rounds.standing import bar
 from coordinator.rounds.state import Aggregating
 from coordinator.rounds.step import Step
 from secure_agg import server as protocol
@@ -22,7 +21,7 @@ from tacit.messages import AttemptMessage
 from tacit.reason import Reason
 from tacit.wire import evidence_to_bytes
 
-__all__ = ["after_complaint", "decide", "owed_by", "silent", "unanswered"]
+__all__ = ["after_complaint", "decide", "owed_by", "unanswered"]
 
 # A dealer has this long to open a secret, or a quarter of the mask phase if that is less: it checks one signature and
 # sends one short message.
@@ -71,22 +70,16 @@ def after_complaint(step: Step, before: Aggregating) -> None:
     decide(step)
 
 
-def silent(step: Step, dealer: str) -> None:
-    """Notes that a dealer does not answer a complaint."""
-    phase = step.state.phase
-    if isinstance(phase, Aggregating) and owed_by(phase, dealer):
-        step.state = replace(step.state, phase=replace(phase, silent=phase.silent | {dealer}))
-        decide(step)
-
-
 def decide(step: Step) -> None:
-    """Ends the attempt if a dealer is guilty and no other complaint waits for an answer."""
+    """Ends the attempt if a dealer is convicted, or outnumbered. What one quarrel shows does not wait for another: the
+    phase could close before it, and the evidence be lost.
+    """
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or not isinstance(phase.protocol, protocol.CollectingMasked):
         return
     collecting = phase.protocol
-    guilty = _guilty(phase, collecting)
-    if not guilty or any(each.dealer not in guilty | collecting.lost.keys() for each in collecting.unanswered):
+    guilty = _guilty(collecting)
+    if not guilty:
         return
     for dropout in guilty.values():
         dealer, reason = dropout.member, dropout.reason
@@ -94,24 +87,18 @@ def decide(step: Step) -> None:
         if isinstance(present, Aggregating) and dealer not in {lost.member for lost in present.dropouts}:
             note_dropout(step, present, dropout)
             tell_dropped(step, phase.attempt, dealer, reason, dropout.detail)
-        if reason == Reason.REASON_DEALER_SILENT:
-            leave_out_of_round(step, dealer)
-            note_silence(step, dealer, collecting.phase.value)
-        else:
-            bar(step, dealer, reason)
+        bar(step, dealer, reason)
     worst = min(guilty.values(), key=lambda each: _WORST.index(each.reason))
     attempt_over(step, worst.reason, f"{collecting.phase.value}: {', '.join(sorted(guilty))}")
     after_abandoned(step)
 
 
-_WORST = (Reason.REASON_DEALER_CONVICTED, Reason.REASON_COMPLAINTS_TOO_MANY, Reason.REASON_DEALER_SILENT)
+_WORST = (Reason.REASON_DEALER_CONVICTED, Reason.REASON_COMPLAINTS_TOO_MANY)
 
 
-def _guilty(phase: Aggregating, collecting: protocol.CollectingMasked) -> dict[str, Dropout]:
+def _guilty(collecting: protocol.CollectingMasked) -> dict[str, Dropout]:
     """The guilty dealers, each under the gravest finding."""
     name, guilty = collecting.phase.value, {}
-    for dealer in phase.silent:
-        guilty[dealer] = Dropout(dealer, name, Reason.REASON_DEALER_SILENT)
     for dealer in collecting.outnumbered:
         most = collecting.context.max_complainants
         detail = f"more than {most} receivers complained, and at most {most} can be corrupt"

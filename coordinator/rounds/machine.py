@@ -33,8 +33,8 @@ from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import counts, timers
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.attempt import answered, drop, uploaded
-from coordinator.rounds.blame import owed_by, silent, unanswered
+from coordinator.rounds.attempt import answered, drop, silent, uploaded
+from coordinator.rounds.blame import owed_by, unanswered
 from coordinator.rounds.course import assign, attempt_over, begin_training, halt
 from coordinator.rounds.effects import Effect
 from coordinator.rounds.opening import consider_opening

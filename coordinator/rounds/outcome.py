@@ -65,10 +65,10 @@ def computed(step: Step, event: ev.Computed) -> None:
         step.do(counts.TrainingMeasured(loss=event.training.loss, accuracy=event.training.accuracy))
     if event.metrics_invalid:
         step.do(counts.MetricsInvalid(number=number))
-    # A published sum that contains a member clears its missed deadlines.
+    # A published sum that contains a member clears its missed deadlines, unless it owed a receiver an answer.
     members = {
         name: replace(view, missed_deadlines=0, away_until=0)
-        if view.missed_deadlines and name in phase.survivors
+        if view.missed_deadlines and name in phase.survivors and name not in phase.silent
         else view
         for name, view in state.members.items()
     }

@@ -225,6 +225,6 @@ def tell_dropped(step: Step, attempt: AttemptId, member: str, reason: Reason, de
 def _publish(step: Step, phase: Aggregating, opened: protocol.OpenedSum) -> None:
     step.state = replace(
         step.state,
-        phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms),
+        phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms, phase.silent),
     )
     step.do(fx.Compute(phase.attempt, opened, phase.survivors))

@@ -118,6 +118,7 @@ class Publishing:
     survivors: tuple[str, ...]
     dropouts: tuple[Dropout, ...]
     phase_ms: int
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,13 @@ class CollectingMasked(Seated[MaskedInput]):
         dealings: what each member of U2 dealt.
         complaints: by complainant.
         openings: what was opened, by dealer, complainant and part.
+        bad: those of them that contradict what was dealt.
     """
 
     dealings: Mapping[MemberId, Dealing]
     complaints: Mapping[MemberId, Complaints] = field(default_factory=dict)
     openings: Mapping[tuple[MemberId, MemberId, Part], Opening] = field(default_factory=dict, repr=False)
+    bad: frozenset[tuple[MemberId, MemberId, Part]] = frozenset()
 
     phase = Phase.MASK
     withdraws_on_drop = False
@@ -87,16 +89,17 @@ class CollectingMasked(Seated[MaskedInput]):
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """What convicts dealers: the openings that contradict what was dealt."""
-        return tuple(self._evidence(opening) for opening in self.openings.values() if not self._is_good(opening))
+        return tuple(self._evidence(self.openings[about]) for about in sorted(self.bad))
 
     def openings_for(self, member: MemberId) -> Openings | None:
         """What a member that complained continues with; None if it did not, or an opening is missing or bad."""
         said = self.complaints.get(member)
         if said is None:
             return None
-        found = [self.openings.get(_about(complaint)) for complaint in said.complaints]
-        good = tuple(opening for opening in found if opening is not None and self._is_good(opening))
-        return Openings(good) if len(good) == len(found) else None
+        about = [_about(complaint) for complaint in said.complaints]
+        if any(each in self.bad or each not in self.openings for each in about):
+            return None
+        return Openings(tuple(self.openings[each] for each in about))
 
     def receive(self, member: MemberId, message: object, digest: bytes = b"") -> CollectingMasked | Dropped:
         """Accepts a masked input, complaints or an opening, or says why not.
@@ -208,7 +211,8 @@ class CollectingMasked(Seated[MaskedInput]):
         # Only with the dealer's signature does a bad opening convince others.
         if not signed_by(self.verify, self.session, member, statement_of(self.session, message), message.signature):
             return Dropped(member, Reason.OPENING_INVALID, "its signature is not valid")
-        return replace(self, openings={**self.openings, about: message})
+        bad = self.bad if self._is_good(message) else self.bad | {about}
+        return replace(self, openings={**self.openings, about: message}, bad=bad)
 
     def _is_good(self, opening: Opening) -> bool:
         try:

@@ -248,21 +248,23 @@ def test_a_dealer_that_opens_another_key_is_convicted_at_once(members, victims):
 
 
 @pytest.mark.parametrize(("members", "victims"), COHORTS)
-def test_a_dealer_that_is_silent_is_left_out_of_the_round(members, victims):
-    dealer = f"m{members - 1}"
-    fleet = sealing_rubbish(Fleet(members), dealer, {f"m{each}" for each in range(victims)})
+def test_a_dealer_that_is_silent_costs_its_victims_one_sum_and_itself_the_round(members, victims):
+    dealer, chosen = f"m{members - 1}", {f"m{each}" for each in range(victims)}
+    fleet = sealing_rubbish(Fleet(members), dealer, chosen)
     answering(fleet, dealer, lambda key: None).connect()
     fleet.run(lambda: bool(fleet.ends()))
     first = fleet.ends()[0]
-    assert (first.published, first.reason) == (False, Reason.REASON_DEALER_SILENT)
-    assert [(lost.member, lost.reason, lost.evidence) for lost in first.dropouts] == [
-        (dealer, Reason.REASON_DEALER_SILENT, None)
-    ]
+    # Its vector is in the sum, and as good as any other.
+    assert {(lost.member, lost.reason) for lost in first.dropouts} == {
+        (victim, Reason.REASON_COMPLAINT_UNANSWERED) for victim in chosen
+    }
     assert fleet.now_ms < 20_000
     if members > 3:
-        fleet.run(lambda: len(fleet.ends()) == 2)
-        assert fleet.ends()[1].published
-        assert dealer not in fleet.ends()[1].survivors
+        assert first.published
+        assert set(first.survivors) == set(fleet.members) - chosen
+    else:
+        assert first.reason == Reason.REASON_THRESHOLD_LOST
+    assert fleet.state.members[dealer].missed_deadlines == 1
     # It is nobody's fault for sure, so it is not barred for good.
     assert barred(fleet) == []
     fleet.run(hours=1)
@@ -288,26 +290,57 @@ def test_a_dealer_that_restarts_in_place_of_an_answer_is_left_out_of_the_round()
     assert barred(fleet) == []
 
 
-def test_all_guilty_dealers_are_found_in_one_attempt():
+def leaving_at_the_dealings(fleet, dealer, then=lambda: None):
+    """Makes a dealer refuse what was dealt to it, before its victims' complaints arrive."""
+
+    def bend(name, message):
+        if name != dealer or not isinstance(getattr(message, "payload", None), secure_agg.ReceivedDealings):
+            return message
+        refusal = AttemptRefusal(Reason.REASON_DEALINGS_TOO_FEW)
+        fleet.post(ev.Answered(dealer, AttemptMessage(message.attempt, refusal)), 0)
+        fleet.at(0, then)
+        return Standby()
+
+    fleet.bend = bend
+    return fleet
+
+
+@pytest.mark.parametrize("members", [4, 5])
+def test_a_dealer_of_garbage_that_leaves_before_the_complaint_is_left_out_of_the_round(members):
+    dealer = f"m{members - 1}"
+    fleet = sealing_rubbish(Fleet(members, job=job_document(count=2)), dealer, {"m0"})
+    leaving_at_the_dealings(fleet, dealer).connect().run(hours=2)
+    fleet.check()
+    assert fleet.state.status is JobStatus.FINISHED
+    assert [end.published for end in fleet.ends()] == [False, True, False, True]
+    assert all(dealer not in end.survivors for end in fleet.ends())
+    # From the second time in a row, longer and longer.
+    assert [count.fields["member"] for count in fleet.counts if count.what == "left_out"] == [dealer]
+
+
+def test_a_victim_that_is_stranded_while_a_liar_complains_about_it_is_not_to_blame():
+    fleet = sealing_rubbish(Fleet(10, policy=PLAIN, job=job_document(count=1)), "m9", {"m0"})
+    leaving_at_the_dealings(fleet, "m9", lambda: complain(fleet, "m8", about="m0")).connect()
+    (end,) = fleet.run(lambda: bool(fleet.ends())).ends()
+    assert end.published
+    until = {name: fleet.state.members[name].barred_until for name in ("m0", "m9")}
+    assert until == {"m0": 0, "m9": 2}
+
+
+def test_a_conviction_does_not_wait_for_another_quarrel():
     fleet = sealing_rubbish(Fleet(10), "m9", {"m0"})
     answering(fleet, "m9", lambda key: bytes(32))
-    sealing_rubbish(fleet, "m8", {"m1"})
-    # m8's own software refuses to open what it did not deal. m7 is silent.
     sealing_rubbish(fleet, "m7", {"m2"})
-    lost = fleet.lose
     fleet.lose = lambda name, message: (
-        lost(name, message) or (name == "m7" and isinstance(getattr(message, "payload", None), secure_agg.Complaint))
+        name == "m7" and isinstance(getattr(message, "payload", None), secure_agg.Complaint)
     )
-    fleet.connect().run(lambda: len(fleet.ends()) == 2)
-    first, second = fleet.ends()
-    assert {(each.member, each.reason) for each in first.dropouts} == {
-        ("m9", Reason.REASON_DEALER_CONVICTED),
-        ("m8", Reason.REASON_DEALER_SILENT),
-        ("m7", Reason.REASON_DEALER_SILENT),
-    }
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    first = fleet.ends()[0]
     assert first.reason == Reason.REASON_DEALER_CONVICTED
-    assert second.published
-    assert set(second.survivors) == {f"m{each}" for each in range(7)}
+    assert [(each.member, bool(each.evidence)) for each in first.dropouts] == [("m9", True)]
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 def test_members_awaited_when_an_attempt_becomes_hopeless_are_not_late():
@@ -414,6 +447,34 @@ def test_a_complaint_about_a_dropout_costs_only_the_liar():
     assert reasons["m0"] == Reason.REASON_COMPLAINT_UNANSWERED
     assert set(reasons) == {"m0", "m9"}
     assert barred(fleet) == ["m9"]
+
+
+def test_a_liar_does_not_use_up_what_dropouts_a_cohort_bears():
+    """It holds its vector back, and complains about a member that has sent its own and is gone."""
+    fleet = Fleet(10, policy=PLAIN, job=job_document(count=3))
+    coordinator, gone = fleet._coordinator, set()
+    fleet.lose = lambda name, message: (
+        name in gone and isinstance(getattr(message, "payload", None), secure_agg.Complaint)
+    )
+
+    def lie(about):
+        if isinstance(getattr(fleet.state.phase, "protocol", None), CollectingMasked):
+            gone.add(about)
+            complain(fleet, "m0", about=about)
+
+    def hear(event):
+        if not isinstance(event, ev.Uploaded) or event.member != "m0":
+            coordinator(event)
+            return
+        others = [name for name in fleet.state.phase.cohort if name != "m0"]
+        fleet.at(1000, lambda: lie(others[event.attempt.attempt % len(others)]))
+
+    fleet._coordinator = hear
+    fleet.connect().run(hours=4)
+    fleet.check()
+    assert fleet.state.status is JobStatus.FINISHED
+    assert [(end.published, len(end.survivors)) for end in fleet.ends()] == [(True, 9)] * 3
+    assert {lost.member for end in fleet.ends() for lost in end.dropouts} == {"m0"}
 
 
 def test_a_dealer_that_reconnects_is_asked_again():
