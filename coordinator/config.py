@@ -93,8 +93,9 @@ class CoordinatorConfig(Document):
     keep_best: bool = True
     keep_exported: bool = True
     keep_named: Annotated[tuple[_VersionName, ...], AtMost(1000)] = ()
-    # How long a blob stays that no row names, because somebody may be about to name it.
-    prune_grace_hours: float = Field(default=24.0, ge=0, le=24 * 365)
+    # How long a blob stays that no row names, because somebody may be about to name it. Minutes are the least that is
+    # safe beside a serving coordinator; hours leave room for uploads that break and resume.
+    prune_grace_hours: float = Field(default=24.0, gt=0, le=24 * 365)
 
     log_format: Literal["console", "json"] = "console"
 

@@ -23,7 +23,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
-from toolkit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -80,6 +80,7 @@ def make(
     """Write a job's passport: where its versions come from, signed with the operator's key."""
     where = operator_folder(operator, folder)
     target = out or Path(f"{job}.passport.json")
+    _refuse_existing(target)
 
     async def work() -> "Passport":
         async with operator_channel(where) as channel:
@@ -146,6 +147,7 @@ def page(
         lines = "; ".join(f"{each.part}: {each.sentence}" for each in verdict.findings)
         fail(f"{file} does not hold, so no page was made. {lines}", ExitCode.FAILED)
     target = out or file.with_suffix(".html")
+    _refuse_existing(target)
     _write(target, page_of(verdict.passport, verdict.seal).encode())
     if as_json:
         print_json({"page": str(target), "passport": str(file)})
@@ -240,6 +242,12 @@ def write_passport(path: Path, passport: "Passport") -> None:
     _write(path, passport.to_bytes())
 
 
+def _refuse_existing(path: Path) -> None:
+    """Refuses to write over a file, which may be the passport itself or part of an exported folder."""
+    if path.exists():
+        fail(f"{path} exists already; name another file with --out, or remove it", ExitCode.USAGE)
+
+
 def _write(path: Path, content: bytes) -> None:
     from toolkit.durable import durable_file
 
@@ -287,6 +295,11 @@ def _verified(file: Path, federation: bytes) -> "Verified":
     from tacit.passport_proof import verify_passport
     from tacit.reading import DocumentInvalid, read_bytes
 
+    if file.exists() and not file.is_file():
+        fail(
+            f"{file} is not a file that can be read as a passport; name one that `coordinator passport` wrote",
+            ExitCode.USAGE,
+        )
     try:
         return verify_passport(read_bytes(file, MAX_PASSPORT_BYTES, str(file)), federation)
     except OSError as error:
@@ -300,6 +313,7 @@ def _verified(file: Path, federation: bytes) -> "Verified":
 def _compare(folder: Path, passport: "Passport") -> list[Any]:
     """Compares an exported folder's files with the passport."""
     import hashlib
+    import stat
 
     from tacit.bundle import INDEX
     from tacit.passport_proof import Finding
@@ -309,12 +323,21 @@ def _compare(folder: Path, passport: "Passport") -> list[Any]:
         found = next((each for each in passport.exports if each.index == index), None)
         if found is None:
             return [Finding(str(folder / INDEX), "no exported folder of the passport has this file")]
-        differing = []
+        # Libraries read some files by their names alone, so a file more can change a model.
+        findings = [
+            Finding(str(path), "it is not among the files that the passport names; take it away")
+            for path in sorted(folder.rglob("*"))
+            if (path.is_symlink() or not path.is_dir())
+            and path.relative_to(folder).as_posix() not in {*found.files, INDEX, "passport.json"}
+        ]
         for name, listed in found.files.items():
+            if not stat.S_ISREG((folder / name).lstat().st_mode):
+                findings.append(Finding(str(folder / name), "it is no regular file"))
+                continue
             with (folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").digest() != listed.sha256:
-                    differing.append(Finding(str(folder / name), "it is not the file that the passport names"))
-        return differing
+                    findings.append(Finding(str(folder / name), "it is not the file that the passport names"))
+        return findings
     except OSError as error:
         fail(f"{error.filename or folder} cannot be read: {error.strerror}; check the path", ExitCode.NOT_FOUND)
 
@@ -331,10 +354,10 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
         return
     versions = passport.versions
     typer.echo(
-        f"{file} holds: operator {seal.operator} of the federation {seal.federation.hex()} signed it at "
+        f"{file} holds: operator {printable(seal.operator)} of the federation {seal.federation.hex()} signed it at "
         f"{moment(seal.made_ms)} UTC, and nothing in it was changed."
     )
-    typer.echo(f"Job {seal.job}, document {_hash_of(passport)}:\n")
+    typer.echo(f"Job {printable(seal.job)}, document {_hash_of(passport)}:\n")
     typer.echo(table(["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY"], _rows(versions)))
     for each in passport.withdrawals:
         typer.echo(f"\n{withdrawal_text(each)}")
@@ -359,7 +382,7 @@ def _rows(versions: "Sequence[VersionFacts]") -> list[list[str]]:
             each.version.hex()[:16],
             "-" if each.cohort is None else str(each.cohort),
             "-" if each.summed is None else str(each.summed),
-            each.mechanism,
+            printable(each.mechanism),
             spend_of(each),
             accuracy_of(each),
         ]

@@ -32,7 +32,7 @@ def prune(
     grace_hours: Annotated[
         float | None,
         typer.Option(
-            min=0,
+            min=0.001,
             help="How long a blob stays that nothing names. Default: prune_grace_hours in coordinator.toml.",
             show_default=False,
         ),
@@ -48,7 +48,7 @@ def prune(
     import time
 
     from coordinator.storage.blobs import open_blobs
-    from coordinator.storage.errors import StoreInUse
+    from coordinator.storage.errors import NotFound, StoreInUse
     from coordinator.storage.prune import Retention
     from coordinator.storage.prune import prune as prune_store
 
@@ -76,6 +76,8 @@ def prune(
             )
         except StoreInUse as error:
             fail(str(error), ExitCode.REFUSED)
+        except NotFound as error:
+            fail(f"keep_named in coordinator.toml: {error}; nothing was pruned", ExitCode.USAGE)
     if as_json:
         print_json(
             {

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
-from coordinator.storage.errors import BlobCorrupt, BlobMissing, StoreUnusable
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, NotFound, StoreUnusable
 from coordinator.storage.jobs import StoredVersion, versions
 from coordinator.storage.journal import note
 from coordinator.storage.models import CorpusRow, JobRow, JournalRow, ServerStateRow, VersionRow
@@ -125,6 +125,7 @@ def prune(
         dry_run: whether to change nothing, and only say what would go.
 
     Raises:
+        NotFound: the policy names a version that does not exist.
         StoreInUse: a backup, a restore or another pruning is under way.
         StoreUnusable: the store cannot be pruned, or a document cannot be read, so that nobody knows what it names.
         StorageError: the database cannot be read or written.
@@ -136,12 +137,20 @@ def prune(
         return _remove(store, named, gone, states, now_ms / 1000 - grace_seconds, dry_run)
 
 
+def _check_named(s: Session, policy: Retention) -> None:
+    """Raises NotFound: the policy names a version that does not exist, so that it would protect nothing."""
+    for job, number in sorted(policy.named):
+        if s.scalar(select(VersionRow.number).where(VersionRow.job == job, VersionRow.number == number)) is None:
+            raise NotFound(f"there is no version {job}/{number}")
+
+
 _Decided = tuple[dict[str, tuple[int, ...]], int, set[bytes], list[tuple[str, bytes]]]
 
 
 def _decide(s: Session, policy: Retention, now_ms: int, by: str, dry_run: bool) -> _Decided:
     """Marks what the policy lets go, unless `dry_run`, and returns it with all that rows name afterwards."""
     documents = [(name, bytes(digest)) for name, digest in s.execute(select(JobRow.name, JobRow.document))]
+    _check_named(s, policy)
     named = {digest for _, digest in documents}
     gone: dict[str, tuple[int, ...]] = {}
     states = 0

@@ -22,7 +22,7 @@ import binascii
 import math
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints
+from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
 from tacit.bundle import BundledFile, FileName
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
@@ -59,7 +59,8 @@ MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
 SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
 
-_Moment = Annotated[int, Field(ge=0, le=2**63 - 1)]
+# The last second is that of the year 9999.
+_Moment = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
     str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal)-[0-9]{1,7})$")
@@ -89,6 +90,12 @@ class SpendFacts(Part):
     withheld: int = Field(ge=0)
     largest_epsilon: float | None = Field(default=None, ge=0)
     delta: float | None = Field(default=None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _reports_have_numbers(self) -> Self:
+        if bool(self.reported) != (self.largest_epsilon is not None and self.delta is not None):
+            raise ValueError("reports have an epsilon and a delta, and without reports there is neither")
+        return self
 
 
 class EvaluationFacts(Part):

@@ -150,6 +150,12 @@ def test_the_passport_of_a_job_verifies_offline_and_shows_every_changed_byte(fed
     (out / "labels.json").write_text("[]")
     later = command(*words[:3], tmp_path / "later.json", *words[4:], "--export", out)
     assert (later.returncode, "labels.json" in later.stderr) == (ExitCode.FAILED, True)
+    # Libraries read this file by its name.
+    (out / "adapter_config.json").write_text("{}")
+    more = command(*words[:3], tmp_path / "later.json", *words[4:], "--export", out)
+    assert (more.returncode, "adapter_config.json: it is not among" in more.stderr) == (ExitCode.FAILED, True)
+    over = command("coordinator", "passport", "page", passport, "--federation", ours, "--out", passport)
+    assert (over.returncode, "exists already" in over.stderr) == (ExitCode.USAGE, True)
     absent = command("coordinator", "passport", "absent", "--dir", federation.dir)
     assert (absent.returncode, "no job named absent" in absent.stderr) == (ExitCode.NOT_FOUND, True)
 

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 from cryptography.hazmat.primitives import hashes
+from pydantic import ValidationError
 
 from coordinator.pki import pem
 from tacit.authorities import Authorities
@@ -181,3 +182,16 @@ def test_the_seal_names_its_certificate(passport):
     changed = passport.model_copy(update={"certificate": pem(certificate).decode()})
     assert "not the certificate" in findings(changed.to_bytes())["certificate"]
     assert Passport.read(changed.to_bytes()).certificate == pem(certificate).decode()
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"reported": 2}, {"reported": 2, "delta": 1e-6}, {"reported": 0, "largest_epsilon": 3.0, "delta": 1e-6}]
+)
+def test_reports_of_what_was_spent_have_numbers(numbers):
+    with pytest.raises(ValidationError, match="epsilon and a delta"):
+        SpendFacts(withheld=1, **numbers)
+
+
+def test_a_time_beyond_the_calendar_is_refused():
+    with pytest.raises(ValidationError, match="253402300799999"):
+        EvaluationFacts(accuracy=0.5, loss=None, examples=1, data=None, at_ms=2**62)

@@ -11,7 +11,7 @@ from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.storage import backup, records
 from coordinator.storage.blobs import open_blobs
-from coordinator.storage.errors import StoreInUse, StoreUnusable
+from coordinator.storage.errors import NotFound, StoreInUse, StoreUnusable
 from coordinator.storage.jobs import StoredEvaluation, StoredVersion
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.prune import Retention, best_of, kept, prune
@@ -146,6 +146,13 @@ def test_an_exported_version_stays_and_an_evaluated_one_alone_does_not(place):
         )
     place.prune(1, exported=True)
     assert place.held() == [0, 2, found[-1].number]
+
+
+@pytest.mark.parametrize("named", [("typo", 1), ("desk", 99)])
+def test_a_named_version_that_does_not_exist_lets_nothing_go(place, named):
+    with pytest.raises(NotFound, match=f"{named[0]}/{named[1]}"):
+        place.prune(1, named=frozenset({named}))
+    assert place.held() == [each.number for each in place.versions()]
 
 
 def test_withdrawn_text_goes_and_text_that_counts_stays(place):
