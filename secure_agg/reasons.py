@@ -167,7 +167,7 @@ _SENTENCES: dict[Reason, str] = {
         "A complaint is not signed by the receiver it names, or is not about what the dealer dealt to it."
     ),
     Reason.COMPLAINT_UNANSWERED: (
-        "The dealer that the member complained about is gone, and without its answer the member cannot mask."
+        "The dealer that the member complained about does not answer or is gone, so the member cannot mask."
     ),
     Reason.COMPLAINTS_TOO_MANY: "More receivers complained about one dealer than the attempt assumes corrupt.",
     Reason.OPENING_INVALID: "An opening answers no complaint, is not signed by its dealer, or does not open.",

@@ -288,6 +288,17 @@ def test_a_decision_that_follows_one_of_the_future_is_not_signed(place):
         decide(request, "approve", MARY.key, known=[end_of_time], now_ms=NOW)
 
 
+def test_recorded_decisions_hide_no_new_one(place, monkeypatch):
+    monkeypatch.setattr("edge_client.approval.folder._MAX_STATEMENTS", 3)
+    made = place()
+    said = [made.says(MARY, "approve", at=NOW + at) for at in range(4)]
+    for each in said:
+        (made.folder.path / f"{each.digest().hex()}.json").write_bytes(each.canonical())
+    for new in said:
+        known = [each.digest() for each in said if each is not new]
+        assert list(made.folder.statements(known)) == [new]
+
+
 def test_files_of_no_steward_hide_no_decision(place):
     made = place()
     made.put(made.says(MARY, "approve"))
