@@ -1,11 +1,14 @@
 """The targets: each takes its seeds and what they become, and (long) a short run of the fuzzer finds nothing."""
 
 import importlib.util
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from tests.fuzz import __main__ as fuzzing
 from tests.fuzz import targets
 from tests.fuzz.__main__ import SEEDS
 from tests.fuzz.seeds_of import seeds_of
@@ -59,6 +62,26 @@ def test_a_reader_that_takes_too_much_is_noticed(monkeypatch):
     monkeypatch.setattr(targets, "unpack_into", lambda out, *_: out.fill(2**31))
     with pytest.raises(AssertionError):
         TARGETS["packed_vector"](next(iter(seeds_of("packed_vector"))))
+
+
+def test_an_input_that_does_not_end_is_a_finding(monkeypatch):
+    monkeypatch.setattr(fuzzing, "INPUT_SECONDS", 0.05)
+    before = signal.getsignal(signal.SIGPROF)
+    try:
+        run = fuzzing._timed(_never_ends, seconds=60)
+        with pytest.raises(TimeoutError, match="processor time"):
+            run(b"")
+        # An input that waits uses no processor time, and neither does what follows it.
+        fuzzing._timed(lambda _: threading.Event().wait(0.2), seconds=60)(b"")
+        assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _never_ends(_: bytes) -> None:
+    while True:
+        pass
 
 
 @pytest.mark.long
