@@ -1,4 +1,5 @@
-"""Measures accuracy over epsilon of heads on a frozen encoder, on five data sets.
+"""Measures accuracy over epsilon of heads on a frozen encoder, and of LoRA, BitFit and prompts within, on five data
+sets.
 
 A cell is a data set, a number of equal members (3, 10, or 1: centralised), an epsilon of each member's gate, and a
 method. Its recipe is the best on validation rows of those that a climb along `training.candidates` tries with one seed,
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frontier.setup import DATASETS, METHODS, KeptFeatures, job_of, read_data
-from benchmarks.frontier.training import START, Recipe, Trained, candidates, trained
+from benchmarks.frontier.training import START, Recipe, Trained, candidates, inner_candidates, trained
 from benchmarks.library.record import Figure, Results, open_results, parser, summarise
 
 __all__ = ["EPSILONS", "GOALS", "SEEDS", "Cell", "cells_of", "main", "run"]
@@ -114,7 +115,8 @@ class Bench:
 
         Candidates go further and further. The climb begins at START, and turns round once if the next is no better.
         """
-        ladder, scores = candidates(cell.epsilon), dict[Recipe, float]()
+        tried = candidates if METHODS[cell.method].cached else inner_candidates
+        ladder, scores = tried(cell.epsilon), dict[Recipe, float]()
         at = START
         for step in (0, 1, -1):
             while 0 <= at + step < len(ladder):

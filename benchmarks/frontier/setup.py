@@ -23,20 +23,52 @@ from learning.text.data import Example, read_examples
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec
 from tacit.model import PromptedModel
-from tacit.prompt import Head, NoInjection
+from tacit.prompt import BitFit, Head, Injection, LoRA, NoInjection, PromptTuning
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.models.classifier import TextClassifier
 
-__all__ = ["DATASETS", "METHODS", "Data", "Dataset", "KeptFeatures", "Start", "job_of", "module_of", "read_data"]
+__all__ = [
+    "DATASETS",
+    "METHODS",
+    "Data",
+    "Dataset",
+    "KeptFeatures",
+    "Method",
+    "Start",
+    "job_of",
+    "module_of",
+    "read_data",
+]
 
 Features = NDArray[np.float32]
 Start = Literal["labels", "random"]
 
 MAX_TOKENS = 64
-# The layers that a head reads: the last one, or those that the product takes by default (docs/heads.md).
-METHODS: Mapping[str, tuple[int, ...]] = {"head": (6,), "head-layers": (2, 4, 6)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is trained besides the head, and the layers that the head reads (None: the last one's mean as it is)."""
+
+    layers: tuple[int, ...] | None
+    injection: Injection = field(default_factory=NoInjection)
+
+    @property
+    def cached(self) -> bool:
+        """Whether features never change, so that they are computed once."""
+        return isinstance(self.injection, NoInjection)
+
+
+# A head reads the last layer, or the layers that the product takes by default (docs/heads.md).
+METHODS: Mapping[str, Method] = {
+    "head": Method((6,)),
+    "head-layers": Method((2, 4, 6)),
+    "lora": Method(None, LoRA()),
+    "bitfit": Method(None, BitFit()),
+    "prompt": Method(None, PromptTuning(tokens=10)),
+}
 _SPLIT_SEED = 20200
 # A head's rows grow to several times 10 over centred features.
 _AGGREGATION = Aggregation(coordinate_bound=64.0)
@@ -190,15 +222,16 @@ def job_of(dataset: str, method: str, start: Start, folder: Path) -> "JobBundle"
     """
     from export.bundle import make_job_bundle, read_job_bundle
 
-    data = read_data(dataset)
+    data, trained = read_data(dataset), METHODS[method]
     told = dict(DATASETS[dataset].descriptions) if start == "labels" else {}
     spec = JobSpec(
         name="frontier",
         labels=data.labels,
         model=PromptedModel(
             base=str(minilm().resolve()),
-            injection=NoInjection(),
-            task=Head(layers=METHODS[method], start=start, descriptions=told),
+            injection=trained.injection,
+            task=Head(layers=trained.layers, start=start, descriptions=told),
+            dropout=0.0,
             max_tokens=MAX_TOKENS,
         ),
         aggregation=_AGGREGATION,

@@ -1,17 +1,18 @@
-"""Trains one cell of the frontier: a head, by the product's members, at a true epsilon or without noise.
+"""Trains one cell of the frontier by the product's members, at a true epsilon or without noise.
 
 A member runs the product's `train_update` (under `dp-sgd` the closed form of `learning.training.head`), its protection
 and its encoding; the sums go through the ring and `next_version` (`simulation`). One member alone, the centralised
 training, takes no part in a sum: its update is the product's, added to the version in plain numbers.
 
 The noise multiplier is what `edge_client privacy plan` names for the gate: the smallest with which a member's empty
-ledger admits all rounds. The lot is the largest member's part, so that each step reads all examples of everybody. The
-noise is a member's own, and no other member's noise counts. `distributed-gaussian` bounds only the whole update, so
-that one example may turn it around; its noise is larger by about 2 N / clip, and no cell uses it.
+ledger admits all rounds. A head's lot is the largest member's part, so that each step reads all examples of everybody.
+Where the encoder changes too, a step reads 256 of them, because each one passes through the encoder again. The noise is
+a member's own, and no other member's noise counts. `distributed-gaussian` bounds only the whole update, so that one
+example may turn it around; its noise is larger by about 2 N / clip, and no cell uses it.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +27,29 @@ from learning.prompts.features import features_of, kind_of
 from learning.prompts.model import PromptedModel
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.training.local import evaluate
 from learning.training.update import train_update
 from simulation.partitions import by_ratios
 from simulation.suggestion import MAX_RATE
 from simulation.virtual_members import SeededRandom
 from tacit.job import Rounds, Training
 from tacit.mechanism import DpSgd, NoMechanism
+from tacit.model import PromptedModel as PromptedJob
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
 
-__all__ = ["DELTA", "START", "Recipe", "Trained", "accuracy_of", "candidates", "multiplier_at", "trained"]
+__all__ = [
+    "DELTA",
+    "START",
+    "Recipe",
+    "Trained",
+    "accuracy_of",
+    "candidates",
+    "inner_candidates",
+    "multiplier_at",
+    "trained",
+]
 
 Vector = NDArray[np.float32]
 
@@ -60,10 +73,19 @@ class Recipe:
     steps: int = 6
     rounds: int = 5
     clip: float = 0.3
+    # Examples in a step under dp-sgd. None: all.
+    lot: int | None = None
+    batch: int = 256
 
     def as_json(self) -> dict[str, Any]:
         """Return the recipe as it is written in results."""
-        return asdict(self)
+        # What a recipe does not say is what it says by default, so that a new field leaves measured cells as they are.
+        new = {"lot", "batch"}
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in new or getattr(self, each.name) != each.default
+        }
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,18 @@ def candidates(epsilon: float | None) -> list[Recipe]:
     shortest = 15.0 * epsilon
     rates = (shortest * times for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
     return [Recipe(learning_rate=rate) for rate in rates if rate <= MAX_RATE]
+
+
+def inner_candidates(epsilon: float | None) -> list[Recipe]:
+    """Return the recipes that may be tried where something inside the encoder is trained, by ascending rate."""
+    rates = (0.0003, 0.001, 0.003, 0.01, 0.03)
+    if epsilon is None:
+        return [_inner(rate, steps=1, rounds=4, batch=32) for rate in rates]
+    return [_inner(rate, steps=10, rounds=4, lot=256) for rate in rates]
+
+
+def _inner(rate: float, *, steps: int, rounds: int, lot: int | None = None, batch: int = 256) -> Recipe:
+    return Recipe("labels", "adam", rate, steps, rounds, clip=1.0, lot=lot, batch=batch)
 
 
 @cache
@@ -123,13 +157,14 @@ def trained(
     dealt = by_ratios(len(train), [1.0] * members, seed).members
     parts = [Member([train[at] for at in rows]) for rows in dealt]
     sizes = [len(part.examples) for part in parts]
-    asked = {"optimiser": recipe.optimiser, "learning_rate": recipe.learning_rate, "batch": 256}
+    asked = {"optimiser": recipe.optimiser, "learning_rate": recipe.learning_rate, "batch": recipe.batch}
     mechanism: DpSgd | NoMechanism = NoMechanism()
     if epsilon is None:
         asked["epochs"] = recipe.steps
     else:
-        multiplier = multiplier_at(epsilon, recipe, min(sizes), max(sizes))
-        mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=max(sizes), steps=recipe.steps)
+        lot = min(recipe.lot or max(sizes), max(sizes))
+        multiplier = multiplier_at(epsilon, recipe, min(sizes), lot)
+        mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps)
     many = max(members, 2)
     changes = {
         "training": Training.model_validate(asked),
@@ -176,10 +211,12 @@ def accuracy_of(bundle: "JobBundle", values: Vector, scored: Sequence[Example], 
     """Return the accuracy of a version on rows, whose features are read from `store`."""
     import torch
 
-    module = module_of(bundle, values)
+    job, module = bundle.document.model, module_of(bundle, values)
     if not isinstance(module, PromptedModel):
         raise TypeError("a prompted job has a prompted module")
     read = EncodedExamples(scored, bundle.document, bundle.public_tokenizer).read()
+    if not (isinstance(job, PromptedJob) and job.caches_features):
+        return evaluate(module, read.ids, read.labels).accuracy
     features = features_of(module, read.ids, kind_of(bundle.document), store)
     with torch.no_grad():
         found = module.output(torch.from_numpy(features)).argmax(dim=1).numpy()

@@ -10,13 +10,14 @@ import torch
 
 from benchmarks.frontier import accuracy, setup, training
 from benchmarks.frontier.accuracy import Bench, Cell, cells_of, record_majority
-from benchmarks.frontier.setup import Dataset, KeptFeatures, job_of, read_data
+from benchmarks.frontier.setup import Dataset, KeptFeatures, Method, job_of, read_data
 from benchmarks.frontier.tables import accuracy_rows, goal_rows
 from benchmarks.frontier.training import DELTA, Recipe, candidates, multiplier_at
 from benchmarks.library.record import NoData, Results
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
+from tacit.prompt import LoRA
 from tests.support.tiny_models import saved
 
 torch.set_num_threads(1)
@@ -36,7 +37,7 @@ def tiny(tmp_path, monkeypatch):
                 file.write(json.dumps({"text": text, "label": label}) + "\n")
     monkeypatch.setattr(setup, "SHARED", tmp_path / "data")
     monkeypatch.setattr(setup, "DATASETS", {"tiny": Dataset(validation=20)})
-    monkeypatch.setattr(setup, "METHODS", {"head": (2,)})
+    monkeypatch.setattr(setup, "METHODS", {"head": Method((2,)), "lora": Method(None, LoRA(rank=2))})
     monkeypatch.setattr(setup, "minilm", lambda: saved(tmp_path / "base", "bert"))
     read_data.cache_clear()
     job_of.cache_clear()
@@ -81,6 +82,17 @@ def test_a_recipe_is_chosen_on_validation_rows_and_then_tested(tiny, monkeypatch
     assert mean["value"] > 0.8
     bench.measure(cell, accuracy.SEEDS)
     assert len(seen) == trials + 3, "a measured cell is not measured again"
+
+
+def test_what_is_trained_inside_the_encoder_learns_and_is_scored_by_it(tiny):
+    bench, cell = bench_in(tiny), Cell("tiny", 3, None, "lora")
+    still, moved = (bench.train(cell, recipe, 0, trial=False) for recipe in (_lora(1e-9), _lora(0.01)))
+    assert moved.accuracy > max(0.8, still.accuracy)
+    assert moved.values > bench.train(Cell("tiny", 3, None, "head"), _lora(1e-9), 0, trial=False).values
+
+
+def _lora(rate: float) -> Recipe:
+    return Recipe("random", "adam", rate, steps=2, rounds=3, batch=8)
 
 
 def test_noise_is_in_a_private_cell(tiny):
