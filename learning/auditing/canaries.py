@@ -29,7 +29,8 @@ class TooFewWords(ValueError):
 
 def coins_of(count: int, random: RandomSource) -> NDArray[np.bool_]:
     """Toss `count` fair coins, (count,)."""
-    return np.frombuffer(random.bytes(count), dtype=np.uint8) % 2 == 1
+    tossed: NDArray[np.bool_] = np.frombuffer(random.bytes(count), dtype=np.uint8) % 2 == 1
+    return tossed
 
 
 def make_canaries(

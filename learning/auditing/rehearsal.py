@@ -37,7 +37,7 @@ from learning.text.data import Example
 from secure_agg import RandomSource
 from tacit.manifest import Manifest
 
-__all__ = ["MIN_ROWS", "Attacked", "Cast", "Rehearsed", "cast_of", "rehearse"]
+__all__ = ["MIN_ROWS", "Attacked", "Cast", "Rehearsed", "cast_of", "rehearse", "runs_within"]
 
 Vector = NDArray[np.float32]
 Scores = NDArray[np.float64]
@@ -178,16 +178,12 @@ def rehearse(
         missing = dict.fromkeys(
             ("loss", "rmia"), f"needs {4 * MIN_ROWS} own rows with labels of the job, because it leaves some out"
         )
-    attacked = [
-        _judged(attack, *each, pilots, confidence) for attack, each in scores.items()
-    ]
+    attacked = [_judged(attack, *each, pilots, confidence) for attack, each in scores.items()]
     last = [each for each in trained if each.label is not None]
     return Rehearsed(tuple(attacked), missing, updates[-1], last, count - pilots, pilots)
 
 
-def _judged(
-    attack: str, ways: Sequence[Scores], coins: Coins, pilots: int, confidence: float
-) -> Attacked:
+def _judged(attack: str, ways: Sequence[Scores], coins: Coins, pilots: int, confidence: float) -> Attacked:
     """Choose among ways to score by the pilots, and guess in the others."""
     apart, there = coins[:pilots].ravel(), coins[pilots:].ravel()
     scores = max(ways, key=lambda each: _separated(each[:pilots].ravel(), apart))
@@ -287,6 +283,6 @@ class _Sketch:
         return np.bincount(self._buckets, weights=self._signs * vector, minlength=self.width).astype(np.float32)
 
 
-def rounds_within(seconds: float, at_most: int) -> Callable[[float], int]:
+def runs_within(seconds: float, at_most: int) -> Callable[[float], int]:
     """The number of rehearsals that fit into this many seconds, from the time of the first; 2 to `at_most`."""
     return lambda first: max(2, min(at_most, math.floor(seconds / max(first, 1e-3))))
