@@ -33,6 +33,14 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    release: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the file that may leave this machine: the verdict, and the result of the canaries planted "
+            "in your data, signed with your key. Needs such canaries.",
+            show_default=False,
+        ),
+    ] = None,
     minutes: Annotated[
         float, typer.Option(min=0.0, max=1440.0, help="Roughly how long to train rehearsals; at least two are made.")
     ] = 5.0,
@@ -77,7 +85,7 @@ def audit(
         backbones=tuple(backbone or ()),
     )
     with sentences(), watching(quiet) as watch:
-        done = audit_own(job, options, AuditOptions(minutes, held_out), watch=watch)
+        done = audit_own(job, options, AuditOptions(minutes, held_out, release), watch=watch)
     if quiet:
         print_json(done.as_json())
     else:
