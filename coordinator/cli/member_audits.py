@@ -82,8 +82,8 @@ def check_version(job: str, number: int, version: bytes, audits: Sequence[Audite
         worst = max(above, key=lambda each: each.lower_bound)
         fail(
             f"version {number} of {job} is above its claim: a member's audit proves an epsilon of at least "
-            f"{worst.lower_bound:.3g} where {worst.claim:.3g} is claimed, or its verdict on its own updates is such; find "
-            "out why, or export it with --despite-audit",
+            f"{worst.lower_bound:.3g} where {worst.claim:.3g} is claimed, or its own updates betray it; find out "
+            "why, or export it with --despite-audit",
             ExitCode.ABOVE_CLAIM,
         )
     if not of_it:

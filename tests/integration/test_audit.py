@@ -52,7 +52,7 @@ def test_a_member_audits_what_was_published_and_the_operator_asks_for_it(federat
     assert (home / "canaries" / "data" / f"{JOB}.json").stat().st_mode & 0o777 == 0o600
     # Canaries are charged like rows: this member's rate is that of more rows.
     rate = {
-        name: json.loads(shown.splitlines()[0])["jobs"][0]["epsilon"]
+        name: json.loads(shown.splitlines()[0])["spent"]["epsilon"]
         for name in ("north", "east")
         if (shown := succeed("edge_client", "ledger", "show", "--home", federation.home(name), "--json"))
     }
