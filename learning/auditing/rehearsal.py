@@ -47,13 +47,13 @@ Coins = NDArray[np.bool_]
 MIN_ROWS = 20
 MAX_ROWS = 200
 # Values of an update up to which inner products of gradients are exact; a sketch has as many buckets.
-MAX_EXACT = 1 << 16
+MAX_EXACT = 1 << 15
 # Ridges that the first rehearsals choose from, beside gradients of length 1: the more noise, the larger.
 _RIDGES = (1e-6, 1e-4, 1e-2, 1.0)
 # Columns of the sketches that are held in float64 at a time.
 _COLUMNS = 1 << 12
 # Own rows that are fitted besides the canaries.
-_MAX_FITTED = 400
+_MAX_FITTED = 200
 
 
 @dataclass(frozen=True)

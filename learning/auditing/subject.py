@@ -141,7 +141,7 @@ class Subject:
         else:
             with torch.no_grad():
                 logits = torch.from_numpy(logits_of(module, read.ids, batch=64, device=self.device))
-        target = torch.from_numpy(read.labels)
+        target = torch.from_numpy(read.labels.copy())
         found: Losses = functional.cross_entropy(logits.double(), target, reduction="none").numpy()
         return found
 
