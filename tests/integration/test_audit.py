@@ -115,6 +115,20 @@ def resigned(home, statement, **changes):
     return sign_audit(changed, identity.key, identity.certificate).canonical()
 
 
+def test_the_operator_attacks_the_job_with_made_texts_and_with_public_rows(federation):
+    words = ("coordinator", "redteam", JOB, "--dir", federation.dir, "--minutes", "0")
+    told = json.loads(succeed(*words, "--json"))
+    assert (told["verdict"], list(told["versions"])) == ("sound", ["2"])
+    assert {(each["attack"], each["on"]) for each in told["tests"]} == {
+        (attack, "update") for attack in ("canaries", "loss", "rmia")
+    }
+    assert told["tests"][0]["claim"] > 0
+    rows = federation.data("public", 100)
+    assert command(*words, "--data", rows).returncode == ExitCode.USAGE
+    said = succeed(*words, "--data", rows, "--rows", "public").splitlines()
+    assert said[-1].startswith("sound:")
+
+
 def test_a_member_without_canaries_trains_and_has_nothing_to_release(federation, tmp_path):
     home = federation.home("east")
     assert not (home / "canaries").exists()
