@@ -41,6 +41,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3  # Nobody answered at the address, or TLS failed.
     REFUSED = 4  # The other side, or the member's own policy, said no.
     NOT_FOUND = 5  # A job, member, version or file of that name does not exist.
+    ABOVE_CLAIM = 6  # An audit's lower bound on epsilon is above what the job claims.
     INTERRUPTED = 130
 
 

@@ -13,6 +13,7 @@ from coordinator.cli.finetune import finetune
 from coordinator.cli.health import health
 from coordinator.cli.init import init
 from coordinator.cli.model import export
+from coordinator.cli.redteam import redteam
 from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
@@ -32,7 +33,8 @@ app = program(
     _version,
     help="Run a federation: create it, serve it, invite members, train models with them.\n\n"
     "First time: `coordinator init`, then `coordinator serve`.",
-    epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
+    epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found, "
+    "6 above the claim. "
     "Every command takes --json; TACIT_OPERATOR names the operator's folder.",
 )
 
@@ -48,6 +50,7 @@ app.add_typer(job.app, name="job", help="Create, start, inspect and steer traini
 app.add_typer(backbone.app, name="backbone", help="Add, list and remove frozen language models.")
 app.command(short_help="Measure versions on your own data.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
+app.command(short_help="Attack a job's updates with public or made texts.")(redteam)
 app.add_typer(passport.app, name="passport", help="Make, verify and show a job's passport.")
 app.command(short_help="Sample synthetic texts from a version of an rvae job.")(sample)
 app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)

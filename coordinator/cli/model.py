@@ -22,12 +22,14 @@ from coordinator.cli.common import (
     Dir,
     Json,
     Operator,
+    fetch_authorities,
     operator_channel,
     operator_folder,
     operator_stub,
     progress_bar,
     run,
 )
+from coordinator.cli.member_audits import Audits
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
@@ -145,6 +147,14 @@ def export(
     passport: Annotated[
         bool, typer.Option(help="Write passport.json beside the model: where it comes from, signed.")
     ] = True,
+    audit: Audits = None,
+    despite_audit: Annotated[
+        bool,
+        typer.Option(
+            "--despite-audit",
+            help="Export although the job demands an audit and a member's is above the claim, or there is none.",
+        ),
+    ] = False,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -176,8 +186,11 @@ def export(
                 )
 
         material = run(work())
+        run(_check_audits(where, material, audit or (), despite=despite_audit))
         report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
-    beside: dict[str, Any] = {"passport": str(run(_passport(where, job, out, material)))} if passport else {}
+    beside: dict[str, Any] = (
+        {"passport": str(run(_passport(where, job, out, material, audit or ())))} if passport else {}
+    )
     # The backbone's folder, which other prompts may share, and whether it was written just now.
     shared = report.shared if split else None
     if as_json:
@@ -209,15 +222,33 @@ def export(
         )
 
 
-async def _passport(where: Path, job: str, out: Path, material: Material) -> Path:
+async def _passport(where: Path, job: str, out: Path, material: Material, audits: Sequence[Path]) -> Path:
     """Writes the passport of an exported folder into it, and returns its path."""
     from coordinator.cli.passport import gather_passport, write_passport
     from tacit.bundle import PASSPORT
 
     async with operator_channel(where) as channel:
-        made = await gather_passport(channel, where, job, [out], material.digest)
+        made = await gather_passport(channel, where, job, [out], material.digest, audits=audits)
     write_passport(out / PASSPORT, made)
     return out / PASSPORT
+
+
+async def _check_audits(where: Path, material: Material, audits: Sequence[Path], *, despite: bool) -> None:
+    """Refuses a version of a job that demands an audit, unless a member's audit of it is given and sound.
+
+    Raises:
+        CommandFailed: it is refused, or a file is no audit of this job.
+    """
+    from coordinator.cli.member_audits import check_version, read_audits
+
+    document = material.document
+    if not audits and (document.audit is None or despite):
+        return
+    async with operator_channel(where) as channel:
+        authorities = await fetch_authorities(channel, where)
+    found = read_audits(audits, authorities, document.digest())
+    if document.audit is not None and not despite:
+        check_version(document.name, material.number, material.digest, found)
 
 
 @dataclass(frozen=True)

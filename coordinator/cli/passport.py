@@ -23,6 +23,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from coordinator.cli.member_audits import Audits
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def make(
         list[Path] | None,
         typer.Option(help="A folder that `coordinator export` wrote; its files go in. Repeatable.", show_default=False),
     ] = None,
+    audit: Audits = None,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -84,7 +86,7 @@ def make(
 
     async def work() -> "Passport":
         async with operator_channel(where) as channel:
-            return await gather_passport(channel, where, job, export or ())
+            return await gather_passport(channel, where, job, export or (), audits=audit or ())
 
     passport = run(work())
     write_passport(target, passport)
@@ -159,7 +161,13 @@ def page(
 
 
 async def gather_passport(
-    channel: "grpc.aio.Channel", where: Path, job: str, exports: Sequence[Path], version: bytes | None = None
+    channel: "grpc.aio.Channel",
+    where: Path,
+    job: str,
+    exports: Sequence[Path],
+    version: bytes | None = None,
+    *,
+    audits: Sequence[Path] = (),
 ) -> "Passport":
     """Reads the journal, and signs a job's passport.
 
@@ -169,6 +177,7 @@ async def gather_passport(
         job: the job's name.
         exports: exported folders whose files go in.
         version: the digest that they were made from, for folders that do not say so.
+        audits: files of members' audits that go in.
 
     Raises:
         CommandFailed: there is no such job, the journal is not intact, or a folder is not one of its exports.
@@ -180,6 +189,7 @@ async def gather_passport(
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from pydantic import ValidationError
 
+    from coordinator.cli.member_audits import facts_of, read_audits
     from coordinator.cli.passport_facts import ExportUnknown, JobHistory, export_facts
     from coordinator.config import load_operator
     from coordinator.storage.chain import ChainBroken
@@ -227,13 +237,14 @@ async def gather_passport(
         key=key,
         certificate=certificate,
         operator=Identity.of(certificate).name,
-        authorities=await fetch_authorities(channel, where),
+        authorities=(authorities := await fetch_authorities(channel, where)),
         document=bytes(data),
         job=facts,
         versions=versions,
         exports=folders,
         record=record,
         withdrawals=history.withdrawals(),
+        audits=facts_of(read_audits(audits, authorities, detail.job.document)),
     )
 
 
@@ -343,7 +354,7 @@ def _compare(folder: Path, passport: "Passport") -> list[Any]:
 
 
 def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -> None:
-    from coordinator.cli.passport_page import summary, withdrawal_text
+    from coordinator.cli.passport_page import audit_text, summary, withdrawal_text
     from coordinator.cli.shown import moment
 
     passport, seal = verdict.passport, verdict.seal
@@ -361,6 +372,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
     typer.echo(table(["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY"], _rows(versions)))
     for each in passport.withdrawals:
         typer.echo(f"\n{withdrawal_text(each)}")
+    for audit in passport.audits:
+        typer.echo(f"\n{audit_text(audit)}")
     if export is not None:
         typer.echo(f"\nThe files of {export} are the ones that the passport names.")
     typer.echo("\nThe operator says this of what the coordinator recorded; `docs/passport.md` says what that proves.")

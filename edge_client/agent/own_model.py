@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from learning.backbones.stored import StoredBackbone
 
-__all__ = ["UNWATCHED", "Fetched", "OwnModel", "Watch", "fetch_own", "own_model"]
+__all__ = ["UNWATCHED", "Fetched", "OwnModel", "Watch", "fetch_own", "fetch_start", "own_model"]
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,14 @@ class _Served:
     backbone: "StoredBackbone | None"
 
 
-def fetch_own(name: str, member: Member, options: RunOptions) -> Fetched:
+def fetch_own(name: str, member: Member, options: RunOptions, *, generators: bool = False) -> Fetched:
     """Fetches the job's newest version, and opens what the member keeps of it.
 
     Args:
         name: The job's name.
         member: The member.
         options: What the member was made from.
+        generators: Whether a generator of synthetic text will do, which is no classifier.
 
     Raises:
         CommandFailed: The coordinator cannot be reached, there is no such job, or the member has no private
@@ -139,7 +140,7 @@ def fetch_own(name: str, member: Member, options: RunOptions) -> Fetched:
     """
     key = store_key(options.private_key_file)
     with PrivateStore(member.home, member.identity.federation, options.data_name, key) as store:
-        found = _served(name, member, named_folders(options.backbones))
+        found = _served(name, member, named_folders(options.backbones), generators)
         kept = _kept(found, Keeper(store, member.examples))
     tokenizer = found.tokenizer if kept is None or kept.tokenizer is None else kept.tokenizer
     if tokenizer is None:
@@ -187,11 +188,35 @@ def own_model(found: Fetched, member: Member, *, epochs: int | None = None, watc
     return OwnModel(found, private, mixture)
 
 
-def _served(name: str, member: Member, folders: Sequence[Path]) -> _Served:
+def fetch_start(found: Fetched, member: Member) -> bytes | None:
+    """Fetches version 0's bytes; None if the coordinator no longer serves them.
+
+    Raises:
+        CommandFailed: The coordinator cannot be reached.
+    """
+    if found.number == 0:
+        return found.version
+    path = BlobCache(member.home / "cache").path(found.job.weights)
+
+    async def fetch() -> bytes:
+        async with open_channel(member.identity) as channel:
+            stub = federation_pb2_grpc.FederationServiceStub(channel)
+            await fetch_blob(stub.FetchBlob, found.job.weights, path, limit=len(found.version))
+        return path.read_bytes()
+
+    try:
+        return asyncio.run(fetch())
+    except grpc.aio.AioRpcError as error:
+        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+    except (BlobDamaged, BlobNotThere):
+        return None
+
+
+def _served(name: str, member: Member, folders: Sequence[Path], generators: bool) -> _Served:
     cache = BlobCache(member.home / "cache")
     backbones = Backbones(cache, folders=folders, allowed=member.policy.backbones)
     try:
-        return asyncio.run(_fetch(name, member.identity, cache, backbones))
+        return asyncio.run(_fetch(name, member.identity, cache, backbones, generators))
     except grpc.aio.AioRpcError as error:
         raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
     except BackboneMissing as error:
@@ -208,7 +233,9 @@ def _served(name: str, member: Member, folders: Sequence[Path]) -> _Served:
         fail(f"the files of the job cannot be stored in {member.home / 'cache'}: {error}", ExitCode.FAILED)
 
 
-async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbones: Backbones) -> _Served:
+async def _fetch(
+    name: str, identity: MemberIdentity, cache: BlobCache, backbones: Backbones, generators: bool = False
+) -> _Served:
     async with open_channel(identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
 
@@ -223,7 +250,7 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
             there = ", ".join(sorted(each.name for each in response.jobs)) or "none"
             fail(f"there is no job {name}; this federation has: {there}", ExitCode.NOT_FOUND)
         job = await fetch_job(blob, name, found.job_document)
-        if isinstance(job.model, RvaeModel):
+        if isinstance(job.model, RvaeModel) and not generators:
             fail(
                 f"job {name} trains a generator of synthetic text, so a member has no classifier of it; see its texts "
                 f"with `edge_client corpus show {name}`, and train a classifier from the corpora",

@@ -15,6 +15,7 @@ import structlog
 
 import secure_agg
 from edge_client.approval.desk import Describe, Desk
+from edge_client.canaries import CanaryBook
 from edge_client.corpus_release.releaser import Releaser
 from edge_client.downloads.backbones import Backbones, named_folders
 from edge_client.downloads.cache import BlobCache
@@ -349,6 +350,7 @@ async def _run(
         second_column=member.second_column,
         features=features,
         desk=desk,
+        canaries=CanaryBook(member.home, member.data_name, member.policy.max_canaries),
     )
     agent = Agent(
         member.identity,

@@ -1,5 +1,6 @@
 """The command line of a member's machine. Commands import what they need only when they run: `--help` stays quick."""
 
+from edge_client.cli.audit import audit
 from edge_client.cli.corpus import app as corpus
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
@@ -33,8 +34,8 @@ app = program(
     help="Train a model together with others; no text ever leaves this machine.\n\n"
     "The first time: `edge_client enrol` (it asks for the token, or reads it from standard input), then "
     "`edge_client doctor`, then `edge_client run --data FILE`.",
-    epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
-    "Every command takes --json; TACIT_HOME names the member's folder.",
+    epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found, "
+    "6 above the claim. Every command takes --json; TACIT_HOME names the member's folder.",
 )
 
 app.command()(enrol)
@@ -44,6 +45,7 @@ app.command()(run)
 app.command(short_help="Show who has joined the federation, and what is new.")(members)
 app.command()(export)
 app.command(short_help="Measure your own model on your own texts.")(evaluate)
+app.command(short_help="Attack your own updates and the published version.")(audit)
 app.command()(predict)
 app.add_typer(policy, name="policy")
 app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, before you join.")

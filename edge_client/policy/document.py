@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 from edge_client.policy.conditions import Window
 from learning.accounting.events import Adjacency
 from tacit.documents import AtMost, Digest, Document, Short
+from tacit.job_parts import MAX_CANARIES
 from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Unit
 from tacit.prompt import Source
@@ -195,6 +196,16 @@ class PolicyDocument(Document):
         default=True,
         description="Tell the coordinator what was spent. If the sampling rate is known, that reveals the number of "
         "examples.",
+    )
+
+    max_canaries: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_CANARIES,
+        description="Maximum number of canaries to plant in this member's data for a job that asks for an audit: "
+        "random texts, of which coins choose half. They cost accuracy, and let `edge_client audit` test what was "
+        "published. 0: none.",
+        examples=[100],
     )
 
     # ---- synthetic text ----

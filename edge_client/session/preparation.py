@@ -29,6 +29,7 @@ import structlog
 
 import secure_agg
 from edge_client.approval.desk import Desk
+from edge_client.canaries import CanaryBook
 from edge_client.corpus_release.making import order_of
 from edge_client.corpus_release.models import TrainedModel
 from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
@@ -53,7 +54,7 @@ from learning.mechanisms.protection import Protection
 from learning.prompts.features import FeatureStore
 from learning.synthesis.setting import promise_of
 from learning.text.cloze import TemplateInvalid
-from learning.text.corpus import EncodedExamples
+from learning.text.corpus import EncodedExamples, encoder_of
 from learning.text.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
 from learning.text.tables import TableInvalid
@@ -200,6 +201,7 @@ class Preparer:
         second_column: bool = True,
         features: FeatureStore | None = None,
         desk: Desk | None = None,
+        canaries: CanaryBook | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -220,6 +222,7 @@ class Preparer:
             features: What frozen backbones computed of the data, for jobs that train a head alone; in memory by
                 default.
             desk: Asks the stewards about each job; None if the policy does not.
+            canaries: Plants canaries for jobs that ask for an audit; None plants none.
         """
         self._examples = examples
         self._federation = federation
@@ -233,6 +236,7 @@ class Preparer:
         self._keeper = keeper
         self._second_column = second_column
         self._desk = desk
+        self._canaries = canaries
         # One for all jobs: those with the same backbone and head share what was computed.
         self._features = FeatureStore() if features is None else features
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
@@ -241,6 +245,8 @@ class Preparer:
         # The backbone of each job, open until the job is over.
         self._digests: dict[str, bytes] = {}
         self._corpus: EncodedExamples | None = None
+        # The document of the job whose canaries are in it; None if there are none.
+        self._planted_for: bytes | None = None
         # Training takes the whole machine, so jobs take turns.
         self._turn = asyncio.Lock()
 
@@ -278,7 +284,7 @@ class Preparer:
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
-                protection = self._budget.protection(job, len(self._examples))
+                protection = self._budget.protection(job, len(self._examples) + self._canaries_of(job))
                 reserved = self._budget.reserve(assignment, job, protection)
             try:
                 # Only now, because this reads the data and writes to the disk, and a job that cannot pay for a round
@@ -377,9 +383,29 @@ class Preparer:
         Raises:
             TokenizerInvalid, TemplateInvalid: The tokenizer or template cannot cut texts for this model.
         """
-        if self._corpus is None or not self._corpus.serves(job, tokenizer):
-            self._corpus = EncodedExamples(self._examples, job, tokenizer, self._features)
+        canaries_of = job.digest() if self._canaries_of(job) else None
+        if self._corpus is None or not self._corpus.serves(job, tokenizer) or self._planted_for != canaries_of:
+            self._planted_for = canaries_of
+            examples = [*self._examples, *self._planted(job, tokenizer)]
+            self._corpus = EncodedExamples(examples, job, tokenizer, self._features)
         return self._corpus
+
+    def _canaries_of(self, job: JobDocument) -> int:
+        """The rows that canaries add to the data for this job."""
+        return 0 if self._canaries is None else self._canaries.count(job)
+
+    def _planted(self, job: JobDocument, tokenizer: bytes) -> list[Example]:
+        """Returns these rows. Raises PreparationRefused if their coins cannot be read or kept."""
+        if self._canaries is None or not self._canaries_of(job):
+            return []
+        try:
+            return self._canaries.plant(job, encoder_of(job, tokenizer).words(), self._random)
+        except (DocumentInvalid, OSError) as error:
+            raise PreparationRefused(
+                Reason.REASON_PRIVATE_STATE_UNUSABLE,
+                "this member's record of its canaries cannot be used; its own log says why",
+                private=str(error),
+            ) from error
 
     async def _found(self, job: JobDocument) -> PrivateState | None:
         """Returns this member's private state of the job. Raises PreparationRefused if it cannot be read."""

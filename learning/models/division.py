@@ -7,7 +7,7 @@ names; a manifest that lists others does not load. The member's policy (`shared_
 release what is private here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +53,13 @@ class Division:
 
     def shared(self, module: torch.nn.Module) -> Arrays:
         """Copies of the shared values, by name, in the order of the manifest."""
+        return self.shared_of(module.named_parameters())
+
+    def shared_of(self, named: Iterable[tuple[str, torch.Tensor]]) -> Arrays:
+        """The same of tensors with the names and shapes of a module's parameters, such as their gradients."""
         return {
-            name: _copy(parameter, self._shared_rows(name, parameter))
-            for name, parameter in module.named_parameters()
+            name: _copy(each, self._shared_rows(name, each))
+            for name, each in named
             if name not in self.names | self.frozen
         }
 
@@ -96,7 +100,7 @@ class Division:
                 places[name] = (parameter, self.rows)
         _load(places, tensors)
 
-    def _shared_rows(self, name: str, parameter: torch.nn.Parameter) -> NDArray[np.int64] | None:
+    def _shared_rows(self, name: str, parameter: torch.Tensor) -> NDArray[np.int64] | None:
         """The shared rows of the embedding; None means all of a parameter."""
         if self.rows is None or name != EMBEDDING:
             return None
@@ -151,7 +155,7 @@ def load_shared(module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float3
     EVERYTHING_SHARED.load_shared(module, tensors)
 
 
-def _copy(parameter: torch.nn.Parameter, rows: NDArray[np.int64] | None) -> NDArray[np.float32]:
+def _copy(parameter: torch.Tensor, rows: NDArray[np.int64] | None) -> NDArray[np.float32]:
     whole = parameter.detach().to("cpu", torch.float32)
     found: NDArray[np.float32] = (whole.clone() if rows is None else whole[torch.from_numpy(rows)]).numpy()
     return found

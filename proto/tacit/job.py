@@ -17,6 +17,7 @@ from tacit.job_parts import (
     MAX_GROUPS,
     NO_VOCABULARY,
     Aggregation,
+    Audit,
     BundledWeights,
     Combine,
     Deadlines,
@@ -36,6 +37,7 @@ from tacit.vector import check_layout
 __all__ = [
     "MAX_GROUPS",
     "Aggregation",
+    "Audit",
     "BundledWeights",
     "Combine",
     "Deadlines",

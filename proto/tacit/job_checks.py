@@ -36,6 +36,8 @@ def check_body(job: JobBody) -> None:
     _check_rates(job)
     _check_precision(job)
     _check_adjustment(job)
+    if job.audit is not None and isinstance(job.mechanism, NoMechanism):
+        raise ValueError("audit: mechanism none claims no epsilon that an audit could test; leave this table out")
     honest, weakest = min_honest(job)
     match job.mechanism:
         case DpSgd() if job.training.epochs != 1:

@@ -17,9 +17,11 @@ from tacit.method import OwnVocabulary
 from tacit.reading import shown
 
 __all__ = [
+    "MAX_CANARIES",
     "MAX_GROUPS",
     "NO_VOCABULARY",
     "Aggregation",
+    "Audit",
     "BundledWeights",
     "Combine",
     "Deadlines",
@@ -42,6 +44,8 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
 # Maximum number of groups in a cohort: the coordinator holds one sum for each.
 MAX_GROUPS = 1000
+# Maximum number of canaries in one member's data.
+MAX_CANARIES = 10_000
 Combine = Literal["mean", "median", "trimmed-mean", "reject-outliers"]
 
 
@@ -250,6 +254,13 @@ class Aggregation(Part):
                 "below 1, so that survivors are a majority of the honest members; lower one of them"
             )
         return self
+
+
+class Audit(Part):
+    """The audit that the operator demands: members whose policy agrees plant canaries in their data."""
+
+    # Random texts that a member adds, each in the data or not by a coin. They count among its examples.
+    canaries: int = Field(default=100, ge=20, le=MAX_CANARIES)
 
 
 class BundledWeights(Part):

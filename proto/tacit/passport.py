@@ -10,6 +10,7 @@ openssl, jq and sha256sum are enough to verify the file (docs/passport.md).
     version-N      `VersionFacts`, one section for each version
     export-N       `ExportFacts`, one for each exported folder
     withdrawal-N   `WithdrawalFacts`, one for each withdrawal that concerns the job
+    audit-N        `AuditFacts`, one for each member's audit that the operator put in
     record         `RecordFacts`: the audit journal's head and the roster log's
 
 What it proves: the holder of the operator's key signed it, and an authority of the federation that the verifier names
@@ -29,6 +30,7 @@ from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Sho
 
 __all__ = [
     "ALWAYS",
+    "MAX_AUDITS",
     "MAX_EVALUATIONS",
     "MAX_EXPORTS",
     "MAX_PASSPORT_BYTES",
@@ -36,6 +38,7 @@ __all__ = [
     "MAX_VERSIONS",
     "MAX_WITHDRAWALS",
     "SIGNED_PREFIX",
+    "AuditFacts",
     "EvaluationFacts",
     "ExportFacts",
     "JobFacts",
@@ -55,6 +58,7 @@ MAX_VERSIONS: Final = 5_000
 MAX_EVALUATIONS: Final = 16
 MAX_EXPORTS: Final = 16
 MAX_WITHDRAWALS: Final = 1_000
+MAX_AUDITS: Final = 64
 MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
 SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
@@ -63,10 +67,10 @@ SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
 _Moment = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
-    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal)-[0-9]{1,7})$")
+    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal|audit)-[0-9]{1,7})$")
 ]
 # The sections that a passport may have.
-MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + 4
+MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + MAX_AUDITS + 4
 # The sections that every passport has.
 ALWAYS: Final = ("authorities", "document", "job", "record")
 
@@ -177,6 +181,21 @@ class WithdrawalFacts(Document):
     members: int = Field(ge=1)
 
 
+class AuditFacts(Document):
+    """A member's audit of a version, as the member signed it (`tacit.audit`). It names nobody."""
+
+    # SHA-256 of the file that the member made.
+    audit: Digest
+    number: int = Field(ge=0)
+    version: Digest
+    verdict: Literal["sound", "above-claim"]
+    # The lower bound on epsilon that the member's canaries prove, and the epsilon that it was charged, rounded up.
+    lower_bound: float = Field(ge=0)
+    claim: float = Field(ge=0)
+    confidence: float = Field(gt=0, lt=1)
+    canaries: int = Field(ge=0)
+
+
 class RecordFacts(Document):
     """Heads of what the coordinator keeps append-only, when the passport was made."""
 
@@ -256,6 +275,11 @@ class Passport(Document):
     def withdrawals(self) -> tuple[WithdrawalFacts, ...]:
         """The withdrawals in order. Raises: DocumentInvalid: a section is not what its name says."""
         return tuple(WithdrawalFacts.from_json(self.section(name), what=name) for name in self._named("withdrawal"))
+
+    @property
+    def audits(self) -> tuple[AuditFacts, ...]:
+        """The audits in order. Raises: DocumentInvalid: a section is not what its name says."""
+        return tuple(AuditFacts.from_json(self.section(name), what=name) for name in self._named("audit"))
 
     def _named(self, kind: str) -> list[str]:
         found = [name for name in self.sections if name.startswith(f"{kind}-")]

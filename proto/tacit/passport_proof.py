@@ -19,6 +19,7 @@ from tacit.identity import Certificate, CertificateInvalid, Role, sign, verify_s
 from tacit.passport import (
     ALWAYS,
     SIGNED_PREFIX,
+    AuditFacts,
     ExportFacts,
     JobFacts,
     Passport,
@@ -43,6 +44,7 @@ def make_passport(
     exports: Sequence[ExportFacts],
     record: RecordFacts,
     withdrawals: Sequence[WithdrawalFacts] = (),
+    audits: Sequence[AuditFacts] = (),
 ) -> Passport:
     """Signs a passport.
 
@@ -57,6 +59,7 @@ def make_passport(
         exports: the exported folders that it names.
         record: the heads of journal and roster log.
         withdrawals: the withdrawals that concern the job.
+        audits: members' audits of its versions.
     """
     sections = {
         "authorities": authorities.canonical(),
@@ -66,6 +69,7 @@ def make_passport(
         **{f"version-{each.number}": each.canonical() for each in versions},
         **{f"export-{number}": each.canonical() for number, each in enumerate(exports, start=1)},
         **{f"withdrawal-{number}": each.canonical() for number, each in enumerate(withdrawals, start=1)},
+        **{f"audit-{number}": each.canonical() for number, each in enumerate(audits, start=1)},
     }
     der = certificate.public_bytes(serialization.Encoding.DER)
     seal = Seal(
@@ -205,6 +209,7 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
         job = JobFacts.from_json(passport.section("job"), what="the section job")
         record = RecordFacts.from_json(passport.section("record"), what="the section record")
         versions, exports, withdrawals = passport.versions, passport.exports, passport.withdrawals
+        audits = passport.audits
     except DocumentInvalid as error:
         yield Finding("sections", str(error))
         return
@@ -226,6 +231,9 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
     for number, withdrawal in enumerate(withdrawals, start=1):
         if withdrawal.entry > record.journal_entry:
             yield Finding(f"withdrawal-{number}", "its entry comes after the journal's head")
+    for number, audit in enumerate(audits, start=1):
+        if audit.number not in by_number or by_number[audit.number].version != audit.version:
+            yield Finding(f"audit-{number}", f"no version {audit.number} has the digest that was audited")
     for number, export in enumerate(exports, start=1):
         if export.number not in by_number or by_number[export.number].version != export.version:
             yield Finding(f"export-{number}", f"no version {export.number} has the digest that it was made from")

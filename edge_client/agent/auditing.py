@@ -1,0 +1,238 @@
+"""`edge_client audit`: what an attacker would learn from this member's updates and from the published version.
+
+Nothing is sent, and no ledger is charged: rehearsals train in memory, and their updates are dropped. Private parameters
+are read and not changed. The ledger is only read, for what the job has claimed so far.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import secure_agg
+from edge_client.agent.own_model import UNWATCHED, Fetched, Watch, fetch_own, fetch_start
+from edge_client.agent.runner import Member, RunOptions, load_member
+from edge_client.canaries import CanaryBook, Planted
+from learning.text.data import DataInvalid, Example, read_data
+from tacit.documents import DocumentInvalid
+from toolkit.console import ExitCode, fail
+
+if TYPE_CHECKING:
+    from learning.accounting.events import PrivacyEvent
+    from learning.auditing.report import Outcome, Report
+
+__all__ = ["AuditOptions", "audit_own"]
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How to audit.
+
+    Attributes:
+        minutes: Roughly how long rehearsals may take.
+        held_out: A file of rows that the member did not train on.
+        release: The file to write what may leave to.
+    """
+
+    minutes: float = 5.0
+    held_out: Path | None = None
+    release: Path | None = None
+
+
+def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Watch = UNWATCHED) -> "Report":
+    """Audits a job on this machine.
+
+    Args:
+        name: The job's name.
+        options: Whose data and machine it is, as for `edge_client run`.
+        audit: How to audit.
+        watch: Callbacks for progress.
+
+    Raises:
+        CommandFailed: The input cannot be used, the coordinator cannot be reached, or the training fails.
+        StoreError: The member's private state cannot be opened.
+    """
+    began = time.monotonic()
+    member = load_member(options)
+    if member.skipped:
+        watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
+    held_out = [] if audit.held_out is None else _held_out(audit.held_out, options)
+    found = fetch_own(name, member, options, generators=True)
+    try:
+        planted = CanaryBook(member.home, member.data_name, member.policy.max_canaries).load(found.job)
+    except (DocumentInvalid, OSError) as error:
+        fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
+    start = fetch_start(found, member) if planted is not None or held_out else None
+
+    from learning.auditing.audit import CONFIDENCE, memory_mib
+    from learning.auditing.report import Report
+    from learning.training.local import TrainingDiverged
+    from learning.training.update import TrainingLost
+
+    watch.say(f"rehearsing a round of {name} from version {found.number}, about {audit.minutes:g} minutes")
+    try:
+        work = _Work(found, member, planted, held_out, start if found.number else None)
+        outcomes, missing, rebuilt = work.outcomes(60 * audit.minutes, _claimed(found, member, options), watch)
+    except (TrainingLost, TrainingDiverged) as error:
+        fail(f"a rehearsal of {name} failed: {error}", ExitCode.FAILED)
+    except (ValueError, RuntimeError) as error:
+        fail(f"version {found.number} of {name} cannot be audited: {error}", ExitCode.FAILED)
+    report = Report(
+        job=name,
+        document=found.job.digest(),
+        versions={found.number: found.digest},
+        delta=member.policy.delta,
+        confidence=CONFIDENCE,
+        outcomes=outcomes,
+        missing=missing,
+        reconstruction=rebuilt,
+        seconds=time.monotonic() - began,
+        memory_mib=memory_mib(),
+    )
+    if audit.release is not None:
+        _release(audit.release, report, found, member)
+    return report
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is tested. start: version 0's bytes; None if there is no later version, or it is not served any more."""
+
+    found: Fetched
+    member: Member
+    planted: Planted | None
+    held_out: list[Example]
+    start: bytes | None
+
+    def outcomes(
+        self, seconds: float, claim: float | None, watch: Watch
+    ) -> "tuple[list[Outcome], dict[str, str], Mapping[str, Any]]":
+        """Returns the tests, the attacks that do not apply, and the reconstruction. claim: of the version."""
+        import torch
+
+        from learning.auditing.audit import CONFIDENCE, UPDATE_TESTS, audit_update
+        from learning.auditing.published import by_canaries, by_pairs
+        from learning.auditing.statistics import each_confidence
+        from learning.auditing.subject import Subject
+
+        torch.set_num_threads(1)
+        found, planted, held_out, start = self.found, self.planted, self.held_out, self.start
+        delta, on, random = self.member.policy.delta, f"version-{found.number}", secure_agg.SystemRandom()
+        subject = Subject(
+            found.job,
+            found.manifest,
+            found.version,
+            found.tokenizer,
+            private=found.kept,
+            frozen=found.frozen,
+            backbone=found.backbone,
+            own=self.member.policy.own(),
+            device=self.member.device,
+        )
+        # How many tests there are is fixed before any is made.
+        tests = UPDATE_TESTS if start is None else UPDATE_TESTS + (planted is not None) + 2 * bool(held_out)
+        each = each_confidence(CONFIDENCE, tests)
+        outcomes, missing, rebuilt = audit_update(
+            subject,
+            self.member.examples,
+            random,
+            seconds=seconds,
+            delta=delta,
+            confidence=each,
+            tell=lambda done, of: watch.step(done, of, 0.0),
+        )
+        if start is not None and planted is not None:
+            rows, present = planted.examples, planted.present
+            outcomes.append(by_canaries(subject, start, on, rows, present, claim, delta=delta, confidence=each))
+        if start is not None and held_out:
+            own = self.member.examples
+            outcomes += by_pairs(subject, start, on, own, held_out, claim, random, delta=delta, confidence=each)
+        return outcomes, missing | self._missing(on.replace("-", " ")), rebuilt
+
+    def _missing(self, on: str) -> dict[str, str]:
+        missing = {}
+        if self.planted is None:
+            missing[f"canaries, {on}"] = (
+                "needs canaries in this member's data: a job asks for them with [audit], and a policy agrees with "
+                "max_canaries"
+            )
+        if not self.held_out:
+            missing[f"membership, {on}"] = "needs rows that were not trained on; name a file of them with --held-out"
+        if self.start is None and (self.planted is not None or self.held_out):
+            missing[on] = "needs a version after version 0, and version 0 beside it"
+        return missing
+
+
+def _release(path: Path, report: "Report", found: Fetched, member: Member) -> None:
+    """Writes what may leave of an audit: the verdict, and the result of the planted canaries, signed."""
+    from tacit.audit import AuditStatement, sign_audit
+    from tacit.passport import rounded_up
+    from toolkit.durable import durable_file
+
+    on = f"version-{found.number}"
+    planted = next((each for each in report.outcomes if (each.attack, each.on) == ("canaries", on)), None)
+    if planted is None or planted.claim is None or report.verdict == "no-claim":
+        fail(
+            f"nothing of this audit may leave: {on.replace('-', ' ')} was not tested with canaries of this member",
+            ExitCode.REFUSED,
+        )
+    identity = member.identity
+    statement = AuditStatement(
+        federation=identity.federation,
+        member=identity.member,
+        job=report.job,
+        document=report.document,
+        number=found.number,
+        version=found.digest,
+        verdict=report.verdict,
+        # The exact one, with a known rate, would reveal how many examples this member has.
+        claim=rounded_up(planted.claim),
+        lower_bound=planted.lower_bound,
+        delta=report.delta,
+        confidence=report.confidence,
+        tests=len(report.outcomes),
+        canaries=planted.guesses.rows,
+        guesses=planted.guesses.made,
+        correct=planted.guesses.correct,
+        made_ms=time.time_ns() // 1_000_000,
+    )
+    try:
+        durable_file(path, sign_audit(statement, identity.key, identity.certificate).canonical())
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}; name another file", ExitCode.USAGE)
+
+
+def _held_out(path: Path, options: RunOptions) -> list[Example]:
+    if not path.exists():
+        fail(f"{path} does not exist; check the path", ExitCode.NOT_FOUND)
+    try:
+        found = read_data(
+            path, text=options.text, label=options.label, text_b=options.text_b, skip_invalid=options.skip_invalid
+        )
+    except DataInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    return found.examples
+
+
+def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | None:
+    """The epsilon of everything that this data set's ledger was charged for the job; None: nothing was, or can be."""
+    from edge_client.ledger.history import replayed
+    from edge_client.ledger.ledger import ledger_path
+    from edge_client.ledger.store import LedgerError, reading
+    from learning.auditing.subject import claim_of
+
+    ours = (member.identity.federation, found.job.name)
+    events: list[PrivacyEvent] = []
+    try:
+        path = ledger_path(member.home, options.data_name)
+        if path.exists():
+            with reading(path) as store:
+                events = [
+                    each.event
+                    for each in replayed(store).reservations.values()
+                    if each.released is None and (each.purpose.federation, each.purpose.job) == ours
+                ]
+    except LedgerError as error:
+        fail(f"{error}; `edge_client ledger verify` says more", ExitCode.FAILED)
+    return claim_of(found.job, events, member.policy.delta)
