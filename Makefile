@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check check-types check-others docs audit fuzz gen format bench bench-secagg clean
+.PHONY: help demo test test-quick test-processes test-long check check-types check-others docs audit fuzz gen format bench bench-secagg clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,9 +35,16 @@ demo: $(STAMP) ## five members train together on this machine, one is killed, on
 	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA)) $(if $(BACKBONE),--backbone $(BACKBONE))
 
 test: $(STAMP) ## every test but the slow sweeps
-	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
-	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(FEDERATIONS) --dist loadscope tests/integration
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-quick
 	$(BIN)/python -m pytest -q -m 'alone and not long' tests/integration
+
+# Side by side: processes often wait for one another, and the tests without processes take what they leave.
+test-quick: $(STAMP)
+	nice -n 5 $(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
+
+test-processes: $(STAMP)
+	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(FEDERATIONS) --dist loadscope --no-loadscope-reorder \
+		tests/integration
 
 test-long: $(STAMP) ## the slow sweeps
 	$(BIN)/python -m pytest -q -m long

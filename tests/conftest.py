@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+# The default one formats each logged exception with all its variables in colour, which costs most of a second.
+structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
+
 
 @pytest.fixture(autouse=True)
 def _default_logs() -> Iterator[None]:

@@ -144,8 +144,6 @@ class Story:
         self._files = files
         for name in MEMBERS:
             self._start_member(name)
-        if not self._on_backbone:
-            self._evaluate("--follow")
         async with operator_stub(self._folder / "federation" / "operator") as stub:
             detail = await self._follow(stub)
             await self._verify(stub, detail)
@@ -274,8 +272,8 @@ class Story:
             assert process.stdout is not None  # noqa: S101  it was asked for above
             self._halted = self._wait_aside(process.stdout.readline)
 
-    def _evaluate(self, *more: str) -> None:
-        words = [self._tool("coordinator"), "evaluate", JOB, "--data", str(self._data.test_file), *more]
+    def _evaluate(self) -> None:
+        words = [self._tool("coordinator"), "evaluate", JOB, "--data", str(self._data.test_file)]
         self._spawn("evaluate", [*words, "--operator", str(self._folder / "federation" / "operator")])
 
     # ---- the rounds -----------------------------------------------------------------------------------------------
@@ -295,8 +293,8 @@ class Story:
             self._act(detail)
             self._kill_when_halted()
             await self._check_sums(stub, detail)
-            if self._on_backbone and detail.job.status == pb.JOB_STATUS_FINISHED and "evaluate" not in self._processes:
-                # Each version would take as long as all rounds: it is exported with its backbone to be measured.
+            if detail.job.status == pb.JOB_STATUS_FINISHED and "evaluate" not in self._processes:
+                # Only the newest version: each is exported to be measured, which takes longer than a round.
                 self._evaluate()
             over = detail.job.status in (pb.JOB_STATUS_FINISHED, pb.JOB_STATUS_ABORTED, pb.JOB_STATUS_PAUSED)
             measured = any(version.evaluations for version in detail.versions if version.number == ROUNDS)

@@ -4,11 +4,14 @@ Each time, the round continues and includes the member behind that network, no m
 lost or counted twice, and another job of other members continues meanwhile.
 """
 
+import itertools
+
 import pytest
 
 from tests.support.bad_network import BadNetwork, Fault, Way
 from tests.support.besieged import Besieged, Footprint, attempts, dropouts
 from tests.support.processes import PATIENCE, behind
+from tests.support.sweep import sweep
 
 STRAIGHT = ("north", "east", "south")
 MEMBERS = (*STRAIGHT, "west")
@@ -62,8 +65,14 @@ def _sound_at_the_end(federation, network, job):
     assert footprint.opened < 16
 
 
-@pytest.mark.parametrize("fault", [Fault.CUT, Fault.TRUNCATE, Fault.CORRUPT])
-@pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
+@pytest.mark.parametrize(
+    ("fault", "way"),
+    sweep(
+        itertools.product([Fault.CUT, Fault.TRUNCATE, Fault.CORRUPT], Way),
+        (Fault.CUT, Way.DOWN),
+        (Fault.CORRUPT, Way.UP),
+    ),
+)
 def test_a_round_survives_a_broken_transfer(federation, network, job, fault, way):
     if way is Way.DOWN:
         network.plan(fault, way, INSIDE)

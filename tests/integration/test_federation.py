@@ -1,9 +1,6 @@
 """The federation with real processes and sockets: what members and the operator experience."""
 
-import re
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import grpc
@@ -17,7 +14,7 @@ from secure_agg import packed_size
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
-from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, within_patience  # type: ignore[attr-defined]
+from tests.support.processes import PATIENCE, Proxy, behind, command, running_federation, within_patience
 
 MEMBERS = ("north", "east", "south", "west")
 # Size of the small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
@@ -331,20 +328,3 @@ def test_the_coordinator_stops_cleanly_on_sigterm(federation):
     member.wait_for("disconnected")
     federation.serve()
     member.wait_for("connected")
-
-
-@pytest.mark.timeout(600)
-def test_the_demonstration_runs_to_its_end():
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--small", "--data", str(ROOT / "examples" / "desk")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(
-        r"demo ok: members=5 rounds=8 dropped=1 phase=mask accuracy=0\.[6-9]\d+ onnx_max_diff=\d\.\de-0\d", last
-    )

@@ -23,6 +23,7 @@ from tests.support.processes import (  # type: ignore[attr-defined]
     succeed,
     within_patience,
 )
+from tests.support.sweep import sweep
 from toolkit.console import ExitCode
 
 MEMBERS = ("north", "east", "south")
@@ -81,7 +82,7 @@ def attempts(detail):
     return [attempt for each in detail.rounds for attempt in each.attempts]
 
 
-@pytest.mark.parametrize("job", COSTS)
+@pytest.mark.parametrize("job", sweep(COSTS, "dp-sgd", "distributed-gaussian"))
 def test_the_example_job_of_each_mechanism_is_charged_correctly(federation, job):
     rounds, _ = COSTS[job]
     federation.create(JOBS / f"{job}.toml")

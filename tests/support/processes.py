@@ -79,9 +79,25 @@ def within_patience(holds: Callable[[], object]) -> None:
         assert time.monotonic() < end, "the expected state was never reached"
 
 
-# Below the system's range for outgoing connections. Each test process has a range of its own.
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_PORTS = itertools.cycle(range(12_000 + 2_000 * (_WORKER % 10), 14_000 + 2_000 * (_WORKER % 10)))
+def _claimed() -> tuple[socket.socket, range]:
+    """A range of ports below the system's for outgoing connections, and the socket whose name claims it.
+
+    No other test process on this machine takes the range before this process ends, whichever command started it.
+    """
+    for first in range(12_000, 32_000, 500):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            # An abstract name: it is in no folder, and free when the process ends in whatever way.
+            claim.bind(f"\0tacit-tests-{first}")
+        except OSError:
+            claim.close()
+            continue
+        return claim, range(first, first + 500)
+    raise RuntimeError("40 test processes have all ranges of ports")
+
+
+_CLAIM, _RANGE = _claimed()
+_PORTS = itertools.cycle(_RANGE)
 
 
 def free_ports(count: int) -> list[int]:
