@@ -104,12 +104,13 @@ class _Noised:
         self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
     ) -> NDArray[np.uint32]:
         layout = layout_of(job, cohort)
-        (segment,) = layout.segments
+        segment, *rest = layout.segments
         # After the noise, so clipping costs no privacy.
         change = update.change
         if job.aggregation.clip is not None:
             change = secure_agg.clip_l2(change, job.aggregation.clip).astype(np.float32)
-        return layout.encode({segment.name: secure_agg.clip_coordinates(change, segment.bound)}, random)
+        values = {segment.name: secure_agg.clip_coordinates(change, segment.bound)}
+        return layout.encode(values | {each.name: _measured(job, update) for each in rest}, random)
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,14 @@ class _RingNoise:
         if not isinstance(job.mechanism, DistributedGaussian):
             raise TypeError("noise in the ring needs a job with mechanism distributed-gaussian")
         clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
-        bits, members = layout_of(job, cohort).bits, max_in_sum(job, cohort)
-        return secure_agg.encode_distributed(clipped, grid_of(job), bits, random, members=members)
+        layout, members = layout_of(job, cohort), max_in_sum(job, cohort)
+        encoded = np.empty(layout.values, dtype="<u4")
+        change, rest = encoded[: job.values], layout.segments[1:]
+        secure_agg.encode_distributed(clipped, grid_of(job), layout.bits, random, change, members=members)
+        if rest:
+            values = {each.name: _measured(job, update) for each in rest}
+            encoded[job.values :] = secure_agg.Layout(rest, layout.bits).encode(values, random)
+        return encoded
 
 
 def protection_of(
@@ -301,6 +308,13 @@ def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "Trainin
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0)
+
+
+def _measured(job: JobDocument, update: Update) -> NDArray[np.float64]:
+    """The metrics that every attempt of this update sends. They are whole numbers, which no rounding changes."""
+    if update.measured is None:
+        raise ValueError(f"job {job.name} has metrics, and none were made with this update")
+    return update.measured.astype(np.float64)
 
 
 def _finite(change: Vector) -> Vector:

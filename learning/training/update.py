@@ -24,6 +24,7 @@ from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import LossWatch, check_not_diverged
 from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
 from learning.training.task import LocalTraining
+from learning.validation.contribution import noised
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
@@ -135,6 +136,7 @@ def train_update(
             result = protection.train(task, random)
         change = np.subtract(manifest.flatten(division.shared(module)), start, dtype=np.float32)
         change = protection.protect(change, random)
+        measured = None if job.metrics is None else noised(None, job.metrics.noise, random)
         if (warning := losses.warning()) is not None:
             warn(warning)
     except TrainingCancelled:
@@ -152,8 +154,8 @@ def train_update(
     after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None
     if result is None or isinstance(job.model, RvaeModel):
         # A model that generates text has no accuracy, and the operator would see one.
-        return Update(change, corpus.population, 0.0, 0, 0, after)
-    return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after)
+        return Update(change, corpus.population, 0.0, 0, 0, after, measured)
+    return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after, measured)
 
 
 def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> None:
