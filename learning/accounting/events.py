@@ -23,6 +23,7 @@ __all__ = [
     "SampledGaussian",
     "event_from",
     "measuring",
+    "metrics_alone",
     "metrics_beside",
     "planned",
     "scaled",
@@ -156,6 +157,14 @@ def event_from(data: object) -> PrivacyEvent:
 def metrics_beside(event: PrivacyEvent) -> Beside | None:
     """The metrics beside a training's steps; None if there are none."""
     return None if isinstance(event, DiscreteGaussian) else event.metrics
+
+
+def metrics_alone(event: PrivacyEvent) -> DiscreteGaussian | None:
+    """What was measured in an event, without its training; None if nothing was."""
+    beside = metrics_beside(event)
+    if beside is None or not beside.measured:
+        return event if isinstance(event, DiscreteGaussian) else None
+    return DiscreteGaussian(multiplier=beside.multiplier, steps=beside.measured, unit=event.unit)
 
 
 def measuring(event: PrivacyEvent, measured: int) -> PrivacyEvent:
