@@ -43,6 +43,10 @@ CREATE_SECONDS = 600.0
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 
+# The delta of members' policies unless they set another.
+_USUAL_DELTA = 1e-6
+
+
 @app.command()
 def new(
     name: Name,
@@ -183,6 +187,7 @@ def bundle(
     try:
         from export.bundle import make_job_bundle, read_job_bundle
         from learning.accounting.expected_noise import Values, expected_noise
+        from learning.accounting.planning import cost_of_metrics_alone
         from learning.backbones.collection import Collection
 
         document = make_job_bundle(
@@ -204,6 +209,7 @@ def bundle(
     except (ValueError, OSError) as error:
         fail(f"no bundle was made from {file}: {error}", ExitCode.USAGE)
     expected = expected_noise(document, Values.of(document, read_job_bundle(target).manifest))
+    metrics = cost_of_metrics_alone(document, _USUAL_DELTA)
     if as_json:
         print_json(
             {
@@ -212,12 +218,15 @@ def bundle(
                 "document": document.digest().hex(),
                 "values": document.values,
                 "expected_noise": None if expected is None else expected.as_json(),
+                "metrics": None if metrics is None else metrics.as_json(),
             }
         )
         return
     typer.echo(f"Created {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
     for sentence in () if expected is None else expected.sentences:
         typer.echo(sentence)
+    if metrics is not None:
+        typer.echo(f"M{metrics.sentence[1:]}, for each member whose policy has a metrics_epsilon.")
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 

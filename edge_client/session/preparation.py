@@ -38,6 +38,7 @@ from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
+from edge_client.session.kept_back import KeptBack
 from learning.artifacts import (
     Blob,
     fetch_frozen,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from learning.backbones.stored import StoredBackbone
+    from learning.validation.measuring import ValidationData
 
     Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -200,6 +202,7 @@ class Preparer:
         second_column: bool = True,
         features: FeatureStore | None = None,
         desk: Desk | None = None,
+        kept_back: KeptBack | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -220,6 +223,7 @@ class Preparer:
             features: What frozen backbones computed of the data, for jobs that train a head alone; in memory by
                 default.
             desk: Asks the stewards about each job; None if the policy does not.
+            kept_back: The rows that no training uses; None if all are trained on.
         """
         self._examples = examples
         self._federation = federation
@@ -233,6 +237,7 @@ class Preparer:
         self._keeper = keeper
         self._second_column = second_column
         self._desk = desk
+        self._kept_back = kept_back
         # One for all jobs: those with the same backbone and head share what was computed.
         self._features = FeatureStore() if features is None else features
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
@@ -285,7 +290,7 @@ class Preparer:
                 # must do neither.
                 kept, corpus = await self._made(job, tokenizer, found, start)
                 update, staged = await self._train(
-                    assignment, job, manifest, corpus, base, protection, kept, frozen, backbone
+                    assignment, job, manifest, corpus, base, protection, reserved, kept, frozen, backbone
                 )
             except Exception as error:
                 unheard = self._forfeited(error, job, protection, reserved)
@@ -378,7 +383,8 @@ class Preparer:
             TokenizerInvalid, TemplateInvalid: The tokenizer or template cannot cut texts for this model.
         """
         if self._corpus is None or not self._corpus.serves(job, tokenizer):
-            self._corpus = EncodedExamples(self._examples, job, tokenizer, self._features)
+            kept_back = None if self._kept_back is None else self._kept_back.rows
+            self._corpus = EncodedExamples(self._examples, job, tokenizer, self._features, kept_back)
         return self._corpus
 
     async def _found(self, job: JobDocument) -> PrivateState | None:
@@ -490,6 +496,7 @@ class Preparer:
         corpus: EncodedExamples,
         base: bytes,
         protection: Protection,
+        reserved: BudgetReservation,
         kept: PrivateState | None,
         frozen: "Arrays",
         backbone: "StoredBackbone | None",
@@ -513,6 +520,7 @@ class Preparer:
                     private=None if kept is None else kept.arrays,
                     frozen=frozen,
                     backbone=backbone,
+                    validation=self._to_measure(job, reserved),
                     random=self._random,
                     seed=self._seed(assignment, job),
                     device=self._device,
@@ -562,6 +570,12 @@ class Preparer:
                 f"what was served cannot be trained ({type(error).__name__}); the member's own log says why",
                 private=str(error),
             ) from error
+
+    def _to_measure(self, job: JobDocument, reserved: BudgetReservation) -> "ValidationData | None":
+        """Returns the rows to measure the version on; None unless the reservation pays for it."""
+        if job.metrics is None or self._kept_back is None or not reserved.measured:
+            return None
+        return self._kept_back.to_measure(job.metrics)
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
         """Returns the seed of local randomness (order, dropout), from public numbers and the member's name.

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from learning.accounting.costs import Noised, event_of_job
-from learning.accounting.events import PrivacyEvent
+from learning.accounting.costs import Noised, event_of_job, measured_round
+from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.mechanisms import noise
 from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
 from tacit.job import JobDocument, JobSpec
@@ -224,7 +224,12 @@ class _RingNoise:
 
 
 def protection_of(
-    job: JobDocument | JobSpec, examples: int, *, own: OwnNumbers | None = None, trust_central_noise: bool = False
+    job: JobDocument | JobSpec,
+    examples: int,
+    *,
+    own: OwnNumbers | None = None,
+    trust_central_noise: bool = False,
+    metrics: Adjacency | None = None,
 ) -> Protection:
     """The protection that a job's mechanism gives on one member's machine.
 
@@ -235,6 +240,8 @@ def protection_of(
         own: The member's own numbers.
         trust_central_noise: Whether `distributed-gaussian` is charged by the noise of h honest members together. If
             not, only this member's own share counts (local epsilon).
+        metrics: The ledger's adjacency, if this member may measure the job's versions. The event is then that of a
+            measured round. None: it sends noise alone, which costs nothing.
 
     Raises:
         ValueError: The own numbers exceed the room in the job's ring or weaken what the job asks for, or the lot is
@@ -245,7 +252,8 @@ def protection_of(
 
     def cost(noised: Noised) -> PrivacyEvent:
         most, values = max_in_sum(job, job.rounds.target_members), job.values if isinstance(job, JobDocument) else 1
-        return event_of_job(job, noised, examples, values=values, members=most, central=trust_central_noise)
+        event = event_of_job(job, noised, examples, values=values, members=most, central=trust_central_noise)
+        return event if job.metrics is None or metrics is None else measured_round(event, job.metrics, metrics)
 
     match mechanism:
         case NoMechanism():

@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.documents import Part
 
-__all__ = ["HALF", "METRICS", "MetricNoise", "NoisedMetrics", "distance_of"]
+__all__ = ["HALF", "METRICS", "MetricNoise", "NoisedMetrics", "distance_of", "shifts_of"]
 
 # Coordinates of a vector of metrics: loss, correct answers, units.
 METRICS = 3
@@ -38,9 +38,14 @@ HALF = 32
 
 def distance_of(adjacency: Literal["add-remove", "replace-one"]) -> float:
     """The L2 distance, in steps, that one unit, or one row of a unit, can move a member's vector."""
-    squared = (3 if adjacency == "add-remove" else 9) * HALF * HALF
+    squared = sum(count * shift * shift for shift, count in shifts_of(adjacency).items())
     # Never below the true root, which is what the accounting divides by.
     return math.nextafter(math.sqrt(squared), math.inf)
+
+
+def shifts_of(adjacency: Literal["add-remove", "replace-one"]) -> dict[int, int]:
+    """How many of the coordinates one unit can move by how many steps, at most."""
+    return {HALF: METRICS} if adjacency == "add-remove" else {2 * HALF: METRICS - 1, HALF: 1}
 
 
 @dataclass(frozen=True, slots=True)
