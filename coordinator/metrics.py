@@ -31,6 +31,7 @@ from prometheus_client import (
     start_http_server,
 )
 
+from coordinator.domain.validation import Estimate, Measured
 from toolkit.instruments import Instrument, Instruments, Kind
 
 __all__ = ["INSTRUMENTS", "PREFIX", "Metrics", "MetricsServer", "watch_loop"]
@@ -160,6 +161,36 @@ INSTRUMENTS = (
         "Accuracy over the examples of the last sum, from the masked vectors.",
         "ratio",
         ("job",),
+    ),
+    # ---- what members measured under noise; every figure has its standard error
+    Instrument(
+        "versions_measured",
+        "counter",
+        "Versions that members measured: shown, or with too few units to show anything.",
+        "versions",
+        ("job", "outcome"),
+    ),
+    Instrument("estimate_version", "gauge", "Number of the newest version with an estimate.", "", ("job",)),
+    Instrument("estimate_accuracy", "gauge", "Estimated accuracy of that version.", "ratio", ("job",)),
+    Instrument(
+        "estimate_accuracy_error", "gauge", "Standard error of the estimated accuracy, by the noise.", "ratio", ("job",)
+    ),
+    Instrument("estimate_loss", "gauge", "Estimated mean loss of that version.", "nats", ("job",)),
+    Instrument(
+        "estimate_loss_error", "gauge", "Standard error of the estimated mean loss, by the noise.", "nats", ("job",)
+    ),
+    Instrument("estimate_units", "gauge", "Estimated number of units that members measured.", "units", ("job",)),
+    Instrument("estimate_units_error", "gauge", "Standard error of the number of units.", "units", ("job",)),
+    Instrument("best_version", "gauge", "Number of the best measured version.", "", ("job",)),
+    Instrument(
+        "best_accuracy",
+        "gauge",
+        "Estimated accuracy of the best measured version. It was selected, so it is too high on average.",
+        "ratio",
+        ("job",),
+    ),
+    Instrument(
+        "best_accuracy_error", "gauge", "Standard error of that accuracy, without the selection.", "ratio", ("job",)
     ),
     # ---- synthetic text
     Instrument(
@@ -482,6 +513,28 @@ class Metrics:
         """Sets the operator's newest evaluation."""
         self._of.set("evaluation_accuracy", accuracy, job=job)
         self._of.set("evaluation_loss", loss, job=job)
+
+    def measures_versions(self, job: str) -> None:
+        """Registers a job whose members measure versions."""
+        for outcome in ("shown", "too_few_units"):
+            self._of.add("versions_measured", 0, job=job, outcome=outcome)
+
+    def version_measured(self, job: str, estimate: Estimate | None) -> None:
+        """Counts a version that members measured; without an estimate too few units were."""
+        self._of.add("versions_measured", job=job, outcome="too_few_units" if estimate is None else "shown")
+
+    def estimate(self, job: str, number: int, found: Estimate) -> None:
+        """Sets the newest version of which an estimate is shown. Called once after a restart, too."""
+        self._of.set("estimate_version", number, job=job)
+        for name, measured in (("accuracy", found.accuracy), ("loss", found.loss), ("units", found.units)):
+            self._of.set(f"estimate_{name}", measured.value, job=job)
+            self._of.set(f"estimate_{name}_error", measured.error, job=job)
+
+    def best(self, job: str, number: int, accuracy: Measured) -> None:
+        """Sets the best measured version. Called once after a restart, too."""
+        self._of.set("best_version", number, job=job)
+        self._of.set("best_accuracy", accuracy.value, job=job)
+        self._of.set("best_accuracy_error", accuracy.error, job=job)
 
     def corpus(self, job: str, outcome: CorpusOutcome) -> None:
         """Counts a corpus that a member released, declined to release, or released but was refused."""

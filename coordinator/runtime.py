@@ -118,6 +118,10 @@ class Runtime:
         if stored.norms:
             newest = stored.norms[-1]
             self.metrics.version_norms(stored.name, norm=newest.version, change=newest.change)
+        if (shown := stored.newest_shown) is not None and shown.estimate is not None:
+            self.metrics.estimate(stored.name, shown.version_number, shown.estimate)
+        if (best := stored.best) is not None and best.estimate is not None:
+            self.metrics.best(stored.name, best.version_number, best.estimate.accuracy)
         if times.round_opened is not None:
             self.metrics.round_opened(stored.name, stored.round, times.round_opened)
         if stored.training is not None:

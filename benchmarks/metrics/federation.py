@@ -14,10 +14,10 @@ from coordinator.domain.validation import Estimate, estimate
 from learning.accounting.calibration import calibrate
 from learning.accounting.events import DiscreteGaussian
 from learning.accounting.filter import Limit
-from learning.validation.contribution import METRICS, metrics_of, noised
+from learning.validation.contribution import metrics_of, noised
 from learning.validation.split import Split
 from simulation.virtual_members import SeededRandom
-from tacit.validation import MetricNoise
+from tacit.validation import METRICS, MetricNoise
 
 __all__ = ["LOSS_BOUND", "MEASURED", "Member", "Truth", "measure", "members_of", "noise_for"]
 

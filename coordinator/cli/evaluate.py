@@ -118,7 +118,7 @@ class _Evaluation:
         with data.open("rb") as file:
             self._digest = hashlib.file_digest(file, "sha256").digest()
 
-    async def once(self, where: Path, version: int | None) -> None:
+    async def once(self, where: Path, version: str | None) -> None:
         """Measures one version, and shows all its figures."""
         from export.figures_report import confusion_lines, figures_lines
 
@@ -141,7 +141,7 @@ class _Evaluation:
             numbers = sorted(item.number for item in files.detail.versions)
             for number in numbers:
                 try:
-                    measured.append(await self._measure(stub, files, number))
+                    measured.append(await self._measure(stub, files, str(number)))
                 except BlobNotThere:
                     typer.echo(f"version {number} is not in the coordinator's store; it is left out", err=True)
                     continue
@@ -170,7 +170,7 @@ class _Evaluation:
                     async for job in self._watch(stub):
                         following = job.version_number if following is None else following
                         while following <= job.version_number:
-                            self._show(await self._measure(stub, await self._files(stub), following), verdict=True)
+                            self._show(await self._measure(stub, await self._files(stub), str(following)), verdict=True)
                             following += 1
                         if _over(job):
                             return
@@ -206,7 +206,7 @@ class _Evaluation:
     async def _files(self, stub: "OperatorServiceStub") -> JobFiles:
         return await fetch_files(stub, self._job, self._scratch, quiet=self._as_json)
 
-    async def _measure(self, stub: "OperatorServiceStub", files: JobFiles, version: int | None) -> _Measured:
+    async def _measure(self, stub: "OperatorServiceStub", files: JobFiles, version: str | None) -> _Measured:
         """Fetches a version, measures it, and has accuracy, loss and number of examples stored."""
         from tacit.v1 import operator_pb2
 

@@ -43,6 +43,10 @@ CREATE_SECONDS = 600.0
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 
+# The delta of members' policies unless they set another.
+_USUAL_DELTA = 1e-6
+
+
 @app.command()
 def new(
     name: Name,
@@ -183,6 +187,7 @@ def bundle(
     try:
         from export.bundle import make_job_bundle, read_job_bundle
         from learning.accounting.expected_noise import Values, expected_noise
+        from learning.accounting.planning import cost_of_metrics_alone
         from learning.backbones.collection import Collection
 
         document = make_job_bundle(
@@ -204,6 +209,7 @@ def bundle(
     except (ValueError, OSError) as error:
         fail(f"no bundle was made from {file}: {error}", ExitCode.USAGE)
     expected = expected_noise(document, Values.of(document, read_job_bundle(target).manifest))
+    metrics = cost_of_metrics_alone(document, _USUAL_DELTA)
     if as_json:
         print_json(
             {
@@ -212,12 +218,15 @@ def bundle(
                 "document": document.digest().hex(),
                 "values": document.values,
                 "expected_noise": None if expected is None else expected.as_json(),
+                "metrics": None if metrics is None else metrics.as_json(),
             }
         )
         return
     typer.echo(f"Created {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
     for sentence in () if expected is None else expected.sentences:
         typer.echo(sentence)
+    if metrics is not None:
+        typer.echo(f"M{metrics.sentence[1:]}, for each member whose policy has a metrics_epsilon.")
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 
@@ -275,6 +284,12 @@ def list_jobs(operator: Operator = None, folder: Dir = None, as_json: Json = Fal
 def show(
     name: Name,
     rounds: Annotated[int, typer.Option(min=1, help="How many of the newest rounds to show.")] = 20,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            help="Show one version alone: its number, or best, the best by the members' estimates.", show_default=False
+        ),
+    ] = None,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -292,8 +307,12 @@ def show(
             return answer, await _document_of(stub, answer.job.document)
 
     detail, document = run(work())
+    if version is not None:
+        _show_version(detail, version, as_json)
+        return
     server = None if document is None else document.server
     earlier = None if document is None else document.earlier
+    from coordinator.cli.estimated import estimates_lines
     from coordinator.cli.shown import approvals_words, detail_json, optimiser_json
 
     if as_json:
@@ -321,7 +340,9 @@ def show(
         typer.echo("\nIts numbers were tuned on the operator's own private rows: that is in no epsilon.")
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
-    typer.echo("\n" + _versions_table(detail.versions))
+    typer.echo("\n" + _versions_table(detail))
+    if lines := estimates_lines(detail, document):
+        typer.echo("\n" + "\n".join(lines))
 
 
 @app.command()
@@ -455,11 +476,45 @@ def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:
     return table(["ROUND", "OUTCOME", "REASON", "ATTEMPTS", "SUMMED", "TRAINING", "DROPOUTS", "ENDED"], rows)
 
 
-def _versions_table(versions: "Sequence[operator_pb2.Version]") -> str:
+def _show_version(detail: "operator_pb2.JobDetail", wanted: str, as_json: bool) -> None:
+    """Shows one version."""
+    from coordinator.cli.estimated import NOT_MEASURED, SELECTED, chosen_version, estimate_words, loss_words
+    from coordinator.cli.shown import moment, percent, version_json
+
+    item, job = chosen_version(detail, wanted), detail.job
+    if as_json:
+        print_json({"job": job.name, **version_json(item, job)})
+        return
+    typer.echo(f"Version {item.number} of {job.name}, {item.digest.hex()}")
+    typer.echo(f"made {moment(item.created_ms)} UTC " + (f"by round {item.round}" if item.round else "as the start"))
+    for measured in item.evaluations:
+        typer.echo(
+            f"evaluated {moment(measured.at_ms)} UTC: accuracy {percent(measured.accuracy)}, loss {measured.loss:.4f}, "
+            f"{measured.examples} examples"
+        )
+    if not item.HasField("estimate"):
+        typer.echo(f"estimate: {NOT_MEASURED}; a version is measured by the round that starts from it")
+        return
+    said = f"estimate: accuracy {estimate_words(item.estimate)}"
+    if item.estimate.HasField("shown"):
+        shown = item.estimate.shown
+        said += f", loss {loss_words(item.estimate)}, {shown.units:.0f} ± {shown.units_error:.2g} units"
+    typer.echo(f"{said}, from {item.estimate.members} members")
+    if job.HasField("best") and job.best.version_number == item.number:
+        typer.echo(f"It is the best measured version: {SELECTED}.")
+
+
+def _versions_table(detail: "operator_pb2.JobDetail") -> str:
+    from coordinator.cli.estimated import NOT_MEASURED, estimate_words, loss_words
     from coordinator.cli.shown import moment, percent
 
+    measured_by_members = detail.job.HasField("estimate")
     rows = []
-    for item in versions:
+    for item in detail.versions:
+        estimates = [NOT_MEASURED, "-"]
+        if item.HasField("estimate"):
+            best = detail.job.HasField("best") and detail.job.best.version_number == item.number
+            estimates = [estimate_words(item.estimate) + (" best" if best else ""), loss_words(item.estimate)]
         measured = item.evaluations[-1] if item.evaluations else None
         rows.append(
             [
@@ -472,6 +527,8 @@ def _versions_table(versions: "Sequence[operator_pb2.Version]") -> str:
                 str(measured.examples) if measured else "-",
                 f"{item.norm:.4g}" if item.norm else "-",
                 f"{item.change:.4g}" if item.change else "-",
+                *(estimates if measured_by_members else ()),
             ]
         )
-    return table(["VERSION", "DIGEST", "ROUND", "MADE", "ACCURACY", "LOSS", "EXAMPLES", "NORM", "CHANGE"], rows)
+    more = ["ESTIMATED ACCURACY", "ESTIMATED LOSS"] if measured_by_members else []
+    return table(["VERSION", "DIGEST", "ROUND", "MADE", "ACCURACY", "LOSS", "EXAMPLES", "NORM", "CHANGE", *more], rows)

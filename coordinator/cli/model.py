@@ -59,8 +59,12 @@ __all__ = [
 
 Job = Annotated[str, typer.Argument(help="The job's name.")]
 Version = Annotated[
-    int | None,
-    typer.Option("--version", min=0, help="The version's number. Default: the newest.", show_default=False),
+    str | None,
+    typer.Option(
+        "--version",
+        help="The version's number, or best: the best by the members' estimates. Default: the newest.",
+        show_default=False,
+    ),
 ]
 
 
@@ -359,7 +363,7 @@ def synthetic_texts(tokenizer: bytes) -> list[str]:
 async def fetch_material(
     stub: "OperatorServiceStub",
     job: str,
-    version: int | None,
+    version: str | None,
     scratch: Path,
     *,
     quiet: bool,
@@ -428,33 +432,31 @@ async def fetch_files(
 
 
 async def fetch_version(
-    stub: "OperatorServiceStub", files: JobFiles, version: int | None, *, quiet: bool, exported: bool = False
+    stub: "OperatorServiceStub", files: JobFiles, version: str | None, *, quiet: bool, exported: bool = False
 ) -> Material:
     """Fetches a version, and verifies it by its digest.
 
     Args:
         stub: The operator's service.
         files: What the job's versions need.
-        version: The version's number, or None for the newest.
+        version: The version's number, `best`, or None for the newest.
         quiet: Whether to hide the progress bar.
         exported: Whether it is fetched for an export, so that the coordinator keeps it.
 
     Raises:
-        CommandFailed: there is no such version.
+        CommandFailed: there is no such version, or no measured one to choose the best from.
         BlobNotThere: the coordinator's store does not hold it.
     """
-    job = files.detail.job
-    wanted = job.version_number if version is None else version
-    found = next((item for item in files.detail.versions if item.number == wanted), None)
-    if found is None:
-        fail(f"job {job.name} has no version {wanted}; the newest is {job.version_number}", ExitCode.NOT_FOUND)
-    weights = await _blob(stub, found.digest, f"version {wanted}", quiet=quiet, exported=exported)
+    from coordinator.cli.estimated import chosen_version
+
+    found = chosen_version(files.detail, version)
+    weights = await _blob(stub, found.digest, f"version {found.number}", quiet=quiet, exported=exported)
     return Material(
         document=files.document,
         manifest=files.manifest,
         tokenizer=files.tokenizer,
         weights=weights,
-        number=wanted,
+        number=found.number,
         digest=found.digest,
         backbone=files.backbone,
         frozen=files.frozen,

@@ -369,7 +369,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
         f"{moment(seal.made_ms)} UTC, and nothing in it was changed."
     )
     typer.echo(f"Job {printable(seal.job)}, document {_hash_of(passport)}:\n")
-    typer.echo(table(["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY"], _rows(versions)))
+    headings = ["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY", "ESTIMATE"]
+    typer.echo(table(headings, _rows(versions)))
     for each in passport.withdrawals:
         typer.echo(f"\n{withdrawal_text(each)}")
     for audit in passport.audits:
@@ -387,7 +388,7 @@ def _hash_of(passport: "Passport") -> str:
 
 
 def _rows(versions: "Sequence[VersionFacts]") -> list[list[str]]:
-    from coordinator.cli.passport_page import accuracy_of, spend_of
+    from coordinator.cli.passport_page import accuracy_of, estimate_of, spend_of
 
     return [
         [
@@ -398,6 +399,7 @@ def _rows(versions: "Sequence[VersionFacts]") -> list[list[str]]:
             printable(each.mechanism),
             spend_of(each),
             accuracy_of(each),
+            estimate_of(each),
         ]
         for each in versions
     ]

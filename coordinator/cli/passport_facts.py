@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.domain.validation import Measured, best_of
 from coordinator.storage.chain import JournalEntry, RosterOfJournal, Verifier
 from tacit.bundle import INDEX, BundleInvalid, read_bundle
 from tacit.job import JobDocument
@@ -17,6 +18,7 @@ from tacit.passport import (
     MAX_EVALUATIONS,
     MAX_VERSIONS,
     MAX_WITHDRAWALS,
+    EstimateFacts,
     EvaluationFacts,
     ExportFacts,
     JobFacts,
@@ -28,6 +30,9 @@ from tacit.passport import (
 )
 
 __all__ = ["ExportUnknown", "JobHistory", "export_facts"]
+
+# Fields of an estimate, under the same names in the journal.
+_ESTIMATED = ("accuracy", "accuracy_error", "loss", "loss_error", "units", "units_error")
 
 
 class ExportUnknown(ValueError):
@@ -48,6 +53,8 @@ class JobHistory:
     _sums: dict[int, JournalEntry] = field(default_factory=dict)
     _versions: dict[int, JournalEntry] = field(default_factory=dict)
     _evaluations: dict[int, list[JournalEntry]] = field(default_factory=dict)
+    # By number of the measured version, in order.
+    _measured: dict[int, JournalEntry] = field(default_factory=dict)
     _withdrawals: list[JournalEntry] = field(default_factory=list)
 
     def take(self, entry: JournalEntry) -> None:
@@ -74,6 +81,8 @@ class JobHistory:
                 self._versions[fields["number"]] = entry
             case "evaluation_recorded":
                 self._evaluations.setdefault(fields["number"], []).append(entry)
+            case "version_measured":
+                self._measured[fields["number"]] = entry
             case "version_withdrawn":
                 self._withdrawals.append(entry)
             case _:
@@ -100,7 +109,8 @@ class JobHistory:
             mechanism=document.mechanism.name,
             versions_left_out=max(0, len(numbers) - MAX_VERSIONS),
         )
-        return job, tuple(self._version(number, document) for number in numbers[-MAX_VERSIONS:])
+        best = self._best()
+        return job, tuple(self._version(number, document, number == best) for number in numbers[-MAX_VERSIONS:])
 
     def withdrawals(self) -> tuple[WithdrawalFacts, ...]:
         """The newest withdrawals that concern the job."""
@@ -127,7 +137,7 @@ class JobHistory:
             roster_root=self.roster.root,
         )
 
-    def _version(self, number: int, document: JobDocument) -> VersionFacts:
+    def _version(self, number: int, document: JobDocument, best: bool) -> VersionFacts:
         entry = self._versions[number]
         fields: Any = entry.fields
         ended = self._sums.get(fields["round"]) if number else None
@@ -141,8 +151,14 @@ class JobHistory:
             mechanism=document.mechanism.name,
             round=fields["round"] if number else 0,
             evaluations=tuple(_evaluation(each) for each in self._evaluations.get(number, [])[-MAX_EVALUATIONS:]),
+            estimate=_estimate(self._measured[number], best) if number in self._measured else None,
             **of_sum,
         )
+
+    def _best(self) -> int | None:
+        """The number of the best measured version."""
+        at = best_of([_accuracy(each) for each in self._measured.values()])
+        return None if at is None else list(self._measured)[at]
 
     def _sum(self, ended: JournalEntry, document: JobDocument) -> dict[str, Any]:
         fields: Any = ended.fields
@@ -163,6 +179,16 @@ class JobHistory:
             "sum": bytes.fromhex(fields["result"]),
             "spend": spend,
         }
+
+
+def _estimate(entry: JournalEntry, selected: bool) -> EstimateFacts:
+    fields: Any = entry.fields
+    return EstimateFacts(selected=selected, **{name: fields[name] for name in ("members", *_ESTIMATED)})
+
+
+def _accuracy(entry: JournalEntry) -> Measured | None:
+    fields: Any = entry.fields
+    return None if fields["accuracy"] is None else Measured(fields["accuracy"], fields["accuracy_error"])
 
 
 def _evaluation(entry: JournalEntry) -> EvaluationFacts:

@@ -7,11 +7,12 @@ import hashlib
 from html import escape
 from typing import Any
 
+from coordinator.cli.estimated import NOT_MEASURED, SELECTED, with_error
 from coordinator.cli.shown import moment
 from tacit.passport import AuditFacts, JobFacts, Passport, RecordFacts, Seal, VersionFacts, WithdrawalFacts
 from toolkit.text import clean
 
-__all__ = ["accuracy_of", "audit_text", "page_of", "spend_of", "summary", "withdrawal_text"]
+__all__ = ["accuracy_of", "audit_text", "estimate_of", "page_of", "spend_of", "summary", "withdrawal_text"]
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
@@ -38,6 +39,16 @@ def accuracy_of(version: VersionFacts) -> str:
         return "-"
     newest = version.evaluations[-1]
     return f"{100 * newest.accuracy:.1f} % ± {100 * newest.standard_error:.1f} ({newest.examples} examples)"
+
+
+def estimate_of(version: VersionFacts) -> str:
+    """What members measured of a version, with its standard error, in words."""
+    estimate = version.estimate
+    if estimate is None:
+        return NOT_MEASURED
+    if estimate.accuracy is None or estimate.accuracy_error is None:
+        return "too few units"
+    return with_error(estimate.accuracy, estimate.accuracy_error) + (" (best, selected)" if estimate.selected else "")
 
 
 def withdrawal_text(withdrawal: WithdrawalFacts) -> str:
@@ -104,6 +115,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
             "-" if each.sum is None else f"<code>{each.sum.hex()}</code>",
             escape(spend_of(each)),
             escape(accuracy_of(each)),
+            escape(estimate_of(each)),
         )
         for each in passport.versions
     ]
@@ -112,7 +124,17 @@ def page_of(passport: Passport, seal: Seal) -> str:
         for export in passport.exports
         for file, listed in sorted(export.files.items())
     ]
-    headings = ("version", "SHA-256", "made", "cohort", "in the sum", "sum", "epsilon, as reported", "accuracy")
+    headings = (
+        "version",
+        "SHA-256",
+        "made",
+        "cohort",
+        "in the sum",
+        "sum",
+        "epsilon, as reported",
+        "accuracy",
+        "estimate",
+    )
     left_out = f"<p>{job.versions_left_out} older versions are left out.</p>" if job.versions_left_out else ""
     withdrawn = "".join(f"<p>{escape(withdrawal_text(each))}</p>\n" for each in passport.withdrawals)
     audited = "".join(f"<p>{escape(audit_text(each))}</p>\n" for each in passport.audits)
@@ -123,7 +145,9 @@ def page_of(passport: Passport, seal: Seal) -> str:
         "can be verified, with <code>coordinator passport verify</code>.</p>\n"
         f"{_table((), about)}\n<h2>Versions</h2>\n{left_out}{_table(headings, versions)}\n"
         "<p>Epsilon is what members' ledgers report, rounded up to one digit: what the job had cost the member that "
-        "spent most, up to this version. ± is the standard error of the accuracy.</p>\n"
+        "spent most, up to this version. ± is the standard error. Accuracy was measured on the operator's data. An "
+        "estimate is what members measured under noise on rows that they keep back; its error is that of the noise. "
+        f"The best version was {SELECTED}.</p>\n"
         + (f"<h2>Withdrawals</h2>\n{withdrawn}" if withdrawn else "")
         + (f"<h2>Audits</h2>\n{audited}" if audited else "")
         + (f"<h2>Exported files</h2>\n{_table(('version', 'format', 'file', 'SHA-256'), files)}\n" if files else "")

@@ -4,6 +4,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+from coordinator.cli.estimated import estimate_json
 from tacit.reason import from_word, sentence, word
 from tacit.server_optimiser import FedAvgMServer, FedAvgServer, ServerOptimiser
 from tacit.v1 import operator_pb2
@@ -20,6 +21,7 @@ __all__ = [
     "optimiser_json",
     "percent",
     "status_json",
+    "version_json",
     "why",
 ]
 
@@ -97,6 +99,8 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
         "evaluation": evaluation_json(job.evaluation) if job.HasField("evaluation") else None,
         "training": _training_json(job.training) if job.HasField("training") else None,
         "approvals": _approvals_json(job.approvals) if job.HasField("approvals") else None,
+        "estimate": estimate_json(job.estimate) if job.HasField("estimate") else None,
+        "best": {**estimate_json(job.best), "selected": True} if job.HasField("best") else None,
     }
 
 
@@ -192,17 +196,21 @@ def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
             }
             for item in detail.rounds
         ],
-        "versions": [
-            {
-                "number": item.number,
-                "digest": item.digest.hex(),
-                "round": item.round,
-                "created_ms": item.created_ms,
-                "norm": item.norm or None,
-                "change": item.change or None,
-                "withdrawn": item.withdrawn,
-                "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
-            }
-            for item in detail.versions
-        ],
+        "versions": [version_json(item, detail.job) for item in detail.versions],
+    }
+
+
+def version_json(item: operator_pb2.Version, job: operator_pb2.Job) -> dict[str, Any]:
+    """Returns a version of a job as JSON; `estimate` is null if nobody measured it."""
+    return {
+        "number": item.number,
+        "digest": item.digest.hex(),
+        "round": item.round,
+        "created_ms": item.created_ms,
+        "norm": item.norm or None,
+        "change": item.change or None,
+        "withdrawn": item.withdrawn,
+        "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
+        "estimate": estimate_json(item.estimate) if item.HasField("estimate") else None,
+        "best": job.HasField("best") and job.best.version_number == item.number,
     }

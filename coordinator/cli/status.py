@@ -112,8 +112,10 @@ def text_of(answer: "operator_pb2.StatusResponse") -> str:
 
 def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
     """Formats jobs as a table."""
+    from coordinator.cli.estimated import estimate_words
     from coordinator.cli.shown import job_status, percent, why
 
+    measured_by_members = any(job.HasField("estimate") for job in jobs)
     rows = []
     for job in jobs:
         phase = job.phase
@@ -134,7 +136,16 @@ def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
                 f"{job.version_number} {job.version.hex()[:8]}",
                 accuracy,
                 trained,
+                *(
+                    f"{estimate_words(each)} (v{each.version_number})" if told else "-"
+                    for each, told in (
+                        (job.estimate, job.HasField("estimate")),
+                        (job.best, job.HasField("best")),
+                    )
+                    if measured_by_members
+                ),
                 " ".join(part for part in (why(job.reason), waiting, job.warning) if part) or "-",
             ]
         )
-    return table(["JOB", "STATUS", "ROUND", "PHASE", "VERSION", "MEASURED", "TRAINING", "WHY"], rows)
+    more = ["ESTIMATE", "BEST, SELECTED"] if measured_by_members else []
+    return table(["JOB", "STATUS", "ROUND", "PHASE", "VERSION", "MEASURED", "TRAINING", *more, "WHY"], rows)

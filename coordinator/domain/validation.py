@@ -21,7 +21,18 @@ from dataclasses import dataclass
 
 from tacit.validation import HALF, MetricNoise
 
-__all__ = ["MIN_RATIO", "MIN_UNITS", "Estimate", "Measured", "StoppingRule", "Verdict", "estimate", "judge"]
+__all__ = [
+    "MIN_RATIO",
+    "MIN_UNITS",
+    "Estimate",
+    "Measured",
+    "StoppingRule",
+    "Validation",
+    "Verdict",
+    "best_of",
+    "estimate",
+    "judge",
+]
 
 MIN_RATIO = 5.0
 MIN_UNITS = 30.0
@@ -42,6 +53,19 @@ class Estimate:
     loss: Measured
     accuracy: Measured
     units: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What members said, under noise, about the version that a round started from.
+
+    Attributes:
+        members: Members whose vectors were read, with those that measured nothing.
+        estimate: None if nothing is shown.
+    """
+
+    members: int
+    estimate: Estimate | None
 
 
 def estimate(total: Sequence[int], members: int, noise: MetricNoise, loss_bound: float) -> Estimate | None:
@@ -86,7 +110,7 @@ class StoppingRule:
     """When a job stops.
 
     Attributes:
-        patience: Measured versions in a row without the least improvement.
+        patience: Measured versions in a row without the least improvement; 0: the job never stops early.
         min_improvement: Least improvement of accuracy that counts.
     """
 
@@ -99,15 +123,33 @@ class Verdict:
     """What estimates say about a job.
 
     Attributes:
-        best: Index of the best version among the estimates; None if nothing was shown. Its estimate is the largest of
-            several noisy ones, so it is too high on average.
+        best: Index of the best version among the estimates; see `best_of`.
+        reference: Index of the last version that improved, with which later ones are compared; None if nothing was
+            shown.
         stale: Versions in a row that did not improve.
         stop: Whether the job stops.
     """
 
     best: int | None
+    reference: int | None
     stale: int
     stop: bool
+
+
+def best_of(accuracies: Sequence[Measured | None]) -> int | None:
+    """Chooses the best version: the one whose accuracy less its error is highest, and the first of equals.
+
+    Its estimate is the largest of several noisy ones, so it is too high on average.
+
+    Args:
+        accuracies: Estimates in the order of their versions; None where nothing is shown.
+
+    Returns:
+        Its index; None if nothing was shown.
+    """
+    # Less one error, so that a noisier estimate needs to be higher.
+    lowest = {at: found.value - found.error for at, found in enumerate(accuracies) if found is not None}
+    return max(lowest, key=lambda at: lowest[at], default=None)
 
 
 def judge(accuracies: Sequence[Measured | None], rule: StoppingRule) -> Verdict:
@@ -127,24 +169,21 @@ def judge(accuracies: Sequence[Measured | None], rule: StoppingRule) -> Verdict:
         accuracies: Estimates in the order of their versions; None where nothing is shown.
         rule: When to stop.
     """
-    best: int | None = None
+    best = best_of(accuracies)
+    at_reference: int | None = None
     reference: Measured | None = None
     stale = 0
     for at, found in enumerate(accuracies):
         if found is None:
             continue
-        # Less one error, so that a noisier estimate needs to be higher.
-        shown = None if best is None else accuracies[best]
-        if shown is None or found.value - found.error > shown.value - shown.error:
-            best = at
         if reference is None:
-            reference = found
+            at_reference, reference = at, found
             continue
         difference, error = found.value - reference.value, math.hypot(found.error, reference.error)
         if difference > max(error, rule.min_improvement):
-            reference, stale = found, 0
+            at_reference, reference, stale = at, found, 0
         elif error <= rule.min_improvement and difference + error < rule.min_improvement:
             stale += 1
-            if stale >= rule.patience:
-                return Verdict(best, stale, True)
-    return Verdict(best, stale, False)
+            if stale == rule.patience:
+                return Verdict(best, at_reference, stale, True)
+    return Verdict(best, at_reference, stale, False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from coordinator.domain.jobs import GroupsSeen, JobStatus
+from coordinator.domain.validation import Validation
 from tacit.attempt import AttemptId
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "AttemptOpened",
     "AttemptPublished",
     "Barred",
+    "BestChanged",
     "Complained",
     "ComplaintsAnswered",
     "Count",
@@ -35,6 +37,7 @@ __all__ = [
     "StatusChanged",
     "TrainingMeasured",
     "VersionExploded",
+    "VersionMeasured",
     "VersionPublished",
     "WindowExtended",
 ]
@@ -299,6 +302,35 @@ class TrainingMeasured(Count):
     what: ClassVar[str] = "training"
     loss: float
     accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionMeasured(Count):
+    """Members measured the version that a round started from. Without an estimate too few units were measured."""
+
+    what: ClassVar[str] = "version_measured"
+    number: int
+    validation: Validation
+
+    @property
+    def fields(self) -> dict[str, str | int | float]:
+        """The fields of the log line. Every number has its standard error."""
+        found: dict[str, str | int | float] = {"number": self.number, "members": self.validation.members}
+        if (estimate := self.validation.estimate) is not None:
+            found |= {"accuracy": estimate.accuracy.value, "accuracy_error": estimate.accuracy.error}
+            found |= {"loss": estimate.loss.value, "loss_error": estimate.loss.error}
+            found |= {"units": estimate.units.value, "units_error": estimate.units.error}
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestChanged(Count):
+    """Another version is the best of those that members measured. Its estimate was selected."""
+
+    what: ClassVar[str] = "best_version"
+    number: int
+    accuracy: float
+    accuracy_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

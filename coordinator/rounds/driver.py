@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 import secure_agg
 from coordinator.domain.jobs import Approvals, EndAttempt, JobStatus, LiveJob, Norms, Spend
+from coordinator.domain.validation import Measured, Validation
 from coordinator.metrics import Metrics
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
+from coordinator.rounds.measuring import measure
 from coordinator.rounds.publish import (
     GroupSum,
     ResultInvalid,
@@ -115,6 +117,7 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         server_state=stored.server_state,
         norms=stored.norms,
         exploded=stored.exploded,
+        accuracies={each.version_number: each.accuracy for each in stored.estimates},
         awaited=frozenset(stored.cohort),
     )
     if not state.one_sum_a_version:
@@ -151,6 +154,8 @@ class JobDriver:
         metrics, state, rounds = self._ports.metrics, self._state, self._state.parameters.job.rounds
         metrics.job_known(state.name, needed=rounds.min_members, planned=rounds.count, deadline=_longest_round(rounds))
         metrics.job_status(state.name, state.status.value)
+        if state.parameters.job.metrics is not None:
+            metrics.measures_versions(state.name)
         if state.parameters.job.aggregation.groups is not None:
             for outcome in ("combined", "lost", "invalid", "outliers"):
                 metrics.groups(state.name, outcome, 0)
@@ -396,7 +401,7 @@ class JobDriver:
         try:
             totals = self._ports.uploads.totals(effect.attempt)
             base = await asyncio.to_thread(self._ports.store.get, state.version)
-            (result, step, norms, server_state), seconds = await _in_thread(
+            (result, step, norms, server_state, validation), seconds = await _in_thread(
                 _open, effect, state, totals, base, self._ports.store
             )
             self._ports.metrics.aggregation_cpu(state.name, "publish", seconds)
@@ -416,7 +421,7 @@ class JobDriver:
             self._log.error("compute_failed", error=str(error), exc_info=error)
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error)))
         else:
-            found = (step.training, step.groups, server_state, step.metrics_invalid)
+            found = (step.training, step.groups, server_state, step.metrics_invalid, validation)
             self.post(ev.Computed(effect.attempt, result, version, norms, *found))
 
     def _count(self, effect: fx.Count) -> None:
@@ -459,6 +464,12 @@ class JobDriver:
                 metrics.version_exploded(job)
             case counts.TrainingMeasured():
                 metrics.training(job, loss=effect.loss, accuracy=effect.accuracy)
+            case counts.VersionMeasured():
+                metrics.version_measured(job, effect.validation.estimate)
+                if effect.validation.estimate is not None:
+                    metrics.estimate(job, effect.number, effect.validation.estimate)
+            case counts.BestChanged():
+                metrics.best(job, effect.number, Measured(effect.accuracy, effect.accuracy_error))
             case counts.StatusChanged():
                 metrics.job_status(job, effect.status.value)
         (self._log.warning if effect.warns else self._log.info)(effect.what, **effect.fields)
@@ -514,12 +525,12 @@ def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[
 
 def _open(
     effect: fx.Compute, state: JobState, totals: Mapping[int, NDArray[np.uint32]], base: bytes, store: BlobStore
-) -> tuple[bytes, Step, Norms, Mapping[str, bytes]]:
+) -> tuple[bytes, Step, Norms, Mapping[str, bytes], Validation | None]:
     """Opens the sums and steps the version.
 
     Returns:
-        The digest of the opened sums, the next version, the step's norms, and the digests of the version's server
-        optimiser state by name.
+        The digest of the opened sums, the next version, the step's norms, the digests of the version's server optimiser
+        state by name, and what the round measured of the version that it started from.
 
     Raises:
         ResultInvalid: the sums are at fault; the state that the round started from is what was stored.
@@ -533,6 +544,7 @@ def _open(
         results.append(opened.result_digest(total))
         sums.append(GroupSum(len(opened.survivors), total))
     start, cohort = np.frombuffer(base, dtype="<f4"), session.context.cohort
+    validation, invalid = measure(job, state.round, cohort, sums)
     with stored_state(store, job, state.version_number, state.server_state) as carried:
         try:
             if session.context.grouped is None:
@@ -546,7 +558,8 @@ def _open(
             # fail the same way.
             carried.check()
             raise
-        return result, step, norms_of(start, step.values), carried.finish()
+        step = replace(step, metrics_invalid=step.metrics_invalid or invalid)
+        return result, step, norms_of(start, step.values), carried.finish(), validation
 
 
 def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int, spend: Spend | None) -> None:
@@ -578,6 +591,7 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int, sp
                 exploded=entry.exploded,
                 optimiser=entry.optimiser,
                 server_state=entry.server_state,
+                validation=entry.validation,
             )
         case fx.SetStatus():
             reason = None if entry.status is JobStatus.RUNNING else word(entry.reason)

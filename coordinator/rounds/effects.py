@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import secure_agg
 from coordinator.domain.jobs import EndAttempt, Exploded, JobStatus, Norms
+from coordinator.domain.validation import Validation
 from coordinator.rounds.counts import Count
 from coordinator.rounds.timers import Timer
 from tacit.attempt import AttemptId
@@ -83,6 +84,8 @@ class PublishVersion:
     exploded: Exploded | None = None
     optimiser: str = "fedavg"
     server_state: Mapping[str, bytes] = field(default_factory=dict)
+    # What the round measured of the version before.
+    validation: Validation | None = None
 
 
 @dataclass(frozen=True, slots=True)

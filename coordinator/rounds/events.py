@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import secure_agg
 from coordinator.domain.jobs import GroupsSeen, Norms, TrainingMetrics
+from coordinator.domain.validation import Validation
 from coordinator.rounds.timers import Timer
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, MemberPayload
@@ -116,6 +117,8 @@ class Computed:
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # No valid inputs produce the metrics, so some member sent impossible ones. The version is not affected.
     metrics_invalid: bool = False
+    # What the members measured of the version that the round started from; None if the job did not ask.
+    validation: Validation | None = None
 
 
 @dataclass(frozen=True, slots=True)

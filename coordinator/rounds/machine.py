@@ -37,6 +37,7 @@ from coordinator.rounds.attempt import answered, drop, silent, uploaded
 from coordinator.rounds.blame import owed_by, unanswered
 from coordinator.rounds.course import assign, attempt_over, begin_training, halt
 from coordinator.rounds.effects import Effect
+from coordinator.rounds.measuring import stops_early
 from coordinator.rounds.opening import consider_opening
 from coordinator.rounds.outcome import compute_failed, computed
 from coordinator.rounds.phases import advance_if_settled, close_phase, watch_absence
@@ -88,8 +89,10 @@ def _start(step: Step) -> None:
     if step.state.status is not JobStatus.RUNNING:
         return
     if step.state.version_number >= step.state.parameters.job.rounds.count:
-        # The last version was written, but a crash came before the job's status was.
+        # The last version was written, but a crash came before the job's status was. So below.
         halt(step, JobStatus.FINISHED, Reason.REASON_JOB_FINISHED)
+    elif stops_early(step.state):
+        halt(step, JobStatus.FINISHED, Reason.REASON_NO_IMPROVEMENT)
     else:
         if step.state.awaited:
             seconds = step.state.parameters.job.rounds.deadlines.reconnect

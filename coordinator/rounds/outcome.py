@@ -1,13 +1,16 @@
 """What comes of an opened sum: a version, or a failure."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.domain.explosion import WINDOW, explosion
 from coordinator.domain.jobs import EndAttempt, JobStatus
+from coordinator.domain.validation import Measured, Validation
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.course import after_abandoned, attempt_over, begin_training, halt
+from coordinator.rounds.measuring import best_version, stops_early
 from coordinator.rounds.state import Halted, Publishing
 from coordinator.rounds.step import Step, seconds_since
 from tacit.messages import AttemptEnded, AttemptMessage
@@ -27,7 +30,9 @@ def computed(step: Step, event: ev.Computed) -> None:
     norms = event.norms
     exploded = explosion(number, state.parameters.job.values, state.norms, norms)
     records: list[fx.Record] = [
-        fx.PublishVersion(number, event.version, state.round, norms, exploded, optimiser, event.server_state),
+        fx.PublishVersion(
+            number, event.version, state.round, norms, exploded, optimiser, event.server_state, event.validation
+        ),
         EndAttempt(
             attempt=phase.attempt,
             published=True,
@@ -63,6 +68,7 @@ def computed(step: Step, event: ev.Computed) -> None:
         step.do(counts.GroupsCombined(groups=event.groups))
     if event.training is not None:
         step.do(counts.TrainingMeasured(loss=event.training.loss, accuracy=event.training.accuracy))
+    accuracies = _measured(step, event.validation)
     if event.metrics_invalid:
         step.do(counts.MetricsInvalid(number=number))
     # A published sum that contains a member clears its missed deadlines, unless it owed a receiver an answer.
@@ -80,6 +86,7 @@ def computed(step: Step, event: ev.Computed) -> None:
         server_state=event.server_state,
         norms=(*state.norms, norms)[-WINDOW:],
         exploded=state.exploded or exploded,
+        accuracies=accuracies,
         confirmed_sums=(),
         round_open=False,
         failed_rounds=0,
@@ -90,6 +97,8 @@ def computed(step: Step, event: ev.Computed) -> None:
         step.do(fx.Send(member, AttemptMessage(phase.attempt, ended)))
     if finished:
         halt(step, JobStatus.FINISHED, Reason.REASON_JOB_FINISHED)
+    elif stops_early(step.state):
+        halt(step, JobStatus.FINISHED, Reason.REASON_NO_IMPROVEMENT)
     elif state.status is JobStatus.RUNNING:
         begin_training(step)
 
@@ -107,3 +116,16 @@ def compute_failed(step: Step, event: ev.ComputeFailed) -> None:
         halt(step, JobStatus.PAUSED, event.reason)
     else:
         after_abandoned(step)
+
+
+def _measured(step: Step, validation: Validation | None) -> Mapping[int, Measured | None]:
+    """The accuracy of each measured version, with that of the version that the members were given in this round."""
+    before, number = step.state.accuracies, step.state.version_number
+    if validation is None:
+        return before
+    step.do(counts.VersionMeasured(number=number, validation=validation))
+    accuracies = {**before, number: None if validation.estimate is None else validation.estimate.accuracy}
+    best = best_version(accuracies)
+    if best is not None and best != best_version(before):
+        step.do(counts.BestChanged(number=best[0], accuracy=best[1].value, accuracy_error=best[1].error))
+    return accuracies

@@ -23,7 +23,7 @@ from coordinator.domain.jobs import GroupsSeen, Norms, TrainingMetrics
 from coordinator.rounds.optimiser import ServerState, StateNeeded, state_names, step_of
 from secure_agg import Layout, RandomSource, SystemRandom
 from tacit.job import Aggregation, JobDocument
-from tacit.vector import layout_of
+from tacit.vector import layout_of, sends_weight
 
 __all__ = ["GroupSum", "ResultInvalid", "Step", "next_version", "next_version_of_groups", "norms_of"]
 
@@ -68,8 +68,8 @@ def next_version(
         job: the job's document.
         cohort: the cohort size that the attempt's context fixed.
         survivors: the number of members in the sum.
-        total: uint32 (d + 4,), under a mechanism (d,), contiguous and writable. It is overwritten: the returned values
-            are a view of it.
+        total: uint32 (d + 4,), under a mechanism (d,) or, with metrics, (d + 3,); contiguous and writable. It is
+            overwritten: the returned values are a view of it.
         base: float32 (d,), the version that the round started from.
         random: source of the noise after aggregation; the system's unless given.
         state: the server optimiser's; not needed for plain averaging.
@@ -83,7 +83,7 @@ def next_version(
     layout = layout_of(job, cohort)
     update, *rest = layout.segments
     share, training, metrics_invalid = 1 / survivors, None, False
-    if rest:
+    if sends_weight(job):
         sums = Layout(tuple(rest), layout.bits).decode(total[update.length :])
         share = _share(job, survivors, sums)
         training, metrics_invalid = _metrics(job, survivors, sums)

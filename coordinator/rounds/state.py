@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import secure_agg
 from coordinator.domain.jobs import Dropout, Exploded, JobStatus, Norms
+from coordinator.domain.validation import Measured
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
@@ -142,6 +143,8 @@ class JobState:
     # Norms of the newest steps, oldest first, and the first version that exploded.
     norms: tuple[Norms, ...] = ()
     exploded: Exploded | None = None
+    # The estimated accuracy of each measured version by its number, in order; None where nothing is shown.
+    accuracies: Mapping[int, Measured | None] = field(default_factory=dict)
     # Without noise: each U3 given to members for the present version. A member that confirmed one confirms no other.
     confirmed_sums: tuple[frozenset[str], ...] = ()
     # For a while after a restart of the coordinator: members of the last cohort that are not back yet.

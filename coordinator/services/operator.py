@@ -528,6 +528,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             waiting="" if live is None else live.waiting,
             warning="" if job.exploded is None else job.exploded.sentence,
             approvals=None if live is None else _approvals(live.approvals),
+            estimate=_estimate(job.estimates[-1]) if job.estimates else None,
+            best=None if (best := job.best) is None else _estimate(best),
         )
 
 
@@ -650,11 +652,31 @@ def _version(item: records.StoredVersion) -> operator_pb2.Version:
         change=item.change or 0.0,
         withdrawn=item.withdrawn,
         evaluations=[_evaluation(evaluation) for evaluation in item.evaluations],
+        estimate=None if item.estimate is None else _estimate(item.estimate),
     )
 
 
 def _training(item: TrainingMetrics) -> operator_pb2.TrainingMetrics:
     return operator_pb2.TrainingMetrics(examples=item.examples, loss=item.loss, accuracy=item.accuracy)
+
+
+def _estimate(item: records.StoredEstimate) -> operator_pb2.Estimate:
+    found = item.estimate
+    return operator_pb2.Estimate(
+        version_number=item.version_number,
+        members=item.members,
+        at_ms=item.at_ms,
+        shown=None
+        if found is None
+        else operator_pb2.Shown(
+            accuracy=found.accuracy.value,
+            accuracy_error=found.accuracy.error,
+            loss=found.loss.value,
+            loss_error=found.loss.error,
+            units=found.units.value,
+            units_error=found.units.error,
+        ),
+    )
 
 
 def _evaluation(item: records.StoredEvaluation) -> operator_pb2.Evaluation:

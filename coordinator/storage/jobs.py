@@ -17,7 +17,9 @@ from sqlalchemy.orm import Session
 
 from coordinator.domain.explosion import WINDOW
 from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Norms, Spend, TrainingMetrics
+from coordinator.domain.validation import Validation
 from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
+from coordinator.storage.estimates import StoredEstimate, best_estimate, estimates, record_estimate
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
     AttemptRow,
@@ -88,6 +90,8 @@ class StoredVersion:
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # Members that withdrew and whose updates it holds (`coordinator.storage.withdrawal`).
     withdrawn: int = 0
+    # What the members of the next round measured; None if nobody measured it.
+    estimate: StoredEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,18 @@ class StoredJob:
     # Of the newest steps, oldest first, and the first version that exploded.
     norms: tuple[Norms, ...] = ()
     exploded: Exploded | None = None
+    # Every measured version, in order.
+    estimates: tuple[StoredEstimate, ...] = ()
+
+    @property
+    def newest_shown(self) -> StoredEstimate | None:
+        """The newest version of which an estimate is shown."""
+        return next((each for each in reversed(self.estimates) if each.estimate is not None), None)
+
+    @property
+    def best(self) -> StoredEstimate | None:
+        """The best measured version. Its estimate was selected, so it is too high on average."""
+        return best_estimate(self.estimates)
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------
@@ -281,6 +297,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         server_state=_server_state(s, row.name, version.number),
         norms=_newest_norms(s, row.name),
         exploded=_exploded(row),
+        estimates=estimates(s, row.name),
     )
 
 
@@ -545,10 +562,12 @@ def publish_version(
     exploded: Exploded | None = None,
     optimiser: str = "fedavg",
     server_state: Mapping[str, bytes] | None = None,
+    validation: Validation | None = None,
 ) -> None:
     """Records the next version, made by `round`, its norms, and the digests of its server optimiser state.
 
     The blobs are stored already. Of the versions that exploded, the job keeps the first; the journal has them all.
+    `validation` is what the round measured of the version before, which it started from.
 
     Raises:
         OutOfOrder: the number is not the next one, or the round is unknown or has a version.
@@ -563,6 +582,8 @@ def publish_version(
             f"from round {newest.round}"
         )
     newest.norm = norms.base
+    if validation is not None:
+        record_estimate(s, newest, validation, round, now_ms)
     s.add(
         VersionRow(
             job=job,
@@ -612,7 +633,7 @@ def publish_version(
 
 
 def versions(s: Session, job: str) -> list[StoredVersion]:
-    """Returns a job's versions in order, each with its evaluations in the order of recording.
+    """Returns a job's versions in order, each with its estimate and its evaluations in the order of recording.
 
     Raises:
         NotFound: no such job.
@@ -626,6 +647,7 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
     carried: dict[int, dict[str, bytes]] = defaultdict(dict)
     for state in s.scalars(select(ServerStateRow).where(ServerStateRow.job == job).order_by(ServerStateRow.name)):
         carried[state.version][state.name] = state.digest
+    shown = {each.version_number: each for each in estimates(s, job)}
     return [
         StoredVersion(
             row.number,
@@ -637,6 +659,7 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
             row.change,
             carried[row.number],
             row.withdrawn,
+            shown.get(row.number),
         )
         for row in found
     ]

@@ -11,6 +11,7 @@ or attempts in one job, a digest of another length, a changed journal.
     operators 1 --- n operator_certificates
     jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
          1 --- n versions 1 --- n evaluations
+                          1 --- 0..1 estimates
                           1 --- n server_states
     jobs, members 1 --- n corpora                                 synthetic text, or a refusal; the newest one counts
     roster_log                                                    every certificate; only ever appended to
@@ -44,6 +45,7 @@ __all__ = [
     "CertificateRequestRow",
     "CorpusRow",
     "DropoutRow",
+    "EstimateRow",
     "EvaluationRow",
     "JobRow",
     "JournalRow",
@@ -369,6 +371,39 @@ class EvaluationRow(Base):
     examples: Mapped[int] = mapped_column(BigInteger)
     # SHA-256 of the file of examples, so that only measurements on the same data are compared.
     data: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class EstimateRow(Base):
+    """A version measured by the members of the round that started from it, under noise.
+
+    Numbers and their standard errors are there together, or nothing is shown of the version.
+    """
+
+    __tablename__ = "estimates"
+    __table_args__ = (
+        ForeignKeyConstraint(["job", "version"], [VersionRow.job, VersionRow.number]),
+        CheckConstraint("members > 0", name="has_members"),
+        CheckConstraint(
+            " AND ".join(
+                f"(accuracy IS NULL) = ({other} IS NULL)"
+                for other in ("accuracy_error", "loss", "loss_error", "units", "units_error")
+            ),
+            name="shown_at_once",
+        ),
+    )
+
+    job: Mapped[str] = mapped_column(_Name, primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    round: Mapped[int] = mapped_column(Integer)
+    members: Mapped[int] = mapped_column(Integer)
+    accuracy: Mapped[float | None] = mapped_column(Double)
+    accuracy_error: Mapped[float | None] = mapped_column(Double)
+    # In nats.
+    loss: Mapped[float | None] = mapped_column(Double)
+    loss_error: Mapped[float | None] = mapped_column(Double)
+    units: Mapped[float | None] = mapped_column(Double)
+    units_error: Mapped[float | None] = mapped_column(Double)
     at_ms: Mapped[int] = mapped_column(BigInteger)
 
 

@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, NotFound, StoreUnusable
+from coordinator.storage.estimates import best_estimate
 from coordinator.storage.jobs import StoredVersion, versions
 from coordinator.storage.journal import note
 from coordinator.storage.models import CorpusRow, JobRow, JournalRow, ServerStateRow, VersionRow
@@ -40,7 +41,7 @@ class Retention:
 
     Args:
         newest: how many of the newest versions; 0: all versions stay.
-        best: whether the best evaluated version stays.
+        best: whether the best evaluated version and the best measured one stay.
         exported: whether exported versions stay.
         named: versions that stay, as (job, number).
     """
@@ -96,8 +97,11 @@ def kept(job: str, found: Sequence[StoredVersion], exported: frozenset[bytes], p
     if policy.newest == 0:
         return frozenset(each.number for each in found)
     stays = {0} | {each.number for each in found[-policy.newest :]}
-    if policy.best and (best := best_of(found)) is not None:
-        stays.add(best)
+    if policy.best:
+        # One may be the best on the operator's data, the other by the members' estimates.
+        measured = best_estimate([each.estimate for each in found if each.estimate is not None])
+        bests = (best_of(found), None if measured is None else measured.version_number)
+        stays |= {number for number in bests if number is not None}
     if policy.exported:
         stays |= {each.number for each in found if each.digest in exported}
     return frozenset(stays | {number for name, number in policy.named if name == job})

@@ -33,6 +33,7 @@ from coordinator.storage.errors import (
     StorageError,
     TokenWithdrawn,
 )
+from coordinator.storage.estimates import StoredEstimate, best_estimate
 from coordinator.storage.jobs import (
     Outcome,
     StoredAttempt,
@@ -97,6 +98,7 @@ __all__ = [
     "StorageError",
     "StoredAttempt",
     "StoredCorpus",
+    "StoredEstimate",
     "StoredEvaluation",
     "StoredJob",
     "StoredMember",
@@ -105,6 +107,7 @@ __all__ = [
     "StoredVersion",
     "TokenWithdrawn",
     "abandon_open_attempts",
+    "best_estimate",
     "canonical_fields",
     "check_answer",
     "check_operator",

@@ -109,6 +109,16 @@ def _rate(series: str) -> str:
     return f"rate({series}[$__rate_interval])"
 
 
+def _with_errors(name: str, legend: str) -> tuple[Query, ...]:
+    """Return the queries of an estimate, and of the ends of its interval of one standard error."""
+    value, error = _c(name), _c(f"{name}_error")
+    return (
+        Query(f"max by (job) ({value})", legend),
+        Query(f"max by (job) ({value} + {error})", f"{legend}, above"),
+        Query(f"max by (job) ({value} - {error})", f"{legend}, below"),
+    )
+
+
 _OVERVIEW = Row(
     "Now",
     (
@@ -233,6 +243,33 @@ _ROUNDS = Row(
                 Query(f"max by (job) ({_c('training_accuracy')})", "{{job}}, training"),
                 Query(f"max by (job) ({_c('evaluation_accuracy')})", "{{job}}, evaluation"),
             ),
+            most=1,
+        ),
+    ),
+)
+
+_ESTIMATES = Row(
+    "Measured by members, under noise",
+    (
+        Panel(
+            "Estimated accuracy",
+            "Of the newest version with an estimate, and one standard error of the noise above and below it.",
+            "percentunit",
+            _with_errors("estimate_accuracy", "{{job}}"),
+            most=1,
+        ),
+        Panel(
+            "Estimated loss",
+            "Of the newest version with an estimate, and one standard error of the noise above and below it.",
+            "none",
+            _with_errors("estimate_loss", "{{job}}"),
+        ),
+        Panel(
+            "Accuracy of the best version (selected)",
+            "Of the best measured version, and one standard error above and below it. It is the highest of several "
+            "noisy estimates, so it is too high on average.",
+            "percentunit",
+            _with_errors("best_accuracy", "{{job}}"),
             most=1,
         ),
     ),
@@ -588,7 +625,7 @@ COORDINATOR = Board(
         Variable("instance", "Coordinator", _C + "build_info"),
         Variable("job", "Job", _C + "model_version"),
     ),
-    rows=(_OVERVIEW, _ROUNDS, _DROPOUT, _PRIVACY, _CORPORA, _MEMBERS, _COST, _TRAFFIC, _HEALTH),
+    rows=(_OVERVIEW, _ROUNDS, _ESTIMATES, _DROPOUT, _PRIVACY, _CORPORA, _MEMBERS, _COST, _TRAFFIC, _HEALTH),
 )
 
 

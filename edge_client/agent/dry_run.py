@@ -21,12 +21,13 @@ from edge_client.approval.desk import Describe
 from edge_client.corpus_release.making import order_of
 from edge_client.downloads.backbones import Wanted
 from edge_client.identity.connection import exit_code_of, explain, open_channel
-from edge_client.ledger.outlook import Outlook, outlook, stored_state
+from edge_client.ledger.outlook import Outlook, may_measure, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.session.keeping import TableUnused, table_unused
 from learning.accounting.expected_noise import ExpectedNoise, Values, expected_noise
+from learning.accounting.planning import NOTHING_MEASURED, MetricsCost, cost_of_metrics
 from learning.artifacts import fetch_job, fetch_manifest, fetch_tokenizer
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.protection import protection_of
@@ -244,6 +245,8 @@ class Plan:
     outlook: Outlook | None = None
     # What the job's noise does to the mean update of its smallest cohort. None: the job adds no noise.
     noise: ExpectedNoise | None = None
+    # What the job's metrics cost this member. None: nothing, or the job has none.
+    metrics: MetricsCost | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
         """Returns the masked vector's segments. The size of the cohort changes only their scale."""
@@ -268,6 +271,7 @@ class Plan:
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
             "expected_noise": None if self.noise is None else self.noise.as_json(),
             "outlook": None if self.outlook is None else self.outlook.as_json(),
+            "metrics": None if self.metrics is None else self.metrics.as_json(),
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
             "frozen": None if self.job.frozen is None else self.job.frozen.values,
@@ -339,15 +343,17 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
             backbone = FrozenPart.of(job.model, member)
         except BackboneInvalid as error:
             refusals.append(str(error))
-    one, all_rounds, reach = None, None, None
+    one, all_rounds, reach, metrics = None, None, None, None
     try:
-        one, all_rounds, reach = _costs(job, member)
+        one, all_rounds, reach, metrics = _costs(job, member)
     except (ValueError, LedgerError) as error:
         refusals.append(str(error))
     if reach is not None and reach.refused_by is not None:
         refusals.append(f"{reach.refused_by} allows no further round now")
     noise = expected_noise(job, Values.of(job, manifest), examples=len(member.examples))
-    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach, noise)
+    return Plan(
+        job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach, noise, metrics
+    )
 
 
 def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
@@ -418,9 +424,9 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return f"there is no formula for it here, so all labels get equal parts ({error})"
 
 
-def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None, Outlook | None]:
-    """Returns epsilon of one round and of all, as the ledger's gate counts, and how far the budget reaches; None
-    without a mechanism.
+def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None, Outlook | None, MetricsCost | None]:
+    """Returns epsilon of one round and of all, as the ledger's gate counts, how far the budget reaches, and what
+    metrics cost of it; None without a mechanism.
 
     Raises:
         ValueError: There is no formula for the cost.
@@ -429,19 +435,23 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     from learning.accounting.calibration import repeated
     from learning.accounting.gate import epsilon_counted
 
+    policy, federation = member.policy, member.identity.federation
+    state = stored_state(member.home, member.data_name)
+    held = () if state is None else state.reservations.values()
     event = protection_of(
         job,
         len(member.examples),
-        own=member.policy.own(),
-        trust_central_noise=member.policy.trust_central_noise,
+        own=policy.own(),
+        trust_central_noise=policy.trust_central_noise,
+        metrics=policy.adjacency if may_measure(policy, job, held, federation) else None,
     ).event
     if event is None:
-        return None, None, None
-    limit = member.policy.limit()
-    state = stored_state(member.home, member.data_name)
-    reach = outlook(member.policy, job, event, state, federation=member.identity.federation)
-    one, every = (epsilon_counted([repeated(event, rounds)], limit) for rounds in (1, job.rounds.count))
-    return one, every, reach
+        return None, None, None, None
+    limit, rounds = policy.limit(), job.rounds.count
+    reach = outlook(policy, job, event, state, federation=federation)
+    one, every = (epsilon_counted([repeated(event, count)], limit) for count in (1, rounds))
+    metrics = cost_of_metrics(event, rounds, limit, policy.metrics_epsilon) if policy.measures else None
+    return one, every, reach, metrics
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
@@ -568,9 +578,10 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
         say(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
-    others = [segment.name for segment in plan.segments() if segment.name != "update"]
+    others = [segment for segment in plan.segments() if segment.name != "update"]
     if others:
-        say(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
+        names, lengths = ", ".join(each.name for each in others), {each.length for each in others}
+        say(f"    {names:<40} {f'{lengths.pop()} each':>16}  {sum(each.length for each in others):>12,} values")
     sizes = sorted({job.rounds.min_members, job.rounds.target_members})
     told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
     say(f"  bytes a round: {', '.join(told)}")
@@ -582,6 +593,10 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
             f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
             f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
         )
+    if job.metrics is not None:
+        say(f"  {NOTHING_MEASURED if plan.metrics is None else plan.metrics.sentence}")
+    if member.policy.measures:
+        say(f"  keeps {member.policy.validation_share:.0%} of your rows back from every training, to measure versions")
     if plan.outlook is not None:
         say(f"  {plan.outlook.sentence}")
     for said in () if plan.noise is None else plan.noise.sentences:

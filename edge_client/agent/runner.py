@@ -32,6 +32,7 @@ from edge_client.roster.following import Follower
 from edge_client.session.agent import Agent, JobsUnfinished, Observer
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
+from edge_client.session.kept_back import KeptBack
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
@@ -202,6 +203,7 @@ def run_member(
                 budget = stack.enter_context(
                     open_budget(member.home, member.identity, member.policy, texts, name=options.data_name)
                 )
+                kept_back = KeptBack.of(member.home, member.policy, member.examples)
             except LedgerError as error:
                 fail(str(error), ExitCode.REFUSED)
             try:
@@ -222,7 +224,7 @@ def run_member(
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
                 desk = _desk(member, budget, describe)
-                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options, features, desk))
+                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options, features, desk, kept_back))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
@@ -303,6 +305,7 @@ async def _run(
     options: RunOptions,
     features: FeatureStore,
     desk: Desk | None,
+    kept_back: KeptBack | None,
 ) -> None:
     verification = Verification(member.identity.trust)
 
@@ -351,6 +354,7 @@ async def _run(
         features=features,
         desk=desk,
         canaries=CanaryBook(member.home, member.data_name, member.policy.max_canaries),
+        kept_back=kept_back,
     )
     agent = Agent(
         member.identity,

@@ -16,7 +16,7 @@ from edge_client.session.agent import Observer
 from learning.mechanisms.contribution import Update
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
-from tacit.reason import Reason, sentence, word
+from tacit.reason import FINISHED, Reason, sentence, word
 from toolkit.console import printable
 
 if TYPE_CHECKING:
@@ -165,8 +165,9 @@ class TerminalWatcher:
 
     def job_over(self, ended: JobEnded) -> None:
         """Prints that a job is finished, paused or aborted."""
-        if ended.reason == Reason.REASON_JOB_FINISHED:
-            self._line(f"{ended.job} is finished; its model is version {ended.final_version.hex()[:12]}")
+        if ended.reason in FINISHED:
+            early = f" {sentence(ended.reason)}" if ended.reason != Reason.REASON_JOB_FINISHED else ""
+            self._line(f"{ended.job} is finished; its model is version {ended.final_version.hex()[:12]}.{early}")
         else:
             self._line(f"{ended.job}: {sentence(ended.reason)}")
 

@@ -249,10 +249,11 @@ def _cost(
     data_name: str,
     federation: bytes | None,
 ) -> _Cost:
-    from edge_client.ledger.outlook import outlook, stored_state
+    from edge_client.ledger.outlook import may_measure, outlook, stored_state
     from edge_client.ledger.store import LedgerError
     from learning.accounting.calibration import repeated
     from learning.accounting.gate import epsilon_counted
+    from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
     from learning.accounting.renyi import EventUnaccountable
     from learning.mechanisms.protection import protection_of
     from tacit.job import JobSpec
@@ -260,12 +261,20 @@ def _cost(
     if isinstance(job, JobSpec) and job.mechanism.name == "distributed-gaussian":
         return _Cost("depends on the number of values; make the bundle, and check its job.json")
     try:
-        protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
+        state = stored_state(home, data_name)
+        held = () if state is None else state.reservations.values()
+        protection = protection_of(
+            job,
+            examples,
+            own=policy.own(),
+            trust_central_noise=policy.trust_central_noise,
+            metrics=policy.adjacency if may_measure(policy, job, held, federation) else None,
+        )
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
         limit = policy.limit()
         least = epsilon_counted([repeated(protection.event, job.rounds.count)], limit)
-        state = stored_state(home, data_name)
+        metrics = cost_of_metrics(protection.event, job.rounds.count, limit, policy.metrics_epsilon)
         reach = outlook(policy, job, protection.event, state, federation=federation)
     except LedgerError as error:
         fail(str(error), ExitCode.FAILED)
@@ -276,6 +285,8 @@ def _cost(
         f"{job.rounds.count} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
         f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}{again}"
     )
+    if job.metrics is not None:
+        sentence += f"; {NOTHING_MEASURED if metrics is None or not policy.measures else metrics.sentence}"
     return _Cost(sentence, least, limit.delta, reach)
 
 

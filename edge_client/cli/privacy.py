@@ -288,6 +288,8 @@ def _print_job(
     )
     for sentence in _job_remarks(mechanism, setting, steps, noise):
         _echo(sentence)
+    if cost.metrics is not None:
+        _echo(f"M{cost.metrics.sentence[1:]}. Without metrics_epsilon in your policy, you send noise alone.")
     if (histogram := _histogram_remark(job, setting)) is not None:
         _echo(histogram)
 

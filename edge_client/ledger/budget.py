@@ -34,6 +34,7 @@ from edge_client.ledger.ledger import (
     LedgerUnwritable,
     ledger_path,
 )
+from edge_client.ledger.outlook import may_measure
 from edge_client.ledger.overlap import digest_of_marks, marks_key, marks_of
 from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
@@ -49,7 +50,7 @@ from edge_client.ledger.receipts import (
 )
 from edge_client.ledger.replay import as_events
 from edge_client.policy.policy import Policy, PolicyRefusal
-from learning.accounting.events import Adjacency, PrivacyEvent
+from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_alone, metrics_beside
 from learning.mechanisms.protection import Protection, protection_of
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
@@ -75,6 +76,8 @@ class BudgetReservation:
     reservation: int | None
     # Whether a vector that is sent again is one more release.
     each_attempt: bool
+    # Whether the event pays for a measurement of the version. If not, the metrics are noise alone.
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,9 +267,14 @@ class Budget:
         Raises:
             PolicyRefusal: the job does not allow the member's own numbers.
         """
+        measures = may_measure(self._policy, job, self._ledger.reservations(), self._identity.federation)
         try:
             return protection_of(
-                job, examples, own=self._policy.own(), trust_central_noise=self._policy.trust_central_noise
+                job,
+                examples,
+                own=self._policy.own(),
+                trust_central_noise=self._policy.trust_central_noise,
+                metrics=self._ledger.limit.adjacency if measures else None,
             )
         except ValueError as error:
             raise PolicyRefusal(Reason.REASON_POLICY_NOISE, str(error)) from error
@@ -287,8 +295,13 @@ class Budget:
             mechanism=job.mechanism.name,
             data=self._data,
         )
-        number = None if protection.event is None else self._reserve(protection.event, purpose)
-        return BudgetReservation(job, purpose, number, protection.each_attempt)
+        event = protection.event
+        if event is None:
+            return BudgetReservation(job, purpose, None, protection.each_attempt)
+        measured = self._measures(event, job, assignment.round)
+        if metrics_beside(event) is not None:
+            event = measuring(event, int(measured))
+        return BudgetReservation(job, purpose, self._reserve(event, purpose), protection.each_attempt, measured)
 
     def charge(self, attempt: AttemptId, reserved: BudgetReservation) -> None:
         """Charges the event for good, on the disk, before anything of the update is encoded for an attempt.
@@ -305,7 +318,8 @@ class Budget:
             held = self._ledger.reservation(number)
             again = held.charged and held.attempt(attempt.attempt) is None
             if again and reserved.each_attempt:
-                number = self._reserve(held.event, reserved.purpose)
+                # The metrics are the same vector again, with the same noise.
+                number = self._reserve(measuring(held.event, 0), reserved.purpose)
             try:
                 self._ledger.charge(number, attempt.attempt)
             except LedgerError as error:
@@ -544,6 +558,35 @@ class Budget:
             previous=self._ledger.last_receipt,
         )
         self._receipts.write(receipt, self.signer_of(receipt), self._ledger, self._identity.known_authorities)
+
+    def _measures(self, event: PrivacyEvent, job: JobDocument, round: int) -> bool:
+        """Whether this round's event pays for a measurement. Nobody but this member learns the answer.
+
+        Raises:
+            PolicyRefusal: the event has no formula under this ledger's adjacency or unit.
+        """
+        beside = metrics_beside(event)
+        if beside is None or job.metrics is None or not job.metrics.measured(round) or not self._policy.measures:
+            return False
+        from learning.accounting.filter import Limit
+        from learning.accounting.gate import PrivacyFilter
+        from learning.accounting.renyi import EventUnaccountable
+
+        policy = self._policy
+        limit = Limit(policy.metrics_epsilon, policy.delta, policy.adjacency, policy.unit)
+        spent = [each.event for each in self._ledger.reservations() if each.released is None]
+        alone = [found for each in (*spent, event) if (found := metrics_alone(each)) is not None]
+        try:
+            if not PrivacyFilter(limit).admits(alone):
+                log.info("metrics_spent", job=job.name, metrics_epsilon=policy.metrics_epsilon)
+                return False
+            self._check_job_limit(event, job.name)
+            return not self._ledger.exhausted(event)
+        except BudgetSpent:
+            # The training alone may still have room.
+            return False
+        except EventUnaccountable as error:
+            raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, str(error)) from error
 
     def _reserve(self, event: PrivacyEvent, purpose: Purpose) -> int:
         from learning.accounting.renyi import EventUnaccountable

@@ -7,20 +7,49 @@ again. Both leave fewer rounds.
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import ledger_path
-from edge_client.ledger.replay import LedgerState, as_events, month_of
+from edge_client.ledger.replay import LedgerState, Reservation, as_events, month_of
 from edge_client.ledger.store import reading
 from edge_client.policy.document import PolicyDocument
 from learning.accounting.calibration import rounds_affordable
-from learning.accounting.events import PrivacyEvent
+from learning.accounting.events import PrivacyEvent, metrics_beside
 from tacit.job import JobDocument, JobSpec
 
-__all__ = ["Outlook", "outlook", "stored_state"]
+__all__ = ["Outlook", "may_measure", "outlook", "stored_state"]
+
+
+def may_measure(
+    policy: PolicyDocument,
+    job: JobDocument | JobSpec,
+    reservations: Iterable[Reservation],
+    federation: bytes | None = None,
+) -> bool:
+    """Whether a job's events have metrics beside them: like its first event in the ledger, or else as the policy says.
+
+    Events with and without metrics are two kinds, which cost more together. So if the policy changes during a job, its
+    events stay of the kind that they are. A job's measurements stop all the same once `metrics_epsilon` is 0.
+
+    Args:
+        policy: the policy.
+        job: the job.
+        reservations: those of the data set's ledger.
+        federation: the job's federation; None takes jobs of this document in all federations.
+    """
+    if job.metrics is None:
+        return False
+    document, mechanism = job.digest(), job.mechanism.name
+    for each in reservations:
+        purpose = each.purpose
+        ours = (purpose.document, purpose.job, purpose.mechanism) == (document, job.name, mechanism)
+        if ours and each.released is None and federation in (None, purpose.federation):
+            return metrics_beside(each.event) is not None
+    return policy.measures
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,14 @@ that any two of n texts share a mark by accident is below n^2 / 2^65.
 
 import hashlib
 import hmac
-import secrets
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_client.ledger.store import LedgerDamaged, LedgerUnwritable
-from toolkit.durable import durable_file
+from edge_client.ledger.home_key import home_key
 
 __all__ = ["Marks", "digest_of_marks", "marks_key", "marks_of"]
-
-_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +41,7 @@ def marks_key(folder: Path) -> bytes:
         LedgerDamaged: the file is not a key.
         LedgerUnwritable: the file cannot be created or read.
     """
-    path = folder / "marks.key"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")
-        key = path.read_bytes()
-    except OSError as error:
-        raise LedgerUnwritable(f"{path} cannot be created or read: {error.strerror}") from error
-    if len(key) != _KEY_BYTES:
-        raise LedgerDamaged(
-            f"{path} is damaged. Remove it; examples seen before can then no longer be compared with later ones"
-        )
-    return key
+    return home_key(folder / "marks.key", "examples seen before can then no longer be compared with later ones")
 
 
 def _marked(row: str | tuple[str, str]) -> bytes:

@@ -35,7 +35,7 @@ from edge_client.ledger.chain import (
     Reserved,
     Settled,
 )
-from learning.accounting.events import PrivacyEvent
+from learning.accounting.events import PrivacyEvent, scaled
 
 __all__ = ["UNKNOWN", "Attempt", "LedgerState", "Reservation", "as_events", "month_of"]
 
@@ -86,7 +86,7 @@ def month_of(at_ms: int) -> str:
 
 def as_events(counts: Iterable[tuple[PrivacyEvent, int]]) -> list[PrivacyEvent]:
     """Turns counted events into one event each, with its steps multiplied by the count: `steps` are equal releases."""
-    return [event.model_copy(update={"steps": event.steps * count}) for event, count in counts if count]
+    return [scaled(event, count) for event, count in counts if count]
 
 
 @dataclass

@@ -162,6 +162,21 @@ class PolicyDocument(Document):
     epsilon_a_job: float | None = Field(
         default=None, gt=0, le=1000, description="Part of epsilon that one job may spend.", examples=[4.0]
     )
+    metrics_epsilon: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="Part of epsilon that noised metrics may spend, over all jobs, counted as if they were alone. If a "
+        "job orders metrics, this member then measures its versions on rows that it keeps back from every training. "
+        "0: it keeps nothing back, measures nothing, and sends noise alone.",
+    )
+    validation_share: float = Field(
+        default=0.1,
+        gt=0,
+        le=0.5,
+        description="With metrics_epsilon: the share of the rows that is kept back. A larger share later keeps back "
+        "all that a smaller one did, and more.",
+    )
     min_noise_multiplier: float | None = Field(
         default=None,
         gt=0,
@@ -328,6 +343,11 @@ class PolicyDocument(Document):
                 "`edge_client steward key` makes a key, whose line goes here"
             )
         return self
+
+    @property
+    def measures(self) -> bool:
+        """Whether this member keeps rows back to measure versions on."""
+        return self.metrics_epsilon > 0
 
     @property
     def asks(self) -> bool:

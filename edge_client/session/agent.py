@@ -53,7 +53,7 @@ from tacit.messages import (
     Welcome,
 )
 from tacit.protocol import PROTOCOL_VERSION
-from tacit.reason import Reason, of_protocol, word
+from tacit.reason import FINISHED, Reason, of_protocol, word
 from tacit.roster import SignedHead
 from tacit.v1 import federation_pb2 as pb
 
@@ -447,12 +447,11 @@ class Agent:
             self._abandoned.add(ended.job)
             self._end_if_over()
         # Any other paused job, whether by the operator or by itself, may continue.
-        elif ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
+        elif ended.reason in FINISHED or ended.reason == Reason.REASON_JOB_ABORTED:
             self._over.add(ended.job)
             self._preparer.job_over(ended.job)
             if self._releaser is not None:
-                finished = ended.reason == Reason.REASON_JOB_FINISHED
-                (self._releaser.finished if finished else self._releaser.aborted)(ended.job)
+                (self._releaser.finished if ended.reason in FINISHED else self._releaser.aborted)(ended.job)
             self._end_if_over()
 
     def _say(self, message: FromMember) -> None:

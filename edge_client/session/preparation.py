@@ -39,6 +39,7 @@ from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
+from edge_client.session.kept_back import KeptBack
 from learning.artifacts import (
     Blob,
     fetch_frozen,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from learning.backbones.stored import StoredBackbone
+    from learning.validation.measuring import ValidationData
 
     Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -202,6 +204,7 @@ class Preparer:
         features: FeatureStore | None = None,
         desk: Desk | None = None,
         canaries: CanaryBook | None = None,
+        kept_back: KeptBack | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -223,6 +226,7 @@ class Preparer:
                 default.
             desk: Asks the stewards about each job; None if the policy does not.
             canaries: Plants canaries for jobs that ask for an audit; None plants none.
+            kept_back: The rows that no training uses; None if all are trained on.
         """
         self._examples = examples
         self._federation = federation
@@ -237,6 +241,7 @@ class Preparer:
         self._second_column = second_column
         self._desk = desk
         self._canaries = canaries
+        self._kept_back = kept_back
         # One for all jobs: those with the same backbone and head share what was computed.
         self._features = FeatureStore() if features is None else features
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
@@ -291,7 +296,7 @@ class Preparer:
                 # must do neither.
                 kept, corpus = await self._made(job, tokenizer, found, start)
                 update, staged = await self._train(
-                    assignment, job, manifest, corpus, base, protection, kept, frozen, backbone
+                    assignment, job, manifest, corpus, base, protection, reserved, kept, frozen, backbone
                 )
             except Exception as error:
                 unheard = self._forfeited(error, job, protection, reserved)
@@ -386,8 +391,9 @@ class Preparer:
         canaries_of = job.digest() if self._canaries_of(job) else None
         if self._corpus is None or not self._corpus.serves(job, tokenizer) or self._planted_for != canaries_of:
             self._planted_for = canaries_of
-            examples = [*self._examples, *self._planted(job, tokenizer)]
-            self._corpus = EncodedExamples(examples, job, tokenizer, self._features)
+            planted = self._planted(job, tokenizer)
+            kept_back = None if self._kept_back is None else self._kept_back.rows(len(planted))
+            self._corpus = EncodedExamples([*self._examples, *planted], job, tokenizer, self._features, kept_back)
         return self._corpus
 
     def _canaries_of(self, job: JobDocument) -> int:
@@ -516,6 +522,7 @@ class Preparer:
         corpus: EncodedExamples,
         base: bytes,
         protection: Protection,
+        reserved: BudgetReservation,
         kept: PrivateState | None,
         frozen: "Arrays",
         backbone: "StoredBackbone | None",
@@ -539,6 +546,7 @@ class Preparer:
                     private=None if kept is None else kept.arrays,
                     frozen=frozen,
                     backbone=backbone,
+                    validation=self._to_measure(job, reserved),
                     random=self._random,
                     seed=self._seed(assignment, job),
                     device=self._device,
@@ -588,6 +596,12 @@ class Preparer:
                 f"what was served cannot be trained ({type(error).__name__}); the member's own log says why",
                 private=str(error),
             ) from error
+
+    def _to_measure(self, job: JobDocument, reserved: BudgetReservation) -> "ValidationData | None":
+        """Returns the rows to measure the version on; None unless the reservation pays for it."""
+        if job.metrics is None or self._kept_back is None or not reserved.measured:
+            return None
+        return self._kept_back.to_measure(job.metrics, self._canaries_of(job))
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
         """Returns the seed of local randomness (order, dropout), from public numbers and the member's name.

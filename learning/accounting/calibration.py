@@ -6,12 +6,14 @@ those of the gate, which a member's ledger applies, except for `calibrate_fixed`
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from learning.accounting.events import Adjacency, PrivacyEvent
+from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_beside, planned
 from learning.accounting.filter import Limit, RenyiFilter, cost
 from learning.accounting.gate import epsilon_counted, epsilon_homogeneous
 from learning.accounting.spend import merged, spend, total
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 EventAt = Callable[[float], PrivacyEvent]
+Vector = NDArray[np.float64]
 
 # Nobody trains longer. A mechanism that costs almost nothing gets this answer.
 MAX_ROUNDS: Final = 1_000_000_000
@@ -44,10 +47,14 @@ class NotAffordable(ValueError):
 
 
 def repeated(event: PrivacyEvent, rounds: int) -> PrivacyEvent:
-    """The event repeated for `rounds` rounds, as one event. Raises ValueError for fewer than one round."""
+    """The event repeated for `rounds` rounds, as one event, measured as often as it may be.
+
+    Raises:
+        ValueError: There is less than one round.
+    """
     if rounds < 1:
         raise ValueError(f"a job has at least one round, got {rounds}")
-    return event.model_copy(update={"steps": event.steps * rounds})
+    return planned(event, event.steps * rounds)
 
 
 def epsilon_at_gate(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> float:
@@ -78,12 +85,10 @@ def rounds_affordable(
     most = min(most, _MAX_BY_PLD)
     if len(kinds) > 1 or low >= most:
         return low
-    before = kinds[0].steps - event_a_round.steps
 
     def passes(rounds: int) -> bool:
-        steps = before + rounds * event_a_round.steps
-        alike = event_a_round.model_copy(update={"steps": steps})
-        return epsilon_homogeneous(alike, limit.delta, limit.adjacency) <= limit.epsilon
+        (whole,) = merged([*spent, repeated(event_a_round, rounds)])
+        return epsilon_homogeneous(whole, limit.delta, limit.adjacency) <= limit.epsilon
 
     # The homogeneous filter rarely admits more than twice as much as the Rényi filter.
     high = min(most, 2 * low + 1)
@@ -104,13 +109,24 @@ def _rounds_mixed(event_a_round: PrivacyEvent, limit: Limit, spent: Sequence[Pri
     """The number of rounds that the Rényi filter admits."""
     caps = RenyiFilter(limit).caps
     room = caps * (1 - _SLACK) - total(spent, limit)
-    each = cost(event_a_round, limit)
+    beside = metrics_beside(event_a_round)
+    bare = event_a_round if beside is None else measuring(event_a_round, 0)
+    each = cost(bare, limit)
     usable = (caps > 0) & (room > 0) & np.isfinite(each)
     if not usable.any():
         return 0
     with np.errstate(divide="ignore", over="ignore"):
-        most = float((room[usable] / each[usable]).max())
-    return math.floor(min(most, MAX_ROUNDS))
+        most = math.floor(min(float((room[usable] / each[usable]).max()), MAX_ROUNDS))
+    if beside is None:
+        return most
+    return bisect_right(
+        range(1, most + 1), 0, key=lambda rounds: _over(cost(repeated(bare, rounds), limit), room, caps)
+    )
+
+
+def _over(spent: Vector, room: Vector, caps: Vector) -> int:
+    """1 if no order has room for what is spent, else 0."""
+    return int(not np.any((caps > 0) & (spent <= room)))
 
 
 def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Sequence[PrivacyEvent] = ()) -> float:

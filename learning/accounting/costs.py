@@ -5,6 +5,7 @@ N counts as public here, as it does in every analysis of sampling at rate lot / 
 
 from learning.accounting.events import (
     Adjacency,
+    Beside,
     DiscreteGaussian,
     DiscreteGaussianSum,
     FixedLotGaussian,
@@ -16,7 +17,7 @@ from secure_agg import Grid
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Unit
 from tacit.method import FedVocab
-from tacit.validation import MetricNoise, distance_of
+from tacit.validation import MetricNoise, NoisedMetrics, distance_of
 
 __all__ = [
     "LotTooSmall",
@@ -25,6 +26,7 @@ __all__ = [
     "event_of_job",
     "event_of_metrics",
     "event_of_round",
+    "measured_round",
     "rate_of",
     "steps_of_round",
 ]
@@ -147,7 +149,7 @@ def event_of_round(
             )
 
 
-def event_of_metrics(noise: MetricNoise, adjacency: Adjacency, unit: Unit = "example") -> PrivacyEvent:
+def event_of_metrics(noise: MetricNoise, adjacency: Adjacency, unit: Unit = "example") -> DiscreteGaussian:
     """What one noised vector of metrics costs a member, whichever attempts it is sent in.
 
     Only this member's own noise counts. The noise is drawn once, and two sums with one member more or less differ in a
@@ -159,3 +161,16 @@ def event_of_metrics(noise: MetricNoise, adjacency: Adjacency, unit: Unit = "exa
         unit: What the ledger protects. A member's rows of validation data are its units, or all of them are one.
     """
     return DiscreteGaussian(multiplier=noise.std / distance_of(adjacency), unit=unit)
+
+
+def measured_round(event: PrivacyEvent, metrics: NoisedMetrics, adjacency: Adjacency) -> PrivacyEvent:
+    """The event of a round that is measured, in a job that has metrics.
+
+    Args:
+        event: The training of one round.
+        metrics: The job's.
+        adjacency: The ledger's.
+    """
+    multiplier = event_of_metrics(metrics.noise, adjacency).multiplier
+    beside = Beside(multiplier=multiplier, every=metrics.every * event.steps, measured=1)
+    return event.model_copy(update={"metrics": beside})

@@ -14,6 +14,7 @@ from tacit.mechanism import Unit
 
 __all__ = [
     "Adjacency",
+    "Beside",
     "DiscreteGaussian",
     "DiscreteGaussianSum",
     "FixedLotGaussian",
@@ -21,6 +22,11 @@ __all__ = [
     "PrivacyEvent",
     "SampledGaussian",
     "event_from",
+    "measuring",
+    "metrics_alone",
+    "metrics_beside",
+    "planned",
+    "scaled",
 ]
 
 # Neighbours differ by one unit more or less, or by one unit in place of another.
@@ -30,7 +36,34 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 
 
-class SampledGaussian(Part):
+class Beside(Part):
+    """The noised metrics that travel beside a training's steps: how many, and how often the job may measure.
+
+    `multiplier` and `every` belong to the kind of the steps, which the job fixes before anything is released. A ledger
+    that counts equal steps counts one measurement for each `every` of them. So `measured` may be any number up to that,
+    chosen as the job goes on.
+
+    Attributes:
+        multiplier: As in `DiscreteGaussian`.
+        every: Steps of the training for one measurement.
+        measured: Vectors of metrics in this event.
+    """
+
+    multiplier: _Positive
+    every: _Count
+    measured: int = Field(default=0, ge=0)
+
+
+class _Steps(Part):
+    """What all trainings have."""
+
+    steps: _Count = 1
+    unit: Unit = "example"
+    # None: nothing is measured beside these steps.
+    metrics: Beside | None = None
+
+
+class SampledGaussian(_Steps):
     """`steps` releases of a sum over a Poisson draw, with Gaussian noise. Adjacency: add-remove.
 
     Attributes:
@@ -41,11 +74,9 @@ class SampledGaussian(Part):
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
     multiplier: _Positive
     rate: float = Field(gt=0, le=1)
-    steps: _Count = 1
-    unit: Unit = "example"
 
 
-class FixedLotGaussian(Part):
+class FixedLotGaussian(_Steps):
     """`steps` releases over `lot` of `population` units, drawn without replacement, with Gaussian noise.
 
     Adjacency: replace-one.
@@ -59,11 +90,9 @@ class FixedLotGaussian(Part):
     multiplier: _Positive
     lot: _Count
     population: _Count
-    steps: _Count = 1
-    unit: Unit = "example"
 
 
-class Laplace(Part):
+class Laplace(_Steps):
     """`steps` releases with Laplace noise, whose scale is the outputs' L1 distance divided by epsilon.
 
     Adjacency: both, since the noise is scaled to a bound on the distance between any two outputs.
@@ -71,11 +100,9 @@ class Laplace(Part):
 
     kind: Literal["laplace"] = "laplace"
     epsilon: _Positive
-    steps: _Count = 1
-    unit: Unit = "example"
 
 
-class DiscreteGaussianSum(Part):
+class DiscreteGaussianSum(_Steps):
     """`steps` sums of integer vectors to which every honest member adds a discrete Gaussian share.
 
     Adjacency: both, as `distance` bounds how far the unit can move a member's vector.
@@ -96,15 +123,14 @@ class DiscreteGaussianSum(Part):
     std: _Positive
     distance: _Positive
     values: _Count
-    steps: _Count = 1
-    unit: Unit = "example"
 
 
 class DiscreteGaussian(Part):
     """`steps` vectors of whole numbers with discrete Gaussian noise of one member, drawn once for each vector.
 
-    A vector that is sent again carries the same noise, and is the same release. Adjacency: that of `multiplier`, which
-    differs between the two (`learning.accounting.costs.event_of_metrics`).
+    Here are metrics alone; beside a training they are a part of its event (`Beside`). A vector that is sent again
+    carries the same noise, and is the same release. Adjacency: that of `multiplier`, which differs between the two
+    (`learning.accounting.costs.event_of_metrics`).
 
     Attributes:
         multiplier: Parameter s of the noise, divided by the L2 distance that one unit can move the vector.
@@ -126,3 +152,44 @@ _EVENT: TypeAdapter[PrivacyEvent] = TypeAdapter(PrivacyEvent)
 def event_from(data: object) -> PrivacyEvent:
     """Reads an event from its JSON object. Raises pydantic.ValidationError."""
     return _EVENT.validate_python(data)
+
+
+def metrics_beside(event: PrivacyEvent) -> Beside | None:
+    """The metrics beside a training's steps; None if there are none."""
+    return None if isinstance(event, DiscreteGaussian) else event.metrics
+
+
+def metrics_alone(event: PrivacyEvent) -> DiscreteGaussian | None:
+    """What was measured in an event, without its training; None if nothing was."""
+    beside = metrics_beside(event)
+    if beside is None or not beside.measured:
+        return event if isinstance(event, DiscreteGaussian) else None
+    return DiscreteGaussian(multiplier=beside.multiplier, steps=beside.measured, unit=event.unit)
+
+
+def measuring(event: PrivacyEvent, measured: int) -> PrivacyEvent:
+    """The same steps with this many measurements beside them. The event must be one that has metrics, or measure none.
+
+    Raises:
+        ValueError: A measurement beside steps that have none.
+    """
+    beside = metrics_beside(event)
+    if beside is None:
+        if measured:
+            raise ValueError(f"the event ({event.kind}) has no metrics beside it")
+        return event
+    return event.model_copy(update={"metrics": beside.model_copy(update={"measured": measured})})
+
+
+def scaled(event: PrivacyEvent, count: int) -> PrivacyEvent:
+    """`count` such events as one."""
+    beside = metrics_beside(event)
+    whole = event.model_copy(update={"steps": event.steps * count})
+    return whole if beside is None else measuring(whole, beside.measured * count)
+
+
+def planned(event: PrivacyEvent, steps: int) -> PrivacyEvent:
+    """A plan of so many steps, measured as often as they allow."""
+    beside = metrics_beside(event)
+    whole = event.model_copy(update={"steps": steps})
+    return whole if beside is None else measuring(whole, -(-steps // beside.every))

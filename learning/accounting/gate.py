@@ -3,8 +3,9 @@
 Events pass if one of two filters admits all of them. Each has its share of delta, because which of the two admits them
 may be chosen knowing earlier results:
 
-- the homogeneous filter (3/4 of delta) admits equal steps only, up to the number at which a plan of these steps would
-  spend its share. Nothing about such steps is left to choose but when to stop, so it may use their PLD;
+- the homogeneous filter (3/4 of delta) admits equal steps only, up to the number at which a plan of these steps, and of
+  the metrics beside them, would spend its share. Nothing is left to choose but when to stop and in which rounds to
+  measure, so it may use their PLD;
 - the Rényi filter (1/4 of delta, `filter`) admits events of any kind, in any order.
 
 docs/accounting.md has the theorem, its proof and its assumptions.
@@ -15,12 +16,20 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Final
 
-from learning.accounting.events import Adjacency, PrivacyEvent
+from learning.accounting.events import Adjacency, PrivacyEvent, metrics_beside, planned
 from learning.accounting.filter import RENYI_NUMBERS, RENYI_SHARE, Limit, RenyiFilter, epsilon_mixed
 from learning.accounting.renyi import renyi
-from learning.accounting.spend import epsilon_pld, epsilon_renyi, is_plain, merged, total
+from learning.accounting.spend import composed_steps, epsilon_pld, epsilon_renyi, merged, total
 
-__all__ = ["GATE_NUMBERS", "PrivacyFilter", "epsilon_counted", "epsilon_homogeneous", "homogeneous"]
+__all__ = [
+    "GATE_NUMBERS",
+    "HOMOGENEOUS_SHARE",
+    "PrivacyFilter",
+    "epsilon_counted",
+    "epsilon_homogeneous",
+    "homogeneous",
+    "plan_of",
+]
 
 HOMOGENEOUS_SHARE: Final = 1 - RENYI_SHARE
 # What rounding in double precision may take from the delta of a PLD, for each step that a Fourier transform composes.
@@ -31,9 +40,23 @@ GATE_NUMBERS: Final = (*RENYI_NUMBERS, HOMOGENEOUS_SHARE, _ROUNDING_A_STEP)
 
 
 def homogeneous(events: Sequence[PrivacyEvent]) -> PrivacyEvent | None:
-    """All events as one, if they consist of equal steps. None: they do not, or there are none."""
+    """All events as one, if they consist of equal steps. None: they do not, or there are none.
+
+    Steps are equal only if the metrics beside them have the same numbers too, or if neither has any.
+    """
     kinds = merged(events)
     return kinds[0] if len(kinds) == 1 else None
+
+
+def plan_of(event: PrivacyEvent) -> PrivacyEvent:
+    """The smallest plan that holds the event: K steps, with one measurement for each `every` of them, rounded up.
+
+    A member that missed rounds may have measured more often than its steps allow. Then the plan has more steps.
+    """
+    beside = metrics_beside(event)
+    if beside is None:
+        return event
+    return planned(event, max(event.steps, beside.every * (beside.measured - 1) + 1))
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +73,8 @@ def _has_library() -> bool:
 def epsilon_homogeneous(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> float:
     """The smallest epsilon at which a homogeneous filter admits the event, with all its steps; inf if none does.
 
+    It is that of the smallest plan that holds the event.
+
     Args:
         event: The event.
         delta: The limit's delta, of which the filter has its share.
@@ -58,10 +83,10 @@ def epsilon_homogeneous(event: PrivacyEvent, delta: float, adjacency: Adjacency)
     Raises:
         EventUnaccountable: The event has no formula under this adjacency.
     """
-    share = HOMOGENEOUS_SHARE * delta
-    by_renyi = epsilon_renyi(renyi(event, adjacency), share)
-    certain = share if is_plain(event) else share - _ROUNDING_A_STEP * event.steps
-    by_pld = epsilon_pld([event], certain, adjacency) if certain > 0 and _has_library() else None
+    share, plan = HOMOGENEOUS_SHARE * delta, plan_of(event)
+    by_renyi = epsilon_renyi(renyi(plan, adjacency), share)
+    certain = share - _ROUNDING_A_STEP * composed_steps(plan)
+    by_pld = epsilon_pld([plan], certain, adjacency) if certain > 0 and _has_library() else None
     return by_renyi if by_pld is None else min(by_renyi, by_pld)
 
 

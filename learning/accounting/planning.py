@@ -7,7 +7,7 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from learning.accounting.calibration import (
@@ -17,18 +17,31 @@ from learning.accounting.calibration import (
     repeated,
     rounds_affordable,
 )
-from learning.accounting.costs import Noised, adjacency_of, event_of_job, event_of_round, rate_of
-from learning.accounting.events import Adjacency, PrivacyEvent
+from learning.accounting.costs import (
+    Noised,
+    adjacency_of,
+    event_of_job,
+    event_of_metrics,
+    event_of_round,
+    measured_round,
+    rate_of,
+)
+from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_alone, metrics_beside
 from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 
 __all__ = [
+    "NOTHING_MEASURED",
     "JobCost",
     "JobRow",
+    "MetricsCost",
     "Row",
     "Setting",
     "cost_of_job",
+    "cost_of_metrics",
+    "cost_of_metrics_alone",
     "noise_to_signal",
     "rows_of",
     "with_multiplier",
@@ -104,6 +117,44 @@ class JobRow:
 
 
 @dataclass(frozen=True)
+class MetricsCost:
+    """What a job's metrics cost a member that measures them, at a budget's delta.
+
+    Attributes:
+        rounds: Rounds of the job.
+        measured: Those of them that are measured.
+        alone: Epsilon of the metrics alone.
+        without: Epsilon of the training alone; None if it is not known.
+        together: Epsilon of both; None if it is not known.
+        delta: The delta of all of them.
+        allowed: Measurements that `metrics_epsilon` lets pass; None if it was not asked.
+    """
+
+    rounds: int
+    measured: int
+    alone: float
+    without: float | None
+    together: float | None
+    delta: float
+    allowed: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The cost in the words of all commands."""
+        said = f"metrics: {self.measured} of {self.rounds} rounds are measured, which alone counts as epsilon "
+        said += f"{self.alone:.3g} at delta {self.delta:g}"
+        if self.without is not None and self.together is not None:
+            said += f", and makes the job's {self.without:.3g} into {self.together:.3g}"
+        if self.allowed is not None and self.allowed < self.measured:
+            said += f"; metrics_epsilon allows {self.allowed} measurements, and then this member sends noise alone"
+        return said
+
+    def as_json(self) -> dict[str, object]:
+        """What `--json` prints."""
+        return {**asdict(self), "sentence": self.sentence}
+
+
+@dataclass(frozen=True)
 class JobCost:
     """What the whole job costs on this member's data. `gate` is the smallest epsilon that an empty ledger needs."""
 
@@ -112,6 +163,59 @@ class JobCost:
     gate: float
     noise_to_signal: float | None
     rows: tuple[JobRow, ...]
+    # None if the job has no metrics.
+    metrics: MetricsCost | None = None
+
+
+# What every command says of a job with metrics to a member whose policy lets it measure nothing.
+NOTHING_MEASURED = (
+    "metrics: this member measures nothing and sends noise alone, which costs nothing (metrics_epsilon = 0)"
+)
+
+
+def cost_of_metrics(
+    event: PrivacyEvent, rounds: int, limit: Limit, metrics_epsilon: float | None = None
+) -> MetricsCost | None:
+    """What the metrics beside a training cost; None if there are none.
+
+    Args:
+        event: One measured round, or metrics alone.
+        rounds: Rounds of the job.
+        limit: Its epsilon does not count.
+        metrics_epsilon: The part of a budget that metrics may spend; None: all of it.
+
+    Raises:
+        EventUnaccountable: An event has no formula under the limit's adjacency or unit.
+    """
+    beside = metrics_beside(event)
+    if beside is None:
+        return None
+    whole = repeated(event, rounds)
+    alone = metrics_alone(whole)
+    one = metrics_alone(measuring(event, 1))
+    if alone is None or one is None:
+        return None
+    allowed = None if metrics_epsilon is None else rounds_affordable(one, replace(limit, epsilon=metrics_epsilon))
+    return MetricsCost(
+        rounds=rounds,
+        measured=alone.steps,
+        alone=epsilon_counted([alone], limit),
+        without=epsilon_counted([whole.model_copy(update={"metrics": None})], limit),
+        together=epsilon_counted([whole], limit),
+        delta=limit.delta,
+        allowed=allowed,
+    )
+
+
+def cost_of_metrics_alone(job: JobDocument | JobSpec, delta: float) -> MetricsCost | None:
+    """What the metrics alone cost each member that measures, whatever its data; None if the job has none."""
+    if job.metrics is None or isinstance(job.mechanism, NoMechanism):
+        return None
+    measured = -(-job.rounds.count // job.metrics.every)
+    adjacency, unit = adjacency_of(job.mechanism), job.mechanism.unit
+    event = event_of_metrics(job.metrics.noise, adjacency, unit).model_copy(update={"steps": measured})
+    alone = epsilon_counted([event], Limit(1.0, delta, adjacency, unit))
+    return MetricsCost(job.rounds.count, measured, alone, None, None, delta)
 
 
 def with_multiplier(mechanism: Noised, multiplier: float) -> Noised:
@@ -165,7 +269,7 @@ def rows_of(mechanism: Noised, setting: Setting, epsilons: Sequence[float]) -> l
 
 
 def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence[float]) -> JobCost:
-    """What a job as written costs a member, and what each budget does with it.
+    """What a job as written costs a member that measures its metrics, and what each budget does with it.
 
     Raises:
         LotTooSmall: The member would refuse the job.
@@ -175,12 +279,14 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
     if isinstance(mechanism, NoMechanism):
         raise ValueError(f"job {job.name} adds no noise, so there is nothing to plan; ask for a job with a mechanism")
 
+    adjacency = adjacency_of(mechanism)
+
     def event_with(noised: Noised, *, central: bool = False) -> PrivacyEvent:
-        return event_of_job(
+        event = event_of_job(
             job, noised, setting.examples, values=setting.values, members=setting.grid_members, central=central
         )
+        return event if job.metrics is None else measured_round(event, job.metrics, adjacency)
 
-    adjacency = adjacency_of(mechanism)
     event = event_with(mechanism)
     whole = repeated(event, setting.rounds)
     rows = []
@@ -195,6 +301,7 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
         gate=epsilon_at_gate(whole, setting.delta, adjacency),
         noise_to_signal=_ratio(mechanism, setting),
         rows=tuple(rows),
+        metrics=cost_of_metrics(event, setting.rounds, Limit(1.0, setting.delta, adjacency, mechanism.unit)),
     )
 
 

@@ -23,6 +23,7 @@ from learning.accounting.events import (
     Laplace,
     PrivacyEvent,
     SampledGaussian,
+    metrics_beside,
 )
 from secure_agg import ddg_renyi
 
@@ -54,7 +55,7 @@ class EventUnaccountable(ValueError):
 
 
 def renyi(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
-    """The Rényi divergence of the whole event, with all its steps, at ORDERS.
+    """The Rényi divergence of the whole event, with all its steps and the metrics beside them, at ORDERS.
 
     Returns:
         (m,) float64, never negative; inf where no finite bound is known. The array is the caller's own.
@@ -69,9 +70,13 @@ def renyi(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
         | FixedLotGaussian | replace-one | Wang, Balle, Kasiviswanathan 2019, Theorem 27; at most the plain Gaussian |
         | Laplace | both | exact for one coordinate, the worst case: Mironov 2017, Table II |
         | DiscreteGaussianSum | both | Kairouz, Liu, Steinke 2021, Proposition 14 |
-        | DiscreteGaussian | both | alpha / (2 multiplier^2): Canonne, Kamath, Steinke 2020, Proposition 5 |
+        | DiscreteGaussian, metrics | both | alpha / (2 multiplier^2): Canonne, Kamath, Steinke 2020, Proposition 5 |
     """
-    return event.steps * _one_step(event, adjacency)
+    divergences = event.steps * _one_step(event, adjacency)
+    beside = metrics_beside(event)
+    if beside is not None and beside.measured:
+        divergences += beside.measured * _discrete_gaussian(beside.multiplier)
+    return divergences
 
 
 def _one_step(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
@@ -103,9 +108,7 @@ def _one_step(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
             far = 2 if event.unit == "member" and adjacency == "replace-one" else 1
             return _discrete_gaussian_sum(event.honest, event.std, far * event.distance, event.values)
         case DiscreteGaussian():
-            _check_finite(event.multiplier)
-            # For a shift by whole numbers, the bound is that of the continuous Gaussian, coordinate by coordinate.
-            return _finished(_gaussian(event.multiplier))
+            return _discrete_gaussian(event.multiplier)
 
 
 def _check_finite(*numbers: float) -> None:
@@ -297,6 +300,12 @@ def _laplace(epsilon: float) -> Vector:
         # Beyond 500 the second term vanishes, and the first may have overflowed.
         logs = np.where((alpha - 1) * epsilon > 500, great, np.log1p(np.maximum(excess, 0.0)))
     return _finished(np.minimum(logs / (alpha - 1), epsilon))
+
+
+def _discrete_gaussian(multiplier: float) -> Vector:
+    """For a shift by whole numbers, the bound is that of the continuous Gaussian, coordinate by coordinate."""
+    _check_finite(multiplier)
+    return _finished(_gaussian(multiplier))
 
 
 @lru_cache(maxsize=4096)

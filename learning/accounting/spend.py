@@ -3,7 +3,7 @@
 It is what other tools report. The gate (`gate`) uses it for equal steps only, since it promises nothing if later events
 are chosen knowing earlier results.
 
-Only `_library_event` says what a noise multiplier means to dp-accounting, whose accountants differ (0.6.0):
+Only `_library_pair` says what a noise multiplier means to dp-accounting, whose accountants differ (0.6.0):
 
 - `RdpAccountant` reads `GaussianDpEvent(z)` as noise over the distance between the two neighbours' outputs, under every
   adjacency.
@@ -13,6 +13,9 @@ Only `_library_event` says what a noise multiplier means to dp-accounting, whose
 Our events divide by the distance, under either adjacency. A PLD is a statement about a pair of distributions, and two
 Gaussians at distance one are the same pair under either adjacency. So the library gets every event as a pair at
 distance one, which it calls ADD_OR_REMOVE_ONE. Events that have no such pair are refused or left to Rényi.
+
+A vector of metrics has three coordinates with discrete Gaussian noise, each shifted by at most so many steps. The pair
+of the largest shifts dominates all others, since the noise is log-concave (docs/validation.md).
 """
 
 import math
@@ -31,15 +34,19 @@ from learning.accounting.events import (
     Laplace,
     PrivacyEvent,
     SampledGaussian,
+    measuring,
+    metrics_beside,
 )
 from learning.accounting.filter import Limit, cost
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
+from tacit.validation import METRICS, distance_of, shifts_of
 
 __all__ = [
     "ORDERS",
     "EventUnaccountable",
     "Limit",
     "Spend",
+    "composed_steps",
     "cost",
     "epsilon_pld",
     "epsilon_renyi",
@@ -130,7 +137,7 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     plain Gaussians become one.
 
     Returns:
-        The epsilon; None if one of the events has no PLD (lots of a fixed size, discrete Gaussians and their sums).
+        The epsilon; None if one of the events has no PLD (lots of a fixed size, sums of discrete Gaussian shares).
 
     Raises:
         EventUnaccountable: An event has no formula at all under this adjacency.
@@ -139,50 +146,75 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     spent = np.zeros(len(ORDERS))
     for event in kinds:
         spent += renyi(event, adjacency)
-    pairs = [_library_event(event) for event in kinds]
-    if not kinds or any(pair is None for pair in pairs):
+    if not kinds or not all(_has_pair(event) for event in kinds):
         return None if kinds else 0.0
     rough = epsilon_renyi(spent, delta)
     # Such an epsilon promises nothing, and a distribution of such losses does not fit into memory.
     if not math.isfinite(rough) or rough > 1e5:
         return math.inf
 
-    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.pld.privacy_loss_distribution import identity
 
-    composed = [event.steps for event in kinds if not is_plain(event)]
-    accountant = PLDAccountant(value_discretization_interval=_interval(spent, rough, composed))
+    width = _interval(spent, rough, [steps for event in kinds for steps in _composed(event) if steps])
+    whole = identity(value_discretization_interval=width)
     plain = sum(_precision(event) for event in kinds)
     if plain:
-        accountant.compose(_library_gaussian(plain**-0.5))
-    for event, pair in zip(kinds, pairs, strict=True):
-        if not is_plain(event):
-            accountant.compose(pair, event.steps)
-    return float(accountant.get_epsilon(delta))
+        whole = whole.compose(_library_gaussian(plain**-0.5, width))
+    for event in kinds:
+        if not is_plain(event) and not isinstance(event, DiscreteGaussian):
+            whole = whole.compose(_library_pair(event, width).self_compose(event.steps))
+        for multiplier, count in _metrics(event):
+            for shift, coordinates in shifts_of(adjacency).items():
+                one = _library_discrete(multiplier, shift, adjacency, width)
+                whole = whole.compose(one.self_compose(coordinates * count))
+    return float(whole.get_epsilon_for_delta(delta))
+
+
+def composed_steps(event: PrivacyEvent) -> int:
+    """How many distributions a PLD of the event composes by Fourier transforms."""
+    return sum(_composed(event))
+
+
+def _composed(event: PrivacyEvent) -> tuple[int, int]:
+    alike = 0 if is_plain(event) or isinstance(event, DiscreteGaussian) else event.steps
+    return alike, METRICS * sum(count for _, count in _metrics(event))
+
+
+def _metrics(event: PrivacyEvent) -> list[tuple[float, int]]:
+    """Multiplier and number of the vectors of metrics in an event."""
+    if isinstance(event, DiscreteGaussian):
+        return [(event.multiplier, event.steps)]
+    beside = metrics_beside(event)
+    return [(beside.multiplier, beside.measured)] if beside is not None and beside.measured else []
 
 
 def merged(events: Sequence[PrivacyEvent]) -> list[PrivacyEvent]:
-    """Merges equal events into one with all their steps, in the order of first appearance."""
+    """Merges equal events into one with all their steps and measurements, in the order of first appearance."""
     steps: dict[tuple[object, ...], int] = {}
+    measured: dict[tuple[object, ...], int] = {}
     first: dict[tuple[object, ...], PrivacyEvent] = {}
     for event in events:
-        key = _parameters(event)
+        key, beside = _parameters(event), metrics_beside(event)
         steps[key] = steps.get(key, 0) + event.steps
+        measured[key] = measured.get(key, 0) + (0 if beside is None else beside.measured)
         first.setdefault(key, event)
-    return [event.model_copy(update={"steps": steps[key]}) for key, event in first.items()]
+    return [measuring(event.model_copy(update={"steps": steps[key]}), measured[key]) for key, event in first.items()]
 
 
 def _parameters(event: PrivacyEvent) -> tuple[object, ...]:
+    beside = metrics_beside(event)
+    kind = (event.kind, event.unit, None if beside is None else (beside.multiplier, beside.every))
     match event:
         case SampledGaussian():
-            return (event.kind, event.unit, event.multiplier, event.rate)
+            return (*kind, event.multiplier, event.rate)
         case FixedLotGaussian():
-            return (event.kind, event.unit, event.multiplier, event.lot, event.population)
+            return (*kind, event.multiplier, event.lot, event.population)
         case Laplace():
-            return (event.kind, event.unit, event.epsilon)
+            return (*kind, event.epsilon)
         case DiscreteGaussianSum():
-            return (event.kind, event.unit, event.honest, event.std, event.distance, event.values)
+            return (*kind, event.honest, event.std, event.distance, event.values)
         case DiscreteGaussian():
-            return (event.kind, event.unit, event.multiplier)
+            return (*kind, event.multiplier)
 
 
 def is_plain(event: PrivacyEvent) -> bool:
@@ -205,30 +237,46 @@ def _precision(event: PrivacyEvent) -> float:
             return 0.0
 
 
-def _library_event(event: PrivacyEvent) -> Any:
-    """dp-accounting's event for one step as a pair of distributions at distance one; None if it has no such pair."""
-    from dp_accounting import dp_event
+def _has_pair(event: PrivacyEvent) -> bool:
+    """Whether the event has a pair of distributions that dominates it."""
+    return is_plain(event) or isinstance(event, SampledGaussian | Laplace | DiscreteGaussian)
+
+
+def _library_pair(event: PrivacyEvent, width: float) -> Any:
+    """dp-accounting's PLD of one step, a pair of distributions at distance one, on a grid of this width."""
+    from dp_accounting.pld import privacy_loss_distribution as library
 
     match event:
-        case SampledGaussian(rate=rate) if rate < 1:
-            return dp_event.PoissonSampledDpEvent(rate, _library_gaussian(event.multiplier))
-        case SampledGaussian():
-            return _library_gaussian(event.multiplier)
-        case FixedLotGaussian() if is_plain(event):
-            return _library_gaussian(event.multiplier)
+        case SampledGaussian(rate=rate):
+            return _library_gaussian(event.multiplier, width, rate)
         case Laplace():
             # One coordinate moved by the whole L1 distance is the worst case. The trade-off function of a shift by
             # a + b is that of two shifts in a row (the ratio of Laplace densities is monotone), and chaining bounds
             # two coordinates moved by a and b (Dong, Roth, Su 2022, section 2.5).
-            return dp_event.LaplaceDpEvent(1 / event.epsilon)
+            return library.from_laplace_mechanism(1 / event.epsilon, value_discretization_interval=width)
         case _:
-            return None
+            raise TypeError(f"{event.kind} has no pair of distributions for one step")
 
 
-def _library_gaussian(multiplier: float) -> Any:
-    from dp_accounting import dp_event
+def _library_gaussian(multiplier: float, width: float, rate: float = 1.0) -> Any:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import privacy_loss_distribution as library
 
-    return dp_event.GaussianDpEvent(multiplier)
+    return library.from_gaussian_mechanism(
+        multiplier,
+        value_discretization_interval=width,
+        sampling_prob=rate,
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+
+
+def _library_discrete(multiplier: float, shift: int, adjacency: Adjacency, width: float) -> Any:
+    """dp-accounting's PLD of one coordinate of a vector of metrics, which one unit moves by `shift` steps."""
+    from dp_accounting.pld import privacy_loss_distribution as library
+
+    return library.from_discrete_gaussian_mechanism(
+        multiplier * distance_of(adjacency), shift, value_discretization_interval=width, use_connect_dots=True
+    )
 
 
 def _interval(spent: Vector, rough: float, composed: Sequence[int]) -> float:

@@ -38,6 +38,8 @@ class Update:
     correct: int
     count: int
     private: Mapping[str, NDArray[np.float32]] | None = field(default=None, repr=False)
+    # (3,) The noised metrics of the version that the training began from, in steps. None if the job has none.
+    measured: NDArray[np.int64] | None = field(default=None, repr=False)
 
 
 def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from learning.accounting.costs import Noised, event_of_job
-from learning.accounting.events import PrivacyEvent
+from learning.accounting.costs import Noised, event_of_job, measured_round
+from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.mechanisms import noise
 from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
 from tacit.job import JobDocument, JobSpec
@@ -104,12 +104,13 @@ class _Noised:
         self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
     ) -> NDArray[np.uint32]:
         layout = layout_of(job, cohort)
-        (segment,) = layout.segments
+        segment, *rest = layout.segments
         # After the noise, so clipping costs no privacy.
         change = update.change
         if job.aggregation.clip is not None:
             change = secure_agg.clip_l2(change, job.aggregation.clip).astype(np.float32)
-        return layout.encode({segment.name: secure_agg.clip_coordinates(change, segment.bound)}, random)
+        values = {segment.name: secure_agg.clip_coordinates(change, segment.bound)}
+        return layout.encode(values | {each.name: _measured(job, update) for each in rest}, random)
 
 
 @dataclass(frozen=True)
@@ -212,12 +213,23 @@ class _RingNoise:
         if not isinstance(job.mechanism, DistributedGaussian):
             raise TypeError("noise in the ring needs a job with mechanism distributed-gaussian")
         clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
-        bits, members = layout_of(job, cohort).bits, max_in_sum(job, cohort)
-        return secure_agg.encode_distributed(clipped, grid_of(job), bits, random, members=members)
+        layout, members = layout_of(job, cohort), max_in_sum(job, cohort)
+        encoded = np.empty(layout.values, dtype="<u4")
+        change, rest = encoded[: job.values], layout.segments[1:]
+        secure_agg.encode_distributed(clipped, grid_of(job), layout.bits, random, change, members=members)
+        if rest:
+            values = {each.name: _measured(job, update) for each in rest}
+            encoded[job.values :] = secure_agg.Layout(rest, layout.bits).encode(values, random)
+        return encoded
 
 
 def protection_of(
-    job: JobDocument | JobSpec, examples: int, *, own: OwnNumbers | None = None, trust_central_noise: bool = False
+    job: JobDocument | JobSpec,
+    examples: int,
+    *,
+    own: OwnNumbers | None = None,
+    trust_central_noise: bool = False,
+    metrics: Adjacency | None = None,
 ) -> Protection:
     """The protection that a job's mechanism gives on one member's machine.
 
@@ -228,6 +240,8 @@ def protection_of(
         own: The member's own numbers.
         trust_central_noise: Whether `distributed-gaussian` is charged by the noise of h honest members together. If
             not, only this member's own share counts (local epsilon).
+        metrics: The ledger's adjacency, if this member may measure the job's versions. The event is then that of a
+            measured round. None: it sends noise alone, which costs nothing.
 
     Raises:
         ValueError: The own numbers exceed the room in the job's ring or weaken what the job asks for, or the lot is
@@ -238,7 +252,8 @@ def protection_of(
 
     def cost(noised: Noised) -> PrivacyEvent:
         most, values = max_in_sum(job, job.rounds.target_members), job.values if isinstance(job, JobDocument) else 1
-        return event_of_job(job, noised, examples, values=values, members=most, central=trust_central_noise)
+        event = event_of_job(job, noised, examples, values=values, members=most, central=trust_central_noise)
+        return event if job.metrics is None or metrics is None else measured_round(event, job.metrics, metrics)
 
     match mechanism:
         case NoMechanism():
@@ -301,6 +316,13 @@ def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "Trainin
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0)
+
+
+def _measured(job: JobDocument, update: Update) -> NDArray[np.float64]:
+    """The metrics that every attempt of this update sends. They are whole numbers, which no rounding changes."""
+    if update.measured is None:
+        raise ValueError(f"job {job.name} has metrics, and none were made with this update")
+    return update.measured.astype(np.float64)
 
 
 def _finite(change: Vector) -> Vector:

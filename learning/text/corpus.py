@@ -1,6 +1,6 @@
 """A member's examples as one job reads them: token ids and label indices, computed once for all its rounds.
 
-Guarantees: the data is not looked at before `read` is called, so a caller that must not fail on the data decides when
+Guarantees: the data is not looked at before it is read, so a caller that must not fail on the data decides when
 that is. A second call returns the same read-only arrays. Memory: eight bytes for each token of the padded matrix, as
 long as the corpus is kept.
 """
@@ -38,6 +38,8 @@ class EncodedArrays:
         ids: (U, S), padded.
         labels: (U,) indices into the job's labels.
         usable: (U,) indices of these examples among all.
+
+    For a training, examples that are kept back are not usable.
     """
 
     ids: "NDArray[np.int64]"
@@ -54,15 +56,23 @@ class EncodedExamples:
     """
 
     def __init__(
-        self, examples: Sequence[Example], job: JobDocument, tokenizer: bytes, features: FeatureStore | None = None
+        self,
+        examples: Sequence[Example],
+        job: JobDocument,
+        tokenizer: bytes,
+        features: FeatureStore | None = None,
+        kept_back: "NDArray[np.bool_] | None" = None,
     ) -> None:
         self._examples = examples
+        # (N,) The examples that no training uses; None: it uses all.
+        self._kept_back = kept_back
         # What a frozen backbone computed of these examples, for a job that trains a head alone.
         self.features = FeatureStore() if features is None else features
         self._labels = job.labels
         self._encoder = encoder_of(job, tokenizer)
         self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
         self._read: EncodedArrays | None = None
+        self._validation: EncodedArrays | None = None
         self._key = _key(job, tokenizer)
 
     def serves(self, job: JobDocument, tokenizer: bytes) -> bool:
@@ -95,25 +105,38 @@ class EncodedExamples:
 
     def read(self) -> EncodedArrays:
         """Encodes the examples on the first call, and returns the same arrays on every later one."""
+        if self._read is None:
+            self._read = self._encoded(None if self._kept_back is None else ~self._kept_back)
+        return self._read
+
+    def read_validation(self, measured: "NDArray[np.bool_]") -> EncodedArrays:
+        """The same for examples that are kept back.
+
+        Args:
+            measured: (N,) Which of them. A later call must name the same.
+        """
+        if self._validation is None:
+            self._validation = self._encoded(measured)
+        return self._validation
+
+    def _encoded(self, wanted: "NDArray[np.bool_] | None") -> EncodedArrays:
         import numpy as np
 
-        if self._read is None:
-            places = label_places(self._examples, self._labels)
-            usable, pairs = np.flatnonzero(places >= 0), self._encoder.pairs
-            if pairs:
-                usable = usable[[self._examples[at].text_b is not None for at in usable.tolist()]]
-            labels = places[usable]
-            if self._words is None:
-                ids = self._encoder.encode(text_rows([self._examples[at] for at in usable.tolist()], pairs=pairs))
-            else:
-                # A text's first id is its label, and the loss is at index 0 (`learning.synthesis`).
-                ids = self._words.encode([self._examples[at].text for at in usable.tolist()], labels)
-                labels = np.zeros_like(labels)
-            read = EncodedArrays(ids, labels, usable)
-            for array in (read.ids, read.labels, read.usable):
-                array.flags.writeable = False
-            self._read = read
-        return self._read
+        places = label_places(self._examples, self._labels)
+        usable, pairs = np.flatnonzero(places >= 0 if wanted is None else (places >= 0) & wanted), self._encoder.pairs
+        if pairs:
+            usable = usable[[self._examples[at].text_b is not None for at in usable.tolist()]]
+        labels = places[usable]
+        if self._words is None:
+            ids = self._encoder.encode(text_rows([self._examples[at] for at in usable.tolist()], pairs=pairs))
+        else:
+            # A text's first id is its label, and the loss is at index 0 (`learning.synthesis`).
+            ids = self._words.encode([self._examples[at].text for at in usable.tolist()], labels)
+            labels = np.zeros_like(labels)
+        read = EncodedArrays(ids, labels, usable)
+        for array in (read.ids, read.labels, read.usable):
+            array.flags.writeable = False
+        return read
 
 
 def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | ClozeEncoder:

@@ -17,6 +17,7 @@ from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.models.assembly import NOTHING, assembled
+from learning.models.classifier import TextClassifier
 from learning.prompts.features import features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
@@ -24,6 +25,8 @@ from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import LossWatch, check_not_diverged
 from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
 from learning.training.task import LocalTraining
+from learning.validation.contribution import noised
+from learning.validation.measuring import ValidationData, measure
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
@@ -47,6 +50,7 @@ def train_update(
     private: Mapping[str, NDArray[np.float32]] | None = None,
     frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
     backbone: StoredBackbone | None = None,
+    validation: ValidationData | None = None,
     random: secure_agg.RandomSource,
     seed: int,
     device: str,
@@ -67,6 +71,8 @@ def train_update(
         private: The member's private parameters before the round.
         frozen: The parameters that the job freezes. They are no part of the update.
         backbone: The backbone of a prompted job.
+        validation: The rows on which this member measures the version; None: it measures nothing, and sends noise alone
+            if the job has metrics.
         random: The source of draws and noise.
         seed: Orders batches; it may be public.
         device: Where to train.
@@ -106,6 +112,7 @@ def train_update(
         progress(at.step, at.steps, at.loss)
 
     try:
+        measured = _measured(job, module, corpus, validation, random, device, cancelled)
         read = corpus.read()
         features = None
         if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
@@ -152,8 +159,31 @@ def train_update(
     after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None
     if result is None or isinstance(job.model, RvaeModel):
         # A model that generates text has no accuracy, and the operator would see one.
-        return Update(change, corpus.population, 0.0, 0, 0, after)
-    return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after)
+        return Update(change, corpus.population, 0.0, 0, 0, after, measured)
+    return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after, measured)
+
+
+def _measured(
+    job: JobDocument,
+    module: TextClassifier,
+    corpus: EncodedExamples,
+    validation: ValidationData | None,
+    random: secure_agg.RandomSource,
+    device: str,
+    cancelled: Callable[[], bool],
+) -> NDArray[np.int64] | None:
+    """The version's metrics with this member's noise, drawn once: every attempt sends them. None if the job has none.
+
+    The member is one unit if the mechanism protects it as a whole.
+    """
+    if job.metrics is None or isinstance(job.mechanism, NoMechanism):
+        return None
+    found = None
+    if validation is not None:
+        rows = corpus.read_validation(validation.measured)
+        units = validation.units if job.mechanism.unit == "example" else ["all"] * corpus.population
+        found = measure(module, rows, units, job.metrics.loss_bound, random, device=device, cancelled=cancelled)
+    return noised(found, job.metrics.noise, random)
 
 
 def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> None:

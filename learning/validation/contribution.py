@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from secure_agg import RandomSource
 from secure_agg.discrete_gaussian import DiscreteGaussian
-from tacit.validation import HALF, MetricNoise
+from tacit.validation import HALF, METRICS, MetricNoise
 
-__all__ = ["METRICS", "metrics_of", "noised"]
-
-# Coordinates of the vector: loss, correct answers, units.
-METRICS = 3
+__all__ = ["metrics_of", "noised"]
 
 Steps = NDArray[np.int64]
 

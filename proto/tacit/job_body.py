@@ -12,6 +12,7 @@ from tacit.mechanism import Mechanism, NoMechanism
 from tacit.method import FedAvg, Method, OwnVocabulary, Protected, protected_by
 from tacit.model import Model, TextCNNModel
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser
+from tacit.validation import NoisedMetrics
 
 __all__ = ["JobBody"]
 
@@ -48,6 +49,8 @@ class JobBody(Document):
     # A job file always has one, except for a prompted model. A job document has one only if members build their own;
     # otherwise it has a tokenizer.
     vocabulary: Vocabulary | None = None
+    # Measures versions on data that members keep back, with noise. None: nothing is measured.
+    metrics: NoisedMetrics | None = None
     # All randomness in the starting weights and in local training derives from this and public numbers.
     seed: int = Field(default=0, ge=0, lt=2**63)
     # Only for a model that generates text.

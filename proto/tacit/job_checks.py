@@ -38,6 +38,7 @@ def check_body(job: JobBody) -> None:
     _check_adjustment(job)
     if job.audit is not None and isinstance(job.mechanism, NoMechanism):
         raise ValueError("audit: mechanism none claims no epsilon that an audit could test; leave this table out")
+    _check_metrics(job)
     honest, weakest = min_honest(job)
     match job.mechanism:
         case DpSgd() if job.training.epochs != 1:
@@ -163,6 +164,24 @@ def _check_adjustment(job: JobBody) -> None:
         why = "dp-sgd clips each example's part of a step, but the label prior depends on all examples"
     if why is not None:
         raise ValueError(f"training.logit_adjustment: {why}; leave this key out")
+
+
+def _check_metrics(job: JobBody) -> None:
+    """Metrics are for classifiers that all members share, beside an update that is bounded too."""
+    if job.metrics is None:
+        return
+    why = None
+    if isinstance(job.mechanism, NoMechanism):
+        why = "mechanism none adds no noise to the update, so noise on metrics beside it would promise nothing"
+    elif isinstance(job.model, RvaeModel):
+        why = "an rvae generates text and labels none, so there are no right answers to count"
+    elif keeps_anything(job.method) or job.own_vocabulary:
+        why = (
+            f"with {job.method.name}, members keep a part of the model that depends on their rows, so one row would "
+            "move more than its own loss and answer"
+        )
+    if why is not None:
+        raise ValueError(f"metrics: {why}; leave this table out")
 
 
 def _instead_of_freezing(job: JobBody) -> str:

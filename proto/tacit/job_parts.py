@@ -15,6 +15,7 @@ from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Mechanism
 from tacit.method import OwnVocabulary
 from tacit.reading import shown
+from tacit.validation import NoisedMetrics
 
 __all__ = [
     "MAX_CANARIES",
@@ -329,6 +330,11 @@ class Numbers(Protocol):
     @property
     def aggregation(self) -> Aggregation:
         """Encoding, groups and the protocol's assumptions."""
+        ...
+
+    @property
+    def metrics(self) -> NoisedMetrics | None:
+        """What the job measures; None: nothing."""
         ...
 
 

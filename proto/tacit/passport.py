@@ -39,6 +39,7 @@ __all__ = [
     "MAX_WITHDRAWALS",
     "SIGNED_PREFIX",
     "AuditFacts",
+    "EstimateFacts",
     "EvaluationFacts",
     "ExportFacts",
     "JobFacts",
@@ -119,6 +120,39 @@ class EvaluationFacts(Part):
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.examples)
 
 
+class EstimateFacts(Part):
+    """A version measured by members of the round that started from it, under noise (docs/validation.md).
+
+    Args:
+        members: how many members' vectors were read.
+        accuracy, accuracy_error: the estimate and its standard error, which is that of the noise.
+        loss, loss_error: the same of the mean loss, in nats.
+        units, units_error: the same of the number of units measured.
+        selected: the version is the best of those measured. Its estimate is the largest of several noisy ones, so it is
+            too high on average.
+
+    The numbers are there together, or nothing is shown because too few units were measured.
+    """
+
+    members: int = Field(ge=1)
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    accuracy_error: float | None = Field(default=None, ge=0)
+    loss: float | None = Field(default=None, ge=0)
+    loss_error: float | None = Field(default=None, ge=0)
+    units: float | None = Field(default=None, ge=0)
+    units_error: float | None = Field(default=None, ge=0)
+    selected: bool = False
+
+    @model_validator(mode="after")
+    def _shown_with_errors(self) -> Self:
+        numbers = (self.accuracy, self.accuracy_error, self.loss, self.loss_error, self.units, self.units_error)
+        if any(each is None for each in numbers) and any(each is not None for each in numbers):
+            raise ValueError("an estimate has all its numbers and their errors, or none of them")
+        if self.selected and self.accuracy is None:
+            raise ValueError("only a version with an estimate is selected")
+        return self
+
+
 class JobFacts(Document):
     """The job, in numbers that the document does not hold or a reader looks for first."""
 
@@ -152,6 +186,8 @@ class VersionFacts(Document):
     # None: the job has no mechanism, so no ledger was charged.
     spend: SpendFacts | None = None
     evaluations: Annotated[tuple[EvaluationFacts, ...], AtMost(MAX_EVALUATIONS)] = ()
+    # None: no member measured it.
+    estimate: EstimateFacts | None = None
 
 
 class ExportFacts(Document):

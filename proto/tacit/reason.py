@@ -9,7 +9,10 @@ from typing import cast
 import secure_agg
 from tacit.v1.reason_pb2 import Reason
 
-__all__ = ["Reason", "from_word", "of_protocol", "sentence", "word"]
+__all__ = ["FINISHED", "Reason", "from_word", "of_protocol", "sentence", "word"]
+
+# A job that ends for one of these is finished: all its rounds are done, or its versions no longer improve.
+FINISHED = frozenset({Reason.REASON_JOB_FINISHED, Reason.REASON_NO_IMPROVEMENT})
 
 _PREFIX = "REASON_"
 
@@ -66,6 +69,7 @@ _SENTENCES: dict[str, str] = {
     "private_state_unusable": "The member cannot use what it keeps of this job's model; its own log says why.",
     "members_declined": "Too few members are left, because others declined the job for good; `coordinator member list` "
     "says why each did.",
+    "no_improvement": "The job stopped early, because by its members' estimates its versions no longer improve.",
     "training_diverged": "The training diverged; lower the learning rate in a new job.",
     "context_unexpected": "The attempt's numbers are not those the member trained under.",
     "training_failed": "Training failed on the member's machine.",

@@ -20,11 +20,17 @@ docs/validation.md has the proof.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from secure_agg.discrete_gaussian import DiscreteGaussian
+from tacit.documents import Part
 
-__all__ = ["HALF", "MetricNoise", "distance_of"]
+__all__ = ["HALF", "METRICS", "MetricNoise", "NoisedMetrics", "distance_of", "shifts_of"]
+
+# Coordinates of a vector of metrics: loss, correct answers, units.
+METRICS = 3
 
 # Steps from the middle of a coordinate to either end. Losses are rounded at random to 2 HALF steps.
 HALF = 32
@@ -32,9 +38,14 @@ HALF = 32
 
 def distance_of(adjacency: Literal["add-remove", "replace-one"]) -> float:
     """The L2 distance, in steps, that one unit, or one row of a unit, can move a member's vector."""
-    squared = (3 if adjacency == "add-remove" else 9) * HALF * HALF
+    squared = sum(count * shift * shift for shift, count in shifts_of(adjacency).items())
     # Never below the true root, which is what the accounting divides by.
     return math.nextafter(math.sqrt(squared), math.inf)
+
+
+def shifts_of(adjacency: Literal["add-remove", "replace-one"]) -> dict[int, int]:
+    """How many of the coordinates one unit can move by how many steps, at most."""
+    return {HALF: METRICS} if adjacency == "add-remove" else {2 * HALF: METRICS - 1, HALF: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +96,34 @@ class MetricNoise:
         if members < 1:
             raise ValueError(f"a sum has at least one member, got {members}")
         return (members * self.largest).bit_length() + 1
+
+
+class NoisedMetrics(Part):
+    """What a job measures of its versions, on data that members keep back, and when it stops by that."""
+
+    # Rounds 1, 1 + every, 1 + 2 every, ... measure the version that they start from.
+    every: int = Field(default=1, ge=1, le=1_000_000)
+    # Parameter s of each member's discrete Gaussian, divided by how far one unit can move its vector (add-remove).
+    noise_multiplier: float = Field(gt=0, le=10_000)
+    # Units of one member that a vector has room for. A larger number may need a wider ring.
+    max_units: int = Field(default=2_000, ge=1, le=1_000_000)
+    # A row's loss is clipped to this, in nats.
+    loss_bound: float = Field(default=5.0, gt=0, le=1000)
+    # Measured versions in a row without the least improvement, after which the job stops. 0: it never stops by them.
+    patience: int = Field(default=0, ge=0, le=1_000_000)
+    # The least improvement of accuracy that counts.
+    min_improvement: float = Field(default=0.01, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        _ = self.noise
+        return self
+
+    @property
+    def noise(self) -> MetricNoise:
+        """The noise on one member's vector."""
+        return MetricNoise(self.noise_multiplier, self.max_units)
+
+    def measured(self, round: int) -> bool:
+        """Whether a round measures the version that it starts from. Rounds count from 1."""
+        return (round - 1) % self.every == 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from secure_agg import Grid, Layout, Segment
 from tacit.job_parts import Numbers, Sized
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.validation import METRICS, NoisedMetrics
 
 __all__ = [
     "NOISE_ROOM",
@@ -75,7 +76,8 @@ def layout_of(job: Sized, members: int) -> Layout:
 
     If weights are sent (`sends_weight`), the segment `update` holds w / max_weight times the update, so its bound is
     the coordinate bound, and weight and metrics follow it. Otherwise every member weighs the same and only the update
-    travels.
+    travels. In a job with `metrics`, a segment of that name follows it: three whole numbers. All rounds have it, so the
+    layout is one; in a round that measures nothing it is noise alone.
 
     A step of the ring is at most 2^-6 of the noise's standard deviation (rounding then adds at most 2^-14 of its
     variance), or 2^-24 of the coordinate bound if noise is added during training or not at all. The ring is the
@@ -118,6 +120,8 @@ def check_layout(job: Numbers, values: int) -> None:
             lower.insert(0, "aggregation.max_weight")
         case DistributedGaussian():
             each = " with this noise"
+    if job.metrics is not None and _bits_needed(_metrics(job.metrics), members) == needed:
+        each, lower = f" with metrics of up to {job.metrics.max_units} units", ["metrics.max_units", *lower]
     given = job.aggregation.bits
     source = "rounds.target_members" + ("" if job.aggregation.groups is None else " by aggregation.groups")
     key = lower[0] if given is None else "aggregation.bits"
@@ -140,7 +144,15 @@ def _fitted(job: Numbers, values: int, members: int) -> tuple[tuple[Segment, ...
 
 def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], ...]:
     """Each segment with its wanted scale, and the finest scale that it may have; None if the scale is fixed."""
+    found = _segments_of_update(job, values)
+    return found if job.metrics is None else (*found, (_metrics(job.metrics), None))
 
+
+def _metrics(metrics: NoisedMetrics) -> Segment:
+    return Segment("metrics", METRICS, 1.0, float(metrics.noise.largest))
+
+
+def _segments_of_update(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], ...]:
     def update(bound: float, step: float) -> tuple[Segment, float]:
         # A power of two, so that scaling itself is exact.
         scale = 2.0 ** min(-math.floor(math.log2(step)), _FINEST)

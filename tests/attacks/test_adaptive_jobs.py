@@ -1,10 +1,11 @@
 """A coordinator chooses each job by what the jobs before it revealed, and stops jobs when it likes.
 
-Three gates look right and are not. One composes the privacy loss distributions (PLD) of the jobs as they happened. One
-gives back what an early stop left unused. One takes the better of two filters without dividing delta. The attacks
-compute the best strategy against each gate, over every sequence that it admits: whatever was seen, the coordinator
-takes the next job that makes its final advantage largest. Its advantage, the sum of (P - e^epsilon Q)+ over all
-transcripts, is what delta must bound. It passes delta for these three gates, and not for ours.
+Four gates look right and are not. One composes the privacy loss distributions (PLD) of the jobs as they happened. One
+gives back what an early stop left unused. One takes the better of two filters without dividing delta. One lets a job
+say late what it measures beside its steps. The attacks compute the best strategy against each gate, over every sequence
+that it admits: whatever was seen, the coordinator takes the next job that makes its final advantage largest. Its
+advantage, the sum of (P - e^epsilon Q)+ over all transcripts, is what delta must bound. It passes delta for these four
+gates, and not for ours.
 
 On toy releases with two outcomes all numbers are exact. On our own events the members' own gate decides, and the
 advantage is computed on a grid: rounded down for the attack, rounded up for the defence.
@@ -21,11 +22,12 @@ from numpy.typing import NDArray
 from scipy.signal import fftconvolve
 from scipy.stats import norm
 
-from learning.accounting.events import SampledGaussian
+from learning.accounting.events import Beside, PrivacyEvent, SampledGaussian, measuring
 from learning.accounting.filter import RENYI_SHARE, Limit, RenyiFilter
 from learning.accounting.gate import HOMOGENEOUS_SHARE, PrivacyFilter
 from learning.accounting.renyi import ORDERS
 from learning.accounting.spend import epsilon_pld
+from tacit.validation import HALF, distance_of
 
 # Whether a gate lets so many releases of the first and of the second kind pass together.
 Gate = Callable[[int, int], bool]
@@ -166,6 +168,74 @@ def test_the_gate_keeps_delta(other, mixed):
     assert RENYI_SHARE + HOMOGENEOUS_SHARE == 1
 
 
+# ---- metrics beside equal steps, on the toys -------------------------------------------------------------------------
+
+
+def plan(coins: int, others: int, every: int) -> tuple[int, int]:
+    """The gate's smallest plan of coins that holds both, and what it has room for beside them."""
+    most = max(coins, every * (others - 1) + 1)
+    return most, -(-most // every)
+
+
+@pytest.mark.parametrize("other", [SPIKE, HINT], ids=["spike", "hint"])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_metrics_fixed_beforehand_keep_their_filters_delta(other, every):
+    """However the coordinator mixes coins and measurements, and whenever it stops, it gains nothing beyond the plan."""
+    share = HOMOGENEOUS_SHARE * DELTA
+
+    def gate(coins: int, others: int) -> bool:
+        return fixed(*plan(coins, others, every), other) <= share
+
+    found, largest = (
+        worst(gate, other),
+        max(most for most in range(MOST) if fixed(*plan(most, 0, every), other) <= share),
+    )
+    assert largest > 0
+    assert found == pytest.approx(fixed(*plan(largest, 0, every), other), rel=1e-9)
+    assert found <= share
+
+
+def test_metrics_that_are_chosen_late_break_delta():
+    """The gate would admit coins with spikes, or coins with hints, each within its plan. The coordinator looks at the
+    coins first. Ours takes the second choice for another kind of event, which only the other filter admits.
+    """
+    kinds, every = (COIN, SPIKE, HINT), (4, 2)
+
+    def late(counts: tuple[int, ...]) -> bool:
+        coins, spikes, hints = counts
+        either = [(spikes, SPIKE, every[0])] * (not hints) + [(hints, HINT, every[1])] * (not spikes)
+        return any(fixed(*plan(coins, count, each), other) <= DELTA for count, other, each in either)
+
+    def alone(counts: tuple[int, ...]) -> bool:
+        return not counts[2] and fixed(*plan(counts[0], counts[1], every[0]), SPIKE) <= DELTA
+
+    assert worst_of(kinds, alone) <= DELTA
+    assert worst_of(kinds, late) > 1.14 * DELTA
+
+
+def worst_of(kinds: tuple[Toy, ...], gate: Callable[[tuple[int, ...]], bool]) -> float:
+    """As `worst`, for any number of kinds."""
+
+    def one(toys: tuple[Toy, ...]) -> float:
+        @cache
+        def value(counts: tuple[int, ...], yes: tuple[int, ...]) -> float:
+            losses = (
+                seen * toy.losses[0] + (count - seen) * toy.losses[1]
+                for toy, count, seen in zip(toys, counts, yes, strict=True)
+            )
+            best = advantage(sum(losses))
+            for at, toy in enumerate(toys):
+                after = tuple(count + (place == at) for place, count in enumerate(counts))
+                if after[at] <= MOST and gate(after):
+                    seen = tuple(count + (place == at) for place, count in enumerate(yes))
+                    best = max(best, toy.p * value(after, seen) + (1 - toy.p) * value(after, yes))
+            return best
+
+        return value((0,) * len(toys), (0,) * len(toys))
+
+    return max(one(kinds), one(tuple(toy.swapped for toy in kinds)))
+
+
 # ---- our own events, by the members' own gate ------------------------------------------------------------------------
 
 LIMIT = Limit(2.0, 1e-3)
@@ -209,7 +279,12 @@ def after_one_more(values: NDArray[np.float64], losses: NDArray[np.float64], *, 
 
 def best_strategy(gate: Gate, other: SampledGaussian = SPIKY, *, up: bool, swapped: bool) -> float:
     """As `worst`, for two kinds of our events, on the grid of losses."""
-    kinds = [loss_of(event, up=up, swapped=swapped) for event in (BROAD, other)]
+    first, second = (loss_of(event, up=up, swapped=swapped) for event in (BROAD, other))
+    return best_of(gate, (first, second), up=up)
+
+
+def best_of(gate: Gate, kinds: tuple[NDArray[np.float64], NDArray[np.float64]], *, up: bool) -> float:
+    """As `best_strategy`, for the distributions of two kinds of losses."""
     start = np.maximum(0.0, -np.expm1(np.minimum(LIMIT.epsilon - LOSSES, 0.0)))
 
     @cache
@@ -268,3 +343,60 @@ def test_our_gate_keeps_the_delta_of_our_events(other, mixed):
     assert gate(3, 0)
     assert gate(0, 1)
     assert gate(1, 3) is mixed
+
+
+# ---- metrics beside our own events -----------------------------------------------------------------------------------
+
+# Half of the steps have a measurement, whose noise is small here so that it matters.
+MEASURED = SampledGaussian(multiplier=5.0, rate=1, metrics=Beside(multiplier=5.0, every=2))
+
+
+def loss_of_metrics(multiplier: float, *, up: bool) -> NDArray[np.float64]:
+    """As `loss_of`, for one vector of metrics: three coordinates, each shifted by 32 steps. Both directions are equal.
+
+    The loss is linear in the sum of the three coordinates' noise, whose distribution is summed directly.
+    """
+    std = multiplier * distance_of("add-remove")
+    k = np.arange(-int(13 * std), int(13 * std) + 1)
+    one = np.exp(-(k**2) / (2 * std**2))
+    one /= one.sum()
+    mass = np.maximum(fftconvolve(fftconvolve(one, one), one), 0.0)
+    noise = np.arange(len(mass)) - (len(mass) - 1) // 2
+    loss = HALF * noise / std**2 + 3 * HALF**2 / (2 * std**2)
+    place = (np.ceil(loss / STEP) if up else np.floor(loss / STEP)).astype(int) + MIDDLE
+    found = np.zeros(len(LOSSES))
+    np.add.at(found, np.clip(place, 0, len(LOSSES) - 1), mass)
+    return found
+
+
+def with_metrics(steps: int, measured: int) -> PrivacyEvent:
+    return measuring(MEASURED.model_copy(update={"steps": max(1, steps)}), measured)
+
+
+@cache
+def admits_metrics(steps: int, measured: int) -> bool:
+    return PrivacyFilter(LIMIT).admits([with_metrics(steps, measured)])
+
+
+def test_our_gate_keeps_delta_whenever_metrics_are_measured():
+    """The coordinator chooses in which rounds to measure and when to stop, from everything that it has seen."""
+    metrics = loss_of_metrics(5.0, up=True)
+    kinds = [(loss_of(MEASURED, up=True, swapped=swapped), metrics) for swapped in (False, True)]
+    found = max(best_of(admits_metrics, pair, up=True) for pair in kinds)
+    most = max(steps for steps in range(1, 40) if admits_metrics(steps, 0))
+    assert admits_metrics(most, -(-most // 2))
+    assert not admits_metrics(most, most)
+    assert 0.5 * LIMIT.delta < found <= LIMIT.delta
+    # What a plan without any measurement could do is less, so the attack uses them.
+    assert best_of(lambda a, b: b == 0 and admits_metrics(a, b), kinds[0], up=True) < 0.9 * found
+
+
+def test_a_job_that_says_later_what_it_measures_is_another_kind_of_event():
+    """It is counted by the Rényi filter, as two kinds are. A gate that took both for equal steps would admit more."""
+    later = (Beside(multiplier=6.0, every=2), Beside(multiplier=5.0, every=4), None)
+    most = max(steps for steps in range(1, 40) if admits_metrics(steps, 0))
+    half = most // 2
+    for metrics in later:
+        events = [MEASURED.model_copy(update={"steps": most - half})]
+        events.append(MEASURED.model_copy(update={"steps": half, "metrics": metrics}))
+        assert not PrivacyFilter(LIMIT).admits(events)

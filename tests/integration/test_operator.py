@@ -25,6 +25,7 @@ from coordinator.cli import model
 from coordinator.cli.evaluate import evaluate
 from coordinator.config import OperatorConfig, operator_toml
 from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, Norms, TrainingMetrics
+from coordinator.domain.validation import Estimate, Measured, Validation
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
 from coordinator.runtime import Runtime
@@ -40,10 +41,12 @@ from tacit.bundle import write_bundle
 from tacit.identity import Role, federation_of
 from tacit.job import BundledWeights, EarlierVersion, JobDocument
 from tacit.manifest import Manifest
+from tacit.mechanism import DpSgd
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
+from tacit.validation import NoisedMetrics
 from tests.support import party
 from tests.support.processes import PATIENCE, command
 from toolkit.console import CommandFailed, ExitCode
@@ -1126,17 +1129,28 @@ def data(tmp_path) -> Path:
     return path
 
 
-def publish(house: House, number: int, right: int | None = None) -> Callable[[records.Session], None]:
-    """Publishes another version, whose first byte is `right`, or its number."""
+def publish(
+    house: House, number: int, right: int | None = None, *, measured: Validation | None = None
+) -> Callable[[records.Session], None]:
+    """Publishes another version, whose first byte is `right`, or its number. Its round `measured` the one before it."""
     weights = bytes([number if right is None else right]) + bytes(54) + bytes([number])
     digest = house.store.put(weights)
 
     def write(s: records.Session) -> None:
         records.open_round(s, "desk", number, 3000)
-        records.publish_version(s, "desk", number, digest, number, 3000, norms=Norms(3.0, 4.0, 2.5))
+        norms = Norms(3.0, 4.0, 2.5)
+        records.publish_version(s, "desk", number, digest, number, 3000, norms=norms, validation=measured)
         records.end_round(s, "desk", number, "published", None, 3000)
 
     return write
+
+
+def of_members(accuracy: float | None) -> Validation:
+    """What three members measured; None: too few units to show anything."""
+    if accuracy is None:
+        return Validation(3, None)
+    numbers = Estimate(loss=Measured(0.6, 0.05), accuracy=Measured(accuracy, 0.012), units=Measured(812.0, 20.0))
+    return Validation(3, numbers)
 
 
 async def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -1187,7 +1201,7 @@ def test_evaluating_a_version_shows_all_figures_and_stores_three(house, tools, d
         assert text[2] == "  majority class     75.0 %, always answering no"
         assert text[6] == "  no better than always answering no (75.0 %)"
         assert [line.split() for line in text[-2:]] == [["1", "no", "1", "2"], ["2", "yes", ".", "1"]]
-        await in_a_thread(lambda: evaluate("desk", data, version=1, operator=folder, as_json=True))
+        await in_a_thread(lambda: evaluate("desk", data, version="1", operator=folder, as_json=True))
         said = json.loads(capsys.readouterr().out)
         assert (said["job"], said["version_number"], said["accuracy"], said["examples"]) == ("desk", 1, 0.25, 4)
         assert said["confusion"] == [[1, 2], [1, 0]]
@@ -1316,7 +1330,7 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["version_number"] == 1
         # These tools write no folder that a passport could name.
         more = {"samples": data, "passport": False, "operator": folder}
-        await in_a_thread(lambda: model.export("desk", tmp_path / "two", version=0, **more))
+        await in_a_thread(lambda: model.export("desk", tmp_path / "two", version="0", **more))
         assert "version 0" in capsys.readouterr().out
         assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
         assert [(each.number, each.round, each.created_ms) for each in tools.origins] == [(1, 1, 3000), (0, 0, 1000)]
@@ -1353,6 +1367,84 @@ def test_a_damaged_version_is_not_exported(house, tools, tmp_path):
         with pytest.raises(CommandFailed, match="another digest"):
             await in_a_thread(lambda: model.export("desk", tmp_path / "out", operator=folder))
         assert tools.exported == []
+
+    house(scenario)
+
+
+def test_estimates_are_shown_with_their_errors_and_best_names_the_best_measured_version(house, tools, data, capsys):
+    async def scenario(house: House) -> None:
+        base = make_job()
+        metrics = NoisedMetrics(noise_multiplier=20.0, patience=3, min_improvement=0.05)
+        noise = DpSgd(noise_multiplier=1.0, clip=1.0, lot=8)
+        document = base.document.model_copy(update={"mechanism": noise, "metrics": metrics})
+        job = Job(document, base.blobs | {"job.json": document.canonical()})
+        digest = job.store_in(house.store)
+        await house.stub().CreateJob(operator_pb2.CreateJobRequest(document=digest))
+        folder = house.operator_folder()
+        said = await house.cli("job", "show", "desk", "--version", "best", code=5)
+        assert "job desk has no best version: no version of it has an estimate to choose by; give a number" in said.err
+        with pytest.raises(CommandFailed, match="no best version") as refused:
+            await in_a_thread(
+                lambda: model.export("desk", house.tmp / "none", version="best", passport=False, operator=folder)
+            )
+        assert refused.value.code is ExitCode.NOT_FOUND
+        assert "ESTIMATE" not in (await house.cli("status")).out
+
+        for number, accuracy in enumerate((0.5, None, 0.8, 0.79), start=1):
+            await house.database.run(publish(house, number, measured=of_members(accuracy)))
+        said = await house.cli("job", "show", "desk")
+        table = said.out[said.out.index("VERSION  DIGEST") :]
+        rows = {line.split()[0]: line for line in table.splitlines()[1:6]}
+        assert "50.0 % ± 1.2" in rows["0"]
+        assert "too few units" in rows["1"]
+        assert "80.0 % ± 1.2 best" in rows["2"]
+        assert "0.600 ± 0.05" in rows["3"]
+        assert "not measured" in rows["4"]
+        assert "Best of 4 measured versions: version 2, accuracy 80.0 % ± 1.2, selected as the highest" in said.out
+        assert "1 of 3 measured versions in a row were not 5 points of accuracy better than version 2." in said.out
+        detail = (await house.cli("job", "show", "desk", "--json")).json
+        assert (detail["best"]["version_number"], detail["best"]["selected"]) == (2, True)
+        assert detail["estimate"]["shown"]["accuracy_error"] == 0.012
+        assert [each["best"] for each in detail["versions"]] == [False, False, True, False, False]
+        assert [each["estimate"] and each["estimate"]["shown"] is not None for each in detail["versions"]] == [
+            True,
+            False,
+            True,
+            True,
+            None,
+        ]
+        said = await house.cli("status")
+        assert "79.0 % ± 1.2 (v3)" in said.out
+        assert "80.0 % ± 1.2 (v2)" in said.out
+        assert "BEST, SELECTED" in said.out
+
+        said = await house.cli("job", "show", "desk", "--version", "best")
+        assert said.out.startswith("Version 2 of desk, ")
+        assert "accuracy 80.0 % ± 1.2, loss 0.600 ± 0.05, 812 ± 20 units, from 3 members" in said.out
+        assert "It is the best measured version: selected as the highest" in said.out
+        assert (await house.cli("job", "show", "desk", "--version", "best", "--json")).json["number"] == 2
+        assert "estimate: not measured" in (await house.cli("job", "show", "desk", "--version", "4")).out
+        assert "has no version 9" in (await house.cli("job", "show", "desk", "--version", "9", code=5)).err
+        assert (
+            "neither a version's number nor best"
+            in (await house.cli("job", "show", "desk", "--version", "-1", code=2)).err
+        )
+
+        more = {"passport": False, "operator": folder, "as_json": True}
+        await in_a_thread(lambda: model.export("desk", house.tmp / "best", version="best", **more))
+        assert json.loads(capsys.readouterr().out)["version_number"] == 2
+        await in_a_thread(lambda: evaluate("desk", data, version="best", operator=folder, as_json=True))
+        assert json.loads(capsys.readouterr().out)["version_number"] == 2
+
+        await house.database.run(publish(house, 5, measured=of_members(0.8)))
+        await house.database.run(publish(house, 6, measured=of_members(0.79)))
+        await house.database.run(
+            lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "no_improvement", 4000)
+        )
+        said = await house.cli("job", "show", "desk")
+        assert "The job stopped early, because by its members' estimates its versions no longer improve." in said.out
+        assert "Stopped early: 3 measured versions were not 5 points of accuracy better than version 2." in said.out
+        assert (await house.cli("status", "--json")).json["jobs"][0]["reason"] == "no_improvement"
 
     house(scenario)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.domain.jobs import Dropout, EndAttempt, Norms, TrainingMetrics
+from coordinator.domain.validation import Estimate, Measured, Validation
 from coordinator.storage import records, roster
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -27,6 +28,7 @@ _NOW_MS = int(_NOW.timestamp() * 1000)
 _LATER_MS = _NOW_MS + 3_600_000
 _ENDS = datetime(2026, 4, 1, tzinfo=UTC)
 _KEY = b"k" * 32
+_ESTIMATE = Estimate(loss=Measured(0.7, 0.01), accuracy=Measured(0.6, 0.02), units=Measured(400.0, 5.0))
 
 
 def make_job(name: str, store: BlobStore) -> JobDocument:
@@ -96,6 +98,7 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
             norms=Norms(10.0, 10.0, 1.0),
             optimiser="fedadam",
             server_state=carried,
+            validation=Validation(2, _ESTIMATE if number == 1 else None),
         )
         records.end_round(*at, "published", None, _NOW_MS + number)  # type: ignore[call-arg]
 

@@ -52,7 +52,7 @@ class StatusResponse(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning", "approvals")
+    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning", "approvals", "estimate", "best")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,8 @@ class Job(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
     APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: JobStatus
     reason: _reason_pb2.Reason
@@ -93,7 +95,9 @@ class Job(_message.Message):
     waiting: str
     warning: str
     approvals: Approvals
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ..., approvals: _Optional[_Union[Approvals, _Mapping]] = ...) -> None: ...
+    estimate: Estimate
+    best: Estimate
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ..., approvals: _Optional[_Union[Approvals, _Mapping]] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ..., best: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
 
 class Approvals(_message.Message):
     __slots__ = ("approved", "awaited", "awaited_members", "declined")
@@ -116,6 +120,34 @@ class TrainingMetrics(_message.Message):
     loss: float
     accuracy: float
     def __init__(self, examples: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ...) -> None: ...
+
+class Estimate(_message.Message):
+    __slots__ = ("version_number", "members", "at_ms", "shown")
+    VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
+    version_number: int
+    members: int
+    at_ms: int
+    shown: Shown
+    def __init__(self, version_number: _Optional[int] = ..., members: _Optional[int] = ..., at_ms: _Optional[int] = ..., shown: _Optional[_Union[Shown, _Mapping]] = ...) -> None: ...
+
+class Shown(_message.Message):
+    __slots__ = ("accuracy", "accuracy_error", "loss", "loss_error", "units", "units_error")
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    accuracy: float
+    accuracy_error: float
+    loss: float
+    loss_error: float
+    units: float
+    units_error: float
+    def __init__(self, accuracy: _Optional[float] = ..., accuracy_error: _Optional[float] = ..., loss: _Optional[float] = ..., loss_error: _Optional[float] = ..., units: _Optional[float] = ..., units_error: _Optional[float] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version_number", "version", "accuracy", "loss", "examples", "data", "at_ms")
@@ -236,7 +268,7 @@ class JobDetail(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change", "withdrawn")
+    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change", "withdrawn", "estimate")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +277,7 @@ class Version(_message.Message):
     NORM_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: bytes
     round: int
@@ -253,7 +286,8 @@ class Version(_message.Message):
     norm: float
     change: float
     withdrawn: int
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ..., withdrawn: _Optional[int] = ...) -> None: ...
+    estimate: Estimate
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ..., withdrawn: _Optional[int] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
 
 class InviteMemberRequest(_message.Message):
     __slots__ = ("name", "valid_seconds")

@@ -56,6 +56,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_ROUNDS_FAILING: _ClassVar[Reason]
     REASON_INTERNAL: _ClassVar[Reason]
     REASON_MEMBERS_DECLINED: _ClassVar[Reason]
+    REASON_NO_IMPROVEMENT: _ClassVar[Reason]
     REASON_POLICY_AUTHORITY: _ClassVar[Reason]
     REASON_POLICY_PEERS: _ClassVar[Reason]
     REASON_POLICY_CONDITIONS: _ClassVar[Reason]
@@ -196,6 +197,7 @@ REASON_RESULT_INVALID: Reason
 REASON_ROUNDS_FAILING: Reason
 REASON_INTERNAL: Reason
 REASON_MEMBERS_DECLINED: Reason
+REASON_NO_IMPROVEMENT: Reason
 REASON_POLICY_AUTHORITY: Reason
 REASON_POLICY_PEERS: Reason
 REASON_POLICY_CONDITIONS: Reason

@@ -9,12 +9,16 @@ import urllib.request
 
 import pytest
 
+from coordinator.domain.validation import Estimate, Measured
 from coordinator.metrics import INSTRUMENTS, PREFIX, Metrics, watch_loop
 
 
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics("0.1.0")
+
+
+ESTIMATE = Estimate(loss=Measured(0.7, 0.01), accuracy=Measured(0.6, 0.02), units=Measured(400.0, 5.0))
 
 
 def everything(metrics: Metrics) -> None:
@@ -30,6 +34,11 @@ def everything(metrics: Metrics) -> None:
     metrics.training_window_extended("desk")
     metrics.version_published("desk", 2)
     metrics.version_norms("desk", norm=12.0, change=0.5)
+    metrics.measures_versions("desk")
+    metrics.version_measured("desk", ESTIMATE)
+    metrics.version_measured("desk", None)
+    metrics.estimate("desk", 1, ESTIMATE)
+    metrics.best("desk", 1, ESTIMATE.accuracy)
     metrics.groups("desk", "combined", 3)
     metrics.corpus("desk", "declined")
     metrics.training("desk", loss=0.5, accuracy=0.75)
@@ -132,6 +141,13 @@ def test_everything_that_happens_is_counted(metrics):
     assert value("declines_total", job="desk", reason="job_not_admitted") == 1
     assert value("training_windows_extended_total", job="desk") == 1
     assert value("model_version", job="desk") == 2
+    for outcome in ("shown", "too_few_units"):
+        assert value("versions_measured_total", job="desk", outcome=outcome) == 1
+    assert (value("estimate_version", job="desk"), value("best_version", job="desk")) == (1, 1)
+    assert (value("estimate_accuracy", job="desk"), value("estimate_accuracy_error", job="desk")) == (0.6, 0.02)
+    assert (value("estimate_loss", job="desk"), value("estimate_loss_error", job="desk")) == (0.7, 0.01)
+    assert (value("estimate_units", job="desk"), value("estimate_units_error", job="desk")) == (400, 5)
+    assert (value("best_accuracy", job="desk"), value("best_accuracy_error", job="desk")) == (0.6, 0.02)
     assert value("training_loss", job="desk") == 0.5
     assert value("training_accuracy", job="desk") == 0.75
     assert value("evaluation_accuracy", job="desk") == 0.8

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.domain.validation import MIN_RATIO, Measured, StoppingRule, estimate, judge
+from coordinator.domain.validation import MIN_RATIO, Measured, StoppingRule, best_of, estimate, judge
 from learning.validation.contribution import metrics_of, noised
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.validation import HALF, MetricNoise
@@ -91,12 +91,17 @@ def shown(*values, error=0.005):
 
 def test_a_job_stops_when_its_accuracy_no_longer_improves():
     found = judge(shown(0.5, 0.6, 0.7, 0.705, 0.703), RULE)
-    assert (found.stop, found.stale, found.best) == (True, 2, 3)
+    assert (found.stop, found.stale, found.best, found.reference) == (True, 2, 3, 2)
 
 
 def test_a_job_goes_on_while_it_improves():
     found = judge(shown(0.5, 0.53, 0.56, 0.59, 0.62), RULE)
     assert (found.stop, found.stale, found.best) == (False, 0, 4)
+
+
+def test_a_job_without_patience_never_stops():
+    found = judge(shown(0.5, *[0.6] * 9), StoppingRule(patience=0, min_improvement=0.02))
+    assert (found.stop, found.stale, found.best, found.reference) == (False, 8, 1, 1)
 
 
 def test_slow_improvements_add_up():
@@ -116,6 +121,12 @@ def test_what_is_not_shown_counts_for_nothing():
     assert judge([None, None, None], RULE).best is None
     assert not judge(shown(0.6, None, None, None), RULE).stop
     assert judge(shown(0.6, None, 0.6, None, 0.6), RULE).stop
+
+
+def test_the_first_of_equally_good_versions_is_the_best():
+    assert best_of(shown(None, 0.6, 0.7, 0.7)) == 2
+    assert best_of([None, None]) is None
+    assert best_of([]) is None
 
 
 def test_the_best_version_is_not_one_that_only_a_large_error_lifts():

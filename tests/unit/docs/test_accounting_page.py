@@ -13,9 +13,10 @@ from dp_accounting.rdp import RdpAccountant
 
 from learning.accounting.calibration import calibrate, rounds_affordable
 from learning.accounting.costs import event_of_round
-from learning.accounting.events import FixedLotGaussian, SampledGaussian
+from learning.accounting.events import Beside, FixedLotGaussian, SampledGaussian, planned
+from learning.accounting.events import DiscreteGaussian as Metrics
 from learning.accounting.filter import Limit, epsilon_mixed
-from learning.accounting.gate import epsilon_counted
+from learning.accounting.gate import HOMOGENEOUS_SHARE, epsilon_counted
 from learning.accounting.renyi import ORDERS, renyi
 from learning.accounting.spend import epsilon_pld, epsilon_renyi
 from secure_agg.discrete_gaussian import _TAIL_BITS, DiscreteGaussian
@@ -132,6 +133,18 @@ def test_what_a_second_job_has_left_matches_the_accountants(row):
     assert int(more_before) == max(
         0, max(n for n in range(2000) if n == 0 or former([sampled(one.multiplier, 0.1, n)]) <= 8) - 50
     )
+
+
+def test_metrics_beside_equal_steps_count_as_the_table_says():
+    told = [numbers(row[-1])[0] for row in table("Metrics beside equal steps")]
+    steps, metrics = sampled(1.5, 0.1, 100), Metrics(multiplier=28.0, steps=20)
+    both = planned(steps.model_copy(update={"metrics": Beside(multiplier=28.0, every=5)}), 100)
+    limit = Limit(8.0, LIFE)
+    found = [epsilon_counted(events, limit) for events in ([steps], [metrics], [both], [steps, metrics])]
+    assert told == [round(each, 2) for each in found]
+    # What a coordinator plans with.
+    planning = [epsilon_renyi(renyi(each, "add-remove"), HOMOGENEOUS_SHARE * LIFE) for each in (both, steps)]
+    assert [f"{each:.2f}" for each in planning] == ["4.57", "4.50"]
 
 
 def test_dp_accounting_gives_the_epsilons_of_the_table():

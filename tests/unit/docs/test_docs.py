@@ -37,6 +37,7 @@ from tacit.server_optimiser import (
     FedYogiServer,
     ServerOptimiser,
 )
+from tacit.validation import NoisedMetrics
 from tests.support.places import ROOT
 from toolkit.console import ExitCode
 
@@ -147,6 +148,7 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[mechanism] gaussian-update": GaussianUpdate,
     "[mechanism] laplace-update": LaplaceUpdate,
     "[mechanism] distributed-gaussian": DistributedGaussian,
+    "[metrics]": NoisedMetrics,
     "[rounds]": Rounds,
     "[rounds.deadlines]": Deadlines,
     "[aggregation]": Aggregation,
@@ -181,7 +183,13 @@ def test_the_jobs_page_has_a_section_for_every_table():
     # Tables whose kind follows from their name or their keys. Some have no key but the name.
     methods = {FedProx, LgFedAvg, FedRecon, FedVocab}
     servers = {FedAvgServer, FedAvgMServer, FedAdagradServer, FedAdamServer, FedYogiServer}
-    tagged = mechanisms | models | methods | servers | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder}
+    tagged = (
+        mechanisms
+        | models
+        | methods
+        | servers
+        | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder, NoisedMetrics}
+    )
     assert set(nested(JobSpec)) | tagged == set(JOB_TABLES.values())
     assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism}
     assert {*get_args(get_args(Model)[0])} == models

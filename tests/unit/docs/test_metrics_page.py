@@ -145,6 +145,11 @@ def test_every_coordinator_metric_is_on_a_panel_or_in_a_rule():
         "tacit_coordinator_cohort_answered",
         "tacit_coordinator_evaluation_loss",
         "tacit_coordinator_training_loss",
+        "tacit_coordinator_versions_measured_total",
+        "tacit_coordinator_estimate_version",
+        "tacit_coordinator_estimate_units",
+        "tacit_coordinator_estimate_units_error",
+        "tacit_coordinator_best_version",
     }
 
 

@@ -462,6 +462,7 @@ MORE: list[tuple[type[Document], dict[str, Any]]] = [
             "store_url": "x",
         },
     ),
+    (JobSpec, {**_SPEC, "mechanism": {"name": "laplace-update", "epsilon": 1.0}, "metrics": {"noise_multiplier": 30}}),
 ]
 
 

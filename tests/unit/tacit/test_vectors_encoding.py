@@ -27,6 +27,7 @@ from tacit.reason import Reason
 from tacit.roster import Head, SignedHead
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
+from tacit.validation import NoisedMetrics
 from tacit.vector import layout_of
 from tests.support import places
 from tests.support.fleet import job_document
@@ -171,6 +172,9 @@ def encoded() -> dict[str, dict[str, str]]:
     documents = {
         f"job, {name}": job_document().model_copy(update={"mechanism": mechanism}) for name, mechanism in JOBS.items()
     }
+    documents["job, metrics"] = documents["job, dp-sgd"].model_copy(
+        update={"metrics": NoisedMetrics(noise_multiplier=28.0, patience=3)}
+    )
     token = JoinToken(
         address="localhost:7440",
         federation=some("federation"),

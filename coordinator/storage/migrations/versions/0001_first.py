@@ -266,6 +266,31 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("member", name=op.f("pk_restored_members")),
     )
     op.create_table(
+        "estimates",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
+        sa.Column("members", sa.Integer(), nullable=False),
+        sa.Column("accuracy", sa.Double(), nullable=True),
+        sa.Column("accuracy_error", sa.Double(), nullable=True),
+        sa.Column("loss", sa.Double(), nullable=True),
+        sa.Column("loss_error", sa.Double(), nullable=True),
+        sa.Column("units", sa.Double(), nullable=True),
+        sa.Column("units_error", sa.Double(), nullable=True),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("members > 0", name=op.f("ck_estimates_has_members")),
+        sa.CheckConstraint(
+            "(accuracy IS NULL) = (accuracy_error IS NULL) AND (accuracy IS NULL) = (loss IS NULL) AND "
+            "(accuracy IS NULL) = (loss_error IS NULL) AND (accuracy IS NULL) = (units IS NULL) AND "
+            "(accuracy IS NULL) = (units_error IS NULL)",
+            name=op.f("ck_estimates_shown_at_once"),
+        ),
+        sa.ForeignKeyConstraint(
+            ["job", "version"], ["versions.job", "versions.number"], name=op.f("fk_estimates_job_version")
+        ),
+        sa.PrimaryKeyConstraint("job", "version", name=op.f("pk_estimates")),
+    )
+    op.create_table(
         "server_states",
         sa.Column("job", sa.String(length=63), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import protection_of
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation
+from tacit.mechanism import DpSgd
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, word
+from tacit.validation import HALF, NoisedMetrics
 from tests.support.fleet import VALUES, job_document
 from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, names, verify
 
@@ -38,6 +41,7 @@ class Crowd:
         self.driver = None
         self.states, self.ended, self.tasks = {}, {}, []
         self.silent = lambda name, payload: False
+        self.measured = None
         self.max_totals = 0
 
     def send(self, name, message):
@@ -70,7 +74,7 @@ class Crowd:
 
     def upload(self, name, ready, attempt):
         level = -1.0 if name == self.liar else 0.1
-        update = Update(np.full(VALUES, level, np.float32), 10, 5, 5, 10)
+        update = Update(np.full(VALUES, level, np.float32), 10, 5, 5, 10, measured=self.measured)
         vector = protection_of(self.job, 10).encode(self.job, update, MEMBERS, SeededRandom(name))
         self.states[name], message = ready.mask(vector)
         packed = bytes(secure_agg.pack_in_place(vector, ready.seat.context.bits))
@@ -140,6 +144,29 @@ def test_a_version_is_made_from_the_sums_of_all_groups(tmp_path, rule):
     outliers = int(rule == "reject-outliers")
     assert counted(metrics) == {"combined": 3 - outliers, "lost": 0, "invalid": 0, "outliers": outliers}
     assert all(ended.published for ended in crowd.ended.values())
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "reject-outliers"])
+def test_the_metrics_of_all_groups_are_one_estimate_of_the_version_that_the_round_started_from(tmp_path, rule):
+    job = one_round(rule).model_copy(
+        update={
+            "mechanism": DpSgd(noise_multiplier=1.0, clip=1.0, lot=8),
+            "metrics": NoisedMetrics(noise_multiplier=0.1, loss_bound=4.0),
+        }
+    )
+    crowd = Crowd(job, liar="m4")
+    # 100 units each, three quarters of them right, with a loss of half the bound.
+    crowd.measured = np.array([0, 100 * HALF // 2, 100 * HALF])
+    _, metrics, attempt = asyncio.run(played(tmp_path, crowd, lambda driver: driver.state.version_number == 1))
+    assert len(attempt.survivors) == MEMBERS
+    value = metrics.value
+    assert (value("estimate_version", job="questions"), value("best_version", job="questions")) == (0, 0)
+    assert value("estimate_accuracy", job="questions") == pytest.approx(0.75)
+    assert value("estimate_loss", job="questions") == pytest.approx(2.0)
+    # All twelve, whose noise it is, whatever became of their updates.
+    assert value("estimate_units", job="questions") == 100 * MEMBERS
+    error = 2 * math.sqrt(MEMBERS) * job.metrics.noise.std / (2 * HALF)
+    assert value("estimate_units_error", job="questions") == pytest.approx(error)
 
 
 def test_a_lost_group_is_counted_and_its_members_are_told(tmp_path):

@@ -101,8 +101,11 @@ class Crowd:
                 return None
         return said
 
+    def vector(self, name, round):
+        return encoded(self.job, name, round)
+
     def upload(self, name, ready, attempt):
-        vector = encoded(self.job, name, attempt.round)
+        vector = self.vector(name, attempt.round)
         self.states[name], message = ready.mask(vector)
         packed = bytes(secure_agg.pack_in_place(vector, ready.seat.context.bits))
 
@@ -116,6 +119,8 @@ class Crowd:
 class Coordinator:
     """A coordinator's folder; `run` is one process on it."""
 
+    crowd = Crowd
+
     def __init__(self, folder: Path, job):
         self.folder, self.job = folder, job
         folder.mkdir(exist_ok=True)
@@ -125,7 +130,7 @@ class Coordinator:
         database = self.database()
         database.run_now(
             lambda s: records.create_job(
-                s, name=job.name, document=job.digest(), rounds_total=ROUNDS, version=job.weights, now_ms=1
+                s, name=job.name, document=job.digest(), rounds_total=job.rounds.count, version=job.weights, now_ms=1
             )
         )
         database.close()
@@ -144,7 +149,7 @@ class Coordinator:
         """Runs until the job is over or paused, or the process is killed. Returns whether it was, and the crowd."""
 
         async def process():
-            crowd, changed = Crowd(self.job), asyncio.Event()
+            crowd, changed = self.crowd(self.job), asyncio.Event()
             database = self.database()
             await database.run(lambda s: records.abandon_open_attempts(s, 2, Reason.REASON_COORDINATOR_RESTARTED))
             stored = await database.run(lambda s: records.load_job(s, self.job.name))

@@ -1,6 +1,7 @@
 """Tests of `edge_client run --dry-run`: bytes, epsilon, the data, and a table of vectors."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper
 from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
 from learning.mechanisms.protection import protection_of
 from learning.text.coverage import Coverage
 from learning.text.data import Example
@@ -346,3 +348,54 @@ def test_what_cannot_be_read_is_said(member: Member) -> None:
         "problem": "the job has no tokenizer; tell the operator"
     }
     assert "not a tokenizer.json" in str(Reading.of(job, b"{", member, None).problem)
+
+
+MEASURED = {
+    "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5},
+    "metrics": {"noise_multiplier": 28.0, "every": 2},
+}
+
+
+def test_it_says_what_metrics_cost_in_the_words_of_the_accounting(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job(**MEASURED)
+    silent, said = planned(job, member, capsys)
+    assert silent["metrics"] is None
+    assert NOTHING_MEASURED in said
+    assert re.search(r"^ {4}metrics +3 each +3 values$", said, re.MULTILINE)
+    assert "keeps" not in said
+    member = replace(member, policy=member.policy.model_copy(update={"metrics_epsilon": 1.0}))
+    told, said = planned(job, member, capsys)
+    event = protection_of(job, 20, metrics="add-remove").event
+    assert event is not None
+    cost = cost_of_metrics(event, job.rounds.count, member.policy.limit(), 1.0)
+    assert cost is not None
+    assert (cost.measured, cost.rounds, cost.allowed) == (2, 3, 42)
+    assert told["metrics"] == cost.as_json()
+    assert f"  {cost.sentence}\n" in said
+    assert cost.without == pytest.approx(silent["epsilon_of_all_rounds"])
+    assert cost.together == pytest.approx(told["epsilon_of_all_rounds"])
+    assert cost.without < cost.together < cost.without + cost.alone
+    assert "keeps 10% of your rows back from every training" in said
+
+
+def test_metrics_that_their_part_of_the_budget_does_not_pay_for_are_said(member: Member) -> None:
+    member = replace(member, policy=member.policy.model_copy(update={"metrics_epsilon": 0.14}))
+    plan = plan_of(a_job(**MEASURED), MANIFEST, member)
+    assert plan.metrics is not None
+    assert plan.metrics.allowed == 1
+    assert plan.metrics.sentence.endswith(
+        "metrics_epsilon allows 1 measurements, and then this member sends noise alone"
+    )
+    assert not plan.refusals
+
+
+def test_a_job_that_began_without_metrics_is_planned_without(member: Member) -> None:
+    """As the running member does: the ledger's first event of a job decides its kind."""
+    job = a_job(**MEASURED)
+    with open_budget(member.home, member.identity, member.policy, ["one"]) as budget:
+        assignment = Assignment(job.name, 1, job.digest(), bytes(32), 0, 1000)
+        budget.reserve(assignment, job, budget.protection(job, 20))
+        member = replace(member, policy=member.policy.model_copy(update={"metrics_epsilon": 1.0}))
+        assert plan_of(job, MANIFEST, member).metrics is None

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from edge_client.cli import app as app_of_everything
 from edge_client.cli.policy import app, default_file
 from edge_client.ledger.ledger import Ledger, Purpose, ledger_path
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import fingerprint
 from export.bundle import make_job_bundle
+from learning.accounting.filter import Limit
+from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
 from learning.mechanisms.protection import protection_of
 from tacit.job import JobDocument, JobSpec
 from tests.support import party
@@ -282,6 +285,27 @@ def test_the_cost_agrees_with_the_gate(place):
     assert told["cost"]["epsilon"] == pytest.approx(cost["epsilon"])
     # With fewer examples, each is drawn more often.
     assert verdicts(place, place / "job.toml", "--examples", 100)[1]["cost"]["epsilon"] > cost["epsilon"]
+
+
+METRICS = DP_SGD + "\n\n[metrics]\nnoise_multiplier = 28.0"
+
+
+def test_the_cost_of_metrics_is_said_as_the_plan_says_it(place):
+    bare = verdicts(place, place / "job.toml", "--examples", 1000)[1]["cost"]["epsilon"]
+    measured = job(place, METRICS)
+    cost = verdicts(place, measured, "--examples", 1000)[1]["cost"]
+    assert cost["epsilon"] == bare
+    assert cost["sentence"].endswith(f"; {NOTHING_MEASURED}")
+    policy(place, "metrics_epsilon = 1.0\n")
+    cost = verdicts(place, measured, "--examples", 1000)[1]["cost"]
+    event = protection_of(JobSpec.from_toml(measured), 1000, metrics="add-remove").event
+    assert event is not None
+    told = cost_of_metrics(event, 20, Limit(1.0, 1e-6), 1.0)
+    assert told is not None
+    assert (cost["epsilon"], told.without) == pytest.approx((told.together, bare))
+    assert cost["sentence"].endswith(f"; {told.sentence}")
+    plan = CliRunner().invoke(app_of_everything, ["privacy", "plan", str(measured), "--examples", "1000"])
+    assert told.sentence[1:].split(";")[0] in plan.output.replace("\n", " ")
 
 
 def test_a_budget_too_small_for_one_round_is_a_refusal(place):

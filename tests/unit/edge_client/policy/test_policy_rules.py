@@ -644,6 +644,8 @@ def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon"}
     # `min_witnesses` counts them.
     no_rules |= {"witnesses", "members_witness"}
+    # The ledger counts what metrics spend, and nobody learns whether it was too much.
+    no_rules |= {"metrics_epsilon", "validation_share"}
     # The desk compares these with what stewards signed.
     no_rules |= {"stewards", "min_approvals", "max_approval_days"}
     rules = [verdict.rule for verdict in Policy().explain(a_job())]

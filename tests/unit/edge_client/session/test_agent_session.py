@@ -708,7 +708,8 @@ def test_which_refusals_are_final():
     assert final(Reason.REASON_SESSION_REPLACED, good, renewed=over) == (True, 0)
 
 
-def test_run_ends_with_a_job_that_was_declined_at_once():
+@pytest.mark.parametrize("finished", [Reason.REASON_JOB_FINISHED, Reason.REASON_NO_IMPROVEMENT])
+def test_run_ends_with_a_job_that_was_declined_at_once(finished):
     """A member that has sent all it may for the last version declines at once, and still ends with the job."""
     preparer = SimpleNamespace(job_over=lambda job: None)
     observer = SimpleNamespace(job_over=lambda ended: None)
@@ -718,7 +719,7 @@ def test_run_ends_with_a_job_that_was_declined_at_once():
         made = Agent(None, None, journal, preparer, None, observer, None, until_finished=True)
         made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_SECOND_SUM, "it has sent another")))
         assert not made._finished.is_set()
-        made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_JOB_FINISHED, bytes(32))))
+        made._carry_out(states.JobOver(JobEnded("a", finished, bytes(32))))
         return made._finished.is_set()
 
     assert asyncio.run(run())

@@ -184,7 +184,8 @@ def test_run_ends_once_corpora_are_released_or_wait(busy, handled, taken, over, 
     assert made._finished.is_set() == ends
 
 
-def test_the_releaser_hears_of_a_finished_job_before_run_ends():
+@pytest.mark.parametrize("finished", [Reason.REASON_JOB_FINISHED, Reason.REASON_NO_IMPROVEMENT])
+def test_the_releaser_hears_of_a_finished_job_before_run_ends(finished):
     happened = []
     made = agent_of(happened, SimpleNamespace(counter=None), releaser(happened), until_finished=True)
     made._taken = {"stories"}
@@ -192,7 +193,7 @@ def test_the_releaser_hears_of_a_finished_job_before_run_ends():
     assert happened == [("aborted", "stories")]
     made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_PAUSED)))
     assert happened == [("aborted", "stories")]
-    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_FINISHED)))
+    made._carry_out(states.JobOver(JobEnded("stories", finished)))
     assert happened == [("aborted", "stories"), ("finished", "stories")]
     assert made._finished.is_set()
 

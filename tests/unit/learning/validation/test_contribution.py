@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from learning.validation.contribution import METRICS, metrics_of, noised
-from tacit.validation import HALF, MetricNoise, distance_of
+from learning.validation.contribution import metrics_of, noised
+from tacit.validation import HALF, METRICS, MetricNoise, distance_of
 from tests.support.random_sources import Seeded
 
 BOUND = 4.0

@@ -1,0 +1,63 @@
+"""The rows that a member keeps back from every training, to measure versions on. None are, unless its policy says so.
+
+The rows are the same in all jobs and for good, by a key of this home (HOME/ledgers/validation.key): what one job was
+trained on is never what another is measured on. Guarantees and limits are those of `learning.validation.split`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_client.ledger.home_key import home_key
+from edge_client.policy.document import PolicyDocument
+from learning.text.data import Example
+from tacit.validation import NoisedMetrics
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from learning.validation.measuring import ValidationData
+    from learning.validation.split import Split
+
+__all__ = ["KeptBack"]
+
+
+@dataclass(frozen=True)
+class KeptBack:
+    """A member's division of its rows, and the unit of each."""
+
+    split: "Split"
+    units: Sequence[bytes]
+
+    @classmethod
+    def of(cls, home: Path, policy: PolicyDocument, examples: Sequence[Example]) -> "KeptBack | None":
+        """Divides the rows as the policy says; None if it keeps none back.
+
+        Raises:
+            LedgerError: The key cannot be read or made.
+        """
+        if not policy.measures:
+            return None
+        from learning.validation.split import Split, unit_of
+
+        lost = "rows then change sides, and estimates may be too good until the models have forgotten"
+        key = home_key(home / "ledgers" / "validation.key", lost)
+        return cls(Split(key, policy.validation_share), [unit_of(each) for each in examples])
+
+    def rows(self, planted: int = 0) -> "NDArray[np.bool_]":
+        """(N + planted,) The rows that no training uses. Planted canaries stand behind the rows, and are trained on."""
+        return _with_planted(self.split.kept_back(self.units), planted)
+
+    def to_measure(self, metrics: NoisedMetrics, planted: int = 0) -> "ValidationData":
+        """Those of them that this member measures for a job; never a planted canary."""
+        from learning.validation.measuring import ValidationData
+
+        return ValidationData(_with_planted(self.split.measured(self.units, metrics.max_units), planted), self.units)
+
+
+def _with_planted(rows: "NDArray[np.bool_]", planted: int) -> "NDArray[np.bool_]":
+    import numpy as np
+
+    return np.concatenate([rows, np.zeros(planted, dtype=np.bool_)])

@@ -1,0 +1,54 @@
+"""What a passport says of estimates follows from the journal alone."""
+
+import pytest
+from pydantic import ValidationError
+
+from coordinator.cli.passport_facts import JobHistory
+from coordinator.cli.passport_page import estimate_of
+from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage.journal import journal
+from tacit.passport import EstimateFacts
+from tests.support.stored_job import fill
+
+NUMBERS = {
+    "accuracy": 0.6,
+    "accuracy_error": 0.02,
+    "loss": 0.7,
+    "loss_error": 0.01,
+    "units": 400.0,
+    "units_error": 5.0,
+}
+
+
+def test_estimates_and_the_best_version_come_from_the_journal(tmp_path):
+    database, store = open_database(f"sqlite:///{tmp_path}/tacit.db"), open_blobs(str(tmp_path / "store"))
+    document = fill(database, store)
+    history = JobHistory("desk")
+    for entry in database.run_now(journal):
+        history.take(entry)
+    best = database.run_now(lambda s: records.load_job(s, "desk")).best
+    database.close()
+    _, versions = history.facts(document, document.digest())
+    # Version 0 was measured, of version 1 too few units were, and nobody measured version 2.
+    assert versions[0].estimate == EstimateFacts(members=2, selected=True, **NUMBERS)
+    assert versions[1].estimate == EstimateFacts(members=2)
+    assert versions[2].estimate is None
+    assert best is not None
+    assert best.version_number == 0
+    assert [estimate_of(each) for each in versions] == [
+        "60.0 % ± 2 (best, selected)",
+        "too few units",
+        "not measured",
+    ]
+
+
+@pytest.mark.parametrize("without", NUMBERS)
+def test_a_number_without_its_error_is_no_estimate(without):
+    rest = {name: value for name, value in NUMBERS.items() if name != without}
+    with pytest.raises(ValidationError, match="all its numbers and their errors"):
+        EstimateFacts(members=2, **rest)
+
+
+def test_only_a_version_with_an_estimate_is_selected():
+    with pytest.raises(ValidationError, match="is selected"):
+        EstimateFacts(members=2, selected=True)

@@ -1,0 +1,58 @@
+"""Rows that are kept back: by a key of the home, only if the policy says so, and in every job alike."""
+
+import numpy as np
+import pytest
+
+from edge_client.ledger.store import LedgerDamaged
+from edge_client.policy.policy import Policy
+from edge_client.session.kept_back import KeptBack
+from learning.text.data import Example
+from tacit.validation import NoisedMetrics
+
+EXAMPLES = [Example(f"text {number}", "ab"[number % 2]) for number in range(2000)]
+
+
+def test_nothing_is_kept_back_unless_the_policy_measures(tmp_path):
+    assert KeptBack.of(tmp_path, Policy(), EXAMPLES) is None
+    assert not (tmp_path / "ledgers").exists()
+
+
+def test_the_rows_are_the_same_for_good_and_another_homes_are_others(tmp_path):
+    policy = Policy(metrics_epsilon=1.0)
+    first, again = (KeptBack.of(tmp_path / "a", policy, EXAMPLES).rows() for _ in range(2))
+    assert first.tolist() == again.tolist()
+    assert 150 < first.sum() < 250
+    other = KeptBack.of(tmp_path / "b", policy, EXAMPLES).rows()
+    assert (first & other).sum() < 60
+    assert (tmp_path / "a" / "ledgers" / "validation.key").stat().st_mode & 0o777 == 0o600
+    # A larger share keeps back all that a smaller one did; more rows move none.
+    larger = KeptBack.of(tmp_path / "a", Policy(metrics_epsilon=1.0, validation_share=0.3), EXAMPLES).rows()
+    assert larger[first].all()
+    assert larger.sum() > 2 * first.sum()
+    fewer = KeptBack.of(tmp_path / "a", policy, EXAMPLES[:500]).rows()
+    assert fewer.tolist() == first[:500].tolist()
+
+
+def test_what_is_measured_is_kept_back_and_fits_the_vector(tmp_path):
+    kept = KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0, validation_share=0.5), EXAMPLES)
+    found = kept.to_measure(NoisedMetrics(noise_multiplier=28.0, max_units=400))
+    assert found.measured.sum() <= 400
+    assert not (found.measured & ~kept.rows()).any()
+    assert np.array_equal(kept.to_measure(NoisedMetrics(noise_multiplier=28.0, max_units=4000)).measured, kept.rows())
+
+
+def test_a_damaged_key_is_named(tmp_path):
+    (tmp_path / "ledgers").mkdir()
+    (tmp_path / "ledgers" / "validation.key").write_bytes(b"short")
+    with pytest.raises(LedgerDamaged, match="rows then change sides"):
+        KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0), EXAMPLES)
+
+
+def test_planted_canaries_are_trained_on_and_never_measured(tmp_path):
+    division = KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0, validation_share=0.5), EXAMPLES)
+    assert division is not None
+    metrics = NoisedMetrics(noise_multiplier=20.0)
+    for rows in (division.rows(7), division.to_measure(metrics, 7).measured):
+        assert len(rows) == len(EXAMPLES) + 7
+        assert rows[: len(EXAMPLES)].any()
+        assert not rows[len(EXAMPLES) :].any()
