@@ -12,25 +12,34 @@ Nothing here leaves the machine. `edge_client audit` reads it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import structlog
-from pydantic import StringConstraints, model_validator
+from pydantic import StringConstraints
 
 from learning.auditing.canaries import TooFewWords, absent, coins_of, make_canaries, with_coins
 from learning.text.data import Example
 from secure_agg import RandomSource
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part
 from tacit.job import JobDocument
 from tacit.job_parts import MAX_CANARIES
 from tacit.prompt import reads_pairs
 from toolkit.durable import durable_file
 
-__all__ = ["CanaryBook", "CanaryRecord", "Planted"]
+__all__ = ["CanaryBook", "CanaryRecord", "CanaryRow", "Planted"]
 
 log = structlog.get_logger("edge_client")
 
 _Text = Annotated[str, StringConstraints(max_length=4096)]
+
+
+class CanaryRow(Part):
+    """One canary. `text_b`: its second text, if the job reads pairs. `present`: whether it is in the data."""
+
+    text: _Text
+    text_b: _Text | None = None
+    label: Label
+    present: bool
 
 
 class CanaryRecord(Document):
@@ -40,19 +49,7 @@ class CanaryRecord(Document):
 
     # SHA-256 of the job document.
     document: Digest
-    texts: Annotated[tuple[_Text, ...], AtMost(MAX_CANARIES)]
-    # The second texts, if the job reads pairs.
-    texts_b: Annotated[tuple[_Text, ...], AtMost(MAX_CANARIES)] = ()
-    labels: Annotated[tuple[Label, ...], AtMost(MAX_CANARIES)]
-    # Whether each is in the data.
-    present: Annotated[tuple[bool, ...], AtMost(MAX_CANARIES)]
-
-    @model_validator(mode="after")
-    def _same_length(self) -> Self:
-        lengths = {len(self.texts), len(self.labels), len(self.present)} | ({len(self.texts_b)} - {0})
-        if len(lengths) != 1:
-            raise ValueError("texts, labels and present must have one entry for each canary")
-        return self
+    rows: Annotated[tuple[CanaryRow, ...], AtMost(MAX_CANARIES)]
 
 
 @dataclass(frozen=True)
@@ -100,9 +97,8 @@ class CanaryBook:
             raise DocumentInvalid(
                 f"{path} has the canaries of another job of this name; move it away if that job is over"
             )
-        seconds = record.texts_b or (None,) * len(record.texts)
-        rows = zip(record.texts, record.labels, seconds, strict=True)
-        return Planted([Example(*row) for row in rows], record.present)
+        rows = [Example(each.text, each.label, each.text_b) for each in record.rows]
+        return Planted(rows, [each.present for each in record.rows])
 
     def plant(self, job: JobDocument, words: Sequence[str | None], random: RandomSource) -> list[Example]:
         """The rows to train on besides the member's own, `count` of them. The coins are on the disk on return.
@@ -134,13 +130,13 @@ class CanaryBook:
         return rows + [absent(Example("", None))] * (count - len(rows))
 
     def _write(self, job: JobDocument, planted: Planted) -> None:
-        seconds = tuple(each.text_b for each in planted.examples if each.text_b is not None)
+        rows = zip(planted.examples, planted.present, strict=True)
         record = CanaryRecord(
             document=job.digest(),
-            texts=tuple(each.text for each in planted.examples),
-            texts_b=seconds,
-            labels=tuple(each.label or "" for each in planted.examples),
-            present=tuple(planted.present),
+            rows=tuple(
+                CanaryRow(text=each.text, text_b=each.text_b, label=each.label or "", present=there)
+                for each, there in rows
+            ),
         )
         for folder in (self._folder.parent, self._folder):
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -69,7 +69,7 @@ class SignedAudit(Document):
 
     max_bytes: ClassVar[int] = 64 * 1024
 
-    statement: Annotated[str, StringConstraints(max_length=8192)]
+    statement: Annotated[str, StringConstraints(max_length=4096)]
     signature: Annotated[
         bytes,
         PlainValidator(_signature),

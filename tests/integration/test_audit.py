@@ -49,7 +49,8 @@ def files(home):
 def test_a_member_audits_what_was_published_and_the_operator_asks_for_it(federation, tmp_path):
     home = federation.home("north")
     record = json.loads((home / "canaries" / "data" / f"{JOB}.json").read_bytes())
-    assert len(record["texts"]) == len(record["present"]) == CANARIES
+    assert len(record["rows"]) == CANARIES
+    assert {each["present"] for each in record["rows"]} == {True, False}
     assert (home / "canaries" / "data" / f"{JOB}.json").stat().st_mode & 0o777 == 0o600
     # Canaries are charged like rows: this member's rate is that of more rows.
     rate = {

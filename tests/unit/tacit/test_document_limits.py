@@ -30,6 +30,7 @@ from coordinator.storage.mark import Mark
 from edge_client.approval.folder import ApprovalRequest
 from edge_client.approval.statement import SignedStatement
 from edge_client.approval.steward import StewardKeyFile
+from edge_client.canaries import CanaryRecord
 from edge_client.corpus_release.folder import CorpusState, Decision
 from edge_client.corpus_release.models import NoisedHistogram
 from edge_client.identity.home import IdentityDocument
@@ -42,6 +43,7 @@ from edge_client.private_store.container import StateHeader
 from edge_client.private_store.features import FeatureHeader
 from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
+from tacit.audit import AuditStatement, SignedAudit
 from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement
@@ -50,6 +52,7 @@ from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined
 from tacit.manifest import Manifest
 from tacit.passport import (
     MAX_SECTIONS,
+    AuditFacts,
     ExportFacts,
     JobFacts,
     Passport,
@@ -238,6 +241,25 @@ _VERSION = {
 }
 
 # A valid document of each kind.
+_AUDIT = {
+    "schema": 1,
+    "federation": HEX,
+    "member": "north",
+    "job": "desk",
+    "document": HEX,
+    "number": 1,
+    "version": HEX,
+    "verdict": "sound",
+    "claim": 2.0,
+    "lower_bound": 0.5,
+    "delta": 1e-6,
+    "confidence": 0.95,
+    "tests": 4,
+    "canaries": 100,
+    "guesses": 40,
+    "correct": 22,
+    "made_ms": 1,
+}
 EXAMPLES: dict[type[Document], dict[str, Any]] = {
     JobDocument: GOOD["job"][0],
     JobSpec: _SPEC,
@@ -308,6 +330,24 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
     },
     Policy: {"schema": 1},
     PolicyDocument: {"schema": 1},
+    CanaryRecord: {
+        "schema": 1,
+        "document": HEX,
+        "rows": [{"text": "x", "text_b": "y", "label": "a", "present": True}],
+    },
+    AuditStatement: _AUDIT,
+    SignedAudit: {"schema": 1, "statement": "{}", "signature": "AA==", "certificate": "x"},
+    AuditFacts: {
+        "schema": 1,
+        "audit": HEX,
+        "number": 1,
+        "version": HEX,
+        "verdict": "sound",
+        "lower_bound": 0.5,
+        "claim": 2.0,
+        "confidence": 0.95,
+        "canaries": 100,
+    },
     SignedStatement: {"schema": 1, "statement": STATEMENT, "signature": "00" * 64},
     ApprovalRequest: {
         "schema": 1,
@@ -577,6 +617,13 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         10_000,
         lambda number: {"label": _word(number), "rows": 1},
     ),
+    "CanaryRecord.rows": (
+        CanaryRecord,
+        EXAMPLES[CanaryRecord],
+        "rows",
+        10_000,
+        lambda number: {"text": _word(number), "label": "a", "present": True},
+    ),
     "PolicyDocument.jobs": (Policy, _POLICY, "jobs", 1000, _word),
     "PolicyDocument.architectures": (Policy, _POLICY, "architectures", 1000, _word),
     "PolicyDocument.base_models": (Policy, _POLICY, "base_models", 1000, _hex),
@@ -739,7 +786,12 @@ def test_a_passport_is_read_at_its_limit():
 
 
 # Texts that are documents, and bounded by these.
-DOCUMENTS = {(Passport, ("seal",)), (Passport, ("certificate",)), (Passport, ("sections", "job"))}
+DOCUMENTS = {
+    (Passport, ("seal",)),
+    (Passport, ("certificate",)),
+    (Passport, ("sections", "job")),
+    (SignedAudit, ("certificate",)),
+}
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -641,7 +641,7 @@ def test_a_job_with_weak_large_cohorts_is_taken_for_its_small_ones():
 
 def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     # The ledger or training reads these; none is compared with a job's value.
-    no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon"}
+    no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon", "max_canaries"}
     # `min_witnesses` counts them.
     no_rules |= {"witnesses", "members_witness"}
     # The ledger counts what metrics spend, and nobody learns whether it was too much.
