@@ -2,7 +2,8 @@
 
 coverage: the share of shown estimates whose error is at most 1.96 standard errors, with the bounds of Clopper and
     Pearson 1934 at 95 %. A version's losses and answers are drawn; accuracy rises over the rounds.
-stopping: the accuracy of the version that the rule chose, beside the best in hindsight, on rows that no member has.
+stopping: the accuracy of the version that the rule chose, beside that of the version at which the job stopped and the
+    best in hindsight, on rows that no member has.
 """
 
 from functools import partial
@@ -18,6 +19,8 @@ from coordinator.domain.validation import Estimate, Measured, StoppingRule, judg
 __all__ = ["coverage", "main", "stopping"]
 
 BENCH = "metrics"
+# 2: the accuracy at the stop.
+REVISION = 2
 MEMBERS, EPSILONS = (3, 10, 100), (0.1, 0.5, 1.0)
 ROUNDS = 200
 RULE = StoppingRule(patience=3, min_improvement=0.02)
@@ -100,6 +103,7 @@ def stopping(members: int, epsilon: float) -> list[Figure]:
     chosen = found[verdict.best]
     assert chosen is not None  # noqa: S101  for the type checker: the best was shown
     beside = {
+        "accuracy_at_stop": round(truths[end - 1], 4),
         "best_in_hindsight": round(best_of_all, 4),
         "estimate": round(chosen.accuracy.value, 4),
         "standard_error": round(chosen.accuracy.error, 4),
@@ -133,7 +137,7 @@ def _step(
 def main() -> None:
     """Command line."""
     chosen = parser("metrics.coverage").parse_args()
-    results = open_results(BENCH, quick=chosen.quick)
+    results = open_results(BENCH, quick=chosen.quick, revision=REVISION)
     sizes, rounds = ((3, 10), 40) if chosen.quick else (MEMBERS, ROUNDS)
     for members in sizes:
         for epsilon in EPSILONS:

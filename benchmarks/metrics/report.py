@@ -20,7 +20,7 @@ PAGE = Page(
             "stopping",
             "metrics",
             _MODULE,
-            ("best_in_hindsight", "estimate", "standard_error", "stopped", "stopped_at", "rounds"),
+            ("accuracy_at_stop", "best_in_hindsight", "estimate", "standard_error", "stopped", "stopped_at", "rounds"),
             where={"part": ("stopping",)},
         ),
     ),

@@ -27,6 +27,8 @@ FRUGAL, UNLUCKY = "west", "south"
 EXAMPLES = 360
 
 _POLICY = 'schema = 1\nmechanisms = ["none", "gaussian-update"]\n'
+# The others measure versions, on a third of their rows.
+_MEASURES = "metrics_epsilon = 4.0\nvalidation_share = 0.33\n"
 _RULES = ROOT / "deploy" / "prometheus"
 
 
@@ -136,6 +138,7 @@ def _job(federation: Federation, name: str, rounds: int, mechanism: str) -> None
 
 
 _NOISE = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 4.0\nclip = 1.0\nlot = 64\nsampling = "poisson"\n'
+_METRICS = "[metrics]\nnoise_multiplier = 8.0\n"
 
 
 def _config(federation: Federation, member_port: int) -> str:
@@ -156,10 +159,10 @@ def scraped_federation(folder: Path, *, plain: int) -> Iterator[Watched]:
     block.
     """
     with running_federation(folder) as federation:
-        federation.enrol(*STEADY, UNLUCKY, policy=_POLICY)
+        federation.enrol(*STEADY, UNLUCKY, policy=_POLICY + _MEASURES)
         federation.enrol(FRUGAL, policy=_POLICY + "epsilon = 1.6\n")
         (member_port,) = free_ports(1)
         with running_prometheus(folder, _config(federation, member_port)) as prometheus:
-            _job(federation, NOISY, 1000, _NOISE)
+            _job(federation, NOISY, 1000, _NOISE + _METRICS)
             _job(federation, PLAIN, plain, "")
             yield Watched(federation, prometheus, member_port)
