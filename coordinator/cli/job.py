@@ -1,7 +1,7 @@
 """`coordinator job ...`: turns a job file into a model in training, and shows and steers the job."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -322,6 +322,8 @@ def show(
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail.versions))
+    for line in _withdrawal_lines(detail):
+        typer.echo(printable(line))
 
 
 @app.command()
@@ -453,6 +455,17 @@ def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:
             ]
         )
     return table(["ROUND", "OUTCOME", "REASON", "ATTEMPTS", "SUMMED", "TRAINING", "DROPOUTS", "ENDED"], rows)
+
+
+def _withdrawal_lines(detail: "operator_pb2.JobDetail") -> Iterator[str]:
+    """Says which versions hold updates of members that withdrew, and which jobs started from this one."""
+    marked = [each for each in detail.versions if each.withdrawn]
+    if marked:
+        most = max(each.withdrawn for each in marked)
+        who = "a member that withdrew" if most == 1 else f"{most} members that withdrew"
+        yield f"\nVersions {marked[0].number} to {marked[-1].number} hold updates of {who}."
+    for each in detail.successors:
+        yield f"Job {each.job} started from version {each.version_number}; `coordinator job show {each.job}`."
 
 
 def _versions_table(versions: "Sequence[operator_pb2.Version]") -> str:

@@ -234,6 +234,7 @@ async def gather_passport(
         exports=folders,
         record=record,
         withdrawals=history.withdrawals(),
+        successors=history.successors(),
     )
 
 
@@ -343,7 +344,7 @@ def _compare(folder: Path, passport: "Passport") -> list[Any]:
 
 
 def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -> None:
-    from coordinator.cli.passport_page import summary, withdrawal_text
+    from coordinator.cli.passport_page import successor_text, summary, withdrawal_text
     from coordinator.cli.shown import moment
 
     passport, seal = verdict.passport, verdict.seal
@@ -361,6 +362,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
     typer.echo(table(["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY"], _rows(versions)))
     for each in passport.withdrawals:
         typer.echo(f"\n{withdrawal_text(each)}")
+    for follower in passport.successors:
+        typer.echo(printable(f"\n{successor_text(follower)}"))
     if export is not None:
         typer.echo(f"\nThe files of {export} are the ones that the passport names.")
     typer.echo("\nThe operator says this of what the coordinator recorded; `docs/passport.md` says what that proves.")

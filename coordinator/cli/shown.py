@@ -201,8 +201,18 @@ def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
                 "norm": item.norm or None,
                 "change": item.change or None,
                 "withdrawn": item.withdrawn,
+                "pruned": item.pruned,
                 "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
             }
             for item in detail.versions
+        ],
+        "successors": [
+            {
+                "job": item.job,
+                "version": item.version_number,
+                "withdrawn": item.withdrawn,
+                "status": operator_pb2.JobStatus.Name(item.status).removeprefix("JOB_STATUS_").lower(),
+            }
+            for item in detail.successors
         ],
     }

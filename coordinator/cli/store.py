@@ -43,7 +43,8 @@ def prune(
 ) -> None:
     """Remove versions that the retention policy lets go, and every blob that nothing names.
 
-    The policy is in coordinator.toml: keep_versions, keep_best, keep_exported, keep_named. Without one all stay.
+    The policy is in coordinator.toml: keep_versions, keep_best, keep_exported, keep_restarts,
+    keep_named. Without one all stay.
     """
     import time
 
@@ -61,6 +62,7 @@ def prune(
             newest=config.keep_versions,
             best=config.keep_best,
             exported=config.keep_exported,
+            restarts=config.keep_restarts,
             named=frozenset((job, int(number)) for job, _, number in named),
         )
         hours = config.prune_grace_hours if grace_hours is None else grace_hours

@@ -115,7 +115,7 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         server_state=stored.server_state,
         norms=stored.norms,
         exploded=stored.exploded,
-        awaited=frozenset(stored.cohort),
+        awaited=frozenset(stored.cohort) - stored.left_out,
     )
     if not state.one_sum_a_version:
         return state

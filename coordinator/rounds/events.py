@@ -19,6 +19,7 @@ __all__ = [
     "Declined",
     "Disconnected",
     "Event",
+    "Left",
     "Misbehaved",
     "Pause",
     "Resume",
@@ -68,6 +69,13 @@ class SaidReady:
     version: bytes
     # How many of its stewards approved the job.
     approvals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member withdrew from the job, for good."""
+
+    member: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,7 @@ Event = (
     | Connected
     | Disconnected
     | Declined
+    | Left
     | SaidReady
     | Answered
     | Uploaded

@@ -28,6 +28,7 @@ from coordinator.storage.models import (
     ServerStateRow,
     VersionRow,
 )
+from coordinator.storage.withdrawal import carry_marks, left_out, mark_published
 from tacit.attempt import AttemptId
 from tacit.reason import Reason, from_word, word
 
@@ -88,6 +89,8 @@ class StoredVersion:
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # Members that withdrew and whose updates it holds (`coordinator.storage.withdrawal`).
     withdrawn: int = 0
+    # Whether the retention policy let it go (`coordinator.storage.prune`).
+    pruned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,8 @@ class StoredJob:
     # Of the newest steps, oldest first, and the first version that exploded.
     norms: tuple[Norms, ...] = ()
     exploded: Exploded | None = None
+    # Members that withdrew, which the job asks for nothing.
+    left_out: frozenset[str] = frozenset()
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------
@@ -181,13 +186,27 @@ def create_job(
             created_ms=now_ms,
             changed_ms=now_ms,
             forgiven_round=0,
+            earlier_job=None if earlier is None else earlier[0],
+            earlier_version=None if earlier is None else earlier[1],
         )
     )
     s.flush()
-    before = None if earlier is None else s.get(VersionRow, earlier)
-    withdrawn = 0 if before is None else before.withdrawn
+    withdrawn = 0 if earlier is None else carry_marks(s, name, earlier)
     s.add(VersionRow(job=name, number=0, digest=version, round=0, created_ms=now_ms, withdrawn=withdrawn))
-    note(s, "job_created", name, now_ms, document=document.hex(), version=version.hex(), rounds=rounds_total)
+    from_version: dict[str, str | int] = (
+        {} if earlier is None else {"earlier_job": earlier[0], "earlier_version": earlier[1]}
+    )
+    note(
+        s,
+        "job_created",
+        name,
+        now_ms,
+        document=document.hex(),
+        version=version.hex(),
+        rounds=rounds_total,
+        withdrawn=withdrawn,
+        **from_version,
+    )
     if withdrawn:
         note(s, "version_withdrawn", name, now_ms, first=0, newest=0, sums=0, members=withdrawn, by="")
     s.flush()
@@ -281,6 +300,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         server_state=_server_state(s, row.name, version.number),
         norms=_newest_norms(s, row.name),
         exploded=_exploded(row),
+        left_out=left_out(s, row.name),
     )
 
 
@@ -592,6 +612,9 @@ def publish_version(
         norm=norms.version,
         change=norms.change,
     )
+    made_by = select(AttemptRow.survivors).where(AttemptRow.job == job, AttemptRow.round == round)
+    summed = s.scalars(made_by.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
+    mark_published(s, job, number, summed or (), now_ms)
     if exploded is not None:
         row = _job(s, job)
         if row.exploded_version is None:
@@ -637,6 +660,7 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
             row.change,
             carried[row.number],
             row.withdrawn,
+            row.pruned_ms is not None,
         )
         for row in found
     ]

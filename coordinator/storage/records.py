@@ -78,12 +78,14 @@ from coordinator.storage.operators import (
     revoke_operator,
     revoked_among,
 )
+from coordinator.storage.withdrawal import Held, Proof, Withdrawal, left_out, successors, withdraw
 
 __all__ = [
     "CorpusOffered",
     "CorpusStanding",
     "DatabaseTokenDesk",
     "Head",
+    "Held",
     "JobExists",
     "JournalEntry",
     "MemberStatus",
@@ -92,6 +94,7 @@ __all__ = [
     "OperatorStanding",
     "OutOfOrder",
     "Outcome",
+    "Proof",
     "Served",
     "Session",
     "StorageError",
@@ -104,6 +107,7 @@ __all__ = [
     "StoredRound",
     "StoredVersion",
     "TokenWithdrawn",
+    "Withdrawal",
     "abandon_open_attempts",
     "canonical_fields",
     "check_answer",
@@ -124,6 +128,7 @@ __all__ = [
     "journal",
     "keep_corpus",
     "keep_next",
+    "left_out",
     "let_in",
     "load_job",
     "load_jobs",
@@ -147,8 +152,10 @@ __all__ = [
     "rounds",
     "served",
     "set_job_status",
+    "successors",
     "took_part",
     "trained_from",
     "uncounted_corpora",
     "versions",
+    "withdraw",
 ]

@@ -10,6 +10,7 @@ openssl, jq and sha256sum are enough to verify the file (docs/passport.md).
     version-N      `VersionFacts`, one section for each version
     export-N       `ExportFacts`, one for each exported folder
     withdrawal-N   `WithdrawalFacts`, one for each withdrawal that concerns the job
+    successor-N    `SuccessorFacts`, one for each job that started from a version of this one
     record         `RecordFacts`: the audit journal's head and the roster log's
 
 What it proves: the holder of the operator's key signed it, and an authority of the federation that the verifier names
@@ -33,6 +34,7 @@ __all__ = [
     "MAX_EXPORTS",
     "MAX_PASSPORT_BYTES",
     "MAX_SECTIONS",
+    "MAX_SUCCESSORS",
     "MAX_VERSIONS",
     "MAX_WITHDRAWALS",
     "SIGNED_PREFIX",
@@ -44,6 +46,7 @@ __all__ = [
     "RecordFacts",
     "Seal",
     "SpendFacts",
+    "SuccessorFacts",
     "VersionFacts",
     "WithdrawalFacts",
     "rounded_up",
@@ -55,6 +58,7 @@ MAX_VERSIONS: Final = 5_000
 MAX_EVALUATIONS: Final = 16
 MAX_EXPORTS: Final = 16
 MAX_WITHDRAWALS: Final = 1_000
+MAX_SUCCESSORS: Final = 100
 MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
 SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
@@ -63,10 +67,11 @@ SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
 _Moment = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
-    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal)-[0-9]{1,7})$")
+    str,
+    StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal|successor)-[0-9]{1,7})$"),
 ]
 # The sections that a passport may have.
-MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + 4
+MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + MAX_SUCCESSORS + 4
 # The sections that every passport has.
 ALWAYS: Final = ("authorities", "document", "job", "record")
 
@@ -177,6 +182,19 @@ class WithdrawalFacts(Document):
     members: int = Field(ge=1)
 
 
+class SuccessorFacts(Document):
+    """A job that started from a version of this one."""
+
+    at_ms: _Moment
+    # The journal's entry that created it.
+    entry: int = Field(ge=1)
+    job: Short
+    # The version of this job that it started from.
+    version: int = Field(ge=0)
+    # Members that had withdrawn by then and whose updates that version holds.
+    withdrawn: int = Field(ge=0)
+
+
 class RecordFacts(Document):
     """Heads of what the coordinator keeps append-only, when the passport was made."""
 
@@ -256,6 +274,11 @@ class Passport(Document):
     def withdrawals(self) -> tuple[WithdrawalFacts, ...]:
         """The withdrawals in order. Raises: DocumentInvalid: a section is not what its name says."""
         return tuple(WithdrawalFacts.from_json(self.section(name), what=name) for name in self._named("withdrawal"))
+
+    @property
+    def successors(self) -> tuple[SuccessorFacts, ...]:
+        """The jobs that started from this one, in order. Raises: DocumentInvalid: a section is not what it says."""
+        return tuple(SuccessorFacts.from_json(self.section(name), what=name) for name in self._named("successor"))
 
     def _named(self, kind: str) -> list[str]:
         found = [name for name in self.sections if name.startswith(f"{kind}-")]

@@ -24,6 +24,7 @@ from tacit.passport import (
     Passport,
     RecordFacts,
     Seal,
+    SuccessorFacts,
     VersionFacts,
     WithdrawalFacts,
 )
@@ -43,6 +44,7 @@ def make_passport(
     exports: Sequence[ExportFacts],
     record: RecordFacts,
     withdrawals: Sequence[WithdrawalFacts] = (),
+    successors: Sequence[SuccessorFacts] = (),
 ) -> Passport:
     """Signs a passport.
 
@@ -57,6 +59,7 @@ def make_passport(
         exports: the exported folders that it names.
         record: the heads of journal and roster log.
         withdrawals: the withdrawals that concern the job.
+        successors: the jobs that started from one of its versions.
     """
     sections = {
         "authorities": authorities.canonical(),
@@ -66,6 +69,7 @@ def make_passport(
         **{f"version-{each.number}": each.canonical() for each in versions},
         **{f"export-{number}": each.canonical() for number, each in enumerate(exports, start=1)},
         **{f"withdrawal-{number}": each.canonical() for number, each in enumerate(withdrawals, start=1)},
+        **{f"successor-{number}": each.canonical() for number, each in enumerate(successors, start=1)},
     }
     der = certificate.public_bytes(serialization.Encoding.DER)
     seal = Seal(
@@ -204,7 +208,8 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
     try:
         job = JobFacts.from_json(passport.section("job"), what="the section job")
         record = RecordFacts.from_json(passport.section("record"), what="the section record")
-        versions, exports, withdrawals = passport.versions, passport.exports, passport.withdrawals
+        versions, exports = passport.versions, passport.exports
+        withdrawals, successors = passport.withdrawals, passport.successors
     except DocumentInvalid as error:
         yield Finding("sections", str(error))
         return
@@ -226,6 +231,9 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
     for number, withdrawal in enumerate(withdrawals, start=1):
         if withdrawal.entry > record.journal_entry:
             yield Finding(f"withdrawal-{number}", "its entry comes after the journal's head")
+    for number, successor in enumerate(successors, start=1):
+        if successor.entry > record.journal_entry:
+            yield Finding(f"successor-{number}", "its entry comes after the journal's head")
     for number, export in enumerate(exports, start=1):
         if export.number not in by_number or by_number[export.number].version != export.version:
             yield Finding(f"export-{number}", f"no version {export.number} has the digest that it was made from")

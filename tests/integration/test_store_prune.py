@@ -123,33 +123,6 @@ def test_a_dry_run_removes_nothing_and_an_exported_version_stays(town, tmp_path)
     assert any(each.number == newest and store.has(each.digest) for each in town.show("desk").versions)
 
 
-def test_a_withdrawal_is_in_later_versions_in_the_card_and_in_the_passport(town, tmp_path):
-    words = ("coordinator", "member", "withdraw", "north", "--dir", town.dir)
-    dry = json.loads(succeed(*words, "--dry-run", "--json"))["jobs"]
-    assert (dry[0]["job"], dry[0]["first"], dry[0]["marked_before"]) == ("desk", 1, False)
-    assert {each.withdrawn for each in town.show("desk").versions} == {0}
-    said = succeed(*words, "--yes")
-    assert 'start = "desk:0"' in said
-    newest = town.show("desk").job.version_number
-    detail = town.wait_for("desk", lambda detail: detail.job.version_number > newest)
-    assert [each.withdrawn for each in detail.versions] == [0] + [1] * (len(detail.versions) - 1)
-    # A second time marks nothing twice.
-    assert json.loads(succeed(*words, "--yes", "--json"))["jobs"][0]["marked_before"]
-    assert town.show("desk").versions[1].withdrawn == 1
-    town.operator("export", "desk", "--out", tmp_path / "model")
-    assert "| withdrawn | 1 of the members" in (tmp_path / "model" / "README.md").read_text()
-    root = town.dir / "operator" / "root.pem"
-    verify = ("coordinator", "passport", "verify", tmp_path / "model" / "passport.json", "--authority", root)
-    (told,) = json.loads(succeed(*verify, "--json"))["withdrawals"]
-    assert (told["first"], told["members"]) == (1, 1)
-    assert told["sums"] > 3
-    assert "every version from 1 on holds" in succeed(*verify)
-    # The passport names nobody.
-    assert b"north" not in (tmp_path / "model" / "passport.json").read_bytes()
-    nobody = command("coordinator", "member", "withdraw", "nobody", "--dir", town.dir, "--yes")
-    assert (nobody.returncode, "no member named nobody" in nobody.stderr) == (ExitCode.NOT_FOUND, True)
-
-
 def test_a_folder_without_a_coordinator_is_refused_with_a_sentence(tmp_path):
     done = command("coordinator", "store", "prune", "--dir", tmp_path / "none", "--yes")
     assert (done.returncode, "does not exist" in done.stderr) == (ExitCode.USAGE, True)

@@ -40,6 +40,7 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
 from edge_client.private_store.features import FeatureHeader
+from edge_client.withdrawal.folder import KeptWithdrawal
 from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
 from tacit.authorities import Authorities
@@ -55,11 +56,13 @@ from tacit.passport import (
     Passport,
     RecordFacts,
     Seal,
+    SuccessorFacts,
     VersionFacts,
     WithdrawalFacts,
 )
 from tacit.reading import MAX_DEPTH
 from tacit.token import JoinToken
+from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken
 from tests.property.decoders.test_documents import GOOD, HEX, STATEMENT
 from tests.property.decoders.test_wire_decoders import peak
 
@@ -182,6 +185,7 @@ _PROMPTED = {
     "base": "owner/name",
     "task": {"name": "cloze", "verbaliser": {"a": ["x"], "b": ["y"]}},
 }
+_WITHDRAWAL = {"schema": 1, "federation": HEX, "member": "north", "job": None, "asked_ms": 1}
 _STATEMENT = {
     "schema": 1,
     "federation": HEX,
@@ -296,6 +300,17 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "index": HEX,
         "files": {"model.onnx": _STATE},
     },
+    SuccessorFacts: {"schema": 1, "at_ms": 1, "entry": 1, "job": "a", "version": 1, "withdrawn": 1},
+    WithdrawalRequest: _WITHDRAWAL,
+    WithdrawalTaken: {
+        "schema": 1,
+        "federation": HEX,
+        "request": HEX,
+        "taken_ms": 1,
+        "entry": 1,
+        "entry_hash": HEX,
+    },
+    KeptWithdrawal: {"schema": 1, "request": _WITHDRAWAL, "signature": "00", "certificate": "00"},
     WithdrawalFacts: {"schema": 1, "at_ms": 1, "entry": 1, "first": 1, "sums": 1, "members": 1},
     RecordFacts: {
         "schema": 1,
@@ -738,7 +753,13 @@ def test_a_passport_is_read_at_its_limit():
 
 
 # Texts that are documents, and bounded by these.
-DOCUMENTS = {(Passport, ("seal",)), (Passport, ("certificate",)), (Passport, ("sections", "job"))}
+DOCUMENTS = {
+    (Passport, ("seal",)),
+    (Passport, ("certificate",)),
+    (Passport, ("sections", "job")),
+    (KeptWithdrawal, ("certificate",)),
+    (KeptWithdrawal, ("signature",)),
+}
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
