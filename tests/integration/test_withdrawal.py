@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import re
+import subprocess
 
 import grpc.aio
 import pytest
@@ -14,6 +17,7 @@ from tacit.status import reason_of
 from tacit.v1 import federation_pb2, federation_pb2_grpc
 from tacit.v1 import operator_pb2 as pb
 from tacit.withdrawal import WithdrawalRequest, check_request
+from tests.support.places import ROOT
 from tests.support.processes import command, running_federation, succeed
 from toolkit.console import ExitCode
 
@@ -49,6 +53,14 @@ def sent_as(federation, member, kept):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         asyncio.run(call())
     return reason_of(refused.value)
+
+
+def openssl(folder, root):
+    """Runs the page's lines on the entry in the folder."""
+    page = (ROOT / "docs" / "withdrawal.md").read_text()
+    (lines,) = re.findall(r"```text\n(set -eu\n.*?)```", page, flags=re.DOTALL)
+    named = {**os.environ, "ENTRY": str(folder / "entry.json"), "ROOT": str(root)}
+    return subprocess.run(["bash", "-c", lines], cwd=folder, env=named, capture_output=True, text=True, check=False)
 
 
 def journal(federation, **wanted):
@@ -101,6 +113,12 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
         proven, bytes.fromhex(fields["signature"]), bytes.fromhex(fields["certificate"]), identity.authorities
     )
     assert (proven.member, proven.job) == ("north", "desk")
+    (tmp_path / "entry.json").write_text(json.dumps(entry))
+    offline = openssl(tmp_path, town.home("north") / "identity" / "root.pem")
+    assert "Verified OK" in offline.stdout, offline.stderr
+    assert "/member/north\n" in offline.stdout
+    (tmp_path / "entry.json").write_text(json.dumps(entry).replace('\\"desk\\"', '\\"ward\\"'))
+    assert "Verified OK" not in openssl(tmp_path, town.home("north") / "identity" / "root.pem").stdout
     kept = KeptWithdrawal.from_file(town.home("north") / "withdrawals" / "jobs" / "desk.json")
     reason, sentence = sent_as(town, "east", kept)
     assert (reason, "east sends it" in sentence) == (Reason.REASON_WITHDRAWAL_INVALID, True)
