@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import events as ev
-from coordinator.rounds.state import Aggregating, Publishing
+from coordinator.rounds.state import Aggregating, Publishing, TrainingWindow
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.session import states
 from tacit.messages import AttemptMessage, AttemptRefusal, Decline, JobEnded, Ready
@@ -110,20 +110,19 @@ def test_a_process_that_has_not_looked_yet_joins_nothing_and_masks_nothing():
 
 def test_a_client_that_goes_on_all_the_same_is_asked_for_nothing():
     fleet = LeavingFleet(4)
-    fleet.connect().run(lambda: bool(getattr(fleet.state.phase, "ready_order", ())))
+    fleet.connect().run(lambda: isinstance(fleet.state.phase, TrainingWindow) and len(fleet.state.available) == 4)
     fleet.post(ev.Left(GONE))
-    at = fleet.state.attempt
     fleet.run(lambda: fleet.state.members[GONE].withdrew)
     # It says READY, declines for another reason, and comes back as another process: nothing changes that.
     ready = ev.SaidReady(GONE, fleet.state.round, fleet.state.version)
-    fleet.post(ready)
-    fleet.post(ev.Declined(GONE, fleet.state.round, Reason.REASON_POLICY_CONDITIONS, "not now"))
-    fleet.post(ev.Connected(GONE, b"another process!"))
-    fleet.post(ready, 1)
+    declined = ev.Declined(GONE, fleet.state.round, Reason.REASON_POLICY_CONDITIONS, "not now")
+    for event in (ready, declined, ev.Connected(GONE, b"another process!"), ready):
+        assert isinstance(fleet.state.phase, TrainingWindow)
+        fleet._coordinator(event)
+        assert fleet.state.members[GONE].withdrew
     fleet.run(lambda: fleet.state.status is JobStatus.FINISHED)
     fleet.check()
-    assert fleet.state.members[GONE].withdrew
-    assert not any(GONE in survivors for attempt, (survivors, _) in sums(fleet) if attempt > at)
+    assert not any(GONE in survivors for _, (survivors, _) in sums(fleet))
 
 
 def test_a_sum_that_is_being_opened_has_it_and_the_job_goes_on():
