@@ -97,7 +97,7 @@ class CoordinatorConfig(Document):
     keep_named: Annotated[tuple[_VersionName, ...], AtMost(1000)] = ()
     # How long a blob stays that no row names, because somebody may be about to name it. Minutes are the least that is
     # safe beside a serving coordinator; hours leave room for uploads that break and resume.
-    prune_grace_hours: float = Field(default=24.0, gt=0, le=24 * 365)
+    prune_grace_hours: float = Field(default=24.0, ge=1, le=24 * 365)
 
     log_format: Literal["console", "json"] = "console"
 

@@ -27,6 +27,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, 
 
 from tacit.bundle import BundledFile, FileName
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
+from tacit.job_parts import Name
 
 __all__ = [
     "ALWAYS",
@@ -123,7 +124,7 @@ class EvaluationFacts(Part):
 class JobFacts(Document):
     """The job, in numbers that the document does not hold or a reader looks for first."""
 
-    name: Short
+    name: Name
     # SHA-256 of the job document, the section `document`.
     document: Digest
     status: Literal["running", "paused", "finished", "aborted"]
@@ -188,7 +189,7 @@ class SuccessorFacts(Document):
     at_ms: _Moment
     # The journal's entry that created it.
     entry: int = Field(ge=1)
-    job: Short
+    job: Name
     # The version of this job that it started from.
     version: int = Field(ge=0)
     # Members that had withdrawn by then and whose updates that version holds.
@@ -215,7 +216,7 @@ class Seal(Document):
 
     kind: Literal["tacit-passport-seal"] = "tacit-passport-seal"
     federation: Digest
-    job: Short
+    job: Name
     operator: Short
     # SHA-256 of the operator's certificate.
     certificate: Digest

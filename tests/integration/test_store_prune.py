@@ -24,14 +24,14 @@ MEMBERS = ("north", "east", "south")
 # Longer than the coordinator takes from storing a blob to naming it, on a busy machine.
 GRACE_SECONDS = 20.0
 STRAYS = 150
+PRUNE = ("coordinator", "store", "prune", "--grace-seconds", str(GRACE_SECONDS))
 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory):
     with running_federation(tmp_path_factory.mktemp("prune"), *MEMBERS) as federation:
         config = federation.dir / "coordinator.toml"
-        text = config.read_text().replace("keep_versions = 0", "keep_versions = 1")
-        config.write_text(text.replace("prune_grace_hours = 24.0", f"prune_grace_hours = {GRACE_SECONDS / 3600}"))
+        config.write_text(config.read_text().replace("keep_versions = 0", "keep_versions = 1"))
         federation.job("desk", count=100_000)
         for name in MEMBERS:
             federation.start(name)
@@ -61,7 +61,7 @@ def strays(store, count, start):
 
 
 def pruning(federation):
-    words = [str(BIN / "coordinator"), "store", "prune", "--dir", str(federation.dir), "--yes", "--json"]
+    words = [str(BIN / "coordinator"), *PRUNE[1:], "--dir", str(federation.dir), "--yes", "--json"]
     with open(os.devnull, "r+") as nothing:
         streams = {"stdin": nothing.fileno(), "stdout": nothing.fileno(), "stderr": nothing.fileno()}
         return warm.start(words, cwd=ROOT, env={**os.environ}, **streams)
@@ -86,7 +86,7 @@ def test_a_killed_pruning_removes_nothing_that_is_named_and_the_next_leaves_noth
         process.wait(60)
         assert all(store.has(digest) for digest in named(town)), number
     assert cut_short > kills / 4
-    said = json.loads(succeed("coordinator", "store", "prune", "--dir", town.dir, "--yes", "--json"))
+    said = json.loads(succeed(*PRUNE, "--dir", town.dir, "--yes", "--json"))
     assert said["missing"] == []
     # A version that was let go between the look at the rows and this one was young then.
     old, names = time.time() - 2 * GRACE_SECONDS, named(town)
@@ -99,9 +99,9 @@ def test_a_killed_pruning_removes_nothing_that_is_named_and_the_next_leaves_noth
 
 def test_backups_and_prunings_keep_out_of_each_others_way(town, tmp_path):
     with store_of(town).unpruned():
-        refused = command("coordinator", "store", "prune", "--dir", town.dir, "--yes")
+        refused = command(*PRUNE, "--dir", town.dir, "--yes")
     assert (refused.returncode, "a backup" in refused.stderr) == (ExitCode.REFUSED, True)
-    succeed("coordinator", "store", "prune", "--dir", town.dir, "--yes")
+    succeed(*PRUNE, "--dir", town.dir, "--yes")
     succeed("coordinator", "backup", tmp_path / "backup", "--dir", town.dir)
     succeed("coordinator", "backup", "--verify", tmp_path / "backup")
 
@@ -109,16 +109,14 @@ def test_backups_and_prunings_keep_out_of_each_others_way(town, tmp_path):
 def test_a_dry_run_removes_nothing_and_an_exported_version_stays(town, tmp_path):
     store = store_of(town)
     strays(store, 1, 5)
-    said = json.loads(succeed("coordinator", "store", "prune", "--dir", town.dir, "--dry-run", "--json"))
+    said = json.loads(succeed(*PRUNE, "--dir", town.dir, "--dry-run", "--json"))
     assert said["dry_run"]
     assert said["blobs"] >= 1
     assert store.has(hashlib.sha256((5).to_bytes(8, "big") * 32).digest())
     newest = town.show("desk").job.version_number
     town.operator("export", "desk", "--version", str(newest), "--out", tmp_path / "model")
     town.wait_for("desk", lambda detail: detail.job.version_number > newest)
-    after = json.loads(
-        succeed("coordinator", "store", "prune", "--dir", town.dir, "--grace-hours", "0.01", "--json", "--yes")
-    )
+    after = json.loads(succeed(*PRUNE, "--dir", town.dir, "--json", "--yes"))
     assert newest not in after["versions"].get("desk", [])
     assert any(each.number == newest and store.has(each.digest) for each in town.show("desk").versions)
 

@@ -130,6 +130,7 @@ def test_an_invalid_variable_is_named(tmp_path):
         ('schema = 1\nadvertise = ["localhost"]\nfederation_prot = 1', "federation_prot: unknown key"),
         ('schema = 1\nadvertise = ["localhost"]\nfederation_port = 70000', "federation_port"),
         ('schema = 1\nadvertise = ["localhost"]\nlog_format = "xml"', "log_format"),
+        ('schema = 1\nadvertise = ["localhost"]\nprune_grace_hours = 0.9', "prune_grace_hours"),
         ('schema = 1\nadvertise = ["localhost"]\nmember_days = 1000', "member_days"),
         ("schema = 1\nadvertise = [", "not TOML"),
     ],
