@@ -12,6 +12,7 @@ There is no way back. Whoever removes a file here can take part again, as far as
 coordinator asks for nothing more all the same.
 """
 
+import fcntl
 import hashlib
 import time
 from collections.abc import Iterator
@@ -122,7 +123,10 @@ class WithdrawalFolder:
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(folder.parent)
-        durable_file(path, kept.canonical())
+        # The command and a running client send, and keep the answer, at the same time.
+        with (self.path / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            durable_file(path, kept.canonical())
 
     def all(self) -> tuple[KeptWithdrawal, ...]:
         """The withdrawals, that from all jobs first.

@@ -1,6 +1,7 @@
 """What a home remembers of withdrawals counts at once and at every start; what cannot be read allows nothing."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -115,3 +116,17 @@ def test_the_request_is_signed_by_the_certificates_key_and_about_nothing_else(id
     with pytest.raises(CertificateInvalid):
         check_request(kept.request, signature, certificate, Authorities.first(party.authority(1).certificate))
     assert KeptWithdrawal.from_json(kept.canonical()) == kept
+
+
+def test_a_command_and_a_running_client_write_at_the_same_time(identity, folder):
+    kept = folder.ask(identity, "desk")
+
+    def write(why):
+        for _ in range(20):
+            folder.put(kept.model_copy(update={"refused": why * 500}))
+            assert len(folder.all()) == 1
+
+    with ThreadPoolExecutor() as threads:
+        for done in [threads.submit(write, why) for why in "abcd"]:
+            done.result()
+    assert len(set(folder.all()[0].refused)) == 1
