@@ -92,10 +92,12 @@ class CoordinatorConfig(Document):
     keep_versions: int = Field(default=0, ge=0, le=1_000_000)
     keep_best: bool = True
     keep_exported: bool = True
+    # And the version before each member's first sum, from which a job starts anew if that member withdraws.
+    keep_restarts: bool = True
     keep_named: Annotated[tuple[_VersionName, ...], AtMost(1000)] = ()
     # How long a blob stays that no row names, because somebody may be about to name it. Minutes are the least that is
     # safe beside a serving coordinator; hours leave room for uploads that break and resume.
-    prune_grace_hours: float = Field(default=24.0, gt=0, le=24 * 365)
+    prune_grace_hours: float = Field(default=24.0, ge=1, le=24 * 365)
 
     log_format: Literal["console", "json"] = "console"
 
@@ -356,6 +358,8 @@ store_url = {store_url}
 keep_versions = {keep_versions}
 keep_best = {keep_best}
 keep_exported = {keep_exported}
+# And the version before each member's first sum, from which the job starts anew if that member withdraws.
+keep_restarts = {keep_restarts}
 # It also leaves these versions ("JOB/NUMBER").
 keep_named = {keep_named}
 # How many hours a blob stays that nothing names.

@@ -7,7 +7,7 @@ loads each job and starts its driver. Members reconnect by themselves and learn 
 import asyncio
 import fnmatch
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from coordinator.storage.times import job_times
 from secure_agg.server import Seated
 from tacit.identity import Trust
 from tacit.job import JobDocument
-from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, Standby
+from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, JobEnded, Standby
 from tacit.reason import Reason, sentence, word
 from tacit.verification import Verification
 
@@ -59,6 +59,8 @@ class Runtime:
         self.uploads = UploadDesk(spool, metrics.store_failed)
         self.sessions = Sessions(self._session_opened, self._session_closed)
         self.drivers: dict[str, JobDriver] = {}
+        # By job: the members that withdrew, whom its driver never hears of.
+        self._left_out: dict[str, frozenset[str]] = {}
         # Digests that members may fetch: job documents, the blobs that they name, and published versions.
         self.fetchable: set[bytes] = set()
         # Called when a member was revoked.
@@ -113,7 +115,9 @@ class Runtime:
             published=self.fetchable.add,
         )
         # Otherwise these gauges would be empty until the next version.
-        times = await self.database.run(lambda session: job_times(session, stored.name))
+        times, left_out = await self.database.run(
+            lambda s: (job_times(s, stored.name), records.left_out(s, stored.name))
+        )
         self.metrics.version_published(stored.name, stored.version_number, times.published)
         if stored.norms:
             newest = stored.norms[-1]
@@ -128,12 +132,14 @@ class Runtime:
             self.metrics.training(stored.name, loss=stored.training.loss, accuracy=stored.training.accuracy)
         if stored.evaluation is not None:
             self.metrics.evaluation(stored.name, accuracy=stored.evaluation.accuracy, loss=stored.evaluation.loss)
+        # Nothing is awaited from here on: a withdrawal that the read before did not see finds the driver.
         driver = JobDriver(state_of(stored, parameters), ports)
         self.drivers[stored.name] = driver
+        self._left_out[stored.name] = left_out
         driver.start()
         for session in self.sessions.connected.values():
             if _admits(session, stored.name):
-                driver.post(ev.Connected(session.member, session.process))
+                self._connected(stored.name, session)
 
     def certificate_of(self, digest: bytes) -> bytes | None:
         """Looks up what a roster names by digest: a certificate, or the keys of a member of an attempt in progress."""
@@ -152,10 +158,21 @@ class Runtime:
         self.metrics.members_connected(len(self.sessions.connected))
         admitted = [name for name in self.drivers if _admits(session, name)]
         for name in admitted:
-            self.drivers[name].post(ev.Connected(session.member, session.process))
+            self._connected(name, session)
         if not admitted:
             self.sessions.send(session.member, Standby("no job is open to this member"))
         self._note_change()
+
+    def _connected(self, job: str, session: MemberSession) -> None:
+        """Tells a job of a member's session, or the member that the job asks it for nothing because it withdrew."""
+        if session.member not in self._left_out[job]:
+            self.drivers[job].post(ev.Connected(session.member, session.process))
+        else:
+            self._tell_withdrawn(job, session.member)
+
+    def _tell_withdrawn(self, job: str, member: str) -> None:
+        state = self.drivers[job].state
+        self.sessions.send(member, JobEnded(job, Reason.REASON_MEMBER_WITHDREW, state.version))
 
     def _session_closed(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
@@ -236,6 +253,22 @@ class Runtime:
             # Stop waiting for its answer, as if the member had refused to continue.
             if isinstance(driver.state.phase, Aggregating) and member in driver.state.phase.cohort:
                 driver.post(ev.Answered(member, AttemptMessage(driver.state.phase.attempt, refusal)))
+
+    async def withdrawn(self, member: str) -> None:
+        """Lets every job that a member has withdrawn from go on without it; see `Live`."""
+        for name, driver in list(self.drivers.items()):
+            job = name
+            left_out = await self.database.run(lambda s: records.left_out(s, job))  # noqa: B023  awaited here
+            self._left_out[name] = left_out
+            if member in left_out:
+                driver.post(ev.Left(member))
+                if member in self.sessions.connected:
+                    self._tell_withdrawn(name, member)
+        self._note_change()
+
+    async def taken_back(self, files: Collection[bytes]) -> None:
+        """Deletes files of synthetic text; see `Live`."""
+        await self.corpora.taken_back(files)
 
     def trust(self, trust: Trust) -> None:
         """Changes the authorities whose certificates count from now on."""

@@ -45,6 +45,7 @@ class Origin:
         created_ms: when the coordinator stored it, in milliseconds since 1970.
         members: how many members' updates are in the sum of that round.
         withdrawn: how many members withdrew whose updates are in it, or in a version that it was made from.
+        successors: jobs that started anew from a version that holds updates of fewer of them.
     """
 
     number: int | None = None
@@ -52,6 +53,7 @@ class Origin:
     created_ms: int | None = None
     members: int | None = None
     withdrawn: int | None = None
+    successors: tuple[str, ...] = ()
 
 
 # What an export knows of a version if nobody says more.
@@ -256,6 +258,9 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
             f"{origin.withdrawn} of the members whose updates are in it withdrew later. Their updates cannot be taken "
             "out of this version"
         )
+        if origin.successors:
+            named = ", ".join(f"`{name}`" for name in origin.successors)
+            table["withdrawn"] += f". Started anew from a version with updates of fewer of them: {named}"
     if (earlier := document.earlier) is not None:
         table["started from"] = (
             f"version {earlier.number} of the job `{earlier.job}`, `{document.weights.hex()}`, job document "

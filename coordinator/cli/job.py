@@ -1,7 +1,7 @@
 """`coordinator job ...`: turns a job file into a model in training, and shows and steers the job."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -341,6 +341,8 @@ def show(
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail))
+    for line in _withdrawal_lines(detail):
+        typer.echo(printable(line))
     if lines := estimates_lines(detail, document):
         typer.echo("\n" + "\n".join(lines))
 
@@ -502,6 +504,17 @@ def _show_version(detail: "operator_pb2.JobDetail", wanted: str, as_json: bool) 
     typer.echo(f"{said}, from {item.estimate.members} members")
     if job.HasField("best") and job.best.version_number == item.number:
         typer.echo(f"It is the best measured version: {SELECTED}.")
+
+
+def _withdrawal_lines(detail: "operator_pb2.JobDetail") -> Iterator[str]:
+    """Says which versions hold updates of members that withdrew, and which jobs started from this one."""
+    marked = [each for each in detail.versions if each.withdrawn]
+    if marked:
+        most = max(each.withdrawn for each in marked)
+        who = "a member that withdrew" if most == 1 else f"{most} members that withdrew"
+        yield f"\nVersions {marked[0].number} to {marked[-1].number} hold updates of {who}."
+    for each in detail.successors:
+        yield f"Job {each.job} started from version {each.version_number}; `coordinator job show {each.job}`."
 
 
 def _versions_table(detail: "operator_pb2.JobDetail") -> str:

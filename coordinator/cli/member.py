@@ -134,36 +134,38 @@ def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir =
 @app.command()
 def withdraw(
     name: Annotated[str, typer.Argument(help="The member's name.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Mark nothing, and say what holds its updates.")] = False,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            help="Withdraw it from this job and from those that start from it. Default: from all, for good.",
+            show_default=False,
+        ),
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Start each of these jobs anew without it, from the last version before its first, and abort them.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Change nothing, and say what holds its updates and what others pay again."),
+    ] = False,
     yes: Yes = False,
-    folder: CoordinatorDir = Path("federation"),
+    operator: Operator = None,
+    folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Show which versions hold a member's updates, and mark them: passports and model cards say so from then on.
+    """Ask a member for nothing more, and mark the versions that hold its updates: passports and model cards say so.
 
-    Updates cannot be taken out of a version. The command says how a job starts anew from the last version without them.
+    Updates cannot be taken out of a version, and a withdrawal cannot be taken back. The member itself asks for it with
+    `edge_client withdraw`.
     """
-    from datetime import UTC, datetime
+    from coordinator.cli.withdrawn import withdraw_member
 
-    from coordinator.cli.withdrawn import earlier_versions, withdrawn_json, withdrawn_lines
-    from coordinator.storage.blobs import open_blobs
-    from coordinator.storage.errors import NotFound
-    from coordinator.storage.withdrawal import withdraw as mark
-
-    if not dry_run:
-        confirm(f"Mark every version that holds updates of {name}? The mark cannot be taken back.", yes)
-    with on_machine(folder) as machine:
-        now_ms = int(datetime.now(UTC).timestamp() * 1000)
-        earlier = earlier_versions(machine.database, open_blobs(machine.config.store_url))
-        try:
-            found = machine.database.run_now(lambda s: mark(s, name, earlier, now_ms, by=os_user(), dry_run=dry_run))
-        except NotFound as error:
-            fail(str(error), ExitCode.NOT_FOUND)
-    if as_json:
-        print_json({"member": name, "dry_run": dry_run, "jobs": withdrawn_json(found)})
-        return
-    for line in withdrawn_lines(name, found, dry_run):
-        typer.echo(line)
+    where = operator_folder(operator, folder)
+    withdraw_member(where, name, job, dry_run=dry_run, restart=restart, yes=yes, as_json=as_json)
 
 
 @app.command("import-log")

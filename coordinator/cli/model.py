@@ -101,6 +101,8 @@ class Material:
     members: int = 0
     # Members that withdrew and whose updates it holds.
     withdrawn: int = 0
+    # Jobs that started from a version of this one that holds updates of fewer of them.
+    successors: tuple[str, ...] = ()
     # What the job freezes, by name.
     frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
 
@@ -299,7 +301,14 @@ def _check_format(document: "JobDocument", format: Format) -> None:
 def _origin(material: Material) -> "Origin":
     from export.card import Origin
 
-    return Origin(material.number, material.round, material.created_ms, material.members or None, material.withdrawn)
+    return Origin(
+        material.number,
+        material.round,
+        material.created_ms,
+        material.members or None,
+        material.withdrawn,
+        material.successors,
+    )
 
 
 def export_version(
@@ -464,7 +473,14 @@ async def fetch_version(
         created_ms=found.created_ms,
         members=_members(files.detail, found.round),
         withdrawn=found.withdrawn,
+        successors=_successors(files.detail, found.withdrawn),
     )
+
+
+def _successors(detail: "operator_pb2.JobDetail", withdrawn: int) -> tuple[str, ...]:
+    """The jobs that started from a version that holds updates of fewer members that withdrew."""
+    held = {each.number: each.withdrawn for each in detail.versions}
+    return tuple(each.job for each in detail.successors if held.get(each.version_number, withdrawn) < withdrawn)
 
 
 def _members(detail: "operator_pb2.JobDetail", number: int) -> int:

@@ -245,6 +245,7 @@ async def gather_passport(
         record=record,
         withdrawals=history.withdrawals(),
         audits=facts_of(read_audits(audits, authorities, detail.job.document)),
+        successors=history.successors(),
     )
 
 
@@ -354,7 +355,7 @@ def _compare(folder: Path, passport: "Passport") -> list[Any]:
 
 
 def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -> None:
-    from coordinator.cli.passport_page import audit_text, summary, withdrawal_text
+    from coordinator.cli.passport_page import audit_text, successor_text, summary, withdrawal_text
     from coordinator.cli.shown import moment
 
     passport, seal = verdict.passport, verdict.seal
@@ -375,6 +376,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
         typer.echo(f"\n{withdrawal_text(each)}")
     for audit in passport.audits:
         typer.echo(f"\n{audit_text(audit)}")
+    for follower in passport.successors:
+        typer.echo(printable(f"\n{successor_text(follower)}"))
     if export is not None:
         typer.echo(f"\nThe files of {export} are the ones that the passport names.")
     typer.echo("\nThe operator says this of what the coordinator recorded; `docs/passport.md` says what that proves.")

@@ -16,6 +16,7 @@ from tacit.job import JobDocument
 from tacit.mechanism import NoMechanism
 from tacit.passport import (
     MAX_EVALUATIONS,
+    MAX_SUCCESSORS,
     MAX_VERSIONS,
     MAX_WITHDRAWALS,
     EstimateFacts,
@@ -24,6 +25,7 @@ from tacit.passport import (
     JobFacts,
     RecordFacts,
     SpendFacts,
+    SuccessorFacts,
     VersionFacts,
     WithdrawalFacts,
     rounded_up,
@@ -56,6 +58,7 @@ class JobHistory:
     # By number of the measured version, in order.
     _measured: dict[int, JournalEntry] = field(default_factory=dict)
     _withdrawals: list[JournalEntry] = field(default_factory=list)
+    _successors: list[JournalEntry] = field(default_factory=list)
 
     def take(self, entry: JournalEntry) -> None:
         """Takes the next entry.
@@ -65,9 +68,11 @@ class JobHistory:
         """
         self.verifier.take(entry)
         self.roster.take(entry)
+        fields: Any = entry.fields
+        if entry.kind == "job_created" and fields.get("earlier_job") == self.job:
+            self._successors.append(entry)
         if entry.subject != self.job:
             return
-        fields: Any = entry.fields
         match entry.kind:
             case "job_created":
                 self.created = self._versions[0] = entry
@@ -119,6 +124,22 @@ class JobHistory:
             fields: Any = entry.fields
             of = {name: fields[name] for name in ("first", "sums", "members")}
             found.append(WithdrawalFacts(at_ms=entry.at_ms, entry=entry.id, **of))
+        return tuple(found)
+
+    def successors(self) -> tuple[SuccessorFacts, ...]:
+        """The newest jobs that started from a version of this one."""
+        found = []
+        for entry in self._successors[-MAX_SUCCESSORS:]:
+            fields: Any = entry.fields
+            found.append(
+                SuccessorFacts(
+                    at_ms=entry.at_ms,
+                    entry=entry.id,
+                    job=entry.subject,
+                    version=fields["earlier_version"],
+                    withdrawn=fields["withdrawn"],
+                )
+            )
         return tuple(found)
 
     def record(self, made_ms: int, software: str) -> RecordFacts:

@@ -9,10 +9,28 @@ from typing import Any
 
 from coordinator.cli.estimated import NOT_MEASURED, SELECTED, with_error
 from coordinator.cli.shown import moment
-from tacit.passport import AuditFacts, JobFacts, Passport, RecordFacts, Seal, VersionFacts, WithdrawalFacts
+from tacit.passport import (
+    AuditFacts,
+    JobFacts,
+    Passport,
+    RecordFacts,
+    Seal,
+    SuccessorFacts,
+    VersionFacts,
+    WithdrawalFacts,
+)
 from toolkit.text import clean
 
-__all__ = ["accuracy_of", "audit_text", "estimate_of", "page_of", "spend_of", "summary", "withdrawal_text"]
+__all__ = [
+    "accuracy_of",
+    "audit_text",
+    "estimate_of",
+    "page_of",
+    "spend_of",
+    "successor_text",
+    "summary",
+    "withdrawal_text",
+]
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
@@ -70,6 +88,17 @@ def audit_text(audit: AuditFacts) -> str:
     )
 
 
+def successor_text(successor: SuccessorFacts) -> str:
+    """A job that started from this one, as a sentence."""
+    held = "no member that had withdrawn by then"
+    if successor.withdrawn:
+        held = f"{successor.withdrawn} members that had withdrawn by then"
+    return (
+        f"Job {clean(successor.job, 200)} started from version {successor.version} at {moment(successor.at_ms)} UTC; "
+        f"that version holds updates of {held}."
+    )
+
+
 def summary(passport: Passport) -> dict[str, Any]:
     """The passport's main facts as JSON. Raises: DocumentInvalid: a section cannot be read."""
     seal = Seal.from_json(passport.seal.encode(), what="the seal")
@@ -82,6 +111,7 @@ def summary(passport: Passport) -> dict[str, Any]:
         "versions": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.versions],
         "withdrawals": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.withdrawals],
         "audits": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.audits],
+        "successors": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.successors],
         "exports": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.exports],
     }
 
@@ -138,6 +168,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
     left_out = f"<p>{job.versions_left_out} older versions are left out.</p>" if job.versions_left_out else ""
     withdrawn = "".join(f"<p>{escape(withdrawal_text(each))}</p>\n" for each in passport.withdrawals)
     audited = "".join(f"<p>{escape(audit_text(each))}</p>\n" for each in passport.audits)
+    followed = "".join(f"<p>{escape(successor_text(each))}</p>\n" for each in passport.successors)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Passport of {name}</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>Passport of {name}</h1>\n"
@@ -150,6 +181,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
         f"The best version was {SELECTED}.</p>\n"
         + (f"<h2>Withdrawals</h2>\n{withdrawn}" if withdrawn else "")
         + (f"<h2>Audits</h2>\n{audited}" if audited else "")
+        + (f"<h2>Jobs that started from it</h2>\n{followed}" if followed else "")
         + (f"<h2>Exported files</h2>\n{_table(('version', 'format', 'file', 'SHA-256'), files)}\n" if files else "")
         + "<h2>Job document</h2>\n"
         f"<pre style='white-space:pre-wrap;overflow-wrap:anywhere'>{escape(passport.sections['document'])}</pre>\n"

@@ -197,6 +197,15 @@ def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
             for item in detail.rounds
         ],
         "versions": [version_json(item, detail.job) for item in detail.versions],
+        "successors": [
+            {
+                "job": item.job,
+                "version": item.version_number,
+                "withdrawn": item.withdrawn,
+                "status": operator_pb2.JobStatus.Name(item.status).removeprefix("JOB_STATUS_").lower(),
+            }
+            for item in detail.successors
+        ],
     }
 
 
@@ -210,6 +219,7 @@ def version_json(item: operator_pb2.Version, job: operator_pb2.Job) -> dict[str,
         "norm": item.norm or None,
         "change": item.change or None,
         "withdrawn": item.withdrawn,
+        "pruned": item.pruned,
         "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
         "estimate": estimate_json(item.estimate) if item.HasField("estimate") else None,
         "best": job.HasField("best") and job.best.version_number == item.number,

@@ -32,18 +32,20 @@ def prune(
     grace_hours: Annotated[
         float | None,
         typer.Option(
-            min=0.001,
+            min=1,
             help="How long a blob stays that nothing names. Default: prune_grace_hours in coordinator.toml.",
             show_default=False,
         ),
     ] = None,
+    grace_seconds: Annotated[float | None, typer.Option(min=1, hidden=True, help="For tests.")] = None,
     yes: Yes = False,
     folder: CoordinatorDir = Path("federation"),
     as_json: Json = False,
 ) -> None:
     """Remove versions that the retention policy lets go, and every blob that nothing names.
 
-    The policy is in coordinator.toml: keep_versions, keep_best, keep_exported, keep_named. Without one all stay.
+    The policy is in coordinator.toml: keep_versions, keep_best, keep_exported, keep_restarts,
+    keep_named. Without one all stay.
     """
     import time
 
@@ -61,16 +63,18 @@ def prune(
             newest=config.keep_versions,
             best=config.keep_best,
             exported=config.keep_exported,
+            restarts=config.keep_restarts,
             named=frozenset((job, int(number)) for job, _, number in named),
         )
         hours = config.prune_grace_hours if grace_hours is None else grace_hours
+        seconds = hours * 3600 if grace_seconds is None else grace_seconds
         try:
             done = prune_store(
                 machine.database,
                 open_blobs(config.store_url),
                 policy,
                 now_ms=time.time_ns() // 1_000_000,
-                grace_seconds=hours * 3600,
+                grace_seconds=seconds,
                 by=os_user(),
                 dry_run=dry_run,
             )

@@ -1,69 +1,181 @@
-"""What `coordinator member withdraw` says: which versions hold a member's updates, and what can be done."""
+"""What `coordinator member withdraw` says and does: marks, and jobs that start anew without the member."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from coordinator.cli.common import CALL_SECONDS, confirm, operator_stub, run
+from toolkit.console import ExitCode, fail, print_json, printable
+
 if TYPE_CHECKING:
-    from coordinator.storage.blobs import BlobStore
-    from coordinator.storage.database import Database
-    from coordinator.storage.withdrawal import Withdrawn
+    from coordinator.cli.restarting import Restart
+    from tacit.v1 import federation_pb2
+    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["earlier_versions", "withdrawn_json", "withdrawn_lines"]
+__all__ = ["withdraw_member"]
+
+# Creating a job reads its weights.
+_CREATE_SECONDS = 600.0
+
+_Held = Sequence["federation_pb2.HeldContributions"]
 
 
-def earlier_versions(database: "Database", store: "BlobStore") -> dict[str, tuple[str, int]]:
-    """The version that each job started from, as (job, number), for jobs that started from another job's.
+def withdraw_member(
+    where: Path, name: str, job: str | None, *, dry_run: bool, restart: bool, yes: bool, as_json: bool
+) -> None:
+    """Marks what holds a member's updates and, if wanted, starts each of these jobs anew without the member.
+
+    Args:
+        where: The operator's folder.
+        name: The member's name.
+        job: The job; None: all, for good.
+        dry_run: Whether to change nothing.
+        restart: Whether jobs start anew.
+        yes: Whether to ask nothing.
+        as_json: Whether to print JSON.
 
     Raises:
-        StorageError: a document is not there or damaged.
-        DocumentInvalid: a document is of newer software.
+        CommandFailed: the coordinator does not answer, there is no such member or job, a job cannot start anew, or
+            nobody confirmed.
     """
-    from coordinator.storage import records
+    held, plans, refused = run(_planned(where, name, job, restart))
+    if refused and not dry_run:
+        fail(f"{refused[0]}; nothing was changed. Without --restart, the versions are marked alone", ExitCode.REFUSED)
+    if not dry_run:
+        if not yes and not as_json:
+            _say(name, held, plans, dry_run=True)
+        scope = "all jobs, for good" if job is None else f"{job} and the jobs that start from it"
+        confirm(f"Withdraw {name} from {scope}? The marks cannot be taken back.", yes)
+        held = run(_carried_out(where, name, job, plans))
+    if as_json:
+        from coordinator.cli.restarting import restart_json
+
+        shown = {"member": name, "job": job, "dry_run": dry_run, "jobs": [_held_json(each) for each in held]}
+        print_json(shown | {"restarts": [restart_json(each) for each in plans], "refused": refused})
+        return
+    _say(name, held, plans, dry_run=dry_run)
+    for sentence in refused:
+        typer.echo(printable(f"Not restarted: {sentence}."))
+    typer.echo(
+        f"The epsilon in its own ledger bounds what its updates can reveal: `edge_client ledger show` at {name}."
+    )
+    typer.echo(f"It is still a member: `coordinator member revoke {name}` ends that.")
+
+
+async def _planned(where: Path, name: str, job: str | None, restart: bool) -> "tuple[_Held, list[Restart], list[str]]":
+    from tacit.v1 import operator_pb2
+
+    async with operator_stub(where) as stub:
+        request = operator_pb2.WithdrawMemberRequest(name=name, job=job or "", dry_run=True)
+        held = (await stub.WithdrawMember(request, timeout=CALL_SECONDS)).jobs
+        plans: list[Restart] = []
+        refused: list[str] = []
+        if restart:
+            status = await stub.Status(operator_pb2.StatusRequest(), timeout=CALL_SECONDS)
+            taken = {each.name for each in status.jobs}
+            for each in held:
+                await _plan(stub, each, name, taken, plans, refused)
+        return held, plans, refused
+
+
+async def _plan(
+    stub: "OperatorServiceStub",
+    held: "federation_pb2.HeldContributions",
+    member: str,
+    taken: set[str],
+    plans: "list[Restart]",
+    refused: list[str],
+) -> None:
+    from coordinator.cli.audit import read_entries
+    from coordinator.cli.restarting import CannotRestart, plan, reported_of
+    from tacit.blobs import fetch_blob
+    from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
+    from tacit.v1 import operator_pb2
 
-    found = {}
-    for job in database.run_now(records.load_jobs):
-        document = JobDocument.from_json(store.get(job.document), what=f"the document of {job.name}")
-        if document.earlier is not None:
-            found[job.name] = (document.earlier.job, document.earlier.number)
-    return found
+    detail = await stub.GetJob(operator_pb2.GetJobRequest(name=held.job), timeout=CALL_SECONDS)
+    data = bytearray()
+    await fetch_blob(stub.FetchBlob, detail.job.document, data)
+    ended: list[Any] = []
+
+    def take(entry: Any) -> None:
+        if entry.kind == "attempt_ended":
+            ended.append(entry.fields)
+
+    await read_entries(stub, take, subject=held.job)
+    try:
+        document = JobDocument.from_json(bytes(data), what=f"the document of {held.job}")
+        planned = plan(held, member, detail, document, taken, reported_of(ended))
+    except CannotRestart as error:
+        # A job that inherits the updates follows the job that it started from.
+        if held.first > 0:
+            refused.append(str(error))
+        else:
+            typer.echo(printable(f"{error}."), err=True)
+        return
+    except DocumentInvalid as error:
+        fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+    taken.add(planned.document.name)
+    plans.append(planned)
 
 
-def withdrawn_json(found: "Sequence[Withdrawn]") -> list[dict[str, Any]]:
-    """The jobs as JSON."""
-    return [
-        {
-            "job": each.job,
-            "first": each.first,
-            "newest": each.newest,
-            "sums": list(each.sums),
-            "exported": list(each.exported),
-            "text": each.text,
-            "marked_before": each.marked,
-        }
-        for each in found
-    ]
+async def _carried_out(where: Path, name: str, job: str | None, plans: "Sequence[Restart]") -> _Held:
+    """Marks first: a job that is created then leaves the member out from its start."""
+    from tacit.blobs import put_blob
+    from tacit.v1 import operator_pb2
+
+    async with operator_stub(where) as stub:
+        request = operator_pb2.WithdrawMemberRequest(name=name, job=job or "")
+        answer: operator_pb2.WithdrawMemberResponse = await stub.WithdrawMember(request, timeout=CALL_SECONDS)
+        for each in plans:
+            if not each.there:
+                digest = await put_blob(stub, await asyncio.to_thread(each.document.canonical))
+                await stub.CreateJob(operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS)
+            detail = await stub.GetJob(operator_pb2.GetJobRequest(name=each.job), timeout=CALL_SECONDS)
+            if detail.job.status in (operator_pb2.JOB_STATUS_RUNNING, operator_pb2.JOB_STATUS_PAUSED):
+                change = operator_pb2.ChangeJobRequest(name=each.job, change=operator_pb2.JOB_CHANGE_ABORT)
+                await stub.ChangeJob(change, timeout=CALL_SECONDS)
+        return answer.jobs
 
 
-def withdrawn_lines(member: str, found: "Sequence[Withdrawn]", dry_run: bool) -> Iterator[str]:
-    """The lines for people."""
-    if not found:
+def _held_json(held: "federation_pb2.HeldContributions") -> dict[str, Any]:
+    return {
+        "job": held.job,
+        "first": held.first,
+        "newest": held.newest,
+        "sums": held.sums,
+        "exported": list(held.exported),
+        "text": held.text,
+        "marked_before": held.marked_before,
+        "start_pruned": held.start_pruned,
+    }
+
+
+def _say(name: str, held: _Held, plans: "Sequence[Restart]", *, dry_run: bool) -> None:
+    from coordinator.cli.restarting import restart_lines
+
+    for line in _lines(name, held, dry_run, restarts=bool(plans)):
+        typer.echo(line)
+    for each in plans:
+        for line in restart_lines(each, name):
+            typer.echo(printable(line))
+
+
+def _lines(member: str, held: _Held, dry_run: bool, *, restarts: bool) -> Iterator[str]:
+    if not held:
         yield f"No version holds updates of {member}."
-    for each in found:
-        in_sums = (
-            f", in {len(each.sums)} sums of this job" if each.sums else ", because the job started from such a one"
-        )
-        said = "were marked before" if each.marked else "would be marked" if dry_run else "are marked"
+    for each in held:
+        in_sums = f", in {each.sums} sums of this job" if each.sums else ", because the job started from such a one"
+        said = "were marked before" if each.marked_before else "would be marked" if dry_run else "are marked"
         yield f"{each.job}: versions {each.first} to {each.newest} hold its updates{in_sums}; they {said}."
         if each.exported:
             numbers = ", ".join(map(str, each.exported))
             yield f"  exported: {numbers}. Tell whoever has them; a new export says so in its card and passport."
         if each.text:
-            yield f"  its synthetic text counts; the member takes it back with `edge_client corpus veto {each.job}`"
-        if each.first > 0:
-            yield (
-                f'  without it: `coordinator job abort {each.job}`, and a new job with start = "{each.job}:'
-                f'{each.first - 1}" in its file'
-            )
-    yield f"The epsilon in its own ledger bounds what its updates can reveal: `edge_client ledger show` at {member}."
-    yield f"It is still a member: `coordinator member revoke {member}` ends that."
+            verb = "would count" if dry_run else "counts"
+            yield f"  its synthetic text {verb} no longer, and the coordinator's file is deleted"
+        if each.first > 0 and not restarts:
+            yield f"  without it: `coordinator member withdraw {member} --job {each.job} --restart`"

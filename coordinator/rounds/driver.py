@@ -118,7 +118,7 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         norms=stored.norms,
         exploded=stored.exploded,
         accuracies={each.version_number: each.accuracy for each in stored.estimates},
-        awaited=frozenset(stored.cohort),
+        awaited=frozenset(stored.cohort) - stored.left_out,
     )
     if not state.one_sum_a_version:
         return state

@@ -20,6 +20,7 @@ __all__ = [
     "Declined",
     "Disconnected",
     "Event",
+    "Left",
     "Misbehaved",
     "Pause",
     "Resume",
@@ -69,6 +70,13 @@ class SaidReady:
     version: bytes
     # How many of its stewards approved the job.
     approvals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member withdrew from the job, for good."""
+
+    member: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,7 @@ Event = (
     | Connected
     | Disconnected
     | Declined
+    | Left
     | SaidReady
     | Answered
     | Uploaded

@@ -45,7 +45,7 @@ from coordinator.rounds.standing import OF_STEWARDS, asked_again, enough_are_bac
 from coordinator.rounds.state import Aggregating, Halted, JobState, MemberView, Publishing, TrainingWindow
 from coordinator.rounds.step import Step, absence_timer, deadline_timer, look_timer, window_timer
 from tacit.messages import AttemptMessage, JobEnded
-from tacit.reason import Reason, word
+from tacit.reason import Reason, sentence, word
 
 __all__ = ["transition"]
 
@@ -62,6 +62,8 @@ def transition(state: JobState, event: ev.Event, now_ms: int) -> tuple[JobState,
             _disconnected(step, event.member)
         case ev.Declined():
             _declined(step, event)
+        case ev.Left():
+            _left(step, event.member)
         case ev.SaidReady():
             _ready(step, event)
         case ev.Answered():
@@ -138,6 +140,8 @@ def _abort(step: Step) -> None:
 
 def _connected(step: Step, event: ev.Connected) -> None:
     state, known = step.state, step.state.members.get(event.member)
+    if known is not None and known.withdrew:
+        return
     restarted = known is not None and known.process != event.process
     if known is None or restarted:
         view = MemberView(True, event.process)
@@ -206,7 +210,7 @@ def _assign_others(step: Step, before: frozenset[str]) -> None:
 
 def _declined(step: Step, event: ev.Declined) -> None:
     known = step.state.members.get(event.member)
-    if known is None or event.round != step.state.round:
+    if known is None or known.withdrew or event.round != step.state.round:
         # The refusal is for a round that is over, or that a restored coordinator does not know and has no version for.
         # It says nothing about this round, for which the member is asked again.
         return
@@ -227,13 +231,35 @@ def _declined(step: Step, event: ev.Declined) -> None:
         consider_opening(step)
 
 
+def _left(step: Step, member: str) -> None:
+    """Asks a member that withdrew for nothing more. A vector of its that has arrived stays in the attempt's sum."""
+    known = step.state.members.get(member)
+    step.state = replace(step.state, awaited=step.state.awaited - {member})
+    if known is None or known.withdrew:
+        return
+    before = frozenset(step.state.available)
+    reason = Reason.REASON_MEMBER_WITHDREW
+    gone = replace(known, declined=(reason, sentence(reason)), ready=False, approvals=0)
+    step.state = step.state.with_member(member, gone)
+    step.do(counts.Declined(reason=word(reason), member=member, detail=sentence(reason)))
+    if isinstance(step.state.phase, TrainingWindow):
+        step.state = replace(step.state, phase=_without(step.state.phase, member))
+        _assign_others(step, before)
+        consider_opening(step)
+    elif isinstance(step.state.phase, Aggregating) and member in step.state.phase.cohort:
+        silent(step, member)
+        drop(step, member, reason)
+
+
 def _without(phase: TrainingWindow, member: str) -> TrainingWindow:
     return replace(phase, ready_order=tuple(name for name in phase.ready_order if name != member))
 
 
 def _ready(step: Step, event: ev.SaidReady) -> None:
     state, known = step.state, step.state.members.get(event.member)
-    if known is None or not isinstance(state.phase, TrainingWindow) or known.barred_until > state.round:
+    if known is None or known.withdrew or not isinstance(state.phase, TrainingWindow):
+        return
+    if known.barred_until > state.round:
         return
     if (event.round, event.version) != (state.round, state.version):
         # The member trained for something that is over, so it gets the present assignment again.

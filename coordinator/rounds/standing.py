@@ -43,6 +43,7 @@ LASTING = frozenset(
         Reason.REASON_POLICY_AUTHORITY,
         Reason.REASON_POLICY_NOISE,
         Reason.REASON_POLICY_CORPUS,
+        Reason.REASON_MEMBER_WITHDREW,
     }
 )
 

@@ -73,6 +73,11 @@ class MemberView:
     away_until: int = 0
 
     @property
+    def withdrew(self) -> bool:
+        """Whether it withdrew, or said so. The job asks it for nothing more."""
+        return self.declined is not None and self.declined[0] == Reason.REASON_MEMBER_WITHDREW
+
+    @property
     def awaits_approval(self) -> bool:
         """Whether it waits for its stewards. It goes on by itself once they have approved the job."""
         return self.declined is not None and self.declined[0] == Reason.REASON_APPROVAL_AWAITED

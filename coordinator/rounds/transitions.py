@@ -25,7 +25,7 @@ class Transition:
 
 
 # Each may be the last thing that a phase waits for, or cost the attempt a member.
-_SETTLING = (ev.Answered, ev.Misbehaved, ev.Connected, ev.TimerFired)
+_SETTLING = (ev.Answered, ev.Misbehaved, ev.Connected, ev.Left, ev.TimerFired)
 _LOSING = (*_SETTLING, ev.Uploaded)
 
 TRANSITIONS = (
@@ -36,7 +36,7 @@ TRANSITIONS = (
         TrainingWindow,
         Aggregating,
         "enough members are ready",
-        (ev.SaidReady, ev.Declined, ev.Disconnected, ev.TimerFired),
+        (ev.SaidReady, ev.Declined, ev.Disconnected, ev.Left, ev.TimerFired),
     ),
     Transition(
         TrainingWindow,

@@ -25,7 +25,7 @@ import contextlib
 import hashlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,11 @@ class Corpora:
             log.info("corpus_declined", job=job, member=member)
             await self._release(None if before is None else before.digest)
         return CorpusProgress()
+
+    async def taken_back(self, files: Collection[bytes]) -> None:
+        """Deletes files that a withdrawal took back, unless they count elsewhere."""
+        for digest in files:
+            await self._release(digest)
 
     def start(self) -> None:
         """Starts to delete files that no longer counted when the previous process ended."""

@@ -23,6 +23,7 @@ from coordinator.services.streams import Context
 from coordinator.services.transfers import Transfers
 from coordinator.services.turns import Turns
 from coordinator.services.unusable import come_again
+from coordinator.services.withdrawals import WithdrawalRefused, take_own
 from tacit.status import abort_with
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
@@ -66,6 +67,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             chunk_seconds: Seconds to wait for each further chunk of a masked vector.
         """
         self._running = running
+        self._federation = federation
         self._renewals = renewals
         self._limit = limit = MemberLimit(time.monotonic) if limit is None else limit
         lives = Lives(running)
@@ -170,6 +172,22 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         """Takes this member's signature over a head."""
         async with self._callers.member(context) as member, come_again(context, member=member):
             return await cosigned_or_abort(self._running.roster, request, context, member)
+
+    async def Withdraw(  # noqa: N802
+        self, request: pb.WithdrawRequest, context: Context
+    ) -> pb.WithdrawResponse:
+        """Takes this member's own withdrawal."""
+        log = self._running.roster
+        if log is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator takes no withdrawals")
+        caller = await self._callers.certificate(context)
+        member = caller.identity.name
+        async with self._callers.under_way(member, context), come_again(context, member=member):
+            try:
+                now_ms = time.time_ns() // 1_000_000
+                return await take_own(self._running, log, self._federation, caller, request, now_ms)
+            except WithdrawalRefused as refused:
+                await abort_with(context, refused.reason, str(refused))
 
     async def MaskedUploadStatus(  # noqa: N802
         self, request: pb.AttemptRef, context: Context

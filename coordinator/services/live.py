@@ -4,7 +4,7 @@ The driver of the rounds implements `Live`, and the operator's service and its t
 impossible change raises `OperatorRefused`, with a reason for machines and a sentence for people.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, Protocol
 
 from coordinator.domain.jobs import LiveJob
@@ -73,6 +73,14 @@ class Live(Protocol):
 
     async def disconnect(self, member: str) -> None:
         """Ends the session of a member whose certificate was revoked, if it has one."""
+        ...
+
+    async def withdrawn(self, member: str) -> None:
+        """Lets every job go on at once without a member that has withdrawn from it, by what the database says now."""
+        ...
+
+    async def taken_back(self, files: Collection[bytes]) -> None:
+        """Deletes members' files of synthetic text that count no longer."""
         ...
 
     async def changed(self) -> None:

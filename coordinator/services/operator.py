@@ -28,6 +28,7 @@ from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
 from coordinator.services.operators import operator_peer, say_cut_off
+from coordinator.services.withdrawals import held_to_pb
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -167,19 +168,31 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
             def read(
                 s: records.Session,
-            ) -> tuple[records.StoredJob, list[records.StoredRound], list[records.StoredVersion]]:
+            ) -> tuple[
+                records.StoredJob,
+                list[records.StoredRound],
+                list[records.StoredVersion],
+                list[tuple[str, int, int, str]],
+            ]:
                 name = request.name
                 return (
                     records.load_job(s, name),
                     records.rounds(s, name, last=MAX_ROUNDS),
                     records.versions(s, name),
+                    records.successors(s, name),
                 )
 
-            job, rounds, versions = await self._database.run(read)
+            job, rounds, versions, successors = await self._database.run(read)
             return operator_pb2.JobDetail(
                 job=self._job(job),
                 rounds=_newest(rounds),
                 versions=[_version(item) for item in versions],
+                successors=[
+                    operator_pb2.Successor(
+                        job=name, version_number=number, withdrawn=withdrawn, status=_STATUS[JobStatus(status)]
+                    )
+                    for name, number, withdrawn, status in successors
+                ],
             )
 
     # ---- members -------------------------------------------------------------------------------------------
@@ -224,6 +237,22 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             self._touch()
             log.info("member_revoked", member=request.name, operator=operator)
             return self._member(member, self._live.connected(), self._live.declined(), self._live.awaiting())
+
+    async def WithdrawMember(
+        self, request: operator_pb2.WithdrawMemberRequest, context: Context
+    ) -> operator_pb2.WithdrawMemberResponse:
+        """Records that a member withdrew, and lets every job in its scope go on without it."""
+        async with self._call(context) as operator:
+            now_ms, job = self._now_ms(), request.job or None
+            taken = await self._database.run(
+                lambda s: records.withdraw(s, request.name, job, now_ms, by=operator, dry_run=request.dry_run)
+            )
+            if not request.dry_run:
+                await self._live.withdrawn(request.name)
+                await self._live.taken_back(taken.texts)
+                self._touch()
+                log.info("member_withdrew", member=request.name, scope=job or "all", operator=operator)
+            return operator_pb2.WithdrawMemberResponse(jobs=[held_to_pb(each) for each in taken.held])
 
     # ---- blobs ---------------------------------------------------------------------------------------------
 
@@ -651,6 +680,7 @@ def _version(item: records.StoredVersion) -> operator_pb2.Version:
         norm=item.norm or 0.0,
         change=item.change or 0.0,
         withdrawn=item.withdrawn,
+        pruned=item.pruned,
         evaluations=[_evaluation(evaluation) for evaluation in item.evaluations],
         estimate=None if item.estimate is None else _estimate(item.estimate),
     )

@@ -31,6 +31,7 @@ from tacit.roster_wire import (
 )
 from tacit.v1 import enrolment_pb2
 from tacit.v1 import federation_pb2 as pb
+from tacit.withdrawal import WithdrawalTaken, sign_taken
 
 __all__ = ["RosterLog", "cosigned_or_abort"]
 
@@ -106,6 +107,15 @@ class RosterLog:
             head = Head(self._federation, size, self._tree.root(), now_ms)
             self._signed = SignedHead.made(head, key, certificate)
             return self._signed
+
+    def sign(self, taken: WithdrawalTaken) -> tuple[bytes, bytes]:
+        """Signs as the server that a withdrawal was taken. Returns the signature, and the server's certificate (DER).
+
+        Raises:
+            OSError, ValueError: the server's key is being replaced; try again.
+        """
+        key, certificate = self._signer()
+        return sign_taken(taken, key), certificate
 
     async def page(self, request: pb.FetchLogRequest) -> pb.FetchLogResponse:
         """Returns the entries that a member asks for, as many as one answer has, and the newest head."""

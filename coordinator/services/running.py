@@ -32,6 +32,10 @@ class Running(Protocol):
     # Digests that members may fetch: job documents, the blobs that they name, and published versions.
     fetchable: set[bytes]
 
+    async def withdrawn(self, member: str) -> None:
+        """Lets every job go on at once without a member that has withdrawn from it, by what the database says now."""
+        ...
+
     def certificate_of(self, digest: bytes) -> bytes | None:
         """Looks up a certificate, or a member's keys, by their digest, among advertisements that were accepted."""
         ...

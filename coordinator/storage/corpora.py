@@ -16,6 +16,7 @@ from coordinator.storage.errors import NotFound, OutOfOrder
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.members import MemberStatus
 from coordinator.storage.models import AttemptRow, CorpusRow, JobRow, MemberRow, RoundRow, VersionRow
+from coordinator.storage.withdrawal import left_out
 
 __all__ = [
     "MAX_ANSWERS",
@@ -153,6 +154,8 @@ def check_answer(s: Session, job: str, member: str, most: int = MAX_ANSWERS) -> 
         raise OutOfOrder(f"job {job} is not finished; it takes synthetic text only after its last round")
     if known is None or known.status != MemberStatus.ENROLLED.value:
         raise OutOfOrder(f"{member} is no longer a member, so nothing is taken from it")
+    if member in left_out(s, job):
+        raise OutOfOrder(f"{member} withdrew from job {job}, so nothing is taken from it")
     mine = select(func.count()).where(CorpusRow.job == job, CorpusRow.member == member)
     if (s.scalar(mine) or 0) >= most:
         raise OutOfOrder(f"{member} has answered {MAX_ANSWERS} times to {job}, and its last answer stays")
@@ -203,7 +206,7 @@ def decline_corpus(s: Session, job: str, member: str, now_ms: int) -> bool:
         OutOfOrder: as for `check_answer`, except that a member can always take a file back, however often it answered.
     """
     before = _counting(s, job, member)
-    if before is not None and before.digest is None:
+    if (before is not None and before.digest is None) or member in left_out(s, job):
         return False
     # This takes at most one more row, because after it the member can only decline again.
     _replace(s, job, member, before, now_ms, most=MAX_ANSWERS + (before is not None))

@@ -30,6 +30,7 @@ from coordinator.storage.models import (
     ServerStateRow,
     VersionRow,
 )
+from coordinator.storage.withdrawal import carry_marks, left_out, mark_published
 from tacit.attempt import AttemptId
 from tacit.reason import Reason, from_word, word
 
@@ -92,6 +93,8 @@ class StoredVersion:
     withdrawn: int = 0
     # What the members of the next round measured; None if nobody measured it.
     estimate: StoredEstimate | None = None
+    # Whether the retention policy let it go (`coordinator.storage.prune`).
+    pruned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,9 @@ class StoredJob:
         """The best measured version. Its estimate was selected, so it is too high on average."""
         return best_estimate(self.estimates)
 
+    # Members that withdrew, which the job asks for nothing.
+    left_out: frozenset[str] = frozenset()
+
 
 # ---- jobs --------------------------------------------------------------------------------------------------
 
@@ -197,13 +203,27 @@ def create_job(
             created_ms=now_ms,
             changed_ms=now_ms,
             forgiven_round=0,
+            earlier_job=None if earlier is None else earlier[0],
+            earlier_version=None if earlier is None else earlier[1],
         )
     )
     s.flush()
-    before = None if earlier is None else s.get(VersionRow, earlier)
-    withdrawn = 0 if before is None else before.withdrawn
+    withdrawn = 0 if earlier is None else carry_marks(s, name, earlier)
     s.add(VersionRow(job=name, number=0, digest=version, round=0, created_ms=now_ms, withdrawn=withdrawn))
-    note(s, "job_created", name, now_ms, document=document.hex(), version=version.hex(), rounds=rounds_total)
+    from_version: dict[str, str | int] = (
+        {} if earlier is None else {"earlier_job": earlier[0], "earlier_version": earlier[1]}
+    )
+    note(
+        s,
+        "job_created",
+        name,
+        now_ms,
+        document=document.hex(),
+        version=version.hex(),
+        rounds=rounds_total,
+        withdrawn=withdrawn,
+        **from_version,
+    )
     if withdrawn:
         note(s, "version_withdrawn", name, now_ms, first=0, newest=0, sums=0, members=withdrawn, by="")
     s.flush()
@@ -298,6 +318,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         norms=_newest_norms(s, row.name),
         exploded=_exploded(row),
         estimates=estimates(s, row.name),
+        left_out=left_out(s, row.name),
     )
 
 
@@ -613,6 +634,9 @@ def publish_version(
         norm=norms.version,
         change=norms.change,
     )
+    made_by = select(AttemptRow.survivors).where(AttemptRow.job == job, AttemptRow.round == round)
+    summed = s.scalars(made_by.order_by(AttemptRow.number.desc()).limit(1)).one_or_none()
+    mark_published(s, job, number, summed or (), now_ms)
     if exploded is not None:
         row = _job(s, job)
         if row.exploded_version is None:
@@ -660,6 +684,7 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
             carried[row.number],
             row.withdrawn,
             shown.get(row.number),
+            row.pruned_ms is not None,
         )
         for row in found
     ]

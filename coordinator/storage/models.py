@@ -60,6 +60,8 @@ __all__ = [
     "ServerStateRow",
     "TokenRow",
     "VersionRow",
+    "WithdrawalMarkRow",
+    "WithdrawalRow",
 ]
 
 # SQLite numbers rows by itself only if the key is a plain INTEGER.
@@ -212,6 +214,7 @@ class JobRow(Base):
             "(exploded_version IS NULL) = (exploded_than IS NULL)",
             name="exploded_at_once",
         ),
+        CheckConstraint("(earlier_job IS NULL) = (earlier_version IS NULL)", name="earlier_at_once"),
     )
 
     name: Mapped[str] = mapped_column(_Name, primary_key=True)
@@ -228,6 +231,9 @@ class JobRow(Base):
     exploded_than: Mapped[int | None] = mapped_column(Integer)
     # Abandoned rounds up to this one no longer count as failures in a row, because the operator resumed the job.
     forgiven_round: Mapped[int] = mapped_column(Integer, default=0)
+    # The version of another job that it started from, if it did.
+    earlier_job: Mapped[str | None] = mapped_column(_Name)
+    earlier_version: Mapped[int | None] = mapped_column(Integer)
 
 
 class RoundRow(Base):
@@ -333,6 +339,40 @@ class VersionRow(Base):
     pruned_ms: Mapped[int | None] = mapped_column(BigInteger)
     # Members that withdrew after their updates went into it, or into a version that it was made from.
     withdrawn: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class WithdrawalRow(Base):
+    """A member's withdrawal from a job and those that start from it, or from all. There is no way back."""
+
+    __tablename__ = "withdrawals"
+    __table_args__ = (
+        Index("ix_withdrawals_member", "member"),
+        Index("uq_withdrawals_job", "member", "job", unique=True),
+        Index(
+            "uq_withdrawals_all",
+            "member",
+            unique=True,
+            sqlite_where=text("job IS NULL"),
+            postgresql_where=text("job IS NULL"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name))
+    # None: from all jobs, for good.
+    job: Mapped[str | None] = mapped_column(ForeignKey(JobRow.name))
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class WithdrawalMarkRow(Base):
+    """A member that withdrew, and the first version of a job that holds its updates: `versions.withdrawn` counts it."""
+
+    __tablename__ = "withdrawal_marks"
+    __table_args__ = (CheckConstraint("first_version >= 0", name="first_not_negative"),)
+
+    job: Mapped[str] = mapped_column(ForeignKey(JobRow.name), primary_key=True)
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
+    first_version: Mapped[int] = mapped_column(Integer)
 
 
 class ServerStateRow(Base):

@@ -29,6 +29,7 @@ from coordinator.storage.estimates import best_estimate
 from coordinator.storage.jobs import StoredVersion, versions
 from coordinator.storage.journal import note
 from coordinator.storage.models import CorpusRow, JobRow, JournalRow, ServerStateRow, VersionRow
+from coordinator.storage.withdrawal import restart_points
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 
@@ -43,12 +44,15 @@ class Retention:
         newest: how many of the newest versions; 0: all versions stay.
         best: whether the best evaluated version and the best measured one stay.
         exported: whether exported versions stay.
+        restarts: whether the version before each member's first sum stays, from which the job starts anew if that
+            member withdraws.
         named: versions that stay, as (job, number).
     """
 
     newest: int = 0
     best: bool = True
     exported: bool = True
+    restarts: bool = True
     named: frozenset[tuple[str, int]] = frozenset()
 
 
@@ -92,8 +96,14 @@ def best_of(found: Sequence[StoredVersion]) -> int | None:
     return max(figures, key=lambda number: (figures[number], number))
 
 
-def kept(job: str, found: Sequence[StoredVersion], exported: frozenset[bytes], policy: Retention) -> frozenset[int]:
-    """The numbers of the versions that stay, of one job's versions in order."""
+def kept(
+    job: str,
+    found: Sequence[StoredVersion],
+    exported: frozenset[bytes],
+    policy: Retention,
+    restarts: frozenset[int] = frozenset(),
+) -> frozenset[int]:
+    """The numbers of the versions that stay, of one job's versions in order. `restarts`: see `Retention`."""
     if policy.newest == 0:
         return frozenset(each.number for each in found)
     stays = {0} | {each.number for each in found[-policy.newest :]}
@@ -104,6 +114,8 @@ def kept(job: str, found: Sequence[StoredVersion], exported: frozenset[bytes], p
         stays |= {number for number in bests if number is not None}
     if policy.exported:
         stays |= {each.number for each in found if each.digest in exported}
+    if policy.restarts:
+        stays |= restarts
     return frozenset(stays | {number for name, number in policy.named if name == job})
 
 
@@ -160,7 +172,8 @@ def _decide(s: Session, policy: Retention, now_ms: int, by: str, dry_run: bool) 
     states = 0
     for job, _ in documents:
         found = versions(s, job)
-        stays = kept(job, found, _exported(s, job), policy)
+        restarts = restart_points(s, job, {each.round: each.number for each in found})
+        stays = kept(job, found, _exported(s, job), policy, restarts)
         pruned = set(
             s.scalars(select(VersionRow.number).where(VersionRow.job == job, VersionRow.pruned_ms.is_not(None)))
         )

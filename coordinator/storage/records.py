@@ -79,12 +79,14 @@ from coordinator.storage.operators import (
     revoke_operator,
     revoked_among,
 )
+from coordinator.storage.withdrawal import Held, Proof, Withdrawal, left_out, successors, withdraw
 
 __all__ = [
     "CorpusOffered",
     "CorpusStanding",
     "DatabaseTokenDesk",
     "Head",
+    "Held",
     "JobExists",
     "JournalEntry",
     "MemberStatus",
@@ -93,6 +95,7 @@ __all__ = [
     "OperatorStanding",
     "OutOfOrder",
     "Outcome",
+    "Proof",
     "Served",
     "Session",
     "StorageError",
@@ -106,6 +109,7 @@ __all__ = [
     "StoredRound",
     "StoredVersion",
     "TokenWithdrawn",
+    "Withdrawal",
     "abandon_open_attempts",
     "best_estimate",
     "canonical_fields",
@@ -127,6 +131,7 @@ __all__ = [
     "journal",
     "keep_corpus",
     "keep_next",
+    "left_out",
     "let_in",
     "load_job",
     "load_jobs",
@@ -150,8 +155,10 @@ __all__ = [
     "rounds",
     "served",
     "set_job_status",
+    "successors",
     "took_part",
     "trained_from",
     "uncounted_corpora",
     "versions",
+    "withdraw",
 ]

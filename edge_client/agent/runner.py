@@ -29,13 +29,14 @@ from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_
 from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
 from edge_client.roster.following import Follower
-from edge_client.session.agent import Agent, JobsUnfinished, Observer
+from edge_client.session.agent import WITHDREW_FOR_GOOD, Agent, JobsUnfinished, Observer
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
+from edge_client.withdrawal.folder import WithdrawalFolder, WithdrawalsUnreadable
 from learning.prompts.features import FeatureStore
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
 from learning.text.tables import TableInvalid, width_of
@@ -187,6 +188,7 @@ def run_member(
     """
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
     configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
+    withdrawals = _still_taking_part(options)
     member = load_member(options)
     if skipped := member.skipped:
         # A warning, so that a terminal shows it as well.
@@ -224,11 +226,44 @@ def run_member(
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
                 desk = _desk(member, budget, describe)
-                asyncio.run(_run(member, journal, book, budget, keeper, watcher, options, features, desk, kept_back))
+                asyncio.run(
+                    _run(
+                        member,
+                        journal,
+                        book,
+                        budget,
+                        keeper,
+                        watcher,
+                        options,
+                        features,
+                        desk,
+                        kept_back,
+                        withdrawals,
+                    )
+                )
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
                 fail(unfinished.sentence, ExitCode.FAILED)
+
+
+def _still_taking_part(options: RunOptions) -> WithdrawalFolder:
+    """What the member withdrew from. A withdrawal from all that the coordinator has not taken lets it start, to say so.
+
+    Raises:
+        CommandFailed: it withdrew from all jobs and the coordinator has taken that, or that cannot be read.
+    """
+    try:
+        identity = MemberIdentity.load(home_path(options.home))
+        found = WithdrawalFolder(identity.home, identity.federation, identity.member)
+        for_good = found.for_good
+    except HomeUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    except WithdrawalsUnreadable as error:
+        fail(f"nobody knows what this member withdrew from, so it takes part in nothing: {error}", ExitCode.REFUSED)
+    if for_good is not None and for_good.answer is not None:
+        fail(WITHDREW_FOR_GOOD, ExitCode.REFUSED)
+    return found
 
 
 def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe] | None) -> Desk | None:
@@ -306,6 +341,7 @@ async def _run(
     features: FeatureStore,
     desk: Desk | None,
     kept_back: KeptBack | None,
+    withdrawals: WithdrawalFolder,
 ) -> None:
     verification = Verification(member.identity.trust)
 
@@ -331,6 +367,7 @@ async def _run(
         certificate_of=verification.certificate_of,
         roster=book,
         approved=None if desk is None else desk.check,
+        withdrawn=withdrawals.check,
     )
     if not member.policy.peers:
         # The holder of the authority's key can enrol members of its own making. Without pins, the bound on corrupt
@@ -355,6 +392,7 @@ async def _run(
         desk=desk,
         canaries=CanaryBook(member.home, member.data_name, member.policy.max_canaries),
         kept_back=kept_back,
+        withdrawn=withdrawals,
     )
     agent = Agent(
         member.identity,
@@ -368,6 +406,7 @@ async def _run(
         until_finished=options.until_finished,
         renewer=renewer,
         desk=desk,
+        withdrawals=withdrawals,
         follower=Follower(
             book,
             member.identity,

@@ -98,7 +98,7 @@ class ApprovalFolder:
     def request(self) -> ApprovalRequest | None:
         """The newest request. None: there is none that can be read."""
         try:
-            return ApprovalRequest.from_file(self.path / _REQUEST)
+            return ApprovalRequest.from_file(_a_file(self.path / _REQUEST))
         except (OSError, DocumentInvalid):
             return None
 
@@ -141,7 +141,7 @@ class ApprovalFolder:
         Raises:
             OSError, DocumentInvalid: it cannot be read.
         """
-        return SignedStatement.from_file(self.path / name)
+        return SignedStatement.from_file(_a_file(self.path / name))
 
     def statements(self, known: Collection[bytes] = ()) -> Iterator[SignedStatement]:
         """Yields the statements that can be read, those that were signed first coming first.
@@ -160,6 +160,13 @@ class ApprovalFolder:
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(folder.parent)
+
+
+def _a_file(path: Path) -> Path:
+    """Raises OSError unless it is a file: reading a pipe would hang the running member."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "is not a file", path)
+    return path
 
 
 def folders(home: Path) -> Iterator[ApprovalFolder]:

@@ -16,6 +16,7 @@ from edge_client.cli.private import app as private
 from edge_client.cli.renew import renew
 from edge_client.cli.run import run
 from edge_client.cli.steward import app as steward
+from edge_client.cli.withdraw import withdraw
 from edge_client.cli.witness import app as witness
 from toolkit.console import program, run_app
 
@@ -43,6 +44,7 @@ app.command()(doctor)
 app.command()(renew)
 app.command()(run)
 app.command(short_help="Show who has joined the federation, and what is new.")(members)
+app.command(short_help="Withdraw from a job, or from all for good.")(withdraw)
 app.command()(export)
 app.command(short_help="Measure your own model on your own texts.")(evaluate)
 app.command(short_help="Attack your own updates and the published version.")(audit)

@@ -89,7 +89,7 @@ def show(
     if as_json or json_requested():
         print_json({**_summary(asked, standing), "plan": asked.dry_run(), "lines": list(asked.lines)})
         return
-    _print(asked, standing)
+    _print(asked, standing, request)
     if out is not None:
         typer.echo(f"Wrote {out}: it holds the job, the policy, and what this machine says of the job.")
 
@@ -257,7 +257,7 @@ def _decide(
     try:
         name = steward_named(asked, public_key(key))
         lasts = f", for {days_of(asked, days):g} days" if choice == "approve" else ""
-        _confirm(asked, f"{choice.capitalize()} {asked.document.name} as {name}{lasts}?", digest, yes, as_json)
+        _confirm(asked, f"{choice.capitalize()} {asked.document.name} as {name}{lasts}?", digest, yes, as_json, request)
         known = [] if request is not None else [each.signed for each in heard_at(_home(home), asked)[0]]
         signed = decide(asked, choice, open_key(key, passphrase()), days=days, reason=reason, known=known)
         if out is not None:
@@ -278,7 +278,9 @@ def _decide(
     _told(signed, path, as_json, None if out is not None else _home(home))
 
 
-def _confirm(asked: "ApprovalRequest", question: str, digest: str | None, yes: bool, as_json: bool) -> None:
+def _confirm(
+    asked: "ApprovalRequest", question: str, digest: str | None, yes: bool, as_json: bool, request: Path | None
+) -> None:
     """Makes sure that what is signed is what was read. Raises CommandFailed."""
     found = asked.question.document.hex()
     if digest is not None:
@@ -293,7 +295,7 @@ def _confirm(asked: "ApprovalRequest", question: str, digest: str | None, yes: b
     elif as_json or json_requested():
         fail("--json needs --digest, as `edge_client job show` prints it: nobody reads what is signed", ExitCode.USAGE)
     else:
-        _print(asked, None)
+        _print(asked, None, request)
     if yes:
         return
     if not sys.stdin.isatty():
@@ -337,7 +339,8 @@ def _told(signed: "SignedStatement", path: Path, as_json: bool, home: Path | Non
         typer.echo("`edge_client run` acts on it within seconds if it is running, or at its next start.")
 
 
-def _print(asked: "ApprovalRequest", standing: "Standing | None") -> None:
+def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path | None) -> None:
+    """Prints what is asked. `request`: the file that it was read from, on a machine that is not the member's."""
     job, question = asked.document, asked.question
     lines = [
         f"{job.name}, for member {asked.member} with the data {asked.data}",
@@ -359,10 +362,13 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None") -> None:
     ]
     if standing is not None:
         lines.append(f"So far: {_words(standing)}.")
+    which = job.name if request is None else f"--request {request} --out SIGNED"
     lines.append(
-        f"To approve it: `edge_client job approve {job.name} --digest {question.document.hex()[:16]} --key FILE`."
+        f"To approve it: `edge_client job approve {which} --digest {question.document.hex()[:16]} --key FILE`."
     )
-    typer.echo(printable("\n".join(lines)))
+    # Each by itself: a dry run of many parameters is longer than what is shown of one text.
+    for line in lines:
+        typer.echo(printable(line))
 
 
 def _cohorts(least: int, most: int) -> str:

@@ -33,10 +33,13 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped, Link
 from edge_client.session.machine import transition
 from edge_client.session.preparation import ApprovalMissing, Preparation, PreparationRefused, Preparer
+from edge_client.withdrawal.folder import KeptWithdrawal, WithdrawalFolder, WithdrawalsUnreadable
+from edge_client.withdrawal.sending import AnswerUnfit, RequestRefused, send
 from learning.mechanisms.contribution import Update, update_digest
 from learning.mechanisms.protection import Protection
 from tacit import __version__, wire
 from tacit.attempt import AttemptId
+from tacit.job import JobDocument
 from tacit.mechanism import NoMechanism
 from tacit.messages import (
     Assignment,
@@ -57,7 +60,7 @@ from tacit.reason import FINISHED, Reason, of_protocol, word
 from tacit.roster import SignedHead
 from tacit.v1 import federation_pb2 as pb
 
-__all__ = ["CHUNK", "Agent", "JobsUnfinished", "Observer"]
+__all__ = ["CHUNK", "WITHDREW_FOR_GOOD", "Agent", "JobsUnfinished", "Observer"]
 
 log = structlog.get_logger("edge_client")
 
@@ -73,8 +76,15 @@ _TAKE_A_WHILE = (
 )
 # Maximum messages of the coordinator that are read and not handled yet. A roster has up to 13 MiB.
 _MESSAGES_AHEAD = 16
-# Seconds between two looks at what the stewards have decided.
+# Seconds between two looks at what the stewards have decided, and at what this member withdrew from.
 _LOOK_SECONDS = 1.0
+# Ends of a job after which this member hears no more of it.
+_FOR_GOOD = (*FINISHED, Reason.REASON_JOB_ABORTED, Reason.REASON_MEMBER_WITHDREW)
+
+WITHDREW_FOR_GOOD = (
+    "This member withdrew from all jobs, for good, and the coordinator has taken that: nothing is left to do. "
+    "`edge_client withdraw` shows what it said."
+)
 
 
 def _takes_a_while(event: m.Event) -> bool:
@@ -122,6 +132,22 @@ def _of_stewards(desk: Desk, phase: m.Phase) -> m.Event | None:
             return None
         case _:
             return None
+
+
+def _document_of(phase: m.Phase) -> JobDocument | None:
+    match phase:
+        case m.Awaiting(job=job) | m.Holding(job=job) | m.InAttempt(holding=m.Holding(job=job)):
+            return job
+        case _:
+            return None
+
+
+def _readable(folder: WithdrawalFolder) -> tuple[KeptWithdrawal, ...]:
+    """The withdrawals, or none if they cannot be read: then the member takes part in nothing, and says so elsewhere."""
+    try:
+        return folder.all()
+    except WithdrawalsUnreadable:
+        return ()
 
 
 class Observer(Protocol):
@@ -202,6 +228,7 @@ class Agent:
         releaser: Releaser | None = None,
         follower: Follower | None = None,
         desk: Desk | None = None,
+        withdrawals: WithdrawalFolder | None = None,
     ) -> None:
         """Starts from what the journal remembers.
 
@@ -219,6 +246,7 @@ class Agent:
             follower: Follows the roster log; without one, attempts are not checked against it.
             releaser: Makes and releases the synthetic text that jobs order; without one, the member makes none.
             desk: Knows which jobs the stewards approve of; without one, none is asked about.
+            withdrawals: What this member withdrew from; without it, nothing.
         """
         self._link = Link(
             identity,
@@ -242,6 +270,7 @@ class Agent:
         self._releaser = releaser
         self._follower = follower
         self._desk = desk
+        self._withdrawals = withdrawals
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
         self._process = os.urandom(16)
@@ -280,6 +309,9 @@ class Agent:
             tasks.append(asyncio.create_task(self._renewer.run(self._link.channel, self._link.move)))
         if self._desk is not None:
             tasks.append(asyncio.create_task(self._follow_stewards(self._desk)))
+        if self._withdrawals is not None:
+            tasks.append(asyncio.create_task(self._follow_withdrawals(self._withdrawals)))
+            tasks.append(asyncio.create_task(self._tell_withdrawals(self._withdrawals)))
         if self._releaser is not None:
             tasks.append(
                 asyncio.create_task(
@@ -447,7 +479,7 @@ class Agent:
             self._abandoned.add(ended.job)
             self._end_if_over()
         # Any other paused job, whether by the operator or by itself, may continue.
-        elif ended.reason in FINISHED or ended.reason == Reason.REASON_JOB_ABORTED:
+        elif ended.reason in _FOR_GOOD:
             self._over.add(ended.job)
             self._preparer.job_over(ended.job)
             if self._releaser is not None:
@@ -485,6 +517,48 @@ class Agent:
             for phase in tuple(self._state.jobs.values()):
                 if (event := _of_stewards(desk, phase)) is not None:
                     self._events.put_nowait(event)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    # ---- withdrawals ----------------------------------------------------------------------------------------------
+
+    async def _follow_withdrawals(self, folder: WithdrawalFolder) -> None:
+        """Looks again and again whether this member withdrew from a job that it takes part in."""
+        while True:
+            for job, phase in tuple(self._state.jobs.items()):
+                if isinstance(phase, m.Waiting):
+                    continue
+                try:
+                    folder.check(job, _document_of(phase))
+                except PolicyRefusal as refusal:
+                    self._events.put_nowait(m.Withdrew(job, refusal.reason, refusal.detail))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _tell_withdrawals(self, folder: WithdrawalFolder) -> None:
+        """Tells the coordinator of each withdrawal once in this process: it may have lost what it knew.
+
+        Raises:
+            AgentStopped: The coordinator has taken a withdrawal from all jobs, so nothing is left to do.
+        """
+        told: set[bytes] = set()
+        while True:
+            for kept in _readable(folder):
+                if kept.request.digest() in told:
+                    continue
+                stub = await self._link.stub()
+                try:
+                    kept, _ = await send(stub, self._link.identity, folder, kept)  # noqa: PLW2901  as it is now
+                    log.info("withdrawal_taken", scope=kept.request.job or "all")
+                    told.add(kept.request.digest())
+                    if kept.request.job is None:
+                        raise AgentStopped(Reason.REASON_MEMBER_WITHDREW, WITHDREW_FOR_GOOD)
+                except (RequestRefused, AnswerUnfit) as error:
+                    log.error("withdrawal_not_taken", scope=kept.request.job or "all", why=str(error))
+                    told.add(kept.request.digest())
+                except OSError as error:
+                    log.error("withdrawal_failing", error=str(error))
+                except CALL_BROKEN as error:
+                    raise_if_told_to_stop(error)
+                    await self._link.pause_after_failure(stub)
             await asyncio.sleep(_LOOK_SECONDS)
 
     # ---- preparing ------------------------------------------------------------------------------------------------
@@ -580,6 +654,8 @@ class Agent:
             if held is None or trained_for != (effect.attempt.round, effect.version):
                 gone = "this member no longer has the update that it trained for this attempt"
                 raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, gone)
+            if self._withdrawals is not None:
+                self._withdrawals.check(effect.attempt.job, effect.job)
             if self._desk is not None:
                 self._desk.check(effect.job)
             self._budget.charge(effect.attempt, held.reserved)

@@ -6,6 +6,7 @@ Guarantees:
   context names, only if every number of the context passes its own policy, and only once.
 - If the policy asks stewards, nothing is trained before they approve, and no attempt is joined and no vector leaves
   once they no longer do. The member then waits, and goes on by itself.
+- Once this member withdrew from a job, it trains nothing, joins no attempt, and leaves the one that it is in.
 - That it joined, that a masked vector is about to leave, and what that costs, is on the disk before it happens.
 - A repeated message gets the same bytes as the first time. A different message in its place is refused.
 - Without noise, a member sends one update for one version, and confirms one sum of it. It refuses before it shows a key
@@ -59,6 +60,7 @@ from edge_client.session.states import (
     StopUpload,
     VectorLeaving,
     Waiting,
+    Withdrew,
 )
 from tacit.attempt import AttemptId
 from tacit.context import context_of
@@ -115,6 +117,8 @@ def transition(environment: Environment, state: MemberState, event: Event) -> tu
             _approval_awaited(step, event)
         case Approved():
             _approved(step, event)
+        case Withdrew():
+            _withdrew(step, event)
         case PreparationFailed():
             _preparation_failed(step, event)
         case Masked():
@@ -269,6 +273,23 @@ def _approved(step: _Step, event: Approved) -> None:
         _prepare(step, phase.assignment)
 
 
+def _withdrew(step: _Step, event: Withdrew) -> None:
+    """Leaves whatever is under way for the job. A vector that the coordinator has stays in its sum."""
+    match step.state.phase(event.job):
+        case Preparing(assignment=assignment):
+            step.do(StopPreparing(event.job))
+            _decline(step, assignment, event.reason, event.detail)
+        case Awaiting(assignment=assignment) | Holding(assignment=assignment):
+            step.do(Discard(event.job))
+            _decline(step, assignment, event.reason, event.detail)
+        case InAttempt() as phase:
+            _refuse(step, phase, event.reason, event.detail)
+        case Waiting():
+            return
+    if event.reason == Reason.REASON_MEMBER_WITHDREW:
+        step.do(JobOver(JobEnded(event.job, event.reason)))
+
+
 def _decline(step: _Step, assignment: Assignment, reason: Reason, detail: str) -> None:
     detail = detail[:_LONGEST_DETAIL]
     decline = Decline(assignment.job, assignment.round, reason, detail)
@@ -389,6 +410,8 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         _check_same_round(step.state.memory, phase.assignment)
         _check_vector(step, phase)
         step.environment.policy.check_attempt(context)
+        if step.environment.withdrawn is not None:
+            step.environment.withdrawn(attempt.job, phase.job)
         if step.environment.approved is not None:
             step.environment.approved(phase.job)
     except PolicyRefusal as refusal:

@@ -3,6 +3,7 @@
 Guarantees:
 
 - If the policy asks stewards, nothing is reserved or trained before they approve (`ApprovalMissing`).
+- Nothing is fetched, reserved or trained for a job that this member withdrew from.
 - A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
   start.
 - Everything from others is fetched by the digest that the job document or the assignment names. A backbone may come
@@ -40,6 +41,7 @@ from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
+from edge_client.withdrawal.folder import WithdrawalFolder
 from learning.artifacts import (
     Blob,
     fetch_frozen,
@@ -205,6 +207,7 @@ class Preparer:
         desk: Desk | None = None,
         canaries: CanaryBook | None = None,
         kept_back: KeptBack | None = None,
+        withdrawn: WithdrawalFolder | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -227,7 +230,9 @@ class Preparer:
             desk: Asks the stewards about each job; None if the policy does not.
             canaries: Plants canaries for jobs that ask for an audit; None plants none.
             kept_back: The rows that no training uses; None if all are trained on.
+            withdrawn: What this member withdrew from; None in tests of the preparation alone.
         """
+        self._withdrawn = withdrawn
         self._examples = examples
         self._federation = federation
         self._member = member
@@ -263,8 +268,10 @@ class Preparer:
             PreparationRefused: The policy, the data, what was served, or the training itself does not allow it.
         """
         blob = functools.partial(self._blob, fetch)
+        self._check_not_withdrawn(assignment.job)
         with _unsuitable():
             job = await fetch_job(blob, assignment.job, assignment.job_document)
+        self._check_not_withdrawn(job.name, job)
         with _refusing():
             self._policy.check_job(job, federation=self._federation)
         with _unsuitable():
@@ -286,6 +293,7 @@ class Preparer:
         self._check_data(job)
         async with self._turn:
             # Both are checked again, because jobs take turns and the training of the last one may have taken hours.
+            self._check_not_withdrawn(job.name, job)
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
@@ -308,6 +316,12 @@ class Preparer:
                 raise
             model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
+
+    def _check_not_withdrawn(self, name: str, job: JobDocument | None = None) -> None:
+        """Raises PreparationRefused if this member withdrew from the job."""
+        if self._withdrawn is not None:
+            with _refusing():
+                self._withdrawn.check(name, job)
 
     async def _check_approved(self, job: JobDocument, manifest: Manifest, blob: Blob) -> None:
         """Raises ApprovalMissing, once the stewards are asked, unless they approve of the job or are not asked."""

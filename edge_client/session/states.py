@@ -68,6 +68,7 @@ __all__ = [
     "StopUpload",
     "VectorLeaving",
     "Waiting",
+    "Withdrew",
 ]
 
 # ---- environment and state --------------------------------------------------------------------------------------
@@ -89,6 +90,8 @@ class Environment:
     roster: RosterBook | None = None
     # Raises PolicyRefusal unless the stewards approve of a job now; None if the policy does not ask them.
     approved: Callable[[JobDocument], object] | None = None
+    # Raises PolicyRefusal if this member withdrew from a job; None in tests of the protocol alone.
+    withdrawn: Callable[[str, JobDocument], object] | None = None
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
 
@@ -214,6 +217,15 @@ class Approved:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrew:
+    """This member withdrew from a job, or cannot tell whether it did."""
+
+    job: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreparationFailed:
     """There will be no update for this assignment."""
 
@@ -248,7 +260,15 @@ class CertificatesFetched:
 
 
 Event = (
-    Received | Prepared | ApprovalAwaited | Approved | PreparationFailed | Masked | MaskingFailed | CertificatesFetched
+    Received
+    | Prepared
+    | ApprovalAwaited
+    | Approved
+    | Withdrew
+    | PreparationFailed
+    | Masked
+    | MaskingFailed
+    | CertificatesFetched
 )
 
 # ---- effects ------------------------------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ FIELDS: dict[str, TextKind] = {
     "AttemptRefusal.detail": DETAIL,
     "AttemptRefusal.member": _NAME,
     "AttemptEnded.detail": DETAIL,
+    "HeldContributions.job": _NAME,
     # operator.proto
     "StatusResponse.federation": _FEDERATION,
     "StatusResponse.software_version": _SOFTWARE,
@@ -144,6 +145,9 @@ FIELDS: dict[str, TextKind] = {
     "InviteMemberRequest.name": _NAME,
     "InviteMemberResponse.token": _TOKEN,
     "RevokeMemberRequest.name": _NAME,
+    "WithdrawMemberRequest.name": _NAME,
+    "WithdrawMemberRequest.job": _NAME,
+    "Successor.job": _NAME,
     "GetJobRequest.name": _NAME,
     "ChangeJobRequest.name": _NAME,
     "RecordEvaluationRequest.job": _NAME,

@@ -11,6 +11,7 @@ openssl, jq and sha256sum are enough to verify the file (docs/passport.md).
     export-N       `ExportFacts`, one for each exported folder
     withdrawal-N   `WithdrawalFacts`, one for each withdrawal that concerns the job
     audit-N        `AuditFacts`, one for each member's audit that the operator put in
+    successor-N    `SuccessorFacts`, one for each job that started from a version of this one
     record         `RecordFacts`: the audit journal's head and the roster log's
 
 What it proves: the holder of the operator's key signed it, and an authority of the federation that the verifier names
@@ -27,6 +28,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, 
 
 from tacit.bundle import BundledFile, FileName
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
+from tacit.job_parts import Name
 
 __all__ = [
     "ALWAYS",
@@ -35,6 +37,7 @@ __all__ = [
     "MAX_EXPORTS",
     "MAX_PASSPORT_BYTES",
     "MAX_SECTIONS",
+    "MAX_SUCCESSORS",
     "MAX_VERSIONS",
     "MAX_WITHDRAWALS",
     "SIGNED_PREFIX",
@@ -48,6 +51,7 @@ __all__ = [
     "RecordFacts",
     "Seal",
     "SpendFacts",
+    "SuccessorFacts",
     "VersionFacts",
     "WithdrawalFacts",
     "rounded_up",
@@ -60,6 +64,7 @@ MAX_EVALUATIONS: Final = 16
 MAX_EXPORTS: Final = 16
 MAX_WITHDRAWALS: Final = 1_000
 MAX_AUDITS: Final = 64
+MAX_SUCCESSORS: Final = 100
 MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
 SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
@@ -68,10 +73,13 @@ SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
 _Moment = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
-    str, StringConstraints(pattern=r"^(authorities|document|job|record|(version|export|withdrawal|audit)-[0-9]{1,7})$")
+    str,
+    StringConstraints(
+        pattern=r"^(authorities|document|job|record|(version|export|withdrawal|audit|successor)-[0-9]{1,7})$"
+    ),
 ]
 # The sections that a passport may have.
-MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + MAX_AUDITS + 4
+MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + MAX_AUDITS + MAX_SUCCESSORS + 4
 # The sections that every passport has.
 ALWAYS: Final = ("authorities", "document", "job", "record")
 
@@ -156,7 +164,7 @@ class EstimateFacts(Part):
 class JobFacts(Document):
     """The job, in numbers that the document does not hold or a reader looks for first."""
 
-    name: Short
+    name: Name
     # SHA-256 of the job document, the section `document`.
     document: Digest
     status: Literal["running", "paused", "finished", "aborted"]
@@ -232,6 +240,19 @@ class AuditFacts(Document):
     canaries: int = Field(ge=0)
 
 
+class SuccessorFacts(Document):
+    """A job that started from a version of this one."""
+
+    at_ms: _Moment
+    # The journal's entry that created it.
+    entry: int = Field(ge=1)
+    job: Name
+    # The version of this job that it started from.
+    version: int = Field(ge=0)
+    # Members that had withdrawn by then and whose updates that version holds.
+    withdrawn: int = Field(ge=0)
+
+
 class RecordFacts(Document):
     """Heads of what the coordinator keeps append-only, when the passport was made."""
 
@@ -252,7 +273,7 @@ class Seal(Document):
 
     kind: Literal["tacit-passport-seal"] = "tacit-passport-seal"
     federation: Digest
-    job: Short
+    job: Name
     operator: Short
     # SHA-256 of the operator's certificate.
     certificate: Digest
@@ -316,6 +337,11 @@ class Passport(Document):
     def audits(self) -> tuple[AuditFacts, ...]:
         """The audits in order. Raises: DocumentInvalid: a section is not what its name says."""
         return tuple(AuditFacts.from_json(self.section(name), what=name) for name in self._named("audit"))
+
+    @property
+    def successors(self) -> tuple[SuccessorFacts, ...]:
+        """The jobs that started from this one, in order. Raises: DocumentInvalid: a section is not what it says."""
+        return tuple(SuccessorFacts.from_json(self.section(name), what=name) for name in self._named("successor"))
 
     def _named(self, kind: str) -> list[str]:
         found = [name for name in self.sections if name.startswith(f"{kind}-")]

@@ -25,6 +25,7 @@ from tacit.passport import (
     Passport,
     RecordFacts,
     Seal,
+    SuccessorFacts,
     VersionFacts,
     WithdrawalFacts,
 )
@@ -45,6 +46,7 @@ def make_passport(
     record: RecordFacts,
     withdrawals: Sequence[WithdrawalFacts] = (),
     audits: Sequence[AuditFacts] = (),
+    successors: Sequence[SuccessorFacts] = (),
 ) -> Passport:
     """Signs a passport.
 
@@ -60,6 +62,7 @@ def make_passport(
         record: the heads of journal and roster log.
         withdrawals: the withdrawals that concern the job.
         audits: members' audits of its versions.
+        successors: the jobs that started from one of its versions.
     """
     sections = {
         "authorities": authorities.canonical(),
@@ -70,6 +73,7 @@ def make_passport(
         **{f"export-{number}": each.canonical() for number, each in enumerate(exports, start=1)},
         **{f"withdrawal-{number}": each.canonical() for number, each in enumerate(withdrawals, start=1)},
         **{f"audit-{number}": each.canonical() for number, each in enumerate(audits, start=1)},
+        **{f"successor-{number}": each.canonical() for number, each in enumerate(successors, start=1)},
     }
     der = certificate.public_bytes(serialization.Encoding.DER)
     seal = Seal(
@@ -209,7 +213,7 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
         job = JobFacts.from_json(passport.section("job"), what="the section job")
         record = RecordFacts.from_json(passport.section("record"), what="the section record")
         versions, exports, withdrawals = passport.versions, passport.exports, passport.withdrawals
-        audits = passport.audits
+        audits, successors = passport.audits, passport.successors
     except DocumentInvalid as error:
         yield Finding("sections", str(error))
         return
@@ -234,6 +238,9 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
     for number, audit in enumerate(audits, start=1):
         if audit.number not in by_number or by_number[audit.number].version != audit.version:
             yield Finding(f"audit-{number}", f"no version {audit.number} has the digest that was audited")
+    for number, successor in enumerate(successors, start=1):
+        if successor.entry > record.journal_entry:
+            yield Finding(f"successor-{number}", "its entry comes after the journal's head")
     for number, export in enumerate(exports, start=1):
         if export.number not in by_number or by_number[export.number].version != export.version:
             yield Finding(f"export-{number}", f"no version {export.number} has the digest that it was made from")

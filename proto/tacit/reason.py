@@ -89,6 +89,8 @@ _SENTENCES: dict[str, str] = {
     "corpus_not_wanted": "The job accepts no synthetic text from this member: it orders none, or is not finished.",
     "corpus_invalid": "The file of synthetic text does not match its statement or the job's order.",
     "policy_corpus": "The member's policy does not allow the synthetic text that the job orders.",
+    "member_withdrew": "The member withdrew from this job, or from all; that cannot be taken back.",
+    "withdrawal_invalid": "The withdrawal is not what the calling member signed; the detail says what differs.",
     "internal": "The software failed; its log says where.",
 }
 

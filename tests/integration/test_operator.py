@@ -71,6 +71,7 @@ class Rounds:
         self.sessions: dict[str, str] = {}
         self.declines: dict[str, dict[str, str]] = {}
         self.disconnected: list[str] = []
+        self.withdrew: list[str] = []
         self._event = asyncio.Event()
 
     async def create_job(self, document: bytes, job: JobDocument) -> None:
@@ -111,6 +112,12 @@ class Rounds:
 
     def awaiting(self) -> dict[str, dict[str, str]]:
         return {}
+
+    async def withdrawn(self, member: str) -> None:
+        self.withdrew.append(member)
+
+    async def taken_back(self, files) -> None:
+        pass
 
     async def disconnect(self, member: str) -> None:
         self.disconnected.append(member)
@@ -417,6 +424,28 @@ def test_an_invalid_invitation_is_refused(house):
             assert code is grpc.StatusCode.INVALID_ARGUMENT
             assert "1 minute to 30 days" in sentence
         assert (await stub.ListMembers(operator_pb2.ListMembersRequest())).members == []
+
+    house(scenario)
+
+
+def test_a_withdrawal_is_recorded_under_the_operators_name_before_rounds_hear_of_it(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        await enrolled(house, "north")
+        asked = operator_pb2.WithdrawMemberRequest(name="north", dry_run=True)
+        assert not (await stub.WithdrawMember(asked)).jobs
+        assert house.rounds.withdrew == []
+        await stub.WithdrawMember(operator_pb2.WithdrawMemberRequest(name="north"))
+        assert house.rounds.withdrew == ["north"]
+        entries = await house.database.run(lambda s: records.journal(s, subject="north"))
+        (told,) = [entry for entry in entries if entry.kind == "withdrawal_taken"]
+        assert (told.fields["by"], told.fields["job"], told.fields["request"]) == ("operator", "", "")
+        for unknown in (
+            operator_pb2.WithdrawMemberRequest(name="nobody"),
+            operator_pb2.WithdrawMemberRequest(name="north", job="nothing"),
+        ):
+            code, _, sentence = await refused(stub.WithdrawMember(unknown))
+            assert (code, "there is no" in sentence) == (grpc.StatusCode.NOT_FOUND, True)
 
     house(scenario)
 

@@ -24,14 +24,14 @@ MEMBERS = ("north", "east", "south")
 # Longer than the coordinator takes from storing a blob to naming it, on a busy machine.
 GRACE_SECONDS = 20.0
 STRAYS = 150
+PRUNE = ("coordinator", "store", "prune", "--grace-seconds", str(GRACE_SECONDS))
 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory):
     with running_federation(tmp_path_factory.mktemp("prune"), *MEMBERS) as federation:
         config = federation.dir / "coordinator.toml"
-        text = config.read_text().replace("keep_versions = 0", "keep_versions = 1")
-        config.write_text(text.replace("prune_grace_hours = 24.0", f"prune_grace_hours = {GRACE_SECONDS / 3600}"))
+        config.write_text(config.read_text().replace("keep_versions = 0", "keep_versions = 1"))
         federation.job("desk", count=100_000)
         for name in MEMBERS:
             federation.start(name)
@@ -61,7 +61,7 @@ def strays(store, count, start):
 
 
 def pruning(federation):
-    words = [str(BIN / "coordinator"), "store", "prune", "--dir", str(federation.dir), "--yes", "--json"]
+    words = [str(BIN / "coordinator"), *PRUNE[1:], "--dir", str(federation.dir), "--yes", "--json"]
     with open(os.devnull, "r+") as nothing:
         streams = {"stdin": nothing.fileno(), "stdout": nothing.fileno(), "stderr": nothing.fileno()}
         return warm.start(words, cwd=ROOT, env={**os.environ}, **streams)
@@ -86,7 +86,7 @@ def test_a_killed_pruning_removes_nothing_that_is_named_and_the_next_leaves_noth
         process.wait(60)
         assert all(store.has(digest) for digest in named(town)), number
     assert cut_short > kills / 4
-    said = json.loads(succeed("coordinator", "store", "prune", "--dir", town.dir, "--yes", "--json"))
+    said = json.loads(succeed(*PRUNE, "--dir", town.dir, "--yes", "--json"))
     assert said["missing"] == []
     # A version that was let go between the look at the rows and this one was young then.
     old, names = time.time() - 2 * GRACE_SECONDS, named(town)
@@ -99,9 +99,9 @@ def test_a_killed_pruning_removes_nothing_that_is_named_and_the_next_leaves_noth
 
 def test_backups_and_prunings_keep_out_of_each_others_way(town, tmp_path):
     with store_of(town).unpruned():
-        refused = command("coordinator", "store", "prune", "--dir", town.dir, "--yes")
+        refused = command(*PRUNE, "--dir", town.dir, "--yes")
     assert (refused.returncode, "a backup" in refused.stderr) == (ExitCode.REFUSED, True)
-    succeed("coordinator", "store", "prune", "--dir", town.dir, "--yes")
+    succeed(*PRUNE, "--dir", town.dir, "--yes")
     succeed("coordinator", "backup", tmp_path / "backup", "--dir", town.dir)
     succeed("coordinator", "backup", "--verify", tmp_path / "backup")
 
@@ -109,45 +109,16 @@ def test_backups_and_prunings_keep_out_of_each_others_way(town, tmp_path):
 def test_a_dry_run_removes_nothing_and_an_exported_version_stays(town, tmp_path):
     store = store_of(town)
     strays(store, 1, 5)
-    said = json.loads(succeed("coordinator", "store", "prune", "--dir", town.dir, "--dry-run", "--json"))
+    said = json.loads(succeed(*PRUNE, "--dir", town.dir, "--dry-run", "--json"))
     assert said["dry_run"]
     assert said["blobs"] >= 1
     assert store.has(hashlib.sha256((5).to_bytes(8, "big") * 32).digest())
     newest = town.show("desk").job.version_number
     town.operator("export", "desk", "--version", str(newest), "--out", tmp_path / "model")
     town.wait_for("desk", lambda detail: detail.job.version_number > newest)
-    after = json.loads(
-        succeed("coordinator", "store", "prune", "--dir", town.dir, "--grace-hours", "0.01", "--json", "--yes")
-    )
+    after = json.loads(succeed(*PRUNE, "--dir", town.dir, "--json", "--yes"))
     assert newest not in after["versions"].get("desk", [])
     assert any(each.number == newest and store.has(each.digest) for each in town.show("desk").versions)
-
-
-def test_a_withdrawal_is_in_later_versions_in_the_card_and_in_the_passport(town, tmp_path):
-    words = ("coordinator", "member", "withdraw", "north", "--dir", town.dir)
-    dry = json.loads(succeed(*words, "--dry-run", "--json"))["jobs"]
-    assert (dry[0]["job"], dry[0]["first"], dry[0]["marked_before"]) == ("desk", 1, False)
-    assert {each.withdrawn for each in town.show("desk").versions} == {0}
-    said = succeed(*words, "--yes")
-    assert 'start = "desk:0"' in said
-    newest = town.show("desk").job.version_number
-    detail = town.wait_for("desk", lambda detail: detail.job.version_number > newest)
-    assert [each.withdrawn for each in detail.versions] == [0] + [1] * (len(detail.versions) - 1)
-    # A second time marks nothing twice.
-    assert json.loads(succeed(*words, "--yes", "--json"))["jobs"][0]["marked_before"]
-    assert town.show("desk").versions[1].withdrawn == 1
-    town.operator("export", "desk", "--out", tmp_path / "model")
-    assert "| withdrawn | 1 of the members" in (tmp_path / "model" / "README.md").read_text()
-    root = town.dir / "operator" / "root.pem"
-    verify = ("coordinator", "passport", "verify", tmp_path / "model" / "passport.json", "--authority", root)
-    (told,) = json.loads(succeed(*verify, "--json"))["withdrawals"]
-    assert (told["first"], told["members"]) == (1, 1)
-    assert told["sums"] > 3
-    assert "every version from 1 on holds" in succeed(*verify)
-    # The passport names nobody.
-    assert b"north" not in (tmp_path / "model" / "passport.json").read_bytes()
-    nobody = command("coordinator", "member", "withdraw", "nobody", "--dir", town.dir, "--yes")
-    assert (nobody.returncode, "no member named nobody" in nobody.stderr) == (ExitCode.NOT_FOUND, True)
 
 
 def test_a_folder_without_a_coordinator_is_refused_with_a_sentence(tmp_path):

@@ -17,6 +17,48 @@ PART_UNSPECIFIED: Part
 PART_SHARES: Part
 PART_PAIR_SEED: Part
 
+class WithdrawRequest(_message.Message):
+    __slots__ = ("statement", "signature")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    statement: bytes
+    signature: bytes
+    def __init__(self, statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class WithdrawResponse(_message.Message):
+    __slots__ = ("jobs", "taken", "signature", "certificate", "request")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[HeldContributions]
+    taken: bytes
+    signature: bytes
+    certificate: bytes
+    request: bytes
+    def __init__(self, jobs: _Optional[_Iterable[_Union[HeldContributions, _Mapping]]] = ..., taken: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class HeldContributions(_message.Message):
+    __slots__ = ("job", "first", "newest", "sums", "exported", "text", "marked_before", "start_pruned")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MARKED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    START_PRUNED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    first: int
+    newest: int
+    sums: int
+    exported: _containers.RepeatedScalarFieldContainer[int]
+    text: bool
+    marked_before: bool
+    start_pruned: bool
+    def __init__(self, job: _Optional[str] = ..., first: _Optional[int] = ..., newest: _Optional[int] = ..., sums: _Optional[int] = ..., exported: _Optional[_Iterable[int]] = ..., text: _Optional[bool] = ..., marked_before: _Optional[bool] = ..., start_pruned: _Optional[bool] = ...) -> None: ...
+
 class LogHead(_message.Message):
     __slots__ = ("size", "root", "at_ms", "signature", "certificate")
     SIZE_FIELD_NUMBER: _ClassVar[int]

@@ -95,6 +95,11 @@ class FederationServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.CosignRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.CosignResponse.FromString,
                 _registered_method=True)
+        self.Withdraw = channel.unary_unary(
+                '/tacit.v1.FederationService/Withdraw',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.WithdrawRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.WithdrawResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServiceServicer:
@@ -191,6 +196,13 @@ class FederationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Withdraw(self, request, context):
+        """Takes this member's own withdrawal, from one job or from all. The same one again gets the same answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -253,6 +265,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.Cosign,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.CosignRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.CosignResponse.SerializeToString,
+            ),
+            'Withdraw': grpc.unary_unary_rpc_method_handler(
+                    servicer.Withdraw,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.WithdrawRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.WithdrawResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -580,6 +597,33 @@ class FederationService:
             '/tacit.v1.FederationService/Cosign',
             tacit_dot_v1_dot_federation__pb2.CosignRequest.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.CosignResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Withdraw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/Withdraw',
+            tacit_dot_v1_dot_federation__pb2.WithdrawRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.WithdrawResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -258,17 +258,31 @@ class Member(_message.Message):
     def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connected: _Optional[bool] = ..., software_version: _Optional[str] = ..., certificate_expires_ms: _Optional[int] = ..., declined: _Optional[_Mapping[str, str]] = ..., awaiting: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class JobDetail(_message.Message):
-    __slots__ = ("job", "rounds", "versions")
+    __slots__ = ("job", "rounds", "versions", "successors")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     job: Job
     rounds: _containers.RepeatedCompositeFieldContainer[Round]
     versions: _containers.RepeatedCompositeFieldContainer[Version]
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+    successors: _containers.RepeatedCompositeFieldContainer[Successor]
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Successor, _Mapping]]] = ...) -> None: ...
+
+class Successor(_message.Message):
+    __slots__ = ("job", "version_number", "withdrawn", "status")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    version_number: int
+    withdrawn: int
+    status: JobStatus
+    def __init__(self, job: _Optional[str] = ..., version_number: _Optional[int] = ..., withdrawn: _Optional[int] = ..., status: _Optional[_Union[JobStatus, str]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change", "withdrawn", "estimate")
+    __slots__ = ("number", "digest", "round", "created_ms", "evaluations", "norm", "change", "withdrawn", "estimate", "pruned")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +292,7 @@ class Version(_message.Message):
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_FIELD_NUMBER: _ClassVar[int]
     number: int
     digest: bytes
     round: int
@@ -287,7 +302,8 @@ class Version(_message.Message):
     change: float
     withdrawn: int
     estimate: Estimate
-    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ..., withdrawn: _Optional[int] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
+    pruned: bool
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., norm: _Optional[float] = ..., change: _Optional[float] = ..., withdrawn: _Optional[int] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ..., pruned: _Optional[bool] = ...) -> None: ...
 
 class InviteMemberRequest(_message.Message):
     __slots__ = ("name", "valid_seconds")
@@ -320,6 +336,22 @@ class RevokeMemberRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class WithdrawMemberRequest(_message.Message):
+    __slots__ = ("name", "job", "dry_run")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    job: str
+    dry_run: bool
+    def __init__(self, name: _Optional[str] = ..., job: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class WithdrawMemberResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[_federation_pb2.HeldContributions]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[_federation_pb2.HeldContributions, _Mapping]]] = ...) -> None: ...
 
 class StatBlobRequest(_message.Message):
     __slots__ = ("digest",)

@@ -61,6 +61,11 @@ class OperatorServiceStub:
                 request_serializer=tacit_dot_v1_dot_operator__pb2.RevokeMemberRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_operator__pb2.Member.FromString,
                 _registered_method=True)
+        self.WithdrawMember = channel.unary_unary(
+                '/tacit.v1.OperatorService/WithdrawMember',
+                request_serializer=tacit_dot_v1_dot_operator__pb2.WithdrawMemberRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_operator__pb2.WithdrawMemberResponse.FromString,
+                _registered_method=True)
         self.StatBlob = channel.unary_unary(
                 '/tacit.v1.OperatorService/StatBlob',
                 request_serializer=tacit_dot_v1_dot_operator__pb2.StatBlobRequest.SerializeToString,
@@ -139,6 +144,13 @@ class OperatorServiceServicer:
 
     def RevokeMember(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawMember(self, request, context):
+        """Records that a member withdrew, marks what holds its updates, and asks it for no more.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -227,6 +239,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.RevokeMember,
                     request_deserializer=tacit_dot_v1_dot_operator__pb2.RevokeMemberRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_operator__pb2.Member.SerializeToString,
+            ),
+            'WithdrawMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawMember,
+                    request_deserializer=tacit_dot_v1_dot_operator__pb2.WithdrawMemberRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_operator__pb2.WithdrawMemberResponse.SerializeToString,
             ),
             'StatBlob': grpc.unary_unary_rpc_method_handler(
                     servicer.StatBlob,
@@ -410,6 +427,33 @@ class OperatorService:
             '/tacit.v1.OperatorService/RevokeMember',
             tacit_dot_v1_dot_operator__pb2.RevokeMemberRequest.SerializeToString,
             tacit_dot_v1_dot_operator__pb2.Member.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.OperatorService/WithdrawMember',
+            tacit_dot_v1_dot_operator__pb2.WithdrawMemberRequest.SerializeToString,
+            tacit_dot_v1_dot_operator__pb2.WithdrawMemberResponse.FromString,
             options,
             channel_credentials,
             insecure,

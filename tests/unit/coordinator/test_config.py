@@ -86,6 +86,7 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_KEEP_VERSIONS": "5",
         "TACIT_KEEP_BEST": "false",
         "TACIT_KEEP_EXPORTED": "false",
+        "TACIT_KEEP_RESTARTS": "false",
         "TACIT_KEEP_NAMED": "desk/3, ward/10",
         "TACIT_PRUNE_GRACE_HOURS": "48",
         "TACIT_LOG_FORMAT": "json",
@@ -101,6 +102,7 @@ def test_every_key_can_be_overridden(tmp_path):
     assert config.authority_elsewhere
     assert config.witnesses == (b"\xab" * 32, b"\xcd" * 32)
     assert (config.keep_versions, config.keep_best, config.keep_exported) == (5, False, False)
+    assert not config.keep_restarts
     assert (config.keep_named, config.prune_grace_hours) == (("desk/3", "ward/10"), 48)
     assert (config.enrolment_connections, config.enrolment_connections_per_address) == (100, 10)
     assert (config.member_messages_per_second, config.member_calls_per_second) == (50, 20.5)
@@ -128,6 +130,7 @@ def test_an_invalid_variable_is_named(tmp_path):
         ('schema = 1\nadvertise = ["localhost"]\nfederation_prot = 1', "federation_prot: unknown key"),
         ('schema = 1\nadvertise = ["localhost"]\nfederation_port = 70000', "federation_port"),
         ('schema = 1\nadvertise = ["localhost"]\nlog_format = "xml"', "log_format"),
+        ('schema = 1\nadvertise = ["localhost"]\nprune_grace_hours = 0.9', "prune_grace_hours"),
         ('schema = 1\nadvertise = ["localhost"]\nmember_days = 1000', "member_days"),
         ("schema = 1\nadvertise = [", "not TOML"),
     ],

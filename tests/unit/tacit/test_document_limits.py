@@ -41,6 +41,7 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
 from edge_client.private_store.features import FeatureHeader
+from edge_client.withdrawal.folder import KeptWithdrawal
 from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
 from tacit.audit import AuditStatement, SignedAudit
@@ -58,11 +59,13 @@ from tacit.passport import (
     Passport,
     RecordFacts,
     Seal,
+    SuccessorFacts,
     VersionFacts,
     WithdrawalFacts,
 )
 from tacit.reading import MAX_DEPTH
 from tacit.token import JoinToken
+from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken
 from tests.property.decoders.test_documents import GOOD, HEX, STATEMENT
 from tests.property.decoders.test_wire_decoders import peak
 
@@ -185,6 +188,7 @@ _PROMPTED = {
     "base": "owner/name",
     "task": {"name": "cloze", "verbaliser": {"a": ["x"], "b": ["y"]}},
 }
+_WITHDRAWAL = {"schema": 1, "federation": HEX, "member": "north", "job": None, "asked_ms": 1}
 _STATEMENT = {
     "schema": 1,
     "federation": HEX,
@@ -318,6 +322,17 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "index": HEX,
         "files": {"model.onnx": _STATE},
     },
+    SuccessorFacts: {"schema": 1, "at_ms": 1, "entry": 1, "job": "a", "version": 1, "withdrawn": 1},
+    WithdrawalRequest: _WITHDRAWAL,
+    WithdrawalTaken: {
+        "schema": 1,
+        "federation": HEX,
+        "request": HEX,
+        "taken_ms": 1,
+        "entry": 1,
+        "entry_hash": HEX,
+    },
+    KeptWithdrawal: {"schema": 1, "request": _WITHDRAWAL, "signature": "00", "certificate": "00"},
     WithdrawalFacts: {"schema": 1, "at_ms": 1, "entry": 1, "first": 1, "sums": 1, "members": 1},
     RecordFacts: {
         "schema": 1,
@@ -791,6 +806,8 @@ DOCUMENTS = {
     (Passport, ("certificate",)),
     (Passport, ("sections", "job")),
     (SignedAudit, ("certificate",)),
+    (KeptWithdrawal, ("certificate",)),
+    (KeptWithdrawal, ("signature",)),
 }
 
 

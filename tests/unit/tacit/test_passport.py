@@ -1,6 +1,7 @@
 """A passport holds only as it was signed, by an operator of the federation that the verifier names."""
 
 import hashlib
+import json
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from coordinator.pki import pem
 from tacit.authorities import Authorities
 from tacit.bundle import BundledFile
+from tacit.documents import DocumentInvalid
 from tacit.identity import Role, sign
 from tacit.passport import (
     SIGNED_PREFIX,
@@ -195,3 +197,11 @@ def test_reports_of_what_was_spent_have_numbers(numbers):
 def test_a_time_beyond_the_calendar_is_refused():
     with pytest.raises(ValidationError, match="253402300799999"):
         EvaluationFacts(accuracy=0.5, loss=None, examples=1, data=None, at_ms=2**62)
+
+
+@pytest.mark.parametrize("name", ["", "Desk", "a b", "../desk", "desk\x1b[2J", "a" * 64])
+def test_a_seal_names_a_job_as_jobs_are_named(name):
+    seal = {"schema": 1, "federation": "ab" * 32, "operator": "op", "certificate": "ab" * 32, "made_ms": 1}
+    assert Seal.from_json(json.dumps({**seal, "job": "desk", "sections": {}}).encode()).job == "desk"
+    with pytest.raises(DocumentInvalid, match="job"):
+        Seal.from_json(json.dumps({**seal, "job": name, "sections": {}}).encode())

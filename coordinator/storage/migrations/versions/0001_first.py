@@ -33,6 +33,9 @@ def upgrade() -> None:
         sa.Column("exploded_times", sa.Double(), nullable=True),
         sa.Column("exploded_than", sa.Integer(), nullable=True),
         sa.Column("forgiven_round", sa.Integer(), nullable=False),
+        sa.Column("earlier_job", sa.String(length=63), nullable=True),
+        sa.Column("earlier_version", sa.Integer(), nullable=True),
+        sa.CheckConstraint("(earlier_job IS NULL) = (earlier_version IS NULL)", name=op.f("ck_jobs_earlier_at_once")),
         sa.CheckConstraint("exploded_measure IN ('norm', 'change')", name=op.f("ck_jobs_exploded_measure_known")),
         sa.CheckConstraint(
             "(exploded_version IS NULL) = (exploded_times IS NULL) AND "
@@ -395,6 +398,36 @@ def upgrade() -> None:
         ),
         sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_certificate_requests_member")),
         sa.PrimaryKeyConstraint("member", name=op.f("pk_certificate_requests")),
+    )
+    op.create_table(
+        "withdrawals",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("job", sa.String(length=63), nullable=True),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_withdrawals_member")),
+        sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_withdrawals_job")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_withdrawals")),
+    )
+    op.create_index("ix_withdrawals_member", "withdrawals", ["member"], unique=False)
+    op.create_index("uq_withdrawals_job", "withdrawals", ["member", "job"], unique=True)
+    op.create_index(
+        "uq_withdrawals_all",
+        "withdrawals",
+        ["member"],
+        unique=True,
+        sqlite_where=sa.text("job IS NULL"),
+        postgresql_where=sa.text("job IS NULL"),
+    )
+    op.create_table(
+        "withdrawal_marks",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("first_version", sa.Integer(), nullable=False),
+        sa.CheckConstraint("first_version >= 0", name=op.f("ck_withdrawal_marks_first_not_negative")),
+        sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_withdrawal_marks_job")),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_withdrawal_marks_member")),
+        sa.PrimaryKeyConstraint("job", "member", name=op.f("pk_withdrawal_marks")),
     )
     for table in ("journal", "roster_log"):
         _only_grows(table)

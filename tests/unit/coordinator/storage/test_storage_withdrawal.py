@@ -1,15 +1,20 @@
 """A withdrawal marks what holds a member's updates, in every job that was made from it, and nothing else."""
 
 import pytest
+from sqlalchemy import select
 
-from coordinator.domain.jobs import Norms
+from coordinator.domain.jobs import EndAttempt, JobStatus, Norms
 from coordinator.storage import records
 from coordinator.storage.blobs import open_blobs
-from coordinator.storage.errors import NotFound
-from coordinator.storage.withdrawal import withdraw
+from coordinator.storage.errors import NotFound, OutOfOrder
+from coordinator.storage.models import CorpusRow, VersionRow
+from coordinator.storage.records import Proof, withdraw
+from tacit.attempt import AttemptId
+from tacit.reason import Reason
 from tests.support.stored_job import fill, make_job
 
 LATER_MS = 1_900_000_000_000
+EAST = "desk-east"
 
 
 @pytest.fixture
@@ -36,56 +41,162 @@ def create(database, store, name, earlier, now_ms):
     )
 
 
+def publish(database, job, number, survivors):
+    """Publishes a round's sum, whose attempt may be open already."""
+
+    def write(s):
+        if not records.load_job(s, job).round_open:
+            records.open_round(s, job, number, LATER_MS)
+            records.open_attempt(s, job, number, number, survivors, LATER_MS)
+        at = AttemptId(job, number, number)
+        digest = bytes([number]) * 32
+        none = Reason.REASON_UNSPECIFIED
+        records.end_attempt(s, EndAttempt(at, True, none, "", tuple(survivors), (), digest, digest), LATER_MS)
+        records.publish_version(s, job, number, digest, number, LATER_MS, norms=Norms(1.0, 1.0, 1.0))
+        records.end_round(s, job, number, "published", None, LATER_MS)
+
+    database.run_now(write)
+
+
+def run(database, who=EAST, job=None, **more):
+    return database.run_now(lambda s: withdraw(s, who, job, LATER_MS, **{"by": "op"} | more))
+
+
+def entries(database, *kinds):
+    return [each for each in database.run_now(records.journal) if each.kind in kinds]
+
+
 def test_all_versions_from_the_first_sum_on_are_marked_once(database, store):
     fill(database, store, rounds=3)
     fill(database, store, "ward", rounds=1)
-
-    def run(who="desk-east", **more):
-        return database.run_now(lambda s: withdraw(s, who, {}, LATER_MS, by="op", **more))
-
-    (dry,) = run(dry_run=True)
+    (dry,) = run(database, dry_run=True).held
     assert (dry.job, dry.first, dry.newest, dry.sums, dry.text, dry.marked) == ("desk", 1, 3, (1, 2, 3), True, False)
     assert marks(database, "desk") == [0, 0, 0, 0]
-    run()
-    assert [each.marked for each in run()] == [True]
+    assert entries(database, "withdrawal_taken", "corpus_declined") == []
+    run(database)
+    (again,) = run(database).held
+    assert (again.marked, again.first, again.text) == (True, 1, False)
     assert marks(database, "desk") == [0, 1, 1, 1]
     assert marks(database, "ward") == [0, 0]
     # It was in the cohort and dropped out, so no sum holds its update.
-    assert run("desk-north") == []
-    with pytest.raises(NotFound):
-        run("nobody")
-    entries = database.run_now(records.journal)
-    assert [each.kind for each in entries if each.kind.endswith("withdrawn")] == [
+    assert run(database, "desk-north").held == ()
+    for unknown in ({"who": "nobody"}, {"job": "nothing"}):
+        with pytest.raises(NotFound):
+            run(database, **unknown)
+    told = entries(database, "withdrawal_taken", "member_withdrawn", "version_withdrawn")
+    assert [each.kind for each in told] == [
+        "withdrawal_taken",
         "member_withdrawn",
         "version_withdrawn",
+        "withdrawal_taken",
     ]
-    assert not any(
-        "desk-east" in map(str, each.fields.values()) for each in entries if each.kind == "version_withdrawn"
-    )
-    newest = database.run_now(lambda s: records.versions(s, "desk"))[-1]
-
-    def publish(s):
-        records.publish_version(s, "desk", 4, newest.digest, 4, LATER_MS, norms=Norms(1.0, 1.0, 1.0))
-
-    database.run_now(publish)
+    assert not any(EAST in map(str, each.fields.values()) for each in told if each.kind == "version_withdrawn")
+    publish(database, "desk", 4, ["desk-south"])
     assert marks(database, "desk") == [0, 1, 1, 1, 1]
 
 
-def test_jobs_that_were_made_from_a_marked_version_are_marked(database, store):
+def test_jobs_that_were_made_from_a_marked_version_are_marked_however_far(database, store):
     fill(database, store, rounds=2)
     create(database, store, "before", ("desk", 1), LATER_MS)
     create(database, store, "start", ("desk", 0), LATER_MS)
-    earlier = {"before": ("desk", 1), "start": ("desk", 0), "after": ("desk", 2), "last": ("before", 0)}
     create(database, store, "last", ("before", 0), LATER_MS + 1)
-
-    def run():
-        return database.run_now(lambda s: withdraw(s, "desk-east", earlier, LATER_MS + 5, by="op"))
-
-    assert [(each.job, each.first) for each in run()] == [("desk", 1), ("before", 0), ("last", 0)]
+    assert [(each.job, each.first) for each in run(database).held] == [("desk", 1), ("before", 0), ("last", 0)]
     create(database, store, "after", ("desk", 2), LATER_MS + 9)
-    assert {job: marks(database, job) for job in earlier} == {"before": [1], "start": [0], "after": [1], "last": [1]}
-    # The job that came later has the mark from its start, and gets no second one.
-    assert all(each.marked for each in run())
-    assert marks(database, "after") == [1]
+    create(database, store, "far", ("after", 0), LATER_MS + 10)
+    jobs = ("before", "start", "after", "last", "far")
+    assert {job: marks(database, job) for job in jobs} == {
+        "before": [1],
+        "start": [0],
+        "after": [1],
+        "last": [1],
+        "far": [1],
+    }
+    # Jobs that came later have the mark from their start, and get no second one.
+    assert all(each.marked for each in run(database).held)
+    assert marks(database, "far") == [1]
     told = [each for each in database.run_now(records.journal) if each.subject == "after"]
     assert [each.fields["members"] for each in told if each.kind == "version_withdrawn"] == [1]
+    assert database.run_now(lambda s: records.successors(s, "desk")) == [
+        ("before", 1, 1, "running"),
+        ("start", 0, 0, "running"),
+        ("after", 2, 1, "running"),
+    ]
+
+
+def test_a_withdrawal_from_one_job_is_about_it_and_what_starts_from_it_alone(database, store):
+    fill(database, store, rounds=2)
+    create(database, store, "next", ("desk", 0), LATER_MS)
+    create(database, store, "last", ("next", 0), LATER_MS + 1)
+    create(database, store, "other", None, LATER_MS + 2)
+    publish(database, "other", 1, [EAST])
+    (held,) = run(database, job="desk").held
+    assert held.job == "desk"
+    assert marks(database, "other") == [0, 0]
+
+    def left_out(job):
+        return database.run_now(lambda s: records.left_out(s, job))
+
+    # Also where it is in no sum yet: the job that starts from it asks it for nothing.
+    assert {job: left_out(job) for job in ("desk", "next", "last", "other")} == {
+        "desk": {EAST},
+        "next": {EAST},
+        "last": {EAST},
+        "other": frozenset(),
+    }
+    run(database)
+    assert left_out("other") == {EAST}
+    assert marks(database, "other") == [0, 1]
+
+
+def test_a_sum_that_was_on_its_way_is_marked_when_it_is_published(database, store):
+    fill(database, store, rounds=2)
+    assert run(database, "desk-north").held == ()
+    publish(database, "desk", 3, [EAST, "desk-north"])
+    assert marks(database, "desk") == [0, 0, 0, 1]
+    publish(database, "desk", 4, [EAST])
+    assert marks(database, "desk") == [0, 0, 0, 1, 1]
+    (told,) = entries(database, "version_withdrawn")
+    assert (told.fields["first"], told.fields["sums"], told.fields["members"]) == (3, 1, 1)
+    (held,) = run(database, "desk-north", dry_run=True).held
+    assert (held.first, held.newest, held.marked) == (3, 4, True)
+
+
+def test_the_journal_keeps_the_members_own_request_once(database, store):
+    fill(database, store, rounds=1)
+    # An operator's withdrawal before does not stand in for the member's own.
+    assert run(database).entry is None
+    proof = Proof(b'{"a": "request"}', b"signature", b"certificate")
+    first = run(database, by="", proof=proof).entry
+    second = run(database, by="", proof=Proof(b'{"b": 2}', b"other", b"certificate")).entry
+    assert first == second
+    assert first.subject == EAST
+    assert (first.fields["request"], first.fields["signature"]) == ('{"a": "request"}', b"signature".hex())
+    assert len(entries(database, "withdrawal_taken")) == 2
+    # A request about one job is another request.
+    assert run(database, by="", job="desk", proof=proof).entry.id > first.id
+
+
+def test_synthetic_text_counts_no_longer_and_none_is_taken_any_more(database, store):
+    fill(database, store, rounds=1)
+    texts = run(database).texts
+    assert len(texts) == 1
+    rows = database.run_now(lambda s: list(s.scalars(select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_(None)))))
+    assert texts[0] not in rows
+    assert run(database).texts == ()
+    database.run_now(lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "job_finished", LATER_MS))
+    with pytest.raises(OutOfOrder, match="withdrew from job desk"):
+        database.run_now(lambda s: records.check_answer(s, "desk", EAST))
+    # Saying once more that it gives none is no mistake.
+    assert not database.run_now(lambda s: records.decline_corpus(s, "desk", EAST, LATER_MS))
+
+
+def test_a_version_that_was_pruned_is_no_start(database, store):
+    fill(database, store, rounds=2)
+    publish(database, "desk", 3, [EAST, "desk-north"])
+
+    def prune(s):
+        s.get(VersionRow, ("desk", 2)).pruned_ms = LATER_MS
+
+    database.run_now(prune)
+    assert run(database, "desk-north", dry_run=True).held[0].start_pruned
+    assert not run(database, dry_run=True).held[0].start_pruned

@@ -106,6 +106,27 @@ def test_show_prints_the_dry_run_and_the_digest(home, key):
     assert ended("job", "list", "--home", home) == (0, "questions (data data): 0 of 1 approvals\n")
 
 
+def test_show_prints_a_long_dry_run_to_its_end(home, key):
+    folder = ApprovalFolder(home, "data", "questions")
+    long = tuple(f"parameter {number} {'x' * 60}" for number in range(2000))
+    folder.ask(folder.request().model_copy(update={"lines": long}))
+    code, said = ended("job", "show", "questions", "--home", home)
+    assert code == 0
+    assert all(line in said for line in long)
+    assert "To approve it" in said
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_folder_hangs_nobody(home, key):
+    folder = ApprovalFolder(home, "data", "questions")
+    os.mkfifo(folder.path / f"{'ab' * 32}.json")
+    assert ended("job", "list", "--home", home) == (0, "questions (data data): 0 of 1 approvals\n")
+    (folder.path / "request.json").unlink()
+    os.mkfifo(folder.path / "request.json")
+    assert ended("job", "list", "--home", home)[0] == 0
+    assert ended("job", "show", "questions", "--home", home)[0] == ExitCode.NOT_FOUND
+
+
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
@@ -171,6 +192,7 @@ def test_a_decision_on_another_machine_travels_as_two_files(home, key, tmp_path)
     # There, nobody has the member's home.
     code, said = ended("job", "show", "--request", request)
     assert (code, DIGEST in said, "So far" in said) == (0, True, False)
+    assert f"job approve --request {request} --out SIGNED --digest {DIGEST[:16]} --key FILE" in said
     words = ("--key", key[0], "--request", request, "--out", signed, "--digest", DIGEST, "--yes")
     code, said = ended("job", "approve", *words)
     assert (code, f"job import {signed}" in said) == (0, True)

@@ -1,0 +1,116 @@
+"""A job that starts anew without a member: its document, its name, and what the others pay again at most."""
+
+import pytest
+
+from coordinator.cli.restarting import CannotRestart, Reported, plan, reported_of, restart_json, restart_lines
+from tacit.mechanism import GaussianUpdate, NoMechanism
+from tacit.v1 import federation_pb2 as fpb
+from tacit.v1 import operator_pb2 as pb
+from tests.support.fleet import job_document
+
+VERSION = bytes(range(32))
+REPORTED = Reported(2.0, 1e-5, 3)
+
+
+def held(first=3, **more):
+    return fpb.HeldContributions(job="questions", first=first, newest=4, sums=2, **more)
+
+
+def detail(rounds, pruned=(), successors=()):
+    """A job of which each round's sum held these members."""
+    return pb.JobDetail(
+        job=pb.Job(name="questions"),
+        rounds=[
+            pb.Round(number=number, attempts=[pb.Attempt(outcome="published", survivors=members)])
+            for number, members in enumerate(rounds, start=1)
+        ],
+        versions=[
+            pb.Version(number=number, digest=bytes([number]) * 32, pruned=number in pruned)
+            for number in range(len(rounds) + 1)
+        ],
+        successors=successors,
+    )
+
+
+ROUNDS = (("a", "b"), ("a", "b"), ("a", "b", "gone"), ("a", "gone"))
+
+
+def made(document=None, reported=REPORTED, first=3, taken=("questions",), **more):
+    document = job_document(count=10) if document is None else document
+    return plan(held(first), "gone", detail(ROUNDS, **more), document, taken, reported)
+
+
+def test_only_name_start_and_rounds_differ():
+    job = job_document(count=10)
+    new = made(job).document
+    assert (new.name, new.rounds.count, new.weights) == ("questions-r1", 8, bytes([2]) * 32)
+    assert (new.earlier.job, new.earlier.number, new.earlier.document) == ("questions", 2, job.digest())
+    same = {"name", "rounds", "weights", "earlier"}
+    assert new.model_dump(exclude=same) == job.model_dump(exclude=same)
+    assert new.rounds.model_dump(exclude={"count"}) == job.rounds.model_dump(exclude={"count"})
+    # It reads back as the same, as the coordinator checks.
+    assert type(new).from_json(new.canonical()) == new
+
+
+def test_names_are_never_used_twice_and_never_too_long():
+    assert made(taken=("questions", "questions-r1")).document.name == "questions-r2"
+    second = job_document(count=10).model_copy(update={"name": "questions-r1"})
+    again = plan(
+        fpb.HeldContributions(job="questions-r1", first=1), "gone", detail(ROUNDS), second, {"questions-r1"}, None
+    )
+    assert again.document.name == "questions-r2"
+    long = "q" * 63
+    found = plan(fpb.HeldContributions(job=long, first=1), "gone", detail(ROUNDS), second, {long}, None)
+    assert found.document.name == "q" * 60 + "-r1"
+
+
+def test_what_others_pay_again_is_bounded_by_whole_multiples_of_the_largest_report():
+    restart = made(job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)}))
+    assert restart.sums == {"a": 4, "b": 3}
+    # Eight rounds after as few as three sums: three times what three sums cost.
+    assert restart.at_most == (6.0, pytest.approx(3e-5))
+    said = "\n".join(restart_lines(restart, "gone"))
+    assert "a (4 sums so far), b (3 sums so far)" in said
+    assert "no member more than epsilon 2 at delta 1e-05" in said
+    assert "at most epsilon 6 at delta 3e-05 more" in said
+    assert restart_json(restart)["epsilon_again"] == 6.0
+
+
+def test_without_reports_or_without_a_mechanism_it_says_so_and_gives_no_number():
+    silent = made(
+        job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)}), reported=None
+    )
+    assert silent.at_most is None
+    assert "Nobody reported" in "\n".join(restart_lines(silent, "gone"))
+    plain = made(job_document(count=10), reported=None)
+    assert isinstance(plain.document.mechanism, NoMechanism)
+    assert "no ledger pays, and nothing bounds" in "\n".join(restart_lines(plain, "gone"))
+
+
+def test_reports_are_those_of_sums_and_the_largest_counts():
+    entries = [
+        {"reported": 3, "epsilon": 1.0, "delta": 1e-5},
+        {"outcome": "abandoned"},
+        {"reported": 2, "epsilon": 2.5, "delta": 1e-6},
+        {"reported": 0, "epsilon": None, "delta": None},
+    ]
+    assert reported_of(entries) == Reported(2.5, 1e-5, 2)
+    assert reported_of([]) is None
+
+
+def test_a_pruned_version_and_an_inherited_update_are_refused_with_what_to_do():
+    gone = held(first=3, start_pruned=True)
+    with pytest.raises(CannotRestart, match=r'version 2 of questions was pruned.*start = "questions:0"'):
+        plan(gone, "gone", detail(ROUNDS, pruned=(1, 2)), job_document(), (), None)
+    with pytest.raises(CannotRestart, match="started from a version that holds updates of gone"):
+        plan(held(first=0), "gone", detail(ROUNDS), job_document(), (), None)
+
+
+def test_a_job_that_started_anew_is_not_made_twice_unless_it_was_aborted():
+    def follower(status, number=2):
+        return pb.Successor(job="questions-r1", version_number=number, status=status)
+
+    assert made(successors=[follower(pb.JOB_STATUS_RUNNING)]).there
+    assert not made(successors=[follower(pb.JOB_STATUS_ABORTED)]).there
+    assert not made(successors=[follower(pb.JOB_STATUS_RUNNING, number=3)]).there
+    assert "not made twice" in next(restart_lines(made(successors=[follower(pb.JOB_STATUS_FINISHED)]), "gone"))

@@ -1,0 +1,159 @@
+"""A withdrawal at the coordinator's door: whose it is, what the answer proves, and what a forged one changes."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import grpc.aio
+import pytest
+
+from coordinator.services.federation import FederationServicer
+from coordinator.storage import records
+from edge_client.withdrawal.folder import KeptWithdrawal, WithdrawalFolder
+from edge_client.withdrawal.sending import AnswerUnfit, RequestRefused, send
+from tacit.identity import CertificateInvalid
+from tacit.reason import Reason
+from tacit.status import reason_of
+from tacit.v1 import federation_pb2 as pb
+from tacit.withdrawal import WithdrawalRequest, check_request, check_taken, request_bytes
+from tests.support import party
+from tests.support.housed import housed
+from tests.support.stored_job import make_job
+
+
+async def with_a_job(house, name="desk"):
+    runtime = house.serving.runtime
+    document = make_job(name, runtime.store)
+    await runtime.create_job(document.digest(), document)
+
+
+def folder_of(identity):
+    return WithdrawalFolder(identity.home, identity.federation, identity.member)
+
+
+def test_the_journal_proves_who_asked_and_the_answer_that_it_was_taken(tmp_path, monkeypatch):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+            folder = folder_of(north)
+            async with house.stub(north) as stub:
+                kept, held = await send(stub, north, folder, folder.ask(north, "desk"))
+                # Sent again, also by a home that has lost its files: one entry, and the same answer.
+                (north.home / "withdrawals" / "jobs" / "desk.json").unlink()
+                again, _ = await send(stub, north, folder, folder.ask(north, "desk"))
+            assert held == ()
+            answer = kept.answer
+            assert (again.answer.taken, again.answer.request) == (answer.taken, kept.request)
+            (entry,) = await house.journal("withdrawal_taken")
+            assert (entry.subject, entry.id, entry.hash) == ("north", answer.taken.entry, answer.taken.entry_hash)
+            fields = entry.fields
+            request = WithdrawalRequest.from_json(fields["request"].encode())
+            signed = bytes.fromhex(fields["signature"]), bytes.fromhex(fields["certificate"])
+            check_request(request, *signed, north.authorities)
+            assert request == kept.request
+            server = bytes.fromhex(answer.signature), bytes.fromhex(answer.certificate)
+            check_taken(answer.taken, *server, request, north.authorities)
+            # The member's own signature is not the server's, and the answer is about no other request.
+            with pytest.raises(CertificateInvalid):
+                check_taken(answer.taken, *signed, request, north.authorities)
+            with pytest.raises(CertificateInvalid):
+                check_taken(answer.taken, *server, request.model_copy(update={"asked_ms": 1}), north.authorities)
+            assert await house.database.run(lambda s: records.left_out(s, "desk")) == {"north"}
+
+    asyncio.run(run())
+
+
+FORGERIES = {
+    "of another member": lambda r, sign: (r.model_copy(update={"member": "south"}), sign, "can withdraw only itself"),
+    "of another federation": lambda r, sign: (r.model_copy(update={"federation": bytes(32)}), sign, "another federat"),
+    "of no job here": lambda r, sign: (r.model_copy(update={"job": "nothing"}), sign, "no job named nothing"),
+    "with a signature over another": lambda r, sign: (r, lambda _: sign(b"x"), "not signed with the key"),
+    "with no signature": lambda r, _: (r, lambda _: b"", "not signed with the key"),
+}
+
+
+@pytest.mark.parametrize("forgery", [*FORGERIES, "that is no document", "with a space in it", "signed by south's key"])
+def test_a_forged_request_is_refused_with_a_sentence_and_changes_nothing(tmp_path, monkeypatch, forgery):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            south = await house.enrol("south", 3, monkeypatch)
+            await with_a_job(house)
+            now_ms = int(datetime.now(UTC).timestamp() * 1000)
+            request = WithdrawalRequest(federation=north.federation, member="north", job="desk", asked_ms=now_ms)
+            sign, sentence, statement = north.sign, "", None
+            if forgery in FORGERIES:
+                request, sign, sentence = FORGERIES[forgery](request, sign)
+            elif forgery == "signed by south's key":
+                sign, sentence = south.sign, "not signed with the key"
+            else:
+                statement = b"{}" if forgery == "that is no document" else request.canonical() + b" "
+                sentence = "the request"
+            message = pb.WithdrawRequest(
+                statement=statement or request.canonical(), signature=sign(request_bytes(request))
+            )
+            async with house.stub(north) as stub:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Withdraw(message)
+            reason, said = reason_of(refused.value)
+            assert reason == Reason.REASON_WITHDRAWAL_INVALID
+            assert sentence in said
+            assert await house.journal("withdrawal_taken") == []
+            assert await house.database.run(lambda s: records.left_out(s, "desk")) == frozenset()
+
+    asyncio.run(run())
+
+
+def test_a_refusal_is_kept_and_a_renewed_certificate_signs_anew(tmp_path, monkeypatch):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            folder = folder_of(north)
+            kept = folder.ask(north, "desk")
+            async with house.stub(north) as stub:
+                with pytest.raises(RequestRefused, match="no job named desk"):
+                    await send(stub, north, folder, kept)
+                assert "no job named desk" in folder.all()[0].refused
+                # The job comes; and the request was signed under a certificate that the member has no more.
+                await with_a_job(house)
+                older = party.member(tmp_path / "older", "localhost:1", number=4)
+                folder.put(KeptWithdrawal.signed(kept.request, older))
+                sent, _ = await send(stub, north, folder, folder.all()[0])
+            assert sent.signed_by(north)
+            assert (sent.refused, sent.request) == ("", kept.request)
+            assert folder.all() == (sent,)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_proves_nothing_is_not_kept(tmp_path, monkeypatch):
+    real = FederationServicer.Withdraw
+
+    async def run(change):
+        async def lying(self, request, context):
+            answer = await real(self, request, context)
+            change(answer)
+            return answer
+
+        monkeypatch.setattr(FederationServicer, "Withdraw", lying)
+        async with housed(tmp_path / change.__name__, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+            folder = folder_of(north)
+            async with house.stub(north) as stub:
+                with pytest.raises(AnswerUnfit, match="It counts here all the same"):
+                    await send(stub, north, folder, folder.ask(north, "desk"))
+            assert folder.all()[0].answer is None
+
+    def unsigned(answer):
+        answer.signature = b"nobody's"
+
+    def another(answer):
+        answer.request = answer.request.replace(b'"north"', b'"south"')
+
+    def damaged(answer):
+        answer.taken = answer.taken[:-1]
+
+    for each in (unsigned, another, damaged):
+        (tmp_path / each.__name__).mkdir()
+        asyncio.run(run(each))
