@@ -306,6 +306,7 @@ CALLS: dict[str, Any] = {
     "InviteMember": operator_pb2.InviteMemberRequest(name="north"),
     "ListMembers": operator_pb2.ListMembersRequest(),
     "RevokeMember": operator_pb2.RevokeMemberRequest(name="north"),
+    "WithdrawMember": operator_pb2.WithdrawMemberRequest(name="north"),
     "StatBlob": operator_pb2.StatBlobRequest(digest=b"x" * 32),
     "PutBlob": operator_pb2.PutBlobRequest(header=operator_pb2.PutBlobHeader(digest=b"x" * 32, total=1)),
     "FetchBlob": federation_pb2.FetchBlobRequest(digest=b"x" * 32),
@@ -439,7 +440,7 @@ def test_a_withdrawal_is_recorded_under_the_operators_name_before_rounds_hear_of
         assert house.rounds.withdrew == ["north"]
         entries = await house.database.run(lambda s: records.journal(s, subject="north"))
         (told,) = [entry for entry in entries if entry.kind == "withdrawal_taken"]
-        assert (told.fields["by"], told.fields["job"], told.fields["request"]) == ("operator", "", "")
+        assert (told.fields["by"], told.fields["job"], told.fields["request"]) == ("op", "", "")
         for unknown in (
             operator_pb2.WithdrawMemberRequest(name="nobody"),
             operator_pb2.WithdrawMemberRequest(name="north", job="nothing"),

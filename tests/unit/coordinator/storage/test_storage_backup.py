@@ -21,6 +21,7 @@ from coordinator.storage.database import Database, open_database
 from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInUse, NotFound
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
+from coordinator.storage.models import WithdrawalMarkRow, WithdrawalRow
 from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
 from tacit.heads import KeptHead
 from tacit.reason import Reason
@@ -91,6 +92,12 @@ def restored(of: backup.Snapshot, url: str, **options) -> tuple[Database, restor
 
 def test_a_whole_database_comes_back_in_another(database, database_url, store, folder, target_url, tmp_path):
     job = fill(database, store)
+
+    def withdrawn(s):
+        s.add(WithdrawalRow(member="desk-south", job="desk", at_ms=MADE_MS))
+        s.add(WithdrawalMarkRow(member="desk-south", job="desk", first_version=1))
+
+    database.run_now(withdrawn)
     before = rows(database_url)
     assert all(found for name, found in before.items() if name != "restored_members"), before
     made = make(database_url, store, folder)
