@@ -42,7 +42,9 @@ CORRUPT, LOST = 0.02, 0.05
 
 def few():
     """A fleet of the smallest large cohort, on a light graph that every member's policy allows."""
-    job = job_document(Aggregation(max_corrupt_share=CORRUPT, max_lost_share=LOST), count=1, min_members=205, target_members=FEW)
+    job = job_document(
+        Aggregation(max_corrupt_share=CORRUPT, max_lost_share=LOST), count=1, min_members=205, target_members=FEW
+    )
     policy = Policy(mechanisms=("none",), min_corrupt_share=CORRUPT)
     return Fleet(FEW, job=job, policy=policy, verify=verify_once)
 
