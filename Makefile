@@ -17,6 +17,8 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept, whatever the environment says: without them, each process compiles torch again, and each
 # test process all the tests.
 unexport PYTHONDONTWRITEBYTECODE
+# Test processes of one run share the process that forks their commands.
+export TACIT_TESTS_RUN ?= $(shell echo $$PPID)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-processes test-long check check-types check-others docs audit fuzz gen format bench bench-secagg clean
@@ -40,7 +42,7 @@ test: $(STAMP) ## every test but the slow sweeps
 
 # Side by side: processes often wait for one another, and the tests without processes take what they leave.
 test-quick: $(STAMP)
-	nice -n 5 $(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
+	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
 
 test-processes: $(STAMP)
 	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(FEDERATIONS) --dist loadscope --no-loadscope-reorder \

@@ -127,6 +127,7 @@ def attack(
     return coordinator.open(victims, fleet.masked)
 
 
+@pytest.mark.long
 def test_unchecked_confirmations_let_a_split_view_isolate_two_of_100(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

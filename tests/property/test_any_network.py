@@ -142,7 +142,7 @@ def check(fleet):
 
 
 @given(members=st.integers(3, 8), network=networks, happenings=operations)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_network_leads_to_a_sum_or_a_clean_end(members, network, happenings):
     check(play(members, network, happenings))
 

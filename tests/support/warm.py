@@ -2,7 +2,8 @@
 
 For `coordinator ...`, `edge_client ...` and `python -m tests.support.NAME`, `start` gives the same as
 `subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry point. Only the imports
-are shared. Each test process has one server, `python -m tests.support.warm`, which ends with it.
+are shared. The test processes of one `make` share a server, `python -m tests.support.warm`, which the first of them
+starts. When a test process ends, the server kills what it started for it. The server ends with the last of them.
 
 Tests of imports, of start-up, or of another interpreter or environment start commands in the usual way instead.
 TACIT_TESTS_COLD=1 starts every command in the usual way.
@@ -22,7 +23,9 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +37,8 @@ _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
 # Largest request in bytes. A command line and an environment stay far below it.
 _LONGEST = 1 << 20
+# Seconds until a server without a test process ends.
+_CONNECTS_WITHIN = 60.0
 _IMPORTED = (
     "torch",
     # Torch imports it when the first optimiser is made.
@@ -47,6 +52,15 @@ _IMPORTED = (
     "edge_client.identity.enrolment",
     "edge_client.agent.runner",
     "export.bundle",
+    # What converts and runs a model.
+    "export.evaluate",
+    "export.hugging_face",
+    "export.onnx",
+    "onnx",
+    "onnxscript",
+    "torch._functorch.aot_autograd",
+    "torch.onnx",
+    "transformers.models.bert.modeling_bert",
     "fsspec.implementations.local",
 )
 # Variables that a library reads when it is imported, by how they begin. `tls_13_only` sets gRPC's others.
@@ -54,7 +68,12 @@ _READ_ON_IMPORT = ("GRPC_TRACE", "GRPC_VERBOSITY", "MKL_", "OMP_", "PYTHON", "TO
 
 
 def _read_on_import() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT)}
+    # The operator's commands set gRPC to NONE in the process that runs them, which may be a test's.
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_READ_ON_IMPORT) and (name, value) != ("GRPC_VERBOSITY", "NONE")
+    }
 
 
 _SERVERS = _read_on_import()
@@ -137,65 +156,130 @@ def start(words: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Pa
 
 # Tests start processes from several threads, and the server answers one request at a time.
 _ASKING = threading.Lock()
+# A server that this process started may outlive it, for others.
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
+def _name() -> str:
+    """An abstract name, the same for all test processes of one run that read the same variables on import."""
+    run = os.environ.get("TACIT_TESTS_RUN") or os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    same = json.dumps([sys.executable, str(ROOT), sorted(_SERVERS.items())])
+    return f"\0tacit-tests-warm-{run}-{zlib.crc32(same.encode())}"
 
 
 @functools.cache
 def _server() -> socket.socket:
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with its:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm", str(its.fileno())],
-            pass_fds=[its.fileno()],
-            stdin=subprocess.DEVNULL,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def end() -> None:
+    # The second attempt finds the server that the first one started. More are needed if one is just about to end.
+    for _ in range(5):
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(ConnectionError):
+            ours.connect(_name())
+            # It greets once it has imported everything. One that is about to end hangs up instead.
+            if ours.recv(64):
+                atexit.register(ours.close)
+                return ours
         ours.close()
-        process.wait()
-
-    atexit.register(end)
-    return ours
+        listening, its = os.pipe()
+        _STARTED.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.warm", _name()[1:], str(its)],
+                pass_fds=[its],
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        )
+        os.close(its)
+        # The pipe ends when the server listens, or has found that another one does.
+        os.read(listening, 1)
+        os.close(listening)
+    raise AssertionError("the server that starts processes does not start; its error is above")
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
-def _serve(asked: socket.socket) -> dict[str, Any] | None:
-    """Returns a request in each process forked for one, and None in the server when its test process has ended."""
-    running: dict[int, tuple[int, int]] = {}
+@dataclass
+class _Running:
+    """A process: its pid, the pipe for its exit code, and the test process that asked for it."""
+
+    pid: int
+    status: int
+    asked: socket.socket
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Returns a request in each process forked for one, and None in the server when the last test process has ended."""
+    clients: set[socket.socket] = set()
+    running: dict[int, _Running] = {}
+    listener.setblocking(False)
+    # Whoever started this server connects soon, unless it was killed.
+    wait: float | None = _CONNECTS_WITHIN
     while True:
-        ready, _, _ = select.select([asked, *running], [], [])  # type: ignore[type-var]
-        for each in ready:
-            if each is not asked:
-                pid, status = running.pop(each)  # type: ignore[call-overload]
-                _, how = os.waitpid(pid, 0)
-                _tell(status, os.waitstatus_to_exitcode(how))
-                os.close(each)
-        if asked not in ready:
-            continue
-        request, descriptors, _, _ = socket.recv_fds(asked, _LONGEST, 4)
-        if not request:
-            for pid, _ in running.values():
-                os.kill(pid, signal.SIGKILL)
+        watched: list[socket.socket | int] = [listener, *clients, *running]
+        ready, _, _ = select.select(watched, [], [], wait)
+        if not ready and not clients:
             return None
-        *streams, status = descriptors
-        pid = os.fork()
-        if pid == 0:
-            asked.close()
-            for each, (_, other) in running.items():
+        for each in ready:
+            if isinstance(each, int):
+                ended = running.pop(each)
+                _, how = os.waitpid(ended.pid, 0)
+                _tell(ended.status, os.waitstatus_to_exitcode(how))
                 os.close(each)
-                os.close(other)
-            os.close(status)
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-                os.close(stream)
-            return dict(json.loads(request))
-        for stream in streams:
-            os.close(stream)
-        running[os.pidfd_open(pid)] = (pid, status)
-        asked.send(str(pid).encode())
+            elif each is listener:
+                with contextlib.suppress(BlockingIOError):
+                    client, _ = listener.accept()
+                    client.setblocking(True)
+                    clients.add(client)
+                    _say(client, b"ready")
+            else:
+                request, descriptors = b"", list[int]()
+                with contextlib.suppress(ConnectionError):
+                    request, descriptors, _, _ = socket.recv_fds(each, _LONGEST, 4)
+                if request:
+                    pid = os.fork()
+                    if pid == 0:
+                        _leave(listener, clients, running)
+                        _take(descriptors)
+                        return dict(json.loads(request))
+                    *streams, status = descriptors
+                    for stream in streams:
+                        os.close(stream)
+                    running[os.pidfd_open(pid)] = _Running(pid, status, each)
+                    _say(each, str(pid).encode())
+                    continue
+                clients.remove(each)
+                each.close()
+                for process in running.values():
+                    if process.asked is each:
+                        os.kill(process.pid, signal.SIGKILL)
+        # With no test process left, only those that connect at once are served.
+        wait = None if clients else 0.0
+
+
+def _say(client: socket.socket, words: bytes) -> None:
+    # The test process may have been killed; then its connection ends next.
+    with contextlib.suppress(ConnectionError):
+        client.send(words)
+
+
+def _leave(listener: socket.socket, clients: set[socket.socket], running: dict[int, _Running]) -> None:
+    """Closes in a forked process what belongs to the server."""
+    listener.close()
+    for client in clients:
+        client.close()
+    for pidfd, process in running.items():
+        os.close(pidfd)
+        os.close(process.status)
+
+
+def _take(descriptors: list[int]) -> None:
+    """Makes the first three descriptors the streams of this process."""
+    *streams, status = descriptors
+    os.close(status)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
 
 
 def _tell(status: int, code: int) -> None:
@@ -241,7 +325,14 @@ def _run(request: dict[str, Any]) -> NoReturn:
 
 def main() -> None:
     """Runs the server, and after a fork the command."""
-    with socket.socket(fileno=int(sys.argv[1])) as asked:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(f"\0{sys.argv[1]}")
+        except OSError:
+            # Another one serves.
+            return
+        listener.listen(64)
+        os.close(int(sys.argv[2]))
         from toolkit.tls import tls_13_only
 
         tls_13_only()
@@ -250,7 +341,7 @@ def main() -> None:
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads of what was imported"
         gc.freeze()
-        request = _serve(asked)
+        request = _serve(listener)
     if request is not None:
         _run(request)
 

@@ -35,9 +35,20 @@ def expected_end(fleet: Fleet, lose: dict[Phase, set[str]]) -> Phase | None:
     return None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(attempts())
 def test_any_losses_give_the_exact_sum_over_u3_or_a_clean_end(attempt: tuple) -> None:
+    exact_or_clean(attempt)
+
+
+@pytest.mark.long
+@settings(max_examples=400, deadline=None)
+@given(attempts())
+def test_any_losses_give_the_exact_sum_over_u3_or_a_clean_end_at_length(attempt: tuple) -> None:
+    exact_or_clean(attempt)
+
+
+def exact_or_clean(attempt: tuple) -> None:
     n, bits, values, lose = attempt
     fleet = Fleet(n, bits=bits, values=values)
     end = expected_end(fleet, lose)

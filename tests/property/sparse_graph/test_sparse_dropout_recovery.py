@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,9 +57,20 @@ def expected_end(fleet: SparseFleet, lose: dict[Phase, set[str]]) -> Phase | Non
     return None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(attempts())
 def test_any_losses_give_the_exact_sum_over_u3_or_a_clean_end(attempt: tuple) -> None:
+    exact_or_clean(attempt)
+
+
+@pytest.mark.long
+@settings(max_examples=150, deadline=None)
+@given(attempts())
+def test_any_losses_give_the_exact_sum_over_u3_or_a_clean_end_at_length(attempt: tuple) -> None:
+    exact_or_clean(attempt)
+
+
+def exact_or_clean(attempt: tuple) -> None:
     (n, corrupt, lost), lose = attempt
     fleet = SparseFleet(n, corrupt=corrupt, lost=lost)
     result = fleet.run(lose)

@@ -173,9 +173,23 @@ def test_every_recorded_series_is_used_and_documented():
             "job:tacit_dropouts:ratio1h > 0.01",
             id="dropout",
         ),
-        pytest.param("tacit.alerts.yml", "backup", "_seconds offset 1d == 0", "_seconds == 0", id="first-day"),
+        pytest.param(
+            "tacit.alerts.yml",
+            "backup",
+            "_seconds offset 1d == 0",
+            "_seconds == 0",
+            id="first-day",
+            marks=pytest.mark.long,
+        ),
         pytest.param("tacit.alerts.yml", "backup", "> 2 * 86400", "> 3 * 86400", id="backup"),
-        pytest.param("tacit.alerts.yml", "coordinator", "seconds > 2 * tacit", "seconds > 9 * tacit", id="stalled"),
+        pytest.param(
+            "tacit.alerts.yml",
+            "coordinator",
+            "seconds > 2 * tacit",
+            "seconds > 9 * tacit",
+            id="stalled",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_broken_rule_fails_its_tests(tmp_path, file, test, old, new):

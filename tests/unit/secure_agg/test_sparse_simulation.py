@@ -18,6 +18,7 @@ def losses(seed: int, **counts: int) -> dict[Phase, set[str]]:
     return {Phase(phase): {picked.pop() for _ in range(count)} for phase, count in counts.items()}
 
 
+@pytest.mark.long
 def test_three_hundred_members_with_losses_in_every_phase() -> None:
     lose = losses(1, advertise=2, share=9, mask=12, confirm=8, unmask=6)
     fleet = SparseFleet(300, bits=24)

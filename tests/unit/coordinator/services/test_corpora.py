@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -47,6 +46,7 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, finished_job, ordering_job, statement_of
+from tests.support.processes import command
 from toolkit.durable import durable_file
 
 FILE = corpus_file([("a good day", "a"), ("a bad one", "b"), ("a worse one", "b")])
@@ -175,20 +175,11 @@ class House:
             (folder / "root.pem").write_bytes(pem(party.authority().certificate))
         config = OperatorConfig(address=f"localhost:{self.port}", federation=self.federation)
         (folder / "operator.toml").write_text(operator_toml(config), encoding="utf-8")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from coordinator.cli import main; main()",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "TACIT_OPERATOR": str(folder), "NO_COLOR": "1", "COLUMNS": "200"},
-        )
-        out, err = (said.decode() for said in await process.communicate())
-        assert process.returncode == code, (out, err)
-        assert "Traceback" not in err
-        return out, err
+        variables = {"TACIT_OPERATOR": str(folder), "NO_COLOR": "1", "COLUMNS": "200"}
+        done = await asyncio.to_thread(command, "coordinator", *arguments, variables=variables)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done.stdout, done.stderr
 
     def partials(self) -> list[str]:
         return sorted(path.name for path in (self.spool / "corpora").glob("*/*/*"))

@@ -23,6 +23,7 @@ from learning.accounting.filter import Limit
 from learning.accounting.gate import PrivacyFilter
 from learning.accounting.renyi import EventUnaccountable
 from learning.accounting.spend import spend
+from tests.support.sweep import sweep
 
 LIMIT = Limit(3.0, 1e-6)
 REPLACE = Limit(3.0, 1e-6, "replace-one")
@@ -175,9 +176,21 @@ def test_a_job_has_at_least_one_round():
     assert repeated(KINDS["dp-sgd"][0](1.0), 7).steps == 70
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-6])
-@pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0, 8.0])
-@pytest.mark.parametrize(("rate", "rounds"), [(0.01, 5000), (0.1, 50), (0.256, 200), (1.0, 30)])
+@pytest.mark.parametrize(
+    ("rate", "rounds", "epsilon", "delta"),
+    sweep(
+        (
+            (*plan, epsilon, delta)
+            for plan in ((0.01, 5000), (0.1, 50), (0.256, 200), (1.0, 30))
+            for epsilon in (1.0, 2.0, 4.0, 8.0)
+            for delta in (1e-5, 1e-6)
+        ),
+        (0.01, 5000, 8.0, 1e-6),
+        (0.1, 50, 2.0, 1e-5),
+        (0.256, 200, 4.0, 1e-6),
+        (1.0, 30, 1.0, 1e-5),
+    ),
+)
 def test_a_job_needs_at_most_five_per_cent_more_noise_than_its_pld(rate, rounds, epsilon, delta):
     limit = Limit(epsilon, delta)
 
