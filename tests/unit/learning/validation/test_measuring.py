@@ -77,8 +77,8 @@ def alone(examples):
         corpus, module = version([example])
         read = corpus.read()
         with torch.no_grad():
-            logits = module(torch.from_numpy(read.ids)).double()
-        losses.append(float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(read.labels))))
+            logits = module(torch.tensor(read.ids)).double()
+        losses.append(float(torch.nn.functional.cross_entropy(logits, torch.tensor(read.labels))))
         correct.append(int(logits.argmax()) == int(read.labels[0]))
     return np.array(losses), np.array(correct)
 
