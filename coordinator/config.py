@@ -353,8 +353,8 @@ database_url = {database_url}
 # Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
 store_url = {store_url}
 
-# What `coordinator store prune` leaves of each job: the newest versions (0: all), the best evaluated one, exported
-# ones.
+# What `coordinator store prune` leaves of each job: the newest versions (0: all), the best evaluated one and the best
+# by members' estimates, exported ones.
 keep_versions = {keep_versions}
 keep_best = {keep_best}
 keep_exported = {keep_exported}

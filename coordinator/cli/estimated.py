@@ -127,7 +127,9 @@ def _stopping(measured: Sequence[operator_pb2.Version], rule: StoppingRule) -> s
     against = f"version {measured[verdict.reference].number}"
     if verdict.stop:
         return f"Stopped early: {verdict.stale} measured versions were not {least} better than {against}."
-    return f"{verdict.stale} of {rule.patience} measured versions in a row were not {least} better than {against}."
+    return (
+        f"Measured versions that were not {least} better than {against}: {verdict.stale}; {rule.patience} stop the job."
+    )
 
 
 def _accuracy(estimate: operator_pb2.Estimate) -> Measured | None:

@@ -110,7 +110,7 @@ class StoppingRule:
     """When a job stops.
 
     Attributes:
-        patience: Measured versions in a row without the least improvement; 0: the job never stops early.
+        patience: Stale versions, without one that improves among them; 0: the job never stops early.
         min_improvement: Least improvement of accuracy that counts.
     """
 
@@ -126,7 +126,7 @@ class Verdict:
         best: Index of the best version among the estimates; see `best_of`.
         reference: Index of the last version that improved, with which later ones are compared; None if nothing was
             shown.
-        stale: Versions in a row that did not improve.
+        stale: Versions since then that did not improve, without those that say nothing.
         stop: Whether the job stops.
     """
 

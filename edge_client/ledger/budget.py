@@ -15,7 +15,7 @@ is a `PolicyRefusal`, whose reason the coordinator is told.
 import contextlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ from edge_client.ledger.ledger import (
     LedgerUnwritable,
     ledger_path,
 )
-from edge_client.ledger.outlook import may_measure
+from edge_client.ledger.outlook import may_measure, room_for_metrics
 from edge_client.ledger.overlap import digest_of_marks, marks_key, marks_of
 from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
@@ -50,7 +50,9 @@ from edge_client.ledger.receipts import (
 )
 from edge_client.ledger.replay import as_events
 from edge_client.policy.policy import Policy, PolicyRefusal
-from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_alone, metrics_beside
+from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_beside
+from learning.accounting.gate import beside_what_is_spent, homogeneous, plan_of
+from learning.accounting.spend import merged
 from learning.mechanisms.protection import Protection, protection_of
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
@@ -267,7 +269,7 @@ class Budget:
         Raises:
             PolicyRefusal: the job does not allow the member's own numbers.
         """
-        measures = may_measure(self._policy, job, self._ledger.reservations(), self._identity.federation)
+        measures = may_measure(self._policy, job, tuple(self._ledger.reservations()), self._identity.federation)
         try:
             return protection_of(
                 job,
@@ -299,8 +301,8 @@ class Budget:
         if event is None:
             return BudgetReservation(job, purpose, None, protection.each_attempt)
         measured = self._measures(event, job, assignment.round)
-        if metrics_beside(event) is not None:
-            event = measuring(event, int(measured))
+        spent = [each.event for each in self._ledger.reservations() if each.released is None]
+        event = beside_what_is_spent(measuring(event, int(measured)), spent)
         return BudgetReservation(job, purpose, self._reserve(event, purpose), protection.each_attempt, measured)
 
     def charge(self, attempt: AttemptId, reserved: BudgetReservation) -> None:
@@ -568,17 +570,14 @@ class Budget:
         beside = metrics_beside(event)
         if beside is None or job.metrics is None or not job.metrics.measured(round) or not self._policy.measures:
             return False
-        from learning.accounting.filter import Limit
-        from learning.accounting.gate import PrivacyFilter
         from learning.accounting.renyi import EventUnaccountable
 
-        policy = self._policy
-        limit = Limit(policy.metrics_epsilon, policy.delta, policy.adjacency, policy.unit)
         spent = [each.event for each in self._ledger.reservations() if each.released is None]
-        alone = [found for each in (*spent, event) if (found := metrics_alone(each)) is not None]
         try:
-            if not PrivacyFilter(limit).admits(alone):
-                log.info("metrics_spent", job=job.name, metrics_epsilon=policy.metrics_epsilon)
+            if not room_for_metrics(self._policy, job, spent):
+                log.info("metrics_spent", job=job.name, metrics_epsilon=self._policy.metrics_epsilon)
+                return False
+            if not _has_steps_for(event, spent):
                 return False
             self._check_job_limit(event, job.name)
             return not self._ledger.exhausted(event)
@@ -625,6 +624,17 @@ class Budget:
     def _failing(self, error: Exception) -> PolicyRefusal:
         log.error("ledger_failing", error=str(error))
         return PolicyRefusal(Reason.REASON_LEDGER_FAILING, "this member cannot write its privacy ledger")
+
+
+def _has_steps_for(event: PrivacyEvent, spent: Sequence[PrivacyEvent]) -> bool:
+    """Whether the steps in the ledger have room for one more measurement beside them.
+
+    If not (the member measured before a restart, or missed the rounds in between), a measurement would count as further
+    steps of training. Then it is left out.
+    """
+    alike = [each for each in merged(spent) if homogeneous([each, event]) is not None]
+    whole = homogeneous([*alike, event])
+    return whole is not None and plan_of(whole).steps == whole.steps
 
 
 @contextlib.contextmanager

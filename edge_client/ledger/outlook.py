@@ -7,7 +7,7 @@ again. Both leave fewer rounds.
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,19 @@ from edge_client.ledger.replay import LedgerState, Reservation, as_events, month
 from edge_client.ledger.store import reading
 from edge_client.policy.document import PolicyDocument
 from learning.accounting.calibration import rounds_affordable
-from learning.accounting.events import PrivacyEvent, metrics_beside
+from learning.accounting.costs import event_of_metrics
+from learning.accounting.events import PrivacyEvent, metrics_alone, metrics_beside
+from learning.accounting.gate import PrivacyFilter, beside_what_is_spent
 from tacit.job import JobDocument, JobSpec
+from tacit.mechanism import NoMechanism
 
-__all__ = ["Outlook", "may_measure", "outlook", "stored_state"]
+__all__ = ["Outlook", "may_measure", "outlook", "room_for_metrics", "stored_state"]
 
 
 def may_measure(
     policy: PolicyDocument,
     job: JobDocument | JobSpec,
-    reservations: Iterable[Reservation],
+    reservations: Collection[Reservation],
     federation: bytes | None = None,
 ) -> bool:
     """Whether a job's events have metrics beside them: like its first event in the ledger, or else as the policy says.
@@ -49,7 +52,24 @@ def may_measure(
         ours = (purpose.document, purpose.job, purpose.mechanism) == (document, job.name, mechanism)
         if ours and each.released is None and federation in (None, purpose.federation):
             return metrics_beside(each.event) is not None
-    return policy.measures
+    spent = [each.event for each in reservations if each.released is None]
+    return policy.measures and room_for_metrics(policy, job, spent)
+
+
+def room_for_metrics(policy: PolicyDocument, job: JobDocument | JobSpec, spent: Iterable[PrivacyEvent]) -> bool:
+    """Whether one more measurement of a job fits into `metrics_epsilon`, counted as if metrics were alone.
+
+    A member that can never measure a job pays for none of its metrics, so its events must not have any.
+    """
+    if job.metrics is None or isinstance(job.mechanism, NoMechanism) or not policy.measures:
+        return False
+    # The ledger refuses such a job, and says why.
+    if job.mechanism.unit != policy.unit:
+        return False
+    one = event_of_metrics(job.metrics.noise, policy.adjacency, job.mechanism.unit)
+    limit = replace(policy.limit(), epsilon=policy.metrics_epsilon)
+    alone = [found for each in spent if (found := metrics_alone(each)) is not None]
+    return PrivacyFilter(limit).admits([*alone, one])
 
 
 @dataclass(frozen=True)
@@ -143,6 +163,7 @@ def outlook(
         EventUnaccountable: an event has no formula under the policy's adjacency and unit.
     """
     state = state or LedgerState()
+    event = beside_what_is_spent(event, as_events(state.spent().items()))
     # Like the ledger, which never goes back in time.
     month = month_of(max(state.at_ms, int(1000 * (time.time() if now is None else now))))
     limit = policy.limit()

@@ -16,15 +16,17 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Final
 
-from learning.accounting.events import Adjacency, PrivacyEvent, metrics_beside, planned
+from learning.accounting.events import Adjacency, DiscreteGaussian, PrivacyEvent, metrics_beside, planned
 from learning.accounting.filter import RENYI_NUMBERS, RENYI_SHARE, Limit, RenyiFilter, epsilon_mixed
 from learning.accounting.renyi import renyi
 from learning.accounting.spend import composed_steps, epsilon_pld, epsilon_renyi, merged, total
+from tacit.validation import HALF, METRICS
 
 __all__ = [
     "GATE_NUMBERS",
     "HOMOGENEOUS_SHARE",
     "PrivacyFilter",
+    "beside_what_is_spent",
     "epsilon_counted",
     "epsilon_homogeneous",
     "homogeneous",
@@ -36,7 +38,7 @@ HOMOGENEOUS_SHARE: Final = 1 - RENYI_SHARE
 # Derived in docs/accounting.md for grids of at most 2^20 points.
 _ROUNDING_A_STEP: Final = 2e-11
 # Whatever fixes the gate besides the limit. A ledger records their digest.
-GATE_NUMBERS: Final = (*RENYI_NUMBERS, HOMOGENEOUS_SHARE, _ROUNDING_A_STEP)
+GATE_NUMBERS: Final = (*RENYI_NUMBERS, HOMOGENEOUS_SHARE, _ROUNDING_A_STEP, float(METRICS), float(HALF))
 
 
 def homogeneous(events: Sequence[PrivacyEvent]) -> PrivacyEvent | None:
@@ -111,6 +113,26 @@ def epsilon_counted(events: Sequence[PrivacyEvent], limit: Limit) -> float:
     if alike is None:
         return counted
     return min(counted, epsilon_homogeneous(alike, limit.delta, limit.adjacency))
+
+
+def beside_what_is_spent(event: PrivacyEvent, spent: Sequence[PrivacyEvent]) -> PrivacyEvent:
+    """The event as it is to be reserved: with the metrics of equal steps that were spent before, none of them measured.
+
+    Equal steps with and without metrics are two kinds, which only the Rényi filter admits together. A plan of the first
+    kind holds both, and it was fixed by the first of them. The reverse would not be sound: metrics that come later were
+    chosen after something was released.
+
+    Args:
+        event: What is about to be released.
+        spent: Everything charged and reserved before.
+    """
+    kinds = merged(spent)
+    if len(kinds) != 1 or metrics_beside(event) is not None or isinstance(event, DiscreteGaussian):
+        return event
+    first = metrics_beside(kinds[0])
+    if first is None or homogeneous([kinds[0].model_copy(update={"metrics": None}), event]) is None:
+        return event
+    return event.model_copy(update={"metrics": first.model_copy(update={"measured": 0})})
 
 
 class PrivacyFilter:

@@ -21,6 +21,7 @@ of the largest shifts dominates all others, since the noise is log-concave (docs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -60,6 +61,11 @@ __all__ = [
 Vector = NDArray[np.float64]
 
 _ALPHA: Final = np.array(ORDERS)
+# Metrics with less noise are left to Rényi divergences. One vector then costs more than any budget, and the library has
+# no distribution of noise that is far narrower than its shift.
+_MIN_METRICS_MULTIPLIER: Final = 0.25
+# Up to this multiplier, the rounding of a table of probabilities is below that of a Fourier transform.
+_WIDE_METRICS: Final = 50.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,8 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     plain Gaussians become one.
 
     Returns:
-        The epsilon; None if one of the events has no PLD (lots of a fixed size, sums of discrete Gaussian shares).
+        The epsilon; None if one of the events has no PLD (lots of a fixed size, sums of discrete Gaussian shares,
+            metrics with hardly any noise).
 
     Raises:
         EventUnaccountable: An event has no formula at all under this adjacency.
@@ -170,9 +177,13 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     return float(whole.get_epsilon_for_delta(delta))
 
 
-def composed_steps(event: PrivacyEvent) -> int:
-    """How many distributions a PLD of the event composes by Fourier transforms."""
-    return sum(_composed(event))
+def composed_steps(event: PrivacyEvent) -> float:
+    """How many distributions a PLD of the event composes by Fourier transforms, for what rounding may take of delta.
+
+    A coordinate of metrics counts for more if its noise is wide: its table of probabilities is a longer sum.
+    """
+    steps, _ = _composed(event)
+    return steps + METRICS * sum(count * max(1.0, multiplier / _WIDE_METRICS) for multiplier, count in _metrics(event))
 
 
 def _composed(event: PrivacyEvent) -> tuple[int, int]:
@@ -238,7 +249,9 @@ def _precision(event: PrivacyEvent) -> float:
 
 
 def _has_pair(event: PrivacyEvent) -> bool:
-    """Whether the event has a pair of distributions that dominates it."""
+    """Whether the event has a pair of distributions that dominates it, and that the library can compose."""
+    if any(multiplier < _MIN_METRICS_MULTIPLIER for multiplier, _ in _metrics(event)):
+        return False
     return is_plain(event) or isinstance(event, SampledGaussian | Laplace | DiscreteGaussian)
 
 
@@ -270,6 +283,7 @@ def _library_gaussian(multiplier: float, width: float, rate: float = 1.0) -> Any
     )
 
 
+@lru_cache(maxsize=64)
 def _library_discrete(multiplier: float, shift: int, adjacency: Adjacency, width: float) -> Any:
     """dp-accounting's PLD of one coordinate of a vector of metrics, which one unit moves by `shift` steps."""
     from dp_accounting.pld import privacy_loss_distribution as library

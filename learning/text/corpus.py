@@ -72,7 +72,7 @@ class EncodedExamples:
         self._encoder = encoder_of(job, tokenizer)
         self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
         self._read: EncodedArrays | None = None
-        self._validation: EncodedArrays | None = None
+        self._validation: tuple[bytes, EncodedArrays] | None = None
         self._key = _key(job, tokenizer)
 
     def serves(self, job: JobDocument, tokenizer: bytes) -> bool:
@@ -113,11 +113,12 @@ class EncodedExamples:
         """The same for examples that are kept back.
 
         Args:
-            measured: (N,) Which of them. A later call must name the same.
+            measured: (N,) Which of them. Those of the last call are kept.
         """
-        if self._validation is None:
-            self._validation = self._encoded(measured)
-        return self._validation
+        key = measured.tobytes()
+        if self._validation is None or self._validation[0] != key:
+            self._validation = (key, self._encoded(measured))
+        return self._validation[1]
 
     def _encoded(self, wanted: "NDArray[np.bool_] | None") -> EncodedArrays:
         import numpy as np

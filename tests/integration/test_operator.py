@@ -1287,9 +1287,9 @@ def test_what_cannot_be_evaluated_is_a_sentence(house, tools, data, tmp_path):
         folder = house.operator_folder()
         nowhere = house.operator_folder(port=1)
         for more, code, sentence in (
-            ({"version": 7}, ExitCode.NOT_FOUND, "has no version 7; the newest is 0"),
-            ({"version": 1, "follow": True}, ExitCode.USAGE, "leave out --version"),
-            ({"version": 1, "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
+            ({"version": "7"}, ExitCode.NOT_FOUND, "has no version 7; the newest is 0"),
+            ({"version": "1", "follow": True}, ExitCode.USAGE, "leave out --version"),
+            ({"version": "1", "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
             ({"follow": True, "versions": "all"}, ExitCode.USAGE, "leave out --version and --follow"),
             ({"job": "nobody"}, ExitCode.NOT_FOUND, "there is no job named nobody"),
             ({"operator": nowhere}, ExitCode.UNREACHABLE, "coordinator serve"),
@@ -1431,7 +1431,9 @@ def test_estimates_are_shown_with_their_errors_and_best_names_the_best_measured_
         assert "0.600 ± 0.05" in rows["3"]
         assert "not measured" in rows["4"]
         assert "Best of 4 measured versions: version 2, accuracy 80.0 % ± 1.2, selected as the highest" in said.out
-        assert "1 of 3 measured versions in a row were not 5 points of accuracy better than version 2." in said.out
+        assert (
+            "Measured versions that were not 5 points of accuracy better than version 2: 1; 3 stop the job." in said.out
+        )
         detail = (await house.cli("job", "show", "desk", "--json")).json
         assert (detail["best"]["version_number"], detail["best"]["selected"]) == (2, True)
         assert detail["estimate"]["shown"]["accuracy_error"] == 0.012

@@ -6,9 +6,10 @@ from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerMisused
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate
-from learning.accounting.events import DiscreteGaussian, Laplace, measuring, metrics_alone, metrics_beside
-from learning.accounting.filter import Limit
-from learning.accounting.gate import epsilon_counted
+from learning.accounting.events import DiscreteGaussian, Laplace, measuring, metrics_alone, metrics_beside, planned
+from learning.accounting.filter import Limit, epsilon_mixed
+from learning.accounting.gate import epsilon_counted, homogeneous
+from learning.accounting.spend import total
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -106,9 +107,10 @@ def test_a_spent_part_stops_the_measuring_and_not_the_training(opened):
     # It is counted over all jobs of the ledger.
     other = measured_job(DP_SGD).model_copy(update={"name": "other"})
     assert not reserved(budget, other).measured
-    # What was released is there again.
+    # What was released is there again. The other job began without metrics, and stays so.
     budget.release(held[0], "not sent")
-    assert reserved(budget, other, 2).measured
+    assert not reserved(budget, other, 2).measured
+    assert reserved(budget, document, 6).measured
 
 
 def test_a_measurement_that_has_no_room_in_the_limit_is_left_out_before_the_training_is(opened):
@@ -166,3 +168,56 @@ def test_a_failed_training_forfeits_its_metrics_too(opened):
     budget.forfeit(held)
     budget.release(held, "training did not end")
     assert spent(budget) == (1, 1)
+
+
+def test_a_member_that_can_never_measure_a_job_pays_for_none_of_its_metrics(opened):
+    """One measurement alone is more than metrics may spend, so the job's events have none beside them."""
+    budget, document = opened(epsilon=100.0, metrics_epsilon=0.5), measured_job(noise_multiplier=2.0)
+    assert not reserved(budget, document).measured
+    assert budget.statement("questions").of_job == (budget.protection(job(GAUSSIAN), EXAMPLES).event,)
+
+
+def test_equal_steps_without_metrics_join_those_that_came_before_with_some(opened):
+    """A plan of the first kind holds both, so they need not be counted as two kinds."""
+    budget, document = opened(**ON), measured_job()
+    for round_ in range(1, 6):
+        reserved(budget, document, round_)
+    bare = job(GAUSSIAN).model_copy(update={"name": "bare"})
+    for round_ in range(1, 6):
+        assert not reserved(budget, bare, round_).measured
+    (kind,) = {measuring(each, 0).model_copy(update={"steps": 1}) for each in budget.statement("bare").events}
+    assert metrics_beside(kind) is not None
+    event = budget.protection(document, EXAMPLES).event
+    assert budget.statement("bare").figures().epsilon == pytest.approx(
+        epsilon_counted([planned(event, 10)], Limit(1.0, 1e-6))
+    )
+
+
+def test_metrics_never_join_equal_steps_that_came_before_without(opened):
+    """They were chosen after something was released, so they are another kind."""
+    budget = opened(**ON)
+    bare = job(GAUSSIAN).model_copy(update={"name": "bare"})
+    for round_ in range(1, 6):
+        reserved(budget, bare, round_)
+    assert reserved(budget, measured_job()).measured
+    kinds = budget.statement("bare").events
+    assert homogeneous(kinds) is None
+    assert budget.statement("bare").figures().epsilon == pytest.approx(
+        epsilon_mixed(total(kinds, Limit(1.0, 1e-6)), Limit(1.0, 1e-6))
+    )
+
+
+def test_a_round_that_is_begun_again_is_not_measured_at_the_price_of_further_steps(opened):
+    """The vector was charged and lost in a restart. A second one would need a plan of six steps."""
+    budget, document = opened(**ON), measured_job(every=5)
+    first = reserved(budget, document)
+    budget.charge(attempt(1), first)
+    budget = opened(**ON)
+    again = reserved(budget, document)
+    assert first.measured
+    assert not again.measured
+    assert spent(budget) == (2, 1)
+    # Where every round is measured, each step has a measurement of its own.
+    other = measured_job().model_copy(update={"name": "other"})
+    budget.charge(AttemptId("other", 1, 1), reserved(budget, other))
+    assert reserved(opened(**ON), other).measured

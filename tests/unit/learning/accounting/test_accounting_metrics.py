@@ -24,9 +24,16 @@ from learning.accounting.events import (
     planned,
 )
 from learning.accounting.filter import Limit, epsilon_mixed
-from learning.accounting.gate import PrivacyFilter, epsilon_counted, epsilon_homogeneous, homogeneous, plan_of
+from learning.accounting.gate import (
+    GATE_NUMBERS,
+    PrivacyFilter,
+    epsilon_counted,
+    epsilon_homogeneous,
+    homogeneous,
+    plan_of,
+)
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
-from learning.accounting.spend import epsilon_pld, epsilon_renyi, merged
+from learning.accounting.spend import composed_steps, epsilon_pld, epsilon_renyi, merged
 from secure_agg.discrete_gaussian import DiscreteGaussian as Sampler
 from tacit.validation import HALF, MetricNoise, distance_of, shifts_of
 
@@ -165,6 +172,40 @@ def test_a_job_has_fewer_rounds_with_metrics_and_none_beyond_the_number():
         assert PrivacyFilter(limit).admits([*spent, repeated(ROUND, rounds)])
         assert not PrivacyFilter(limit).admits([*spent, repeated(ROUND, rounds + 1)])
     assert rounds_affordable(ROUND, limit, [ROUND] * 3) == rounds_affordable(ROUND, limit) - 3
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("std", [1 / 16, 0.3, 1.0, 1.7, 3.0, 10.0, 20.0])
+def test_metrics_with_hardly_any_noise_are_counted_and_not_an_error(adjacency, std):
+    """A job may order as little noise as the sampler draws, down to 1/16 of a step."""
+    multiplier, limit = std / distance_of(adjacency), Limit(8.0, DELTA, adjacency)
+    for measured in (0, 1, 3):
+        event = Laplace(epsilon=0.1, metrics=Beside(multiplier=multiplier, every=1, measured=measured))
+        found = epsilon_counted([event, event], limit)
+        assert found > 1 / (2 * multiplier**2) if measured else found < 1
+        assert PrivacyFilter(limit).admits([event]) == (not measured)
+    assert rounds_affordable(measuring(event, 1), limit) == 0
+
+
+def test_the_least_noise_with_a_distribution_has_one_under_both_adjacencies():
+    for adjacency in ("add-remove", "replace-one"):
+        for multiplier in (0.25, 0.3, 0.5):
+            found = epsilon_pld([DiscreteGaussian(multiplier=multiplier)], DELTA, adjacency)
+            assert 8 < found < epsilon_renyi(renyi(DiscreteGaussian(multiplier=multiplier), adjacency), DELTA)
+        assert epsilon_pld([DiscreteGaussian(multiplier=0.24)], DELTA, adjacency) is None
+
+
+def test_rounding_is_subtracted_for_each_coordinate_of_metrics_too():
+    plain = SampledGaussian(multiplier=1.5, rate=1, metrics=Beside(multiplier=28.0, every=5, measured=4))
+    assert composed_steps(plain) == 12
+    assert composed_steps(planned(ROUND, 100)) == 100 + 3 * 20
+    assert composed_steps(DiscreteGaussian(multiplier=28.0, steps=7)) == 21
+    # A table of wide noise is a longer sum.
+    assert composed_steps(DiscreteGaussian(multiplier=200.0, steps=7)) == 4 * 21
+
+
+def test_the_numbers_that_fix_the_gate_name_the_steps_of_metrics():
+    assert GATE_NUMBERS[-2:] == (3.0, HALF)
 
 
 def exact_delta(std, shifts, epsilon, gaussian=None):

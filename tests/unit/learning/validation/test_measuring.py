@@ -77,8 +77,8 @@ def alone(examples):
         corpus, module = version([example])
         read = corpus.read()
         with torch.no_grad():
-            logits = module(torch.from_numpy(read.ids)).double()
-        losses.append(float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(read.labels))))
+            logits = module(torch.tensor(read.ids)).double()
+        losses.append(float(torch.nn.functional.cross_entropy(logits, torch.tensor(read.labels))))
         correct.append(int(logits.argmax()) == int(read.labels[0]))
     return np.array(losses), np.array(correct)
 
@@ -180,3 +180,12 @@ def test_rows_with_a_label_that_is_not_the_jobs_are_not_measured():
     everything = np.ones(3, dtype=np.bool_)
     update = updated(GAUSSIAN, examples, everything, ValidationData(everything, [b"1", b"2", b"3"]))
     assert update.measured[2] == pytest.approx(2 * HALF, abs=5)
+
+
+def test_another_job_that_measures_fewer_rows_of_the_same_data_measures_those():
+    """Jobs that read the data alike share what was encoded."""
+    corpus, _ = version(rows_of())
+    many, few = np.arange(ROWS) % 2 == 0, np.arange(ROWS) % 6 == 0
+    for mask in (many, few, many):
+        assert corpus.read_validation(mask).usable.tolist() == np.flatnonzero(mask).tolist()
+    assert corpus.read_validation(many) is corpus.read_validation(many)
