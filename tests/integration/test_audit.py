@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.support.processes import ROOT, command, running_federation, succeed
+from tests.support.places import ROOT
+from tests.support.processes import command, running_federation, succeed
 from toolkit.console import ExitCode
 
 MEMBERS = ("north", "east", "south")
