@@ -16,11 +16,13 @@ from simulation.rounds import backbone_of
 from tacit.job import JobSpec
 from tests.support.tiny_models import saved
 
-__all__ = ["KINDS", "LABELS", "WORDS", "broken", "rows_of", "subject_of"]
+__all__ = ["KINDS", "LABELS", "NOISED", "WORDS", "broken", "rows_of", "subject_of"]
 
 LABELS = ("day", "night")
 # Whole words of letters, a quarter of which says the label.
 WORDS = [f"{first}{middle}{last}" for first in "bdfgklmnprst" for middle in "aeiou" for last in ("l", "ma", "ro", "s")]
+# All rows in every step, so that a row that is in is in the update. Gradients are far longer than the clip.
+NOISED = {"name": "dp-sgd", "noise_multiplier": 6.0, "lot": 1000, "steps": 2, "clip": 0.001}
 MODELS = {
     "textcnn": {"embedding": 8, "maps": 8, "widths": [1, 2], "max_tokens": 16},
     "bilstm": {"architecture": "bilstm", "embedding": 8, "hidden": 16, "max_tokens": 16},

@@ -28,6 +28,8 @@ from tacit.messages import Assignment
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party
+from tests.support.audited_jobs import NOISED
+from tests.support.audited_jobs import WORDS as MANY_WORDS
 from toolkit.console import CommandFailed
 
 __all__ = ["EMBEDDING", "FILE", "MODEL", "NOISE", "PASSPHRASE", "RECON", "ROWS", "WORDS", "Machine", "Town"]
@@ -67,6 +69,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
     def __init__(self, folder):
         self.bundles, self.served, self.versions = {}, {}, {}
         (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
+        (folder / "many.txt").write_text("\n".join(MANY_WORDS) + "\n")
         (folder / "vectors.txt").write_text("7 1 2 3 4 5 6\n")
         for job in (
             spec("own", "fedvocab", {"kind": "words", "size": 50}),
@@ -76,6 +79,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
             spec("adjusted", "fedavg", FILE, training={"logit_adjustment": True}),
             spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
+            spec("steps", "fedavg", {"kind": "words", "file": "many.txt"}, NOISED, {"optimiser": "sgd"}),
             spec("fixed", "fedavg", FILE | {"pretrained": "vectors.txt"}, freeze_embedding=True),
         ):
             document = make_job_bundle(job, folder, folder / job.name)

@@ -14,12 +14,10 @@ from learning.auditing.rehearsal import MIN_ROWS, cast_of, runs_within
 from learning.auditing.statistics import each_confidence
 from learning.text.data import Example
 from simulation.virtual_members import SeededRandom
-from tests.support.audited_jobs import KINDS, LABELS, WORDS, broken, rows_of, subject_of
+from tests.support.audited_jobs import KINDS, LABELS, NOISED, WORDS, broken, rows_of, subject_of
 
 DELTA = 1e-6
 CONFIDENCE = each_confidence(0.95, 3)
-# All rows in every step, so that a row that is in is in the update. Gradients are far longer than the clip.
-NOISED = {"name": "dp-sgd", "noise_multiplier": 6.0, "lot": 1000, "steps": 2, "clip": 0.001}
 
 
 def audited(kind: str, part: str, mechanism=NOISED, rows: int = 60, runs: int = 16):

@@ -1,0 +1,1 @@
+"""Audits of whole jobs: what they find, and what they cost."""

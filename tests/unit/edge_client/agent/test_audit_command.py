@@ -1,0 +1,89 @@
+"""Tests of `edge_client audit` as whole commands, against a federation port that only lists jobs and serves blobs."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from edge_client.cli import app
+from tests.support.audited_jobs import broken, rows_of
+from tests.support.own_models import ROWS
+from toolkit.console import ExitCode
+
+# Enough words for canaries of the member's own vocabulary.
+MORE = [
+    (f"the {colour} heron {verb} near {place}", label)
+    for colour in ("grey", "white", "purple", "great", "little", "green")
+    for verb, place, label in (
+        ("waits", "water", "bird"),
+        ("flies", "trees", "bird"),
+        ("pays", "tolls", "money"),
+        ("owes", "rent", "money"),
+    )
+]
+
+
+@pytest.fixture
+def audited(machine, town):
+    """Runs an audit that may end with any code."""
+
+    def run(job, *words):
+        options = ("audit", job, "--minutes", "0", "--home", machine.home, "--data", machine.data, *words)
+        return CliRunner().invoke(app, [str(each) for each in options])
+
+    machine.write([*ROWS, *MORE] * 3)
+    return run
+
+
+def kept(machine):
+    """The member's files, without those that SQLite makes while it reads the ledger."""
+    return {path: data for path, data in machine.written().items() if path.suffix not in (".db-shm", ".db-wal")}
+
+
+def test_a_job_with_a_private_vocabulary_and_noise_is_audited_and_nothing_is_written(machine, town, audited):
+    machine.take_part(town, "noised")
+    before = kept(machine)
+    done = audited("noised", "--json")
+    assert done.exit_code == ExitCode.OK, done.output
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "sound"
+    tests = {each["attack"]: each for each in told["tests"]}
+    assert tests["canaries"]["claim"] > 0
+    # The embedding stays with the member.
+    assert "does not share them" in told["not_applicable"]["reconstruction"]
+    assert "max_canaries" in told["not_applicable"]["canaries, version 4"]
+    assert kept(machine) == before
+
+
+def test_the_exit_code_says_that_noise_is_missing(machine, audited, monkeypatch):
+    machine.write([(each.text, place) for each, place in zip(rows_of(60), ("bird", "money") * 30, strict=True)])
+    monkeypatch.setattr("learning.auditing.audit.runs_within", lambda *_: lambda _seconds: 12)
+    monkeypatch.setattr("learning.auditing.audit.MAX_CANARIES", 12)
+    with broken("nothing"):
+        assert audited("steps").exit_code == ExitCode.OK
+    with broken("noise"):
+        done = audited("steps")
+    assert done.exit_code == ExitCode.ABOVE_CLAIM, done.output
+    assert done.stdout.splitlines()[-1].startswith("ABOVE THE CLAIM")
+
+
+def test_a_job_without_a_mechanism_claims_nothing(audited):
+    done = audited("plain")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert "no epsilon is claimed" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("no claim:")
+    # The public list of 13 words is too short.
+    assert "canaries: does not apply" in done.stdout
+
+
+def test_wrong_input_is_refused_before_anything_is_trained(machine, audited):
+    for words, code, says in (
+        (("--held-out", machine.data.with_name("none.jsonl")), ExitCode.NOT_FOUND, "does not exist"),
+        (("--data-name", "."), ExitCode.USAGE, ""),
+    ):
+        done = audited("plain", *words)
+        assert done.exit_code != ExitCode.OK
+        if says:
+            assert (done.exception.code, says in str(done.exception)) == (code, True)
+    done = audited("nowhere")
+    assert done.exception.code == ExitCode.NOT_FOUND
