@@ -29,6 +29,7 @@ from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
 from edge_client.roster.following import Follower
 from edge_client.session.agent import Agent, JobsUnfinished, Observer
+from edge_client.session.answers import HeldAnswers
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
@@ -349,6 +350,7 @@ async def _run(
         second_column=member.second_column,
         features=features,
         desk=desk,
+        answers=HeldAnswers(member.home),
     )
     agent = Agent(
         member.identity,

@@ -254,16 +254,21 @@ def _cost(
     from learning.accounting.calibration import repeated
     from learning.accounting.gate import epsilon_counted
     from learning.accounting.renyi import EventUnaccountable
-    from learning.mechanisms.protection import protection_of
+    from learning.mechanisms.protection import Protection, protection_of
+    from learning.survey.answer import Answering, event_of_answer
     from tacit.job import JobSpec
+    from tacit.mechanism import OwnDiscreteGaussian
 
     if isinstance(job, JobSpec) and job.mechanism.name == "distributed-gaussian":
         return _Cost("depends on the number of values; make the bundle, and check its job.json")
     try:
-        protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
+        limit = policy.limit()
+        if job.question is not None and isinstance(job.mechanism, OwnDiscreteGaussian):
+            protection: Protection = Answering(event_of_answer(job.question, job.mechanism, limit.adjacency))
+        else:
+            protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
-        limit = policy.limit()
         least = epsilon_counted([repeated(protection.event, job.rounds.count)], limit)
         state = stored_state(home, data_name)
         reach = outlook(policy, job, protection.event, state, federation=federation)

@@ -25,6 +25,7 @@ import structlog
 import secure_agg
 from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
+from edge_client.ledger import surveys
 from edge_client.ledger.chain import Purpose
 from edge_client.ledger.ledger import (
     BudgetSpent,
@@ -51,11 +52,14 @@ from edge_client.ledger.replay import as_events
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.mechanisms.protection import Protection, protection_of
+from learning.survey.answer import Answering, event_of_answer
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
+from tacit.mechanism import OwnDiscreteGaussian
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.reason import Reason
+from tacit.survey import Question
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
@@ -289,6 +293,38 @@ class Budget:
         )
         number = None if protection.event is None else self._reserve(protection.event, purpose)
         return BudgetReservation(job, purpose, number, protection.each_attempt)
+
+    def answering(self, job: JobDocument, question: Question) -> Answering:
+        """How the job's question is answered on this machine, and what that costs.
+
+        Raises:
+            PolicyRefusal: the job has another mechanism.
+        """
+        if not isinstance(job.mechanism, OwnDiscreteGaussian):
+            raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, "the job asks without noise on the answers")
+        return Answering(event_of_answer(question, job.mechanism, self._ledger.limit.adjacency))
+
+    def reserve_answer(self, assignment: Assignment, job: JobDocument, answering: Answering) -> BudgetReservation:
+        """Reserves budget for one answer, before anything is counted.
+
+        Raises:
+            PolicyRefusal: as in `reserve`, or the budget of surveys is spent.
+        """
+        spent = surveys.spent(self._ledger.reservations())
+        if (why := surveys.refusal(self._policy, spent, answering.event)) is not None:
+            log.warning("budget_spent", job=job.name, detail=why)
+            raise PolicyRefusal(Reason.REASON_BUDGET_SPENT, "the answer would pass this member's limit for surveys")
+        return self.reserve(assignment, job, answering)
+
+    def held_answer(self, job: JobDocument, reservation: int) -> BudgetReservation | None:
+        """The reservation of an answer that this member holds on the disk. None: it may not be sent again.
+
+        Only an answer that was charged for exactly this job may be. It then costs nothing more.
+        """
+        if not self.paid(reservation, job.name, job.digest(), job.mechanism.name):
+            return None
+        self._ledger.hold(reservation)
+        return BudgetReservation(job, self._ledger.reservation(reservation).purpose, reservation, False)
 
     def charge(self, attempt: AttemptId, reserved: BudgetReservation) -> None:
         """Charges the event for good, on the disk, before anything of the update is encoded for an attempt.

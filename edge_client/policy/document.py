@@ -161,6 +161,13 @@ class PolicyDocument(Document):
     epsilon_a_job: float | None = Field(
         default=None, gt=0, le=1000, description="Part of epsilon that one job may spend.", examples=[4.0]
     )
+    surveys_epsilon: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="Part of epsilon that all surveys together may spend. A survey asks for histograms of labels, "
+        "lengths and the like, and trains nothing. 0: no survey is answered.",
+    )
     min_noise_multiplier: float | None = Field(
         default=None,
         gt=0,

@@ -174,6 +174,8 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
     mechanism = job.mechanism
     if isinstance(mechanism, NoMechanism):
         raise ValueError(f"job {job.name} adds no noise, so there is nothing to plan; ask for a job with a mechanism")
+    if not isinstance(mechanism, Noised):
+        raise ValueError(f"{job.name} asks and trains nothing; `edge_client run --dry-run` says what its answer costs")
 
     def event_with(noised: Noised, *, central: bool = False) -> PrivacyEvent:
         return event_of_job(

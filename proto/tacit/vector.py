@@ -7,8 +7,16 @@ import math
 from dataclasses import replace
 
 from secure_agg import Grid, Layout, Segment
+from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.job_parts import Numbers, Sized
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    NoMechanism,
+    OwnDiscreteGaussian,
+)
 
 __all__ = [
     "NOISE_ROOM",
@@ -118,6 +126,9 @@ def check_layout(job: Numbers, values: int) -> None:
             lower.insert(0, "aggregation.max_weight")
         case DistributedGaussian():
             each = " with this noise"
+        case OwnDiscreteGaussian(bound=bound):
+            each = f" with counts up to {bound} (bound) and this noise"
+            lower.insert(0, "bound")
     given = job.aggregation.bits
     source = "rounds.target_members" + ("" if job.aggregation.groups is None else " by aggregation.groups")
     key = lower[0] if given is None else "aggregation.bits"
@@ -167,6 +178,9 @@ def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], 
         case LaplaceUpdate(bound=bound, epsilon=epsilon):
             scale = 2 * bound / epsilon
             return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_STD),)
+        case OwnDiscreteGaussian(std=std, bound=bound):
+            # Whole numbers, so a step is one count, and a sum is exact.
+            return ((Segment("update", values, 1.0, float(bound + DiscreteGaussian(std).largest)), None),)
         case DistributedGaussian() as mechanism:
             return ((_grid(job, mechanism, values).segment("update"), None),)
 
