@@ -58,7 +58,7 @@ def test_every_attempt_sends_the_same_vector_whatever_the_random_source():
 def test_nothing_trains_and_nothing_is_noised_twice():
     answering = Answering(event_of_answer(ASKED, NOISE, "add-remove"))
     with pytest.raises(TypeError):
-        answering.train(None, Seeded("x"))  # type: ignore[arg-type]
+        answering.train(None, Seeded("x"))
     with pytest.raises(TypeError):
         answering.protect(np.zeros(6, np.float32), Seeded("x"))
 
