@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -165,11 +166,8 @@ def test_a_sentence_for_each_mistake(federation, words, code, said):
 def test_an_absent_coordinator_a_wrong_file_and_a_job_that_is_no_survey_have_a_sentence_each(federation, tmp_path):
     file, _ = survey_file(federation, "unheard")
     away = tmp_path / "operator"
-    away.mkdir()
-    for path in (federation.dir / "operator").iterdir():
-        (away / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(federation.dir / "operator", away)
     config = away / "operator.toml"
-    config.write_text(config.read_text().replace(str(federation.dir), str(federation.dir)))
     lines = [
         line if not line.startswith("address") else 'address = "127.0.0.1:1"'
         for line in config.read_text().splitlines()
