@@ -134,10 +134,8 @@ def question_plan(job: JobDocument, question: Survey, member: "Member") -> Quest
             epsilon = epsilon_counted([event], limit)
             spent = epsilon_counted(before, limit) if before else 0.0
             reach = outlook(policy, job, event, state, federation=member.identity.federation)
-            if policy.surveys_epsilon and reach.further and (why := surveys.refusal(policy, before, event)) is not None:
-                refusals.append(why)
         except (ValueError, LedgerError) as error:
             refusals.append(str(error))
-    if reach is not None and reach.refused_by is not None:
+    if reach is not None and reach.refused_by is not None and policy.surveys_epsilon:
         refusals.append(f"{reach.refused_by} does not allow the answer now")
     return QuestionPlan(job, question, tuple(refusals), epsilon, spent, reach)

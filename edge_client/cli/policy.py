@@ -279,7 +279,8 @@ def _cost(
     again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
         f"{job.rounds.count} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
-        f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}{again}"
+        f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}"
+        f"{'' if job.question is None else f', {policy.surveys_epsilon:g} for surveys'}{again}"
     )
     return _Cost(sentence, least, limit.delta, reach)
 

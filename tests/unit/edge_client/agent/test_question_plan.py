@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from edge_client.agent.dry_run import describing
 from edge_client.agent.question_plan import question_plan
-from edge_client.agent.runner import Member
+from edge_client.agent.runner import Member, RunOptions
+from edge_client.cli import app
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import ledger_path
@@ -15,6 +18,7 @@ from learning.survey.answer import event_of_answer
 from learning.text.data import Example
 from secure_agg import pack_in_place
 from tacit.attempt import AttemptId
+from tacit.manifest import Manifest, Tensor
 from tacit.messages import Assignment
 from tacit.survey import LabelHistogram, LengthHistogram, Survey
 from tests.support import party
@@ -58,6 +62,41 @@ def test_it_shows_the_exact_question_and_its_price_and_charges_nothing(member):
     assert not ledger_path(member.home, member.data_name).exists()
 
 
+def test_policy_check_says_the_same_of_a_surveys_document(member, tmp_path):
+    document = tmp_path / "job.json"
+    document.write_bytes(survey_job().canonical())
+    for limit, code, said in (
+        (2.0, 0, "all 1 rounds"),
+        (0.1, 4, "This member would not take part: surveys_epsilon."),
+        (0.0, 4, "surveys_epsilon: the job asks for histograms"),
+    ):
+        rules = tmp_path / "rules.toml"
+        rules.write_text(f"schema = 1\nsurveys_epsilon = {limit}\n")
+        words = [
+            "policy",
+            "check",
+            str(document),
+            "--policy",
+            str(rules),
+            "--examples",
+            "20",
+            "--home",
+            str(member.home),
+        ]
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, said in done.output) == (code, True), done.output
+        assert f"the policy allows 8, {limit:g} for surveys" in done.output
+
+
+def test_stewards_read_the_question_as_the_dry_run_prints_it(member, tmp_path):
+    options = RunOptions(data=tmp_path / "rows.jsonl", text="note", label="kind")
+    manifest = Manifest(tensors=(Tensor(name="histograms", shape=(ASKED.bins,)),))
+    lines, told = describing(options)(member)(survey_job(), manifest, None)
+    assert lines[0].endswith("the columns note, kind")
+    assert "\n".join(lines[1:]) == shown(question_plan(survey_job(), ASKED, member), member)
+    assert (told["question"], told["rows"]) == (ASKED.model_dump(mode="json"), 20)
+
+
 def test_a_long_list_of_labels_is_cut_and_counted(member):
     question = Survey(histograms=(LabelHistogram(labels=tuple(f"label-{at}" for at in range(50))),))
     text = shown(question_plan(survey_job(question), question, member), member)
@@ -69,7 +108,7 @@ def test_a_long_list_of_labels_is_cut_and_counted(member):
     ("rules", "said"),
     [
         ({"surveys_epsilon": 0.0}, "surveys_epsilon: the job asks for histograms of labels, rows; "),
-        ({"surveys_epsilon": 0.1}, "surveys_epsilon: surveys would pass epsilon 0.1"),
+        ({"surveys_epsilon": 0.1}, "surveys_epsilon does not allow the answer now"),
         ({"epsilon": 0.1}, "epsilon does not allow the answer now"),
         ({"unit": "member"}, "unit: the job protects one example"),
         ({"min_cohort": 300}, "min_cohort"),
@@ -108,6 +147,6 @@ def test_what_surveys_have_spent_is_shown_and_counts(member):
     plan = question_plan(other, ASKED, member)
     assert plan.spent == plan.epsilon
     assert plan.refusals != ()
-    assert "surveys_epsilon: surveys would pass epsilon 2" in plan.refusals[0]
+    assert "surveys_epsilon does not allow the answer now" in plan.refusals[0]
     # The survey that was answered costs nothing more, and is not refused.
     assert question_plan(job, ASKED, member).refusals == ()
