@@ -317,6 +317,9 @@ class Preparer:
         """
         if self._answers is None:
             raise PreparationRefused(Reason.REASON_POLICY_JOB_KIND, "this member holds no answers, so it gives none")
+        if (assignment.version_number, assignment.version) != (0, job.weights):
+            # The receipt of an answer that is sent again names the version that it was charged for.
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, "a question is asked of version 0 alone")
         await self._check_approved(job, manifest, blob)
         with _unsuitable():
             tokenizer = await fetch_tokenizer(blob, job)

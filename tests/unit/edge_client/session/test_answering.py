@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -372,6 +373,16 @@ def test_only_a_charged_reservation_of_one_draw_can_be_held(place, identity):
         again.hold(number)
         again.charge(number, 7)
     assert not verify(path, here.folder / "home" / "receipts").problems
+
+
+@pytest.mark.parametrize(("number", "version"), [(1, None), (0, bytes(32))])
+def test_a_question_is_asked_of_version_0_alone(place, number, version):
+    here = place()
+    good = here.assignment()
+    other = replace(good, version_number=number, version=version or good.version)
+    here.assignment = lambda round_: other
+    assert here.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert here.events() == 0
 
 
 def test_a_job_that_asks_without_noise_is_not_answered(place):
