@@ -22,7 +22,7 @@ from toolkit.console import ExitCode, fail, print_json, printable
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
-    from coordinator.domain.survey import Answered, Bin, Counted, Suggestions
+    from coordinator.domain.survey import Bin, Counted, Estimated, Suggestions
     from tacit.job import JobDocument
     from tacit.survey_file import SurveySpec
     from tacit.v1 import operator_pb2
@@ -78,6 +78,8 @@ def new(
         listed = json.dumps([each.strip() for each in labels.split(",") if each.strip()], ensure_ascii=False)
         tables.append(f'[[histograms]]\nkind = "labels"\nlabels = {listed}\n')
     if words is not None:
+        if not words.is_file():
+            fail(f"{words} does not exist; name a public list of words, one a line, with --words", ExitCode.NOT_FOUND)
         file = json.dumps(os.path.relpath(words, target.parent))
         tables.insert(0, f'[vocabulary]\nkind = "{kind}"\nfile = {file}\n')
         tables.append(f'[[histograms]]\nkind = "lengths"\nat_most = {list(_LENGTHS)}\n')
@@ -138,7 +140,10 @@ def _checked(text: str, target: Path) -> "SurveySpec":
 
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / target.name
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except UnicodeEncodeError:
+            fail("no file was written: a name or a label is not UTF-8 text; type it again", ExitCode.USAGE)
         try:
             return SurveySpec.from_toml(path)
         except DocumentInvalid as error:
@@ -218,10 +223,11 @@ def show(name: Name, operator: Operator = None, folder: Dir = None, as_json: Jso
         members = members_of(detail, detail.versions[-1].round)
         try:
             # A version is the mean answer. Its float32 values are off by 2^-24 of themselves at most.
-            found = answered(question, mechanism, [each * members for each in values], members)
+            total = [each * members for each in values]
+            found = answered(question, mechanism, total, members)
         except ValueError as error:
             fail(f"the answer to {name} cannot be read: {error}", ExitCode.FAILED)
-        said = suggestions(question, found)
+        said = suggestions(question, mechanism, total, members)
     if as_json:
         print_json(
             {
@@ -240,7 +246,7 @@ def show(name: Name, operator: Operator = None, folder: Dir = None, as_json: Jso
         typer.echo(f"Survey {name} is {job_status(detail.job)}{why}. There is no answer yet.")
         typer.echo(f"`coordinator job show {name}` shows its round and the members that decline it.")
         return
-    typer.echo(printable(_text(name, found, said)))
+    typer.echo(printable(_text(name, found, said, mechanism.unit)))
 
 
 async def _fetched(where: Path, name: str) -> "tuple[operator_pb2.JobDetail, JobDocument, Sequence[float] | None]":
@@ -269,51 +275,65 @@ async def _fetched(where: Path, name: str) -> "tuple[operator_pb2.JobDetail, Job
             fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
 
 
-def _text(name: str, found: "Counted", said: "Suggestions") -> str:
+def _text(name: str, found: "Counted", said: "Suggestions", unit: str) -> str:
     lines = [f"Survey {name}: {found.members} members answered. A count has a standard error of {found.error:.3g}."]
     for histogram in found.histograms:
-        about = f"{_ABOUT[histogram.kind]}: about {histogram.total:,.0f} in all (+- {histogram.total_error:.2g})"
+        about = f"{_ABOUT[unit][histogram.kind]}: about {histogram.total:,.0f} in all (+- {histogram.total_error:.2g})"
         lines += ["", about, table(["BIN", "COUNT", "SHARE"], [_row(each) for each in histogram.bins])]
         if not histogram.shows_shares:
             lines.append("The total is too small beside its noise, so there are no shares.")
-    suggested = _suggested(said, found.histograms)
+    suggested = _suggested(said, "rows" if unit == "example" else "members")
     if suggested:
         lines += ["", "For a job:", *(f"  {each}" for each in suggested)]
     return "\n".join(lines)
 
 
+# What each kind counts, by unit.
 _ABOUT = {
-    "labels": "Rows by label",
-    "lengths": "Rows by length in tokens",
-    "unknown": "Rows by share of unknown words",
-    "rows": "Members by number of rows",
+    "example": {
+        "labels": "Rows by label",
+        "lengths": "Rows by length in tokens",
+        "unknown": "Rows by share of unknown words",
+        "rows": "Members by number of rows",
+    },
+    "member": {
+        "labels": "Members by the label of most of their rows",
+        "lengths": "Members by the length of most of their rows, in tokens",
+        "unknown": "Members by the share of unknown words in most of their rows",
+        "rows": "Members by number of rows",
+    },
 }
 
 
 def _row(each: "Bin") -> list[str]:
-    count = f"below {each.below:,.0f}" if each.count is None else f"{each.count:,.0f}"
+    count = f"not shown (under {each.below:,.0f})" if each.count is None else f"{each.count:,.0f}"
     if each.share is None or each.share_error is None:
         return [each.name, count, "-"]
     return [each.name, count, f"{100 * each.share:.1f} % +- {100 * each.share_error:.1f}"]
 
 
-def _suggested(said: "Suggestions", histograms: "Sequence[Answered]") -> list[str]:
+def _suggested(said: "Suggestions", units: str) -> list[str]:
     from json import dumps
 
     lines: list[str] = []
     if said.labels is not None:
         lines.append(f"labels = {dumps(list(said.labels), ensure_ascii=False)}" if said.labels else "no label shows")
     if said.rare:
-        lines.append(f"too few rows to tell: {', '.join(said.rare)}")
-    if said.other_share is not None:
-        lines.append(f"{100 * said.other_share:.1f} % of the rows have another label")
-    if said.max_tokens is not None:
-        lines.append(f"max_tokens = {said.max_tokens} leaves 95 % of the rows whole")
-    if said.longer_share is not None:
+        lines.append(f"too few {units} to tell: {', '.join(said.rare)}")
+    if said.other is not None:
+        lines.append(f"{_percent(said.other)} of the {units} have another label")
+    if said.whole is not None and said.max_tokens is not None:
+        lines.append(f"max_tokens = {said.max_tokens} leaves {_percent(said.whole)} of the rows whole")
+    elif said.whole is not None:
         lines.append(
-            f"{100 * said.longer_share:.1f} % of the rows are longer than the largest bound; ask with a larger one"
+            f"max_tokens cannot be told: the largest bound leaves {_percent(said.whole)} of the rows whole, "
+            "which is not surely 95 %"
         )
     if said.unknown is not None:
-        low, high = (100 * each for each in said.unknown)
-        lines.append(f"the vocabulary does not know {low:.0f} to {high:.0f} % of a row's words, on average")
+        low, high = said.unknown
+        lines.append(f"the vocabulary lacks {_percent(low)} to {_percent(high)} of a row's words, on average")
     return lines
+
+
+def _percent(share: "Estimated") -> str:
+    return f"{100 * share.value:.1f} % (+- {100 * share.error:.1f})"

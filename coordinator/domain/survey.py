@@ -10,25 +10,44 @@ share has the standard error (delta method)
 
 The error is that of the noise. Nothing is said about members that did not answer.
 
-A count is shown if it is at least `MIN_COUNT` and two of its errors. Shares, and what follows from them, are shown if
-the total is at least `MIN_TOTAL` and five of its errors. These tests look at the noised sum alone.
+A count is shown if it is at least `MIN_COUNT` and two of its errors, and its share with it. Shares, and what follows
+from them, are shown if the total is at least `MIN_TOTAL` and five of its errors. These tests look at the noised sum
+alone.
+
+Suggestions are made of the sums as they are. Cutting negative bins to zero first would turn noise into rows: in many
+empty bins it always adds up to something. The share p of the first j bins has the standard error
+
+    s sqrt(n (j (1 - 2 p) + p^2 b)) / T
+
+and a mean m of values a over all bins has s sqrt(n sum((a - m)^2)) / T.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.survey import Histogram, LabelHistogram, LengthHistogram, Survey, UnknownHistogram
 
-__all__ = ["MIN_COUNT", "MIN_TOTAL", "Answered", "Bin", "Counted", "Suggestions", "answered", "suggestions"]
+__all__ = [
+    "MIN_COUNT",
+    "MIN_TOTAL",
+    "Answered",
+    "Bin",
+    "Counted",
+    "Estimated",
+    "Suggestions",
+    "answered",
+    "suggestions",
+]
 
 MIN_COUNT = 10.0
 _COUNT_ERRORS = 2.0
 MIN_TOTAL = 30.0
 _TOTAL_ERRORS = 5.0
-# The share of rows that `max_tokens` should leave whole.
+# The share of rows that `max_tokens` should leave whole, and how many errors above it a share must be.
 _WHOLE = 0.95
+_SURE_ERRORS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +58,7 @@ class Bin:
         name: What it counts.
         count: The estimate; None if it is too small to be shown, and then below `below`.
         below: The least count that is shown.
-        share: Of the histogram's total, 0 to 1; None if the total is too small.
+        share: Of the histogram's total, at most 1; None if the count is not shown, or the total is too small.
         share_error: The share's standard error; None with the share.
     """
 
@@ -52,17 +71,13 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One histogram: its kind, its bins, and its total with its standard error."""
+    """One histogram: its kind, its bins, its total with its standard error, and whether that allows shares."""
 
     kind: str
     bins: tuple[Bin, ...]
     total: float
     total_error: float
-
-    @property
-    def shows_shares(self) -> bool:
-        """Whether the total is large enough for shares."""
-        return self.bins[0].share is not None
+    shows_shares: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +90,33 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimated:
+    """A share between 0 and 1, and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Suggestions:
     """What an answer suggests. What was not asked, or cannot be told from the noise, is None.
 
     Attributes:
-        labels: The labels that enough rows have.
-        rare: The labels asked for that too few rows have.
-        other_share: The share of rows with another label.
-        max_tokens: The bound of the bin in which the 95th percentile of lengths lies.
-        longer_share: With the largest bound: the share of rows that is longer. None if `max_tokens` is known.
-        unknown: The mean share of a row's words that the vocabulary does not know, from the bins' lower bounds and from
-            their upper bounds.
+        labels: The labels that enough units have.
+        rare: The labels asked for that too few have to tell.
+        other: The share of units with another label.
+        max_tokens: The least bound that surely leaves 95 % of the rows whole: their share, less two errors, is 95 %.
+        whole: The share of rows up to `max_tokens`, or up to the largest bound if none is sure.
+        unknown: The mean share of a row's words that the vocabulary lacks: by the bins' lower bounds, and by their
+            upper bounds.
     """
 
     labels: tuple[str, ...] | None = None
     rare: tuple[str, ...] = ()
-    other_share: float | None = None
+    other: Estimated | None = None
     max_tokens: int | None = None
-    longer_share: float | None = None
-    unknown: tuple[float, float] | None = None
+    whole: Estimated | None = None
+    unknown: tuple[Estimated, Estimated] | None = None
 
 
 def answered(question: Survey, mechanism: OwnDiscreteGaussian, total: Sequence[float], members: int) -> Counted:
@@ -121,58 +144,83 @@ def answered(question: Survey, mechanism: OwnDiscreteGaussian, total: Sequence[f
 def _histogram(histogram: Histogram, names: Sequence[str], counts: Sequence[float], error: float) -> Answered:
     bins, total = len(counts), sum(counts)
     total_error = error * math.sqrt(bins)
-    large = total >= max(MIN_TOTAL, _TOTAL_ERRORS * total_error)
+    large = _large(counts, error)
     least = max(MIN_COUNT, _COUNT_ERRORS * error)
 
     def read(name: str, count: float) -> Bin:
-        shown = count if count >= least else None
+        if count < least:
+            return Bin(name, None, least, None, None)
         if not large:
-            return Bin(name, shown, least, None, None)
-        share = count / total
-        spread = error * math.sqrt(1 - 2 * share + share * share * bins) / total
-        return Bin(name, shown, least, min(max(share, 0.0), 1.0), spread)
+            return Bin(name, count, least, None, None)
+        share = _cumulative([count, *[0.0] * (bins - 1)], 1, total, error)
+        return Bin(name, count, least, share.value, share.error)
 
     read_bins = tuple(read(name, count) for name, count in zip(names, counts, strict=True))
-    return Answered(histogram.kind, read_bins, max(total, 0.0), total_error)
+    return Answered(histogram.kind, read_bins, max(total, 0.0), total_error, large)
 
 
-def suggestions(question: Survey, found: Counted) -> Suggestions:
-    """What an answer suggests for a job."""
-    said = Suggestions()
-    for histogram, each in zip(question.histograms, found.histograms, strict=True):
+def suggestions(question: Survey, mechanism: OwnDiscreteGaussian, total: Sequence[float], members: int) -> Suggestions:
+    """What an answer suggests for a job. The arguments are those of `answered`.
+
+    If the unit is the member, lengths and unknown words say where most rows of each member lie. Neither `max_tokens`
+    nor what a vocabulary lacks follows from that.
+    """
+    said, at, error = Suggestions(), 0, mechanism.std * math.sqrt(members)
+    for histogram in question.histograms:
+        counts = total[at : at + len(histogram.names)]
+        at += len(counts)
+        large = _large(counts, error)
         match histogram:
             case LabelHistogram(labels=labels):
-                seen = tuple(at.name for at in each.bins[:-1] if at.count is not None)
-                rare = tuple(label for label in labels if label not in seen)
-                said = _with(said, labels=seen, rare=rare, other_share=each.bins[-1].share)
-            case LengthHistogram(at_most=bounds) if each.shows_shares:
-                said = _with(said, **_percentile(bounds, _shares(each)))
-            case UnknownHistogram(at_most=bounds) if each.shows_shares:
-                shares = _shares(each)
-                low = sum(share * start for share, start in zip(shares, (0, *bounds), strict=True)) / 100
-                high = sum(share * end for share, end in zip(shares, (*bounds, 100), strict=True)) / 100
-                said = _with(said, unknown=(low, high))
+                # Of many empty labels, the noise of one is always above two errors. None of b empty ones is expected
+                # above sqrt(2 ln b).
+                errors = max(_COUNT_ERRORS, math.sqrt(2 * math.log(len(counts))) + 1)
+                least = max(MIN_COUNT, errors * error)
+                seen = tuple(label for label, count in zip(labels, counts, strict=False) if count >= least)
+                other = _cumulative(counts[::-1], 1, sum(counts), error) if large else None
+                rare = tuple(label for label in labels if label not in set(seen))
+                said = replace(said, labels=seen, rare=rare, other=other)
+            case LengthHistogram(at_most=bounds) if large and mechanism.unit == "example":
+                said = _lengths(said, bounds, counts, error)
+            case UnknownHistogram(at_most=bounds) if large and mechanism.unit == "example":
+                ends = ((0, *bounds), (*bounds, 100))
+                low, high = (_mean([each / 100 for each in values], counts, error) for values in ends)
+                said = replace(said, unknown=(low, high))
             case _:
                 pass
     return said
 
 
-def _with(said: Suggestions, **more: object) -> Suggestions:
-    from dataclasses import replace
-
-    return replace(said, **more)  # type: ignore[arg-type]  # Keys of Suggestions.
-
-
-def _shares(each: Answered) -> list[float]:
-    """The clamped shares, which add up to 1."""
-    shares = [at.share or 0.0 for at in each.bins]
-    return [share / sum(shares) for share in shares]
+def _large(counts: Sequence[float], error: float) -> bool:
+    """Whether a total allows shares."""
+    return sum(counts) >= max(MIN_TOTAL, _TOTAL_ERRORS * error * math.sqrt(len(counts)))
 
 
-def _percentile(bounds: Sequence[int], shares: Sequence[float]) -> dict[str, object]:
-    seen = 0.0
-    for bound, share in zip(bounds, shares, strict=False):
-        seen += share
-        if seen >= _WHOLE:
-            return {"max_tokens": bound}
-    return {"longer_share": shares[-1]}
+def _lengths(said: Suggestions, bounds: Sequence[int], counts: Sequence[float], error: float) -> Suggestions:
+    total = sum(counts)
+    for first, bound in enumerate(bounds, start=1):
+        # Not cut to 1: noise in the bins above would make a share sure that is not.
+        share, spread = _share(counts, first, total, error)
+        if share - _SURE_ERRORS * spread >= _WHOLE:
+            return replace(said, max_tokens=bound, whole=_cumulative(counts, first, total, error))
+    return replace(said, whole=_cumulative(counts, len(bounds), total, error))
+
+
+def _share(counts: Sequence[float], first: int, total: float, error: float) -> tuple[float, float]:
+    """The share of the first bins as it is, and its standard error."""
+    share = sum(counts[:first]) / total
+    variance = first * (1 - 2 * share) + share * share * len(counts)
+    return share, error * math.sqrt(max(variance, 0.0)) / total
+
+
+def _cumulative(counts: Sequence[float], first: int, total: float, error: float) -> Estimated:
+    share, spread = _share(counts, first, total, error)
+    return Estimated(min(max(share, 0.0), 1.0), spread)
+
+
+def _mean(values: Sequence[float], counts: Sequence[float], error: float) -> Estimated:
+    """The mean of values between 0 and 1, one for each bin."""
+    total = sum(counts)
+    mean = sum(value * count for value, count in zip(values, counts, strict=True)) / total
+    spread = error * math.sqrt(sum((value - mean) ** 2 for value in values)) / total
+    return Estimated(min(max(mean, 0.0), 1.0), spread)

@@ -457,7 +457,7 @@ def describing(options: RunOptions) -> Callable[[Member], Describe]:
         def describe(job: JobDocument, manifest: Manifest, tokenizer: bytes | None) -> tuple[list[str], dict[str, Any]]:
             columns = [options.text, options.label]
             if job.question is not None:
-                asked = question_plan(job, job.question, member)
+                asked = question_plan(job, job.question, member, tokenizer)
                 lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
                 asked.show(member, lines.append)
                 return lines, {**asked.as_json(), "columns": columns, "rows": len(member.examples)}
@@ -533,7 +533,7 @@ async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan | Quest
             manifest = await fetch_manifest(blob, document)
             tokenizer = await fetch_tokenizer(blob, document)
             if document.question is not None:
-                plans.append(await asyncio.to_thread(question_plan, document, document.question, member))
+                plans.append(await asyncio.to_thread(question_plan, document, document.question, member, tokenizer))
                 continue
             reading = await asyncio.to_thread(Reading.of, document, tokenizer, member, options.private_key_file)
             plans.append(plan_of(document, manifest, member, reading))

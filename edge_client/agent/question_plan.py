@@ -3,6 +3,8 @@
 Nothing is counted and nothing is charged. Stewards read the same lines (`edge_client job show`).
 """
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from edge_client.ledger.outlook import Outlook, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from learning.survey.answer import event_of_answer
+from learning.text.encoder import PAD, UNKNOWN, TextEncoder
 from tacit.context import context_of
 from tacit.job import JobDocument
 from tacit.mechanism import OwnDiscreteGaussian
@@ -22,17 +25,43 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from edge_client.agent.runner import Member
 
-__all__ = ["QuestionPlan", "question_plan"]
+__all__ = ["QuestionPlan", "Words", "question_plan"]
 
-# What each kind of histogram counts.
+# What each kind of histogram counts, by unit.
 _COUNTS = {
-    "labels": "rows by label",
-    "lengths": "rows by length in tokens",
-    "unknown": "rows by their share of unknown words",
-    "rows": "members by their number of rows",
+    "example": {
+        "labels": "rows by label",
+        "lengths": "rows by length in tokens",
+        "unknown": "rows by their share of unknown words",
+        "rows": "this member, by its number of rows",
+    },
+    "member": {
+        "labels": "this member, by the label of most of its rows",
+        "lengths": "this member, by the length of most of its rows in tokens",
+        "unknown": "this member, by the share of unknown words in most of its rows",
+        "rows": "this member, by its number of rows",
+    },
 }
-# Bins that one line names.
-_MAX_NAMED = 20
+# A vocabulary of so many words is shown whole: a short one can be a search for its words.
+_MAX_WHOLE = 50
+_FIRST_WORDS = 20
+
+
+@dataclass(frozen=True)
+class Words:
+    """The vocabulary that a question counts tokens with: SHA-256 of its tokenizer, its size, and its first words."""
+
+    digest: bytes
+    size: int
+    shown: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokenizer: bytes) -> "Words":
+        """Reads a tokenizer.json. Raises TokenizerInvalid."""
+        found = [word for word in TextEncoder(tokenizer, 1, 1).words() if word not in (None, PAD, UNKNOWN)]
+        words = [str(word) for word in found]
+        shown = words if len(words) <= _MAX_WHOLE else words[:_FIRST_WORDS]
+        return cls(hashlib.sha256(tokenizer).digest(), len(words), tuple(shown))
 
 
 @dataclass(frozen=True)
@@ -46,6 +75,7 @@ class QuestionPlan:
         epsilon: What the answer costs, at the policy's delta; None if there is no formula.
         spent: What surveys have cost so far, by the same count.
         outlook: How far the budget of the data reaches; None if nobody knows.
+        words: The vocabulary; None if the question reads no tokens.
     """
 
     job: JobDocument
@@ -54,6 +84,7 @@ class QuestionPlan:
     epsilon: float | None = None
     spent: float | None = None
     outlook: Outlook | None = None
+    words: Words | None = None
 
     def bytes_of_answer(self, members: int) -> int:
         """Returns the bytes of the packed masked vector in a cohort of `members`."""
@@ -67,6 +98,9 @@ class QuestionPlan:
             "status": "running",
             "mechanism": self.job.mechanism.model_dump(mode="json"),
             "question": self.question.model_dump(mode="json"),
+            "vocabulary": None
+            if self.words is None
+            else {"digest": self.words.digest.hex(), "size": self.words.size, "words": list(self.words.shown)},
             "epsilon": self.epsilon,
             "surveys_spent": self.spent,
             "outlook": None if self.outlook is None else self.outlook.as_json(),
@@ -84,13 +118,18 @@ class QuestionPlan:
         say(f"{self.job.name}: a question about {len(member.examples)} examples here; {once} histogram")
         say("  would send these counts with noise, masked, so that only the sum over the cohort can be read:")
         for histogram in self.question.histograms:
-            names = histogram.names
-            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-            say(f"    {_COUNTS[histogram.kind]}: {', '.join(names[:_MAX_NAMED])}{more}")
+            say(f"    {_COUNTS[unit][histogram.kind]}:")
+            for name in histogram.names[:-1]:
+                say(f"      {json.dumps(name, ensure_ascii=False)}")
+            say(f"      {histogram.names[-1]}")
+        if self.words is not None:
+            more = "" if len(self.words.shown) == self.words.size else ", ..."
+            listed = ", ".join(json.dumps(word, ensure_ascii=False) for word in self.words.shown)
+            say(f"  by a vocabulary of {self.words.size:,} entries, {self.words.digest.hex()[:16]}: {listed}{more}")
         if isinstance(mechanism, OwnDiscreteGaussian):
             say(
                 f"  adds noise of standard deviation {mechanism.std:g} to each count, drawn once; each attempt sends "
-                "the same numbers"
+                f"the same numbers; counts well above {mechanism.bound:,} are cut"
             )
         sizes = sorted({self.job.rounds.min_members, self.job.rounds.target_members})
         say("  bytes: " + ", ".join(f"{self.bytes_of_answer(size):,} in a cohort of {size}" for size in sizes))
@@ -107,7 +146,7 @@ class QuestionPlan:
             say(f"  the policy allows it: `edge_client run` would answer{approved}")
 
 
-def question_plan(job: JobDocument, question: Survey, member: "Member") -> QuestionPlan:
+def question_plan(job: JobDocument, question: Survey, member: "Member", tokenizer: bytes | None = None) -> QuestionPlan:
     """Returns the member's own verdict on a question, for the smallest cohort that the job allows."""
     from learning.accounting.gate import epsilon_counted
 
@@ -138,4 +177,5 @@ def question_plan(job: JobDocument, question: Survey, member: "Member") -> Quest
             refusals.append(str(error))
     if reach is not None and reach.refused_by is not None and policy.surveys_epsilon:
         refusals.append(f"{reach.refused_by} does not allow the answer now")
-    return QuestionPlan(job, question, tuple(refusals), epsilon, spent, reach)
+    words = None if tokenizer is None else Words.of(tokenizer)
+    return QuestionPlan(job, question, tuple(refusals), epsilon, spent, reach, words)

@@ -140,8 +140,10 @@ def test_members_that_were_killed_send_the_same_answer_again_at_no_further_cost(
         assert shown is None or shown == pytest.approx(truth.count(label), abs=6 * 2 * STD)
     assert answer["answer"]["histograms"][0]["total"] == pytest.approx(len(truth), abs=6 * 2 * STD * 2)
     assert set(answer["suggestions"]["labels"]) | set(answer["suggestions"]["rare"]) == set(labels[:3])
-    assert answer["suggestions"]["max_tokens"] in (8, 16, 32, 64, 128)
-    assert "max_tokens = " in federation.operator("survey", "show", "before-desk")
+    # Whether a bound is sure depends on the noise. No text here is longer than the largest one.
+    whole = answer["suggestions"]["whole"]
+    assert 0.95 - 6 * whole["error"] <= whole["value"] <= 1
+    assert "max_tokens " in federation.operator("survey", "show", "before-desk")
 
 
 def _attempts(detail: pb.JobDetail):

@@ -87,15 +87,34 @@ def test_an_answer_is_shown_with_errors_and_suggestions():
             RowHistogram(at_most=(100,)),
         )
     )
-    found = answered(question, OwnDiscreteGaussian(std=2.0), [700, 5, 300, 900, 90, 15, 800, 205, 3, 1], 4)
-    text = _text("before", found, suggestions(question, found))
+    noise, total = OwnDiscreteGaussian(std=2.0), [700, 5, 300, 900, 90, 15, 800, 205, 3, 1]
+    found = answered(question, noise, total, 4)
+    text = _text("before", found, suggestions(question, noise, total, 4), "example")
     lines = [line.split() for line in text.splitlines()]
     assert "Survey before: 4 members answered. A count has a standard error of 4." in text
     assert ["a", "700", "69.7", "%", "+-", "0.4"] in lines
-    assert ["rare", "below", "10", "0.5", "%", "+-", "0.4"] in lines
+    assert ["rare", "not", "shown", "(under", "10)", "-"] in lines
     assert "too few rows to tell: rare" in text
     assert "The total is too small beside its noise, so there are no shares." in text
     assert 'labels = ["a"]' in text
-    assert "max_tokens = 16 leaves 95 % of the rows whole" in text
-    assert "29.9 % of the rows have another label" in text
-    assert "does not know 0 to 20 % of a row's words" in text
+    assert "max_tokens = 16 leaves 98.5 % (+- 0.4) of the rows whole" in text
+    assert "29.9 % (+- 0.3) of the rows have another label" in text
+    assert "the vocabulary lacks 0.0 % (+- 0.0) to 20.4 % (+- 0.3) of a row's words" in text
+
+
+def test_members_as_units_are_not_called_rows():
+    question = Survey(histograms=(LabelHistogram(labels=("a",)), LengthHistogram(at_most=(8,))))
+    noise, total = OwnDiscreteGaussian(std=1.0, unit="member"), [700, 300, 990, 10]
+    found = answered(question, noise, total, 4)
+    text = _text("before", found, suggestions(question, noise, total, 4), "member")
+    assert "Members by the label of most of their rows" in text
+    assert "of the members have another label" in text
+    assert "max_tokens" not in text
+
+
+def test_a_list_of_words_that_is_not_there_and_a_label_that_is_no_text_have_a_sentence(tmp_path):
+    code, text = typed("new", "before", "--words", "nowhere.txt")
+    assert (code, "nowhere.txt does not exist; name a public list of words" in text) == (5, True), text
+    code, text = typed("new", "before", "--labels", "a,\udcff")
+    assert (code, "is not UTF-8 text; type it again" in text) == (2, True), text
+    assert not list(tmp_path.glob("*.toml"))

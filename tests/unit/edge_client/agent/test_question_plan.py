@@ -1,5 +1,6 @@
 """The dry run of a question: exactly what is asked, what it costs, and nothing counted or charged."""
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from edge_client.policy.policy import Policy
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer
 from learning.text.data import Example
+from learning.text.encoder import word_tokenizer
 from secure_agg import pack_in_place
 from tacit.attempt import AttemptId
 from tacit.manifest import Manifest, Tensor
@@ -54,8 +56,8 @@ def test_it_shows_the_exact_question_and_its_price_and_charges_nothing(member):
     layout = layout_of(job, 3)
     assert told["bytes_a_round"] == len(pack_in_place(np.zeros(layout.values, np.uint32), layout.bits))
     text = shown(plan, member)
-    assert "rows by label: a, b, other" in text
-    assert "members by their number of rows: 0 to 10, 11 to 100, more than 100" in text
+    assert '    rows by label:\n      "a"\n      "b"\n      other\n' in text
+    assert '    this member, by its number of rows:\n      "0 to 10"\n      "11 to 100"\n      more than 100\n' in text
     assert "noise of standard deviation 5 to each count, drawn once" in text
     assert f"epsilon {plan.epsilon:.3g} for the whole answer; the policy lets all surveys spend 2" in text
     assert text.endswith("`edge_client run` would answer")
@@ -97,11 +99,32 @@ def test_stewards_read_the_question_as_the_dry_run_prints_it(member, tmp_path):
     assert (told["question"], told["rows"]) == (ASKED.model_dump(mode="json"), 20)
 
 
-def test_a_long_list_of_labels_is_cut_and_counted(member):
-    question = Survey(histograms=(LabelHistogram(labels=tuple(f"label-{at}" for at in range(50))),))
+def test_every_bin_is_shown_and_quoted(member):
+    labels = tuple(f"label-{at}, and more" for at in range(300))
+    question = Survey(histograms=(LabelHistogram(labels=labels),))
     text = shown(question_plan(survey_job(question), question, member), member)
-    assert "label-19 and 31 more" in text
-    assert "label-20" not in text
+    assert all(f'      "{label}"\n' in text for label in labels)
+
+
+def test_a_short_vocabulary_is_shown_whole_and_a_long_one_by_its_digest_and_beginning(member):
+    question = Survey(histograms=(LengthHistogram(at_most=(8,)),))
+    job = survey_job(question)
+    for size, listed in ((50, 50), (51, 20)):
+        tokenizer = word_tokenizer([f"word{at}" for at in range(size)])
+        plan = question_plan(job, question, member, tokenizer)
+        text = shown(plan, member)
+        assert f"by a vocabulary of {size} entries, {hashlib.sha256(tokenizer).hexdigest()[:16]}" in text
+        assert [f'"word{at}"' in text for at in range(51)] == [at < listed for at in range(51)]
+        assert plan.as_json()["vocabulary"]["size"] == size
+
+
+def test_as_one_unit_it_says_that_the_member_counts(member):
+    mine = replace(member, policy=Policy(surveys_epsilon=2.0, unit="member"))
+    job = survey_job(noise=NOISE.model_copy(update={"unit": "member"}))
+    text = shown(question_plan(job, ASKED, mine), mine)
+    assert "this member counts once in each histogram" in text
+    assert "this member, by the label of most of its rows:" in text
+    assert "rows by label" not in text
 
 
 @pytest.mark.parametrize(
