@@ -350,7 +350,7 @@ async def _run(
         second_column=member.second_column,
         features=features,
         desk=desk,
-        answers=HeldAnswers(member.home),
+        answers=HeldAnswers(member.home, member.data_name),
     )
     agent = Agent(
         member.identity,

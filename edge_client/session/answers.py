@@ -1,4 +1,4 @@
-"""Answers to questions that this member has noised, on the disk: HOME/answers/JOB.json.
+"""Answers to questions that this member has noised, on the disk: HOME/answers/DATA/JOB.json.
 
 An answer is written before it is charged, and read again after a restart. So a question is answered with one draw of
 noise however often the coordinator asks for it, and a process that was killed sends the same numbers again. A file
@@ -46,10 +46,10 @@ class HeldAnswer(Document):
 
 
 class HeldAnswers:
-    """The answers of one home."""
+    """The answers from one data set of a home, which has a ledger of that name."""
 
-    def __init__(self, home: Path, faults: Faults = no_faults) -> None:
-        self._root = home / "answers"
+    def __init__(self, home: Path, data: str, faults: Faults = no_faults) -> None:
+        self._root = home / "answers" / data
         self._faults = faults
 
     def load(self, job: str, document: bytes, ledger: bytes, values: int) -> HeldAnswer | None:
@@ -79,7 +79,8 @@ class HeldAnswers:
         """
         if not self._root.exists():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync_folder(self._root.parent)
+            for folder in (self._root.parent, self._root.parent.parent):
+                sync_folder(folder)
         durable_file(self._root / f"{job}.json", answer.canonical(), "answer", self._faults)
 
     def forget(self, job: str) -> None:

@@ -335,7 +335,8 @@ class Preparer:
                 return Preparation(job, answer_of(held.array), answering, paid)
             with _refusing():
                 reserved = self._budget.reserve_answer(assignment, job, answering)
-            task = asyncio.create_task(asyncio.to_thread(self._answered, job, question, tokenizer, reserved))
+            stopped = threading.Event()
+            task = asyncio.create_task(asyncio.to_thread(self._answered, job, question, tokenizer, reserved, stopped))
             try:
                 update = await asyncio.shield(task)
             except Exception as error:
@@ -346,19 +347,32 @@ class Preparer:
             except BaseException:
                 # The task was cancelled from outside, whatever the data is. What the thread still writes counts for
                 # nothing without a charge, but it must not overwrite the next answer.
-                await asyncio.gather(task, return_exceptions=True)
-                self._budget.release(reserved, "the answer was not held")
+                stopped.set()
+                try:
+                    await asyncio.gather(task, return_exceptions=True)
+                finally:
+                    self._budget.release(reserved, "the answer was not held")
                 raise
             return Preparation(job, update, answering, reserved)
 
     def _answered(
-        self, job: JobDocument, question: Question, tokenizer: bytes | None, reserved: BudgetReservation
+        self,
+        job: JobDocument,
+        question: Question,
+        tokenizer: bytes | None,
+        reserved: BudgetReservation,
+        stopped: threading.Event,
     ) -> Update:
-        """Counts, adds noise and holds the answer on the disk. Runs in a thread."""
+        """Counts, adds noise and holds the answer on the disk. Runs in a thread, until `stopped` at most.
+
+        Raises:
+            CountingStopped: It was stopped.
+        """
         mechanism = job.mechanism
         if self._answers is None or reserved.reservation is None or not isinstance(mechanism, OwnDiscreteGaussian):
             raise TypeError("a question is answered with noise, charged and held")
-        update = noised(counts_of(question, self._examples, tokenizer, mechanism.unit), mechanism, self._random)
+        counts = counts_of(question, self._examples, tokenizer, mechanism.unit, stopped.is_set)
+        update = noised(counts, mechanism, self._random)
         values = tuple(int(each) for each in update.change)
         held = HeldAnswer(
             job_document=job.digest(),

@@ -8,7 +8,7 @@ Nothing here has noise. The counts must not leave the member (`learning.survey.a
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from learning.text.encoder import TextEncoder
 from tacit.mechanism import Unit
 from tacit.survey import MAX_LENGTH, Histogram, LabelHistogram, LengthHistogram, RowHistogram, Survey, UnknownHistogram
 
-__all__ = ["counts_of"]
+__all__ = ["CountingStopped", "counts_of"]
 
 # Texts that are encoded at once, to bound memory.
 _BATCH = 1024
@@ -26,7 +26,17 @@ _BATCH = 1024
 Counts = NDArray[np.int64]
 
 
-def counts_of(question: Survey, examples: Sequence[Example], tokenizer: bytes | None, unit: Unit) -> Counts:
+class CountingStopped(Exception):
+    """The caller stopped the count."""
+
+
+def counts_of(
+    question: Survey,
+    examples: Sequence[Example],
+    tokenizer: bytes | None,
+    unit: Unit,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Counts:
     """Counts the rows.
 
     Args:
@@ -34,11 +44,13 @@ def counts_of(question: Survey, examples: Sequence[Example], tokenizer: bytes | 
         examples: The member's rows.
         tokenizer: The survey's tokenizer.json; None if the question reads no tokens.
         unit: What counts once: a row, or the whole member.
+        stopped: Asked between batches of texts: whether to stop.
 
     Returns:
         (B,) whole numbers, the histograms' bins in the question's order.
 
     Raises:
+        CountingStopped: `stopped` said so.
         TokenizerInvalid: The bytes are no tokenizer.
         ValueError: The question reads tokens, and there is no tokenizer.
     """
@@ -46,15 +58,17 @@ def counts_of(question: Survey, examples: Sequence[Example], tokenizer: bytes | 
     if question.reads_tokens:
         if tokenizer is None:
             raise ValueError("the question counts tokens, and the survey has no tokenizer")
-        tokens = _tokens(examples, tokenizer)
+        tokens = _tokens(examples, tokenizer, stopped)
     return np.concatenate([_histogram(each, examples, tokens, unit) for each in question.histograms])
 
 
-def _tokens(examples: Sequence[Example], tokenizer: bytes) -> list[tuple[int, int]]:
+def _tokens(examples: Sequence[Example], tokenizer: bytes, stopped: Callable[[], bool]) -> list[tuple[int, int]]:
     """Tokens and unknown tokens of each row, or of both texts of a pair. A text is cut at one token above any bound."""
     encoder = TextEncoder(tokenizer, MAX_LENGTH + 1, 1)
     found: list[tuple[int, int]] = []
     for first in range(0, len(examples), _BATCH):
+        if stopped():
+            raise CountingStopped
         part = examples[first : first + _BATCH]
         of_first = encoder.counts([each.text for each in part])
         of_second = encoder.counts([each.text_b or "" for each in part])

@@ -40,7 +40,7 @@ def survey_file(federation, name):
 
 
 def held(federation, name, job):
-    path = federation.home(name) / "answers" / f"{job}.json"
+    path = federation.home(name) / "answers" / "data" / f"{job}.json"
     return HeldAnswer.from_file(path).array
 
 

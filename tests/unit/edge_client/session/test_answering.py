@@ -25,6 +25,7 @@ from edge_client.session.preparation import ApprovalMissing, PreparationRefused,
 from export.survey import make_survey
 from learning.survey.counts import counts_of
 from learning.text.data import Example
+from learning.text.encoder import TextEncoder
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -81,7 +82,7 @@ class Place:
         policy = Policy(**self.rules)
         self._manager = open_budget(self.folder / "home", self.identity, policy, ["one"])
         self.budget = self._manager.__enter__()
-        self.answers = HeldAnswers(self.folder / "home")
+        self.answers = HeldAnswers(self.folder / "home", "data")
         about = {"federation": self.identity.federation, "member": self.identity.member, "data": "data"}
         self.preparer = Preparer(
             self.examples,
@@ -131,7 +132,7 @@ class Place:
 
     @property
     def file(self):
-        return self.folder / "home" / "answers" / f"{self.document.name}.json"
+        return self.folder / "home" / "answers" / "data" / f"{self.document.name}.json"
 
 
 @pytest.fixture
@@ -300,7 +301,7 @@ def test_an_answer_that_is_stopped_half_way_is_released(place, monkeypatch):
     def slowly(*given):
         begun.set()
         assert go_on.wait(60)
-        return counts_of(*given)
+        return counts_of(*given[:-1])
 
     monkeypatch.setattr(preparation, "counts_of", slowly)
 
@@ -317,6 +318,38 @@ def test_an_answer_that_is_stopped_half_way_is_released(place, monkeypatch):
     # What the thread still wrote counts for nothing.
     kept = HeldAnswer.from_file(here.file).array
     assert not np.array_equal(here.prepare().update.change, kept)
+
+
+def test_a_stopped_count_ends_at_the_next_batch_and_a_second_stop_still_releases(place, monkeypatch):
+    here = place()
+    here.examples[:] = [Example("one", "a")] * 3000
+    begun, batches = threading.Event(), []
+
+    def counting(encoder, texts):
+        batches.append(len(texts))
+        begun.set()
+        # Stopped while it encodes the first batch.
+        assert stopped_now.wait(60)
+        return [(1, 0)] * len(texts)
+
+    stopped_now = threading.Event()
+    monkeypatch.setattr(TextEncoder, "counts", counting)
+
+    async def stopped_twice():
+        task = asyncio.create_task(here.preparer.prepare(here.assignment(), here.fetch))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert here.events() == 0
+        stopped_now.set()
+
+    asyncio.run(stopped_twice())
+    # Both texts of the first batch, and no other batch.
+    assert batches == [1024, 1024]
+    assert not here.file.exists()
 
 
 def test_the_file_goes_when_the_job_is_over(place):
