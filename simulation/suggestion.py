@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from learning.accounting.calibration import calibrate
-from learning.accounting.costs import adjacency_of, event_of_job
+from learning.accounting.costs import Noised, adjacency_of, event_of_job
 from learning.accounting.expected_noise import Values
 from learning.accounting.planning import noise_to_signal, with_multiplier
 from learning.accounting.spend import Limit
@@ -160,7 +160,7 @@ def with_noise_for(job: JobSpec, situation: Situation) -> JobSpec:
         ValueError: the event has no formula here.
     """
     mechanism, epsilon = job.mechanism, situation.epsilon
-    if epsilon is None or isinstance(mechanism, NoMechanism):
+    if epsilon is None or not isinstance(mechanism, Noised):
         return job
     shared = None if situation.values is None else situation.values.shared
     limit = Limit(epsilon, situation.delta, adjacency_of(mechanism), mechanism.unit)
@@ -327,6 +327,6 @@ def _plain_rate(job: JobSpec) -> float:
 
 def _ratio(job: JobSpec, shared: int, situation: Situation) -> float | None:
     mechanism = job.mechanism
-    if isinstance(mechanism, NoMechanism):
+    if not isinstance(mechanism, Noised):
         return None
     return noise_to_signal(mechanism, shared, situation.examples, situation.members)

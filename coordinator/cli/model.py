@@ -55,6 +55,7 @@ __all__ = [
     "fetch_material",
     "fetch_version",
     "load_tools",
+    "members_of",
 ]
 
 Job = Annotated[str, typer.Argument(help="The job's name.")]
@@ -423,6 +424,8 @@ async def fetch_files(
             frozen = listed.unflatten(listed.decode(values))
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+    if document.question is not None:
+        fail(f"job {job} is a survey and has no model; see `coordinator survey show {job}`", ExitCode.USAGE)
     if not document.complete or document.tokenizer is None:
         fail(
             f"job {job} shares only a part of its model ({document.method.name}), and its members keep the rest, so it "
@@ -471,7 +474,7 @@ async def fetch_version(
         frozen=files.frozen,
         round=found.round,
         created_ms=found.created_ms,
-        members=_members(files.detail, found.round),
+        members=members_of(files.detail, found.round),
         withdrawn=found.withdrawn,
         successors=_successors(files.detail, found.withdrawn),
     )
@@ -483,7 +486,7 @@ def _successors(detail: "operator_pb2.JobDetail", withdrawn: int) -> tuple[str, 
     return tuple(each.job for each in detail.successors if held.get(each.version_number, withdrawn) < withdrawn)
 
 
-def _members(detail: "operator_pb2.JobDetail", number: int) -> int:
+def members_of(detail: "operator_pb2.JobDetail", number: int) -> int:
     """How many members' updates are in a round's sum; 0 if no sum was published, or the answer has no such round."""
     attempts = [attempt for each in detail.rounds if each.number == number for attempt in each.attempts]
     return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")

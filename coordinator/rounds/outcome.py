@@ -28,7 +28,9 @@ def computed(step: Step, event: ev.Computed) -> None:
     finished = number >= state.parameters.job.rounds.count
     optimiser = state.parameters.job.server.optimiser
     norms = event.norms
-    exploded = explosion(number, state.parameters.job.values, state.norms, norms)
+    # The sums of answers are no weights, and are as large as the answers.
+    asks = state.parameters.job.question is not None
+    exploded = None if asks else explosion(number, state.parameters.job.values, state.norms, norms)
     records: list[fx.Record] = [
         fx.PublishVersion(
             number, event.version, state.round, norms, exploded, optimiser, event.server_state, event.validation

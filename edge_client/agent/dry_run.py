@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 import secure_agg
+from edge_client.agent.question_plan import QuestionPlan, question_plan
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.approval.desk import Describe
 from edge_client.corpus_release.making import order_of
@@ -464,8 +465,13 @@ def describing(options: RunOptions) -> Callable[[Member], Describe]:
 
     def of_member(member: Member) -> Describe:
         def describe(job: JobDocument, manifest: Manifest, tokenizer: bytes | None) -> tuple[list[str], dict[str, Any]]:
-            plan = plan_of(job, manifest, member, Reading.of(job, tokenizer, member, options.private_key_file))
             columns = [options.text, options.label]
+            if job.question is not None:
+                asked = question_plan(job, job.question, member, tokenizer)
+                lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
+                asked.show(member, lines.append)
+                return lines, {**asked.as_json(), "columns": columns, "rows": len(member.examples)}
+            plan = plan_of(job, manifest, member, Reading.of(job, tokenizer, member, options.private_key_file))
             if reads_pairs(job.model):
                 columns.insert(1, options.text_b or "text_b")
             lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
@@ -501,7 +507,10 @@ def dry_run(options: RunOptions) -> None:
     if member.skipped:
         _print(member.skipped.sentence(len(member.examples)))
     for plan in plans:
-        _show(plan, member)
+        if isinstance(plan, QuestionPlan):
+            plan.show(member, _print)
+        else:
+            _show(plan, member)
     for job in closed:
         _print(job.sentence)
     if not plans and not closed:
@@ -509,7 +518,7 @@ def dry_run(options: RunOptions) -> None:
         _print(f"The coordinator has no job{named}; ask the operator, or try again later.")
 
 
-async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan], list[ClosedJob]]:
+async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan | QuestionPlan], list[ClosedJob]]:
     """Returns plans of the open jobs, and the closed jobs if they were named or no job is open."""
     patterns = options.jobs
     async with open_channel(member.identity) as channel:
@@ -521,7 +530,8 @@ async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan], list[
             return bytes(data)
 
         response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
-        plans, closed = [], []
+        plans: list[Plan | QuestionPlan] = []
+        closed = []
         for job in response.jobs:
             if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
                 continue
@@ -532,6 +542,9 @@ async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan], list[
             document = await fetch_job(blob, job.name, job.job_document)
             manifest = await fetch_manifest(blob, document)
             tokenizer = await fetch_tokenizer(blob, document)
+            if document.question is not None:
+                plans.append(await asyncio.to_thread(question_plan, document, document.question, member, tokenizer))
+                continue
             reading = await asyncio.to_thread(Reading.of, document, tokenizer, member, options.private_key_file)
             plans.append(plan_of(document, manifest, member, reading))
         return plans, closed if patterns or not plans else []

@@ -250,6 +250,12 @@ async def _fetch(
             there = ", ".join(sorted(each.name for each in response.jobs)) or "none"
             fail(f"there is no job {name}; this federation has: {there}", ExitCode.NOT_FOUND)
         job = await fetch_job(blob, name, found.job_document)
+        if job.question is not None:
+            fail(
+                f"job {name} asks a question and trains nothing, so there is no model of it; `edge_client run "
+                "--dry-run` shows the question",
+                ExitCode.USAGE,
+            )
         if isinstance(job.model, RvaeModel) and not generators:
             fail(
                 f"job {name} trains a generator of synthetic text, so a member has no classifier of it; see its texts "

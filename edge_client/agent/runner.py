@@ -30,6 +30,7 @@ from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
 from edge_client.roster.following import Follower
 from edge_client.session.agent import WITHDREW_FOR_GOOD, Agent, JobsUnfinished, Observer
+from edge_client.session.answers import HeldAnswers
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
@@ -393,6 +394,7 @@ async def _run(
         canaries=CanaryBook(member.home, member.data_name, member.policy.max_canaries),
         kept_back=kept_back,
         withdrawn=withdrawals,
+        answers=HeldAnswers(member.home, member.data_name),
     )
     agent = Agent(
         member.identity,

@@ -351,8 +351,11 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path 
     if job.tags:
         lines.append(f"  tags        {', '.join(job.tags)}")
     at_most = job.rounds.count * job.rounds.max_attempts
+    does = f"  trains      a {job.model.architecture} by {job.method.name}, for the labels {', '.join(job.labels[:20])}"
+    if job.question is not None:
+        does = f"  asks        for histograms of {', '.join(each.kind for each in job.question.histograms)}"
     lines += [
-        f"  trains      a {job.model.architecture} by {job.method.name}, for the labels {', '.join(job.labels[:20])}",
+        does,
         f"  rounds      {job.rounds.count}, each of up to {job.rounds.max_attempts} attempts: up to {at_most} vectors",
         f"  cohorts     of {_cohorts(job.rounds.min_members, job.rounds.target_members)} members",
         f"  noise       {job.mechanism.name}",

@@ -255,24 +255,29 @@ def _cost(
     from learning.accounting.gate import epsilon_counted
     from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
     from learning.accounting.renyi import EventUnaccountable
-    from learning.mechanisms.protection import protection_of
+    from learning.mechanisms.protection import Protection, protection_of
+    from learning.survey.answer import Answering, event_of_answer
     from tacit.job import JobSpec
+    from tacit.mechanism import OwnDiscreteGaussian
 
     if isinstance(job, JobSpec) and job.mechanism.name == "distributed-gaussian":
         return _Cost("depends on the number of values; make the bundle, and check its job.json")
     try:
         state = stored_state(home, data_name)
         held = () if state is None else state.reservations.values()
-        protection = protection_of(
-            job,
-            examples,
-            own=policy.own(),
-            trust_central_noise=policy.trust_central_noise,
-            metrics=policy.adjacency if may_measure(policy, job, held, federation) else None,
-        )
+        limit = policy.limit()
+        if job.question is not None and isinstance(job.mechanism, OwnDiscreteGaussian):
+            protection: Protection = Answering(event_of_answer(job.question, job.mechanism, limit.adjacency))
+        else:
+            protection = protection_of(
+                job,
+                examples,
+                own=policy.own(),
+                trust_central_noise=policy.trust_central_noise,
+                metrics=policy.adjacency if may_measure(policy, job, held, federation) else None,
+            )
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
-        limit = policy.limit()
         least = epsilon_counted([repeated(protection.event, job.rounds.count)], limit)
         metrics = cost_of_metrics(protection.event, job.rounds.count, limit, policy.metrics_epsilon)
         reach = outlook(policy, job, protection.event, state, federation=federation)
@@ -283,7 +288,8 @@ def _cost(
     again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
         f"{job.rounds.count} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
-        f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}{again}"
+        f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}"
+        f"{'' if job.question is None else f', {policy.surveys_epsilon:g} for surveys'}{again}"
     )
     if job.metrics is not None:
         sentence += f"; {NOTHING_MEASURED if metrics is None or not policy.measures else metrics.sentence}"

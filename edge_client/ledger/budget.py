@@ -25,6 +25,7 @@ import structlog
 import secure_agg
 from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
+from edge_client.ledger import surveys
 from edge_client.ledger.chain import Purpose
 from edge_client.ledger.ledger import (
     BudgetSpent,
@@ -54,11 +55,14 @@ from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metri
 from learning.accounting.gate import beside_what_is_spent, homogeneous, plan_of
 from learning.accounting.spend import merged
 from learning.mechanisms.protection import Protection, protection_of
+from learning.survey.answer import Answering, event_of_answer
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
+from tacit.mechanism import OwnDiscreteGaussian
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.reason import Reason
+from tacit.survey import Question
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
@@ -304,6 +308,38 @@ class Budget:
         spent = [each.event for each in self._ledger.reservations() if each.released is None]
         event = beside_what_is_spent(measuring(event, int(measured)), spent)
         return BudgetReservation(job, purpose, self._reserve(event, purpose), protection.each_attempt, measured)
+
+    def answering(self, job: JobDocument, question: Question) -> Answering:
+        """How the job's question is answered on this machine, and what that costs.
+
+        Raises:
+            PolicyRefusal: the job has another mechanism.
+        """
+        if not isinstance(job.mechanism, OwnDiscreteGaussian):
+            raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, "the job asks without noise on the answers")
+        return Answering(event_of_answer(question, job.mechanism, self._ledger.limit.adjacency))
+
+    def reserve_answer(self, assignment: Assignment, job: JobDocument, answering: Answering) -> BudgetReservation:
+        """Reserves budget for one answer, before anything is counted.
+
+        Raises:
+            PolicyRefusal: as in `reserve`, or the budget of surveys is spent.
+        """
+        spent = surveys.spent(self._ledger.reservations())
+        if (why := surveys.refusal(self._policy, spent, answering.event)) is not None:
+            log.warning("budget_spent", job=job.name, detail=why)
+            raise PolicyRefusal(Reason.REASON_BUDGET_SPENT, "the answer would pass this member's limit for surveys")
+        return self.reserve(assignment, job, answering)
+
+    def held_answer(self, job: JobDocument, reservation: int) -> BudgetReservation | None:
+        """The reservation of an answer that this member holds on the disk. None: it may not be sent again.
+
+        Only an answer that was charged for exactly this job may be. It then costs nothing more.
+        """
+        if not self.paid(reservation, job.name, job.digest(), job.mechanism.name):
+            return None
+        self._ledger.hold(reservation)
+        return BudgetReservation(job, self._ledger.reservation(reservation).purpose, reservation, False)
 
     def charge(self, attempt: AttemptId, reserved: BudgetReservation) -> None:
         """Charges the event for good, on the disk, before anything of the update is encoded for an attempt.

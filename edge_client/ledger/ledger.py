@@ -306,7 +306,7 @@ class Ledger:
         The charge is on the disk and pinned when this returns. A further attempt of the same reservation costs nothing
         more, if the caller sends the very same noised vector. (A discrete Gaussian share is drawn anew for each
         attempt, so a further attempt is refused.) Charging the same attempt again changes nothing. After a restart the
-        vector is gone, and so is the right to send it.
+        vector is gone, and so is the right to send it, unless the caller holds it on the disk (`hold`).
 
         Raises:
             LedgerMisused: the reservation is released, unknown or of an earlier process, or this is a second attempt of
@@ -323,6 +323,18 @@ class Ledger:
                 )
             self._append(Charged(reservation=reservation, attempt=attempt))
         self._pin()
+
+    def hold(self, reservation: int) -> None:
+        """Takes over a charged reservation of an earlier process, whose very vector the caller still holds on the disk.
+
+        Raises:
+            LedgerMisused: the reservation was never charged, so nothing of it may be sent, or each attempt of it draws
+                new noise.
+        """
+        held = self.reservation(reservation)
+        if not held.charged or held.event.kind == "discrete-gaussian-sum":
+            raise LedgerMisused(f"{self.name}: reservation {reservation} is for no vector that may be sent again")
+        self._mine.add(reservation)
 
     def settle(self, reservation: int, attempt: int, outcome: str, result: bytes) -> None:
         """Records how a charged attempt ended. Repeating the call changes nothing.

@@ -30,6 +30,7 @@ from edge_client.ledger.receipts import (
     AnyReceipt,
     CertificateMissing,
     CorpusReceipt,
+    Receipt,
     ReceiptInvalid,
     certificate_from,
     check_receipt,
@@ -41,6 +42,7 @@ from learning.accounting.renyi import EventUnaccountable
 from tacit.authorities import Authorities
 from tacit.documents import DocumentInvalid
 from tacit.heads import KeptHead
+from tacit.mechanism import OwnDiscreteGaussian
 
 __all__ = ["LedgerVerdict", "Problem", "export_lines", "verify", "verify_export"]
 
@@ -380,10 +382,13 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
     purpose = reservation.purpose
     if receipt.event != reservation.event:
         raise ReceiptInvalid("it names another event than the ledger was charged for")
+    # An answer is charged once, and sent again in a later round if none was published.
+    again = isinstance(receipt, Receipt) and isinstance(receipt.mechanism, OwnDiscreteGaussian)
+    round_charged = receipt.round if again and receipt.round > purpose.round else purpose.round
     if (receipt.federation, receipt.job, receipt.round, receipt.version, receipt.job_document) != (
         purpose.federation,
         purpose.job,
-        purpose.round,
+        round_charged,
         purpose.version,
         purpose.document,
     ):

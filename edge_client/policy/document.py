@@ -177,6 +177,13 @@ class PolicyDocument(Document):
         description="With metrics_epsilon: the share of the rows that is kept back. A larger share later keeps back "
         "all that a smaller one did, and more.",
     )
+    surveys_epsilon: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="Part of epsilon that all surveys together may spend. A survey asks for histograms of labels, "
+        "lengths and the like, and trains nothing. 0: no survey is answered.",
+    )
     min_noise_multiplier: float | None = Field(
         default=None,
         gt=0,

@@ -163,7 +163,8 @@ class Policy(PolicyDocument):
         """
         return [
             *rules.on_job(self, job, federation),
-            *judge(self, MANIFEST, manifest),
+            # A question shares no parameter.
+            *(judge(self, MANIFEST, manifest) if job.question is None else ()),
             *judge(self, rules.CONDITIONS, conditions),
             *rules.on_budget(self),
             *judge(self, rules.ROSTER, None),

@@ -33,9 +33,18 @@ from learning.accounting.events import Adjacency
 from learning.synthesis.setting import NO_GUARANTEE
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
 from tacit.context import promise_of
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    Mechanism,
+    NoMechanism,
+    OwnDiscreteGaussian,
+)
 from tacit.model import RvaeModel
 from tacit.reason import Reason
+from tacit.survey import multiplier_of
 from tacit.vector import NOISE_ROOM
 
 __all__ = [
@@ -43,6 +52,7 @@ __all__ = [
     "CONDITIONS",
     "JOB",
     "LOG",
+    "QUESTION",
     "ROSTER",
     "SUM",
     "VECTOR",
@@ -91,7 +101,7 @@ def counted_multiplier(mechanism: Mechanism, policy: PolicyDocument) -> float | 
 
 def on_job(policy: PolicyDocument, job: Job, federation: bytes | None) -> Iterator[Verdict]:
     """The verdicts on a job document. federation: fingerprint of the authority that this member enrolled under."""
-    yield from judge(policy, JOB, Offer(job, federation))
+    yield from judge(policy, JOB if job.question is None else QUESTION, Offer(job, federation))
     yield from _on_attempts(policy, job)
 
 
@@ -214,7 +224,7 @@ def _adjacency(policy: PolicyDocument, offer: Offer) -> Finding:
             adjacencies = ("add-remove",)
         case GaussianUpdate():
             adjacencies = ("replace-one",)
-        case LaplaceUpdate() | DistributedGaussian():
+        case LaplaceUpdate() | DistributedGaussian() | OwnDiscreteGaussian():
             adjacencies = ("add-remove", "replace-one")
     says = f"the job's {offer.job.mechanism.name} is accounted for under {{job}}; the policy's ledger uses {{policy}}"
     return Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
@@ -312,10 +322,50 @@ def _max_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
     return Finding(shown, str(policy.max_corpus_texts), (texts or 0) <= policy.max_corpus_texts, says)
 
 
-JOB: tuple[Rule[Offer], ...] = (
+def _surveys(policy: PolicyDocument, offer: Offer) -> Finding:
+    most = in_words(policy.surveys_epsilon)
+    if offer.job.question is None:
+        return Finding("trains", most, True, "the job {job}, so the limit {policy} of surveys does not apply")
+    kinds = listed(each.kind for each in offer.job.question.histograms)
+    says = "the job asks for histograms of {job}; the policy lets surveys spend {policy}"
+    advice = "to answer surveys, write surveys_epsilon = 0.5 in policy.toml"
+    return Finding(kinds, most, policy.surveys_epsilon > 0, says, advice)
+
+
+def _min_noise_of_answer(policy: PolicyDocument, offer: Offer) -> Finding:
+    wanted, question, mechanism = policy.min_noise_multiplier, offer.job.question, offer.job.mechanism
+    if question is None or not isinstance(mechanism, OwnDiscreteGaussian):
+        return _min_noise(policy, offer)
+    counted = multiplier_of(question, mechanism, policy.adjacency)
+    says = "the noise on an answer counts as a multiplier of {job}; the policy requires at least {policy}"
+    return Finding(in_words(counted), in_words(wanted), wanted is None or counted >= wanted, says)
+
+
+# About every job.
+_ANY: tuple[Rule[Offer], ...] = (
     Rule("jobs", When.JOB, Reason.REASON_JOB_NOT_ADMITTED, _jobs),
     Rule("tags", When.JOB, Reason.REASON_POLICY_JOB_KIND, _tags, lambda p: "*" in p.tags),
     Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
+    Rule("surveys_epsilon", When.JOB, Reason.REASON_POLICY_JOB_KIND, _surveys),
+)
+
+# About a job that asks a question. It has no model, and keys about models and their training do not apply.
+QUESTION: tuple[Rule[Offer], ...] = (
+    *_ANY,
+    Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),
+    Rule("adjacency", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _adjacency),
+    Rule(
+        "min_noise_multiplier",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _min_noise_of_answer,
+        lambda p: p.min_noise_multiplier is None,
+    ),
+)
+
+# About a job that trains.
+JOB: tuple[Rule[Offer], ...] = (
+    *_ANY,
     *MODEL,
     Rule("mechanisms", When.JOB, Reason.REASON_POLICY_MECHANISM, _mechanisms),
     Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),

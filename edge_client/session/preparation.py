@@ -39,6 +39,7 @@ from edge_client.ledger.budget import Budget, BudgetReservation
 from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
+from edge_client.session.answers import HeldAnswer, HeldAnswers
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
 from edge_client.withdrawal.folder import WithdrawalFolder
@@ -55,6 +56,8 @@ from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.prompts.features import FeatureStore
+from learning.survey.answer import answer_of, noised
+from learning.survey.counts import counts_of
 from learning.synthesis.setting import promise_of
 from learning.text.cloze import TemplateInvalid
 from learning.text.corpus import EncodedExamples, encoder_of
@@ -64,12 +67,13 @@ from learning.text.tables import TableInvalid
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-from tacit.mechanism import NoMechanism
+from tacit.mechanism import NoMechanism, OwnDiscreteGaussian
 from tacit.messages import Assignment
 from tacit.method import keeps_anything, keeps_state
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import reads_pairs
 from tacit.reason import Reason
+from tacit.survey import Question
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,6 +212,7 @@ class Preparer:
         canaries: CanaryBook | None = None,
         kept_back: KeptBack | None = None,
         withdrawn: WithdrawalFolder | None = None,
+        answers: HeldAnswers | None = None,
     ) -> None:
         """Prepares for one member.
 
@@ -231,6 +236,7 @@ class Preparer:
             canaries: Plants canaries for jobs that ask for an audit; None plants none.
             kept_back: The rows that no training uses; None if all are trained on.
             withdrawn: What this member withdrew from; None in tests of the preparation alone.
+            answers: Where answers to questions are held; None in tests of training alone.
         """
         self._withdrawn = withdrawn
         self._examples = examples
@@ -247,6 +253,7 @@ class Preparer:
         self._desk = desk
         self._canaries = canaries
         self._kept_back = kept_back
+        self._answers = answers
         # One for all jobs: those with the same backbone and head share what was computed.
         self._features = FeatureStore() if features is None else features
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
@@ -276,6 +283,8 @@ class Preparer:
             self._policy.check_job(job, federation=self._federation)
         with _unsuitable():
             manifest = await fetch_manifest(blob, job)
+        if job.question is not None:
+            return await self._answer(assignment, job, job.question, manifest, blob)
         with _refusing():
             self._policy.check_manifest(manifest)
         await self._check_approved(job, manifest, blob)
@@ -323,6 +332,82 @@ class Preparer:
             with _refusing():
                 self._withdrawn.check(name, job)
 
+    async def _answer(
+        self, assignment: Assignment, job: JobDocument, question: Question, manifest: Manifest, blob: Blob
+    ) -> Preparation:
+        """Returns the answer to a question: the one that is held and charged, or else a new one with new noise.
+
+        Nothing that the data decides reaches the coordinator but through the noise: a row that fits no bin counts as
+        other, and a failure after the data was read is charged and says nothing of it.
+        """
+        if self._answers is None:
+            raise PreparationRefused(Reason.REASON_POLICY_JOB_KIND, "this member holds no answers, so it gives none")
+        if (assignment.version_number, assignment.version) != (0, job.weights):
+            # The receipt of an answer that is sent again names the version that it was charged for.
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, "a question is asked of version 0 alone")
+        await self._check_approved(job, manifest, blob)
+        with _unsuitable():
+            tokenizer = await fetch_tokenizer(blob, job)
+        async with self._turn:
+            await self._check_approved(job, manifest, blob)
+            with _refusing():
+                self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
+                answering = self._budget.answering(job, question)
+            held = await asyncio.to_thread(
+                self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins
+            )
+            if held is not None and (paid := self._budget.held_answer(job, held.reservation)) is not None:
+                return Preparation(job, answer_of(held.array), answering, paid)
+            with _refusing():
+                reserved = self._budget.reserve_answer(assignment, job, answering)
+            stopped = threading.Event()
+            task = asyncio.create_task(asyncio.to_thread(self._answered, job, question, tokenizer, reserved, stopped))
+            try:
+                update = await asyncio.shield(task)
+            except Exception as error:
+                self._budget.forfeit(reserved)
+                log.error("preparation_failed", job=job.name, error=str(error), exc_info=error)
+                failed = "the question was not answered; the member's own log says why"
+                raise PreparationRefused(Reason.REASON_TRAINING_FAILED, failed, private=str(error)) from error
+            except BaseException:
+                # The task was cancelled from outside, whatever the data is. What the thread still writes counts for
+                # nothing without a charge, but it must not overwrite the next answer.
+                stopped.set()
+                try:
+                    await asyncio.gather(task, return_exceptions=True)
+                finally:
+                    self._budget.release(reserved, "the answer was not held")
+                raise
+            return Preparation(job, update, answering, reserved)
+
+    def _answered(
+        self,
+        job: JobDocument,
+        question: Question,
+        tokenizer: bytes | None,
+        reserved: BudgetReservation,
+        stopped: threading.Event,
+    ) -> Update:
+        """Counts, adds noise and holds the answer on the disk. Runs in a thread, until `stopped` at most.
+
+        Raises:
+            CountingStopped: It was stopped.
+        """
+        mechanism = job.mechanism
+        if self._answers is None or reserved.reservation is None or not isinstance(mechanism, OwnDiscreteGaussian):
+            raise TypeError("a question is answered with noise, charged and held")
+        counts = counts_of(question, self._examples, tokenizer, mechanism.unit, stopped.is_set)
+        update = noised(counts, mechanism, self._random)
+        values = tuple(int(each) for each in update.change)
+        held = HeldAnswer(
+            job_document=job.digest(),
+            ledger=self._budget.ledger.hex(),
+            reservation=reserved.reservation,
+            values=values,
+        )
+        self._answers.keep(job.name, held)
+        return update
+
     async def _check_approved(self, job: JobDocument, manifest: Manifest, blob: Blob) -> None:
         """Raises ApprovalMissing, once the stewards are asked, unless they approve of the job or are not asked."""
         if self._desk is None:
@@ -364,6 +449,8 @@ class Preparer:
 
     def job_over(self, name: str) -> None:
         """Releases the backbone of a job that is over, if no other job uses it."""
+        if self._answers is not None:
+            self._answers.forget(name)
         digest = self._digests.pop(name, None)
         if digest is not None and digest not in self._digests.values():
             self._backbones.release(digest)

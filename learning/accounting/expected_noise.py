@@ -8,11 +8,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from learning.accounting.costs import Noised
 from learning.accounting.planning import noise_to_signal
 from learning.text.encoder import read_vocabulary
 from tacit.job import JobDocument, JobSpec, VocabularyFile
 from tacit.manifest import Manifest
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, NoMechanism
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate
 from tacit.method import keeps_anything
 from tacit.model import BiLSTMModel, PromptedModel, TextCNNModel
 
@@ -87,7 +88,7 @@ class ExpectedNoise:
 def expected_noise(
     job: JobDocument | JobSpec, values: Values, *, examples: int | None = None, members: int | None = None
 ) -> ExpectedNoise | None:
-    """Returns what a job's noise does to the mean update of a round; None if the job adds no noise.
+    """Returns what a job's noise does to the mean update of a round; None if the job adds no noise, or asks.
 
     Args:
         job: the job.
@@ -96,7 +97,7 @@ def expected_noise(
         members: n, members whose updates are averaged; None: the smallest cohort that the job allows.
     """
     mechanism = job.mechanism
-    if isinstance(mechanism, NoMechanism):
+    if not isinstance(mechanism, Noised):
         return None
     lot = mechanism.lot if isinstance(mechanism, DpSgd | GaussianUpdate) else None
     counted = job.rounds.min_members if members is None else members

@@ -30,7 +30,7 @@ from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metri
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from tacit.job import JobDocument, JobSpec
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
 
 __all__ = [
     "NOTHING_MEASURED",
@@ -209,7 +209,7 @@ def cost_of_metrics(
 
 def cost_of_metrics_alone(job: JobDocument | JobSpec, delta: float) -> MetricsCost | None:
     """What the metrics alone cost each member that measures, whatever its data; None if the job has none."""
-    if job.metrics is None or isinstance(job.mechanism, NoMechanism):
+    if job.metrics is None or isinstance(job.mechanism, NoMechanism | OwnDiscreteGaussian):
         return None
     measured = -(-job.rounds.count // job.metrics.every)
     adjacency, unit = adjacency_of(job.mechanism), job.mechanism.unit
@@ -278,6 +278,8 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
     mechanism = job.mechanism
     if isinstance(mechanism, NoMechanism):
         raise ValueError(f"job {job.name} adds no noise, so there is nothing to plan; ask for a job with a mechanism")
+    if not isinstance(mechanism, Noised):
+        raise ValueError(f"{job.name} asks and trains nothing; `edge_client run --dry-run` says what its answer costs")
 
     adjacency = adjacency_of(mechanism)
 

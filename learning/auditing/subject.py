@@ -27,7 +27,7 @@ from learning.training.update import train_update
 from secure_agg import RandomSource
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-from tacit.mechanism import DistributedGaussian, NoMechanism
+from tacit.mechanism import DistributedGaussian, NoMechanism, OwnDiscreteGaussian
 from tacit.model import PromptedModel
 from tacit.vector import grid_of, layout_of
 
@@ -48,7 +48,7 @@ def claim_of(job: JobDocument, events: Sequence[PrivacyEvent], delta: float) -> 
     """
     from learning.accounting.spend import Limit, spend
 
-    if isinstance(job.mechanism, NoMechanism) or not events:
+    if isinstance(job.mechanism, NoMechanism | OwnDiscreteGaussian) or not events:
         return None
     adjacency = "replace-one" if job.mechanism.unit == "member" else adjacency_of(job.mechanism)
     return spend(events, Limit(1.0, delta, adjacency, job.mechanism.unit)).epsilon

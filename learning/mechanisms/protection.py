@@ -24,7 +24,7 @@ from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.mechanisms import noise
 from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
 from tacit.job import JobDocument, JobSpec
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
 from tacit.vector import NOISE_ROOM, grid_of, layout_of, max_in_sum
 
 if TYPE_CHECKING:
@@ -278,6 +278,8 @@ def protection_of(
                     "equal; unset both in policy.toml, or refuse the mechanism"
                 )
             return _RingNoise(cost(mechanism))
+        case OwnDiscreteGaussian():
+            raise TypeError(f"job {job.name} asks and trains nothing; `learning.survey` protects its answers")
 
 
 _M = TypeVar("_M", DpSgd, GaussianUpdate)

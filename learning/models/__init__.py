@@ -20,7 +20,7 @@ from learning.models.division import (
     load_shared,
     shared_parameters,
 )
-from tacit.model import Model, PromptedModel, TransformerModel
+from tacit.model import Model, NoModel, PromptedModel, TransformerModel
 
 __all__ = [
     "EVERYTHING_SHARED",
@@ -71,6 +71,8 @@ def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
 
         encoder, width = encoder_size(model)
         return vocabulary_size * width + encoder + (width + 1) * labels
+    if isinstance(model, NoModel):
+        return 0
     return model.values(vocabulary_size, labels)
 
 
@@ -86,6 +88,8 @@ def embedding_width(model: Model) -> int:
         from learning.models.transformer import encoder_width
 
         return encoder_width(model)
+    if isinstance(model, NoModel):
+        raise ValueError("a job that asks a question has no model, so no embedding")
     return model.embedding
 
 

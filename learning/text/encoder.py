@@ -159,7 +159,7 @@ class TextEncoder:
         Raises:
             ValueError: As in `encode`.
         """
-        unknown: int | None = self._tokenizer.token_to_id(UNKNOWN)
+        unknown = self._unknown
         found = self._encoded(texts)
         return Coverage(
             texts=len(found),
@@ -167,6 +167,20 @@ class TextEncoder:
             tokens=sum(len(item.ids) for item in found),
             unknown=sum(at == unknown or (known is not None and at >= known) for item in found for at in item.ids),
         )
+
+    def counts(self, texts: Sequence[TextRow]) -> list[tuple[int, int]]:
+        """The tokens that `encode` reads of each text, without those of a frame, and how many of them are unknown.
+
+        Raises:
+            ValueError: As in `encode`.
+        """
+        unknown = self._unknown
+        return [(len(item.ids), sum(at == unknown for at in item.ids)) for item in self._encoded(texts)]
+
+    @property
+    def _unknown(self) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(UNKNOWN)
+        return found
 
     def _encoded(self, texts: Sequence[TextRow]) -> list[Any]:
         single = [text for text in texts if isinstance(text, str)]

@@ -5,14 +5,14 @@ trains only under a job document, whose digest is part of every attempt's contex
 """
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from tacit.bundle import BACKBONE_FILE
-from tacit.documents import Digest, DocumentInvalid
+from tacit.documents import AtMost, Digest, DocumentInvalid, Label
 from tacit.job_body import JobBody
-from tacit.job_checks import check_body
+from tacit.job_checks import check_body, check_question
 from tacit.job_parts import (
     MAX_GROUPS,
     NO_VOCABULARY,
@@ -30,8 +30,11 @@ from tacit.job_parts import (
     VocabularyFile,
     earlier_version,
 )
+from tacit.limits import MAX_LABELS
+from tacit.mechanism import OwnDiscreteGaussian
 from tacit.method import FedVocab, OwnVocabulary, keeps_anything, private_parts
-from tacit.model import PromptedModel, RvaeModel, TransformerModel
+from tacit.model import NoModel, PromptedModel, RvaeModel, TransformerModel
+from tacit.survey import Question
 from tacit.vector import check_layout
 
 __all__ = [
@@ -59,6 +62,11 @@ class JobSpec(JobBody):
     # Public text, or "job:version". Members get the resulting weights, not the text.
     start: Start | None = None
 
+    @property
+    def question(self) -> None:
+        """A job file asks nothing: `coordinator survey` makes the documents of jobs that do."""
+        return
+
     @classmethod
     def from_toml(cls, path: Path) -> Self:
         """Reads a file like `Document.from_toml`.
@@ -85,6 +93,8 @@ class JobSpec(JobBody):
 
     @model_validator(mode="after")
     def _checks(self) -> Self:
+        if isinstance(self.model, NoModel) or isinstance(self.mechanism, OwnDiscreteGaussian):
+            raise ValueError("model, mechanism: a job file trains; `coordinator survey new` writes a file that asks")
         check_body(self)
         if isinstance(self.start, PublicStart) and not isinstance(self.model, RvaeModel):
             raise ValueError("start: only an rvae learns from text without labels; leave this table out")
@@ -123,6 +133,10 @@ class JobSpec(JobBody):
 class JobDocument(JobBody):
     """A job as it is run: with digests instead of files."""
 
+    # Empty in a job that asks a question, which names labels itself if it asks about any.
+    labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = ()
+    # What the job asks its members instead of training with them. None: it trains.
+    question: Question | None = None
     manifest: Digest
     weights: Digest
     values: int = Field(ge=1)
@@ -138,6 +152,16 @@ class JobDocument(JobBody):
 
     @model_validator(mode="after")
     def _checks(self) -> Self:
+        if self.question is not None:
+            check_question(self, self.question, self.values, tokenizer=self.tokenizer is not None)
+            if any(each is not None for each in (self.private, self.frozen, self.earlier)):
+                raise ValueError("private, frozen, earlier: a job with a question has no model; leave these keys out")
+            check_layout(self, self.values)
+            return self
+        if isinstance(self.model, NoModel) or isinstance(self.mechanism, OwnDiscreteGaussian):
+            raise ValueError("question: missing; a job without one trains a model, and has a mechanism for training")
+        if len(self.labels) < 2:
+            raise ValueError(f"labels: must have 2 entries or more, has {len(self.labels)}")
         check_body(self)
         if (self.vocabulary is None) == (self.tokenizer is None):
             raise ValueError("a job has either a tokenizer or a vocabulary that its members build")

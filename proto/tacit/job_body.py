@@ -14,14 +14,15 @@ from tacit.model import Model, TextCNNModel
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser
 from tacit.validation import NoisedMetrics
 
-__all__ = ["JobBody"]
+__all__ = ["MAX_TAGS", "JobBody", "distinct_tags"]
 
 
 # Tags of a job.
-_MAX_TAGS = 16
+MAX_TAGS = 16
 
 
-def _distinct(tags: tuple[str, ...]) -> tuple[str, ...]:
+def distinct_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the tags if none is named twice. Raises ValueError otherwise."""
     if len(set(tags)) != len(tags):
         raise ValueError("names a tag twice; write each once")
     return tags
@@ -35,11 +36,13 @@ class JobBody(Document):
     name: Name
     labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = Field(min_length=2)
     # A table without `architecture` describes a TextCNN.
-    model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
+    model: Annotated[Model, table_of(Model, "architecture", default="textcnn", unsaid=("none",))] = TextCNNModel()
     # `local` is for simulations only; `job_checks` refuses it.
     method: Annotated[Method, table_of(Method, "name", in_a_word=True, unsaid=("local",))] = FedAvg()
     training: Training = Training()
-    mechanism: Annotated[Mechanism, table_of(Mechanism, "name", in_a_word=True)] = NoMechanism()
+    mechanism: Annotated[Mechanism, table_of(Mechanism, "name", in_a_word=True, unsaid=("discrete-gaussian",))] = (
+        NoMechanism()
+    )
     rounds: Rounds = Rounds()
     aggregation: Aggregation = Aggregation()
     # How the coordinator applies the mean update.
@@ -56,7 +59,7 @@ class JobBody(Document):
     # Only for a model that generates text.
     corpus: CorpusOrder | None = None
     # What members' policies may admit or refuse by a word: a purpose, a department, a study.
-    tags: Annotated[tuple[Name, ...], AtMost(_MAX_TAGS), AfterValidator(_distinct)] = ()
+    tags: Annotated[tuple[Name, ...], AtMost(MAX_TAGS), AfterValidator(distinct_tags)] = ()
     # What members are asked to audit, and `coordinator export` asks to see. None: nothing.
     audit: Audit | None = None
     # Set by `coordinator job try` if it chose the numbers on private rows. No member's ledger counts that choice.

@@ -4,8 +4,15 @@ from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
 from tacit.context import min_honest_between, promised
 from tacit.corpus import MAX_GUIDED_LABELS
 from tacit.job_body import JobBody
-from tacit.job_parts import VocabularyFile
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.job_parts import Training, VocabularyFile
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    NoMechanism,
+    OwnDiscreteGaussian,
+)
 from tacit.method import (
     FedAvg,
     FedProx,
@@ -17,10 +24,12 @@ from tacit.method import (
     private_parts,
     trains_private,
 )
-from tacit.model import PromptedModel, RvaeModel
+from tacit.model import NoModel, PromptedModel, RvaeModel
 from tacit.prompt import BitFit, check_prompted_method
+from tacit.server_optimiser import FedAvgServer
+from tacit.survey import Question
 
-__all__ = ["check_body", "min_honest"]
+__all__ = ["check_body", "check_question", "min_honest"]
 
 
 def check_body(job: JobBody) -> None:
@@ -50,6 +59,52 @@ def check_body(job: JobBody) -> None:
                 f"mechanism.honest: a cohort of {weakest} guarantees {honest} honest inputs, but the noise needs "
                 f"{counted}; lower it, or {_more_honest(job, weakest)}"
             )
+
+
+def check_question(job: JobBody, question: Question, values: int, *, tokenizer: bool) -> None:
+    """Checks that the keys of a job that asks a question say what is asked, and nothing that would have no effect.
+
+    Args:
+        job: The job.
+        question: What it asks.
+        values: The length of an answer, as the document states it.
+        tokenizer: Whether the document names a tokenizer.
+
+    Raises:
+        ValueError: they do not; the text names them and says what to do.
+    """
+    if not isinstance(job.mechanism, OwnDiscreteGaussian):
+        raise ValueError(
+            "mechanism: answers are noised by discrete-gaussian; make the survey with `coordinator survey`"
+        )
+    if values != question.bins:
+        raise ValueError(f"values: the question has {question.bins} bins, not {values}; make the survey again")
+    if tokenizer != question.reads_tokens:
+        need = "needs a tokenizer" if question.reads_tokens else "reads no tokens"
+        raise ValueError(f"tokenizer: the question {need}; make the survey again with `coordinator survey`")
+    if job.rounds.count != 1:
+        raise ValueError("rounds.count: a question is asked in one round; set count = 1")
+    aggregation = job.aggregation
+    if aggregation.groups is not None or aggregation.clip is not None or aggregation.noise_after:
+        raise ValueError(
+            "aggregation: an answer has one sum, and members bound and noise it themselves; leave groups, clip and "
+            "noise_after out"
+        )
+    trains = {
+        "model": isinstance(job.model, NoModel),
+        "labels": not job.labels,
+        "method": job.method == FedAvg(),
+        "server": job.server == FedAvgServer(),
+        "training": job.training == Training(),
+        "vocabulary": job.vocabulary is None,
+        "corpus": job.corpus is None,
+        "tuned_on": job.tuned_on is None,
+        "metrics": job.metrics is None,
+        "audit": job.audit is None,
+    }
+    if vain := [key for key, fits in trains.items() if not fits]:
+        raise ValueError(f"{', '.join(vain)}: a job with a question trains nothing; leave these keys out")
+    min_honest(job)
 
 
 def _check_method(job: JobBody) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "LaplaceUpdate",
     "Mechanism",
     "NoMechanism",
+    "OwnDiscreteGaussian",
     "Unit",
 ]
 
@@ -93,6 +94,21 @@ class DistributedGaussian(Part):
     unit: Unit = "example"
 
 
+class OwnDiscreteGaussian(Part):
+    """Discrete Gaussian noise of each member's own on whole numbers, drawn once for a question. Only for questions.
+
+    The multiplier that a ledger counts follows from the question (`tacit.survey.multiplier_of`).
+    """
+
+    name: Literal["discrete-gaussian"] = "discrete-gaussian"
+    # Parameter s of the noise that each member adds to each of its counts.
+    std: float = Field(ge=1 / 16, le=65536)
+    # The largest count of one member that the ring has room for. A larger one is cut to it, after the noise was added.
+    bound: int = Field(default=100_000, ge=1, le=10_000_000)
+    unit: Unit = "example"
+
+
 Mechanism = Annotated[
-    NoMechanism | DpSgd | GaussianUpdate | LaplaceUpdate | DistributedGaussian, Field(discriminator="name")
+    NoMechanism | DpSgd | GaussianUpdate | LaplaceUpdate | DistributedGaussian | OwnDiscreteGaussian,
+    Field(discriminator="name"),
 ]

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from tacit.documents import AtMost, Part
 from tacit.prompt import EncoderConfig, PromptedModel
 
-__all__ = ["BiLSTMModel", "Model", "PromptedModel", "RvaeModel", "TextCNNModel", "TransformerModel"]
+__all__ = ["BiLSTMModel", "Model", "NoModel", "PromptedModel", "RvaeModel", "TextCNNModel", "TransformerModel"]
 
 
 class TextCNNModel(Part):
@@ -174,6 +174,33 @@ class RvaeModel(Part):
         return False
 
 
+class NoModel(Part):
+    """No model: the job asks a question and trains nothing."""
+
+    architecture: Literal["none"] = "none"
+
+    @property
+    def freeze_embedding(self) -> bool:
+        """There is nothing to freeze."""
+        return False
+
+    @property
+    def max_tokens(self) -> int:
+        """No model reads a text."""
+        return 0
+
+    @property
+    def min_tokens(self) -> int:
+        """No model reads a text."""
+        return 0
+
+    @property
+    def frame(self) -> bool:
+        """No model reads a text."""
+        return False
+
+
 Model = Annotated[
-    TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel | RvaeModel, Field(discriminator="architecture")
+    TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel | RvaeModel | NoModel,
+    Field(discriminator="architecture"),
 ]

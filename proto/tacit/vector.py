@@ -7,8 +7,16 @@ import math
 from dataclasses import replace
 
 from secure_agg import Grid, Layout, Segment
+from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.job_parts import Numbers, Sized
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    NoMechanism,
+    OwnDiscreteGaussian,
+)
 from tacit.validation import METRICS, NoisedMetrics
 
 __all__ = [
@@ -120,6 +128,9 @@ def check_layout(job: Numbers, values: int) -> None:
             lower.insert(0, "aggregation.max_weight")
         case DistributedGaussian():
             each = " with this noise"
+        case OwnDiscreteGaussian(bound=bound):
+            each = f" with counts up to {bound} (bound) and this noise"
+            lower.insert(0, "bound")
     if job.metrics is not None and _bits_needed(_metrics(job.metrics), members) == needed:
         each, lower = f" with metrics of up to {job.metrics.max_units} units", ["metrics.max_units", *lower]
     given = job.aggregation.bits
@@ -179,6 +190,9 @@ def _segments_of_update(job: Numbers, values: int) -> tuple[tuple[Segment, float
         case LaplaceUpdate(bound=bound, epsilon=epsilon):
             scale = 2 * bound / epsilon
             return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_STD),)
+        case OwnDiscreteGaussian(std=std, bound=bound):
+            # Whole numbers, so a step is one count, and a sum is exact.
+            return ((Segment("update", values, 1.0, float(bound + DiscreteGaussian(std).largest)), None),)
         case DistributedGaussian() as mechanism:
             return ((_grid(job, mechanism, values).segment("update"), None),)
 

@@ -24,9 +24,17 @@ from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
 from tacit.job import Aggregation, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    Mechanism,
+    NoMechanism,
+    OwnDiscreteGaussian,
+)
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method, OwnVocabulary
-from tacit.model import BiLSTMModel, Model, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
+from tacit.model import BiLSTMModel, Model, NoModel, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
 from tacit.prompt import PromptTuning
 from tacit.reason import Reason, sentence, word
 from tacit.server_optimiser import (
@@ -37,6 +45,8 @@ from tacit.server_optimiser import (
     FedYogiServer,
     ServerOptimiser,
 )
+from tacit.survey import Histogram
+from tacit.survey_file import Asking, SurveySpec
 from tacit.validation import NoisedMetrics
 from tests.support.places import ROOT
 from toolkit.console import ExitCode
@@ -191,10 +201,35 @@ def test_the_jobs_page_has_a_section_for_every_table():
         | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder, NoisedMetrics}
     )
     assert set(nested(JobSpec)) | tagged == set(JOB_TABLES.values())
-    assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism}
-    assert {*get_args(get_args(Model)[0])} == models
+    assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism, OwnDiscreteGaussian}
+    assert {*get_args(get_args(Model)[0])} == models | {NoModel}
     assert {*get_args(get_args(Method)[0])} == methods | {FedAvg, Local}
     assert {*get_args(get_args(ServerOptimiser)[0])} == servers
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [("survey.toml", SurveySpec), ("Noise", OwnDiscreteGaussian), ("Rounds", Asking)],
+)
+def test_the_surveys_page_lists_every_key_and_default(heading, model):
+    tables = frozenset(
+        name
+        for name, field in model.model_fields.items()
+        if isinstance(field.default, BaseModel) and isinstance(field.annotation, type)
+    )
+    text = section(DOCS / "surveys.md", heading)
+    listed = {re.findall(r"`([^`]+)`", cells[0])[0] for cells in rows(text)}
+    assert tables <= listed
+    check_keys(
+        "".join(line for line in text.splitlines(True) if not any(f"| `{key}` |" in line for key in tables)),
+        model,
+        tables,
+    )
+
+
+def test_the_surveys_page_lists_every_kind_of_histogram():
+    told = [cells[0].strip('`"') for cells in rows(section(DOCS / "surveys.md", "Kinds of histograms"), at_least=3)]
+    assert told == [each.model_fields["kind"].default for each in get_args(get_args(Histogram)[0])]
 
 
 def test_the_jobs_page_lists_every_method():

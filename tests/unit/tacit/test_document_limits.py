@@ -41,6 +41,7 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
 from edge_client.private_store.features import FeatureHeader
+from edge_client.session.answers import HeldAnswer
 from edge_client.withdrawal.folder import KeptWithdrawal
 from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
@@ -64,6 +65,7 @@ from tacit.passport import (
     WithdrawalFacts,
 )
 from tacit.reading import MAX_DEPTH
+from tacit.survey_file import SurveySpec
 from tacit.token import JoinToken
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken
 from tests.property.decoders.test_documents import GOOD, HEX, STATEMENT
@@ -417,6 +419,13 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "detail": "",
     },
     Decision: {"schema": 1, "corpus": HEX, "choice": "approve", "at_ms": 0},
+    HeldAnswer: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "values": [-1]},
+    SurveySpec: {
+        "schema": 1,
+        "name": "before-desk",
+        "noise": {"std": 10.0},
+        "histograms": [{"kind": "labels", "labels": ["a"]}],
+    },
     NoisedHistogram: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "counts": [1]},
     IdentityDocument: {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},
     Pin: {"schema": 1, "ledger": "00", "sequence": 1, "head": HEX},
@@ -568,6 +577,22 @@ _ADAPTED = {
     "model": {**_HEADED["model"], "injection": {"name": "lora", "matrices": ["query"]}},
 }
 _POLICY = {"schema": 1}
+_SURVEY = EXAMPLES[SurveySpec]
+_WORDS = {"vocabulary": {"kind": "words", "file": "words.txt"}}
+_HISTOGRAMS: list[dict[str, Any]] = [
+    {"kind": "labels", "labels": ["a"]},
+    {"kind": "lengths", "at_most": [8]},
+    {"kind": "unknown", "at_most": [8]},
+    {"kind": "rows", "at_most": [8]},
+]
+_ASKS = {
+    **{key: value for key, value in _JOB.items() if key not in ("labels", "mechanism", "method", "model", "rounds")},
+    "model": {"architecture": "none"},
+    "mechanism": {"name": "discrete-gaussian", "std": 10.0},
+    "rounds": {"count": 1},
+    "question": {"kind": "survey", "histograms": _HISTOGRAMS},
+    "values": 8,
+}
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
 
@@ -677,6 +702,32 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         1000,
         lambda number: {"path": f"server/{_word(number)}", **_STATE},
     ),
+    "HeldAnswer.values": (HeldAnswer, EXAMPLES[HeldAnswer], "values", 10_304, _same(1)),
+    "SurveySpec.histograms": (
+        SurveySpec,
+        {**_SURVEY, "vocabulary": {"kind": "words", "file": "words.txt"}},
+        "histograms",
+        4,
+        lambda number: _HISTOGRAMS[number % 4],
+    ),
+    "SurveySpec.tags": (SurveySpec, _SURVEY, "tags", 16, _word),
+    "JobDocument.labels": (JobDocument, _JOB, "labels", 10_000, _word),
+    "LabelHistogram.labels": (SurveySpec, _SURVEY, "histograms.0.labels", 10_000, _word),
+    "Survey.histograms": (JobDocument, _ASKS, "question.histograms", 4, lambda number: _HISTOGRAMS[number % 4]),
+    **{
+        f"{kind}.at_most": (
+            SurveySpec,
+            {**_SURVEY, **words, "histograms": [histogram]},
+            "histograms.0.at_most",
+            100,
+            bound,
+        )
+        for kind, histogram, words, bound in (
+            ("LengthHistogram", _HISTOGRAMS[1], _WORDS, lambda number: number + 1),
+            ("UnknownHistogram", _HISTOGRAMS[2], _WORDS, lambda number: number),
+            ("RowHistogram", _HISTOGRAMS[3], {}, lambda number: number),
+        )
+    },
     "NoisedHistogram.counts": (NoisedHistogram, EXAMPLES[NoisedHistogram], "counts", 10_000, _same(1)),
     "BackupHeader.states": (
         BackupHeader,

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.cli.model import Format, Material, _check_format, _members, _origin, export_version, load_tools
+from coordinator.cli.model import Format, Material, _check_format, _origin, export_version, load_tools, members_of
 from tacit.bundle import read_bundle
 from tacit.model import RvaeModel
 from tacit.v1 import operator_pb2 as pb
@@ -87,6 +87,6 @@ def test_the_members_of_a_version_are_those_in_its_sum():
         pb.Attempt(number=2, outcome="published", survivors=["a", "b", "c"]),
     ]
     detail = pb.JobDetail(rounds=[pb.Round(number=7, attempts=attempts), pb.Round(number=8)])
-    assert [_members(detail, number) for number in (6, 7, 8)] == [0, 3, 0]
+    assert [members_of(detail, number) for number in (6, 7, 8)] == [0, 3, 0]
     job = Material(None, None, b"", b"", 8, b"", members=0)
     assert _origin(job).members is None

@@ -30,6 +30,7 @@ from edge_client.ledger.verification import export_lines, verify, verify_export
 from learning.accounting.events import SampledGaussian
 from secure_agg.transcript import Purpose, frame
 from tacit.documents import DocumentInvalid
+from tacit.mechanism import OwnDiscreteGaussian
 from tests.support import party
 
 
@@ -406,3 +407,17 @@ def test_a_receipt_says_whether_the_cohort_was_in_groups(place):
     assert json.loads(grouped.canonical())["groups"] == split
     assert Receipt.from_json(grouped.canonical()) == grouped
     assert grouped.digest() != bare.digest()
+
+
+def test_an_answer_that_is_sent_again_in_a_later_round_has_a_receipt_for_it(place):
+    """It was charged once, in the first of the rounds. A training's receipt is for its own round."""
+    answer = OwnDiscreteGaussian(std=5.0)
+    place.write(round_=3, attempt=5, mechanism=answer)
+    assert place.problems() == []
+    place.write(round_=3, attempt=6, mechanism=answer, round=4)
+    assert place.problems() == []
+    place.write(round_=3, attempt=7, mechanism=answer, round=2)
+    (problem,) = place.problems()
+    assert "it names another purpose than the ledger was charged for" in problem
+    place.write(round_=3, attempt=8, round=4)
+    assert len(place.problems()) == 2

@@ -1,6 +1,7 @@
 """Every floor and ceiling from both sides; `explain` and `check_*` cannot disagree."""
 
 import hashlib
+import math
 import re
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -24,11 +25,12 @@ from tacit.corpus import CorpusOrder
 from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
 from tacit.manifest import Manifest, Tensor
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, Method
-from tacit.model import RvaeModel, TransformerModel
+from tacit.model import NoModel, RvaeModel, TransformerModel
 from tacit.prompt import PromptedModel
 from tacit.reason import Reason
+from tacit.survey import LabelHistogram, RowHistogram, Survey
 from tacit.verification import verifiers
 from tests.support import party
 from tests.support.fleet import job_document
@@ -120,6 +122,17 @@ def with_words(whose: str, method: Method = FedVocab(), **changes: Any) -> JobDo
 
 # The policy's keys, a subject that it just allows, one that it refuses, the reason, and the two values that the refusal
 # names.
+def a_survey(**changes: Any) -> JobDocument:
+    """A job that asks for labels and numbers of rows, under add-remove with a distance of sqrt(3)."""
+    rounds = Rounds(count=1)
+    base = {"question": ASKED, "model": NoModel(), "mechanism": OwnDiscreteGaussian(std=math.sqrt(3) * 10)}
+    unused = {"labels": (), "vocabulary": None, "tokenizer": None, "values": ASKED.bins, "rounds": rounds}
+    return JobDocument.model_validate(job_document().model_dump() | unused | base | changes)
+
+
+ASKED = Survey(histograms=(LabelHistogram(labels=("a", "b")), RowHistogram(at_most=(10, 100))))
+
+
 BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] = {
     "jobs": (
         {"jobs": ("quest*",)},
@@ -127,6 +140,34 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         a_job(name="unquestioned"),
         Reason.REASON_JOB_NOT_ADMITTED,
         ("unquestioned", "quest*"),
+    ),
+    "surveys_epsilon": (
+        {},
+        a_job(),
+        a_survey(),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("labels, rows", "surveys spend 0", "surveys_epsilon = 0.5"),
+    ),
+    "min_noise_multiplier of an answer": (
+        {"surveys_epsilon": 1.0, "min_noise_multiplier": 9.99},
+        a_survey(),
+        a_survey(mechanism=OwnDiscreteGaussian(std=math.sqrt(3) * 9.98)),
+        Reason.REASON_POLICY_NOISE,
+        ("9.98", "9.99"),
+    ),
+    "unit of an answer": (
+        {"surveys_epsilon": 1.0, "unit": "member"},
+        a_survey(mechanism=OwnDiscreteGaussian(std=20.0, unit="member")),
+        a_survey(),
+        Reason.REASON_PRIVACY_UNACCOUNTABLE,
+        ("example", "member"),
+    ),
+    "min_cohort of a question": (
+        {"surveys_epsilon": 1.0, "min_cohort": 10},
+        a_survey(),
+        a_survey(rounds=Rounds(count=1, min_members=3, target_members=9)),
+        Reason.REASON_POLICY_COHORT,
+        ("9", "10"),
     ),
     "tags": (
         {"tags": ("oncology", "trial-*")},
@@ -470,7 +511,13 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     # A policy without the key refuses neither.
     if rule not in ("allow_second_sum", "assumed_corrupt", "min_sigma", "min_corrupt_share", "min_group"):
         without = Policy.model_validate(
-            {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "min_cohort": 2}
+            {
+                "mechanisms": ALL,
+                "allow_two_party_sums": True,
+                "assumed_corrupt": 0,
+                "min_cohort": 2,
+                "surveys_epsilon": 1.0,
+            }
         )
         if rule == "unit":
             without = without.model_copy(update={"unit": "example"})
@@ -571,7 +618,7 @@ def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     # The operator's job file gives the same verdict as the document.
     words = {"kind": "words", "file": "words.txt"}
     unbundled = job.model_dump(
-        exclude={"manifest", "tokenizer", "weights", "values", "private", "frozen", "vocabulary", "earlier"}
+        exclude={"manifest", "tokenizer", "weights", "values", "private", "frozen", "vocabulary", "earlier", "question"}
     )
     if isinstance(job.model, PromptedModel):
         unbundled["model"] |= {"base": "owner/name", "config": None, "backbone": None}
@@ -687,7 +734,7 @@ def test_one_window_that_holds_is_enough():
 
 def test_a_job_file_leaves_open_what_only_the_bundle_decides():
     document = a_job()
-    bundled = {"manifest", "tokenizer", "weights", "values", "private", "frozen", "earlier"}
+    bundled = {"manifest", "tokenizer", "weights", "values", "private", "frozen", "earlier", "question"}
     spec = JobSpec.model_validate(
         document.model_dump(exclude=bundled) | {"vocabulary": {"kind": "words", "file": "words.txt"}}
     )

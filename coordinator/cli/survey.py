@@ -1,0 +1,339 @@
+"""`coordinator survey ...`: asks members about their data before a job, and shows what they answered."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.common import (
+    CALL_SECONDS,
+    Dir,
+    Json,
+    Operator,
+    operator_folder,
+    operator_stub,
+    progress_bar,
+    run,
+    table,
+)
+from toolkit.console import ExitCode, fail, print_json, printable
+from toolkit.install import install_with
+
+if TYPE_CHECKING:
+    from coordinator.domain.survey import Bin, Counted, Estimated, Suggestions
+    from tacit.job import JobDocument
+    from tacit.survey_file import SurveySpec
+    from tacit.v1 import operator_pb2
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The survey's name.")]
+
+# The delta of a policy that says nothing.
+_DELTA = 1e-6
+_CREATE_SECONDS = 60.0
+# The bins that `survey new` writes.
+_LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+_UNKNOWN = (0, 2, 5, 10, 20, 50)
+_ROWS = (100, 300, 1000, 3000, 10_000)
+
+
+@app.command()
+def new(
+    name: Name,
+    labels: Annotated[
+        str | None, typer.Option(help="The labels to ask about, separated by commas.", show_default=False)
+    ] = None,
+    words: Annotated[
+        Path | None,
+        typer.Option(
+            help="A public list, one word a line: asks for lengths in tokens and for the share of unknown words.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[str, typer.Option(help="The kind of --words: words or wordpiece.")] = "words",
+    rows: Annotated[bool, typer.Option("--rows", help="Ask how many rows each member has, too.")] = False,
+    members: Annotated[int, typer.Option(min=2, help="The least number of members that answer.")] = 3,
+    epsilon: Annotated[float, typer.Option(help="What the whole answer may cost a member in privacy.")] = 0.5,
+    unit: Annotated[str, typer.Option(help="What members' ledgers protect: example or member.")] = "example",
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: NAME.toml.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a survey's file, with noise for the given epsilon. Works offline."""
+    import json
+    import math
+    import os
+
+    target = Path(f"{name}.toml") if out is None else out
+    if target.exists():
+        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
+    if unit not in ("example", "member"):
+        fail(f"--unit {unit} is not one of example, member", ExitCode.USAGE)
+    tables: list[str] = []
+    if labels is not None:
+        listed = json.dumps([each.strip() for each in labels.split(",") if each.strip()], ensure_ascii=False)
+        tables.append(f'[[histograms]]\nkind = "labels"\nlabels = {listed}\n')
+    if words is not None:
+        if not words.is_file():
+            fail(f"{words} does not exist; name a public list of words, one a line, with --words", ExitCode.NOT_FOUND)
+        file = json.dumps(os.path.relpath(words, target.parent))
+        tables.insert(0, f'[vocabulary]\nkind = "{kind}"\nfile = {file}\n')
+        tables.append(f'[[histograms]]\nkind = "lengths"\nat_most = {list(_LENGTHS)}\n')
+        tables.append(f'[[histograms]]\nkind = "unknown"\nat_most = {list(_UNKNOWN)}\n')
+    if rows:
+        tables.append(f'[[histograms]]\nkind = "rows"\nat_most = {list(_ROWS)}\n')
+    if not tables:
+        fail("the survey asks nothing; give --labels, --words or --rows", ExitCode.USAGE)
+
+    def text(std: float) -> str:
+        head = (
+            "# A survey: docs/surveys.md explains every key. `coordinator survey run` asks it.\n"
+            f"schema = 1\nname = {json.dumps(name, ensure_ascii=False)}\n\n"
+            f"# Each member adds noise of this standard deviation to each of its counts.\n[noise]\nstd = {std:g}\n"
+            f'unit = "{unit}"\n\n[rounds]\nmin_members = {members}\ntarget_members = {max(members, 200)}\n'
+        )
+        return "\n".join((head, *tables))
+
+    spec = _checked(text(1.0), target)
+    try:
+        from learning.accounting.calibration import NotAffordable
+        from learning.survey.answer import std_for
+    except ImportError as error:
+        fail(
+            f"choosing the noise needs the accounting libraries ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}",
+            ExitCode.USAGE,
+        )
+    try:
+        # Rounded up to what the file holds.
+        exact = std_for(spec.question, epsilon, _DELTA, unit=spec.noise.unit)
+    except (NotAffordable, ValueError) as error:
+        fail(f"--epsilon {epsilon:g}: {error}", ExitCode.USAGE)
+    digits = 10 ** (3 - math.floor(math.log10(exact)))
+    std = math.ceil(exact * digits) / digits
+    _checked(text(std), target)
+    try:
+        target.write_text(text(std), encoding="utf-8")
+    except OSError as error:
+        fail(f"{target} cannot be written: {error.strerror}; choose another file with --out", ExitCode.FAILED)
+    one = std * math.sqrt(members)
+    if as_json:
+        print_json({"survey": name, "file": str(target), "std": std, "epsilon": epsilon, "error": one})
+        return
+    typer.echo(
+        f"Wrote {target}. An answer costs a member epsilon {epsilon:g} at delta {_DELTA:g} (add-remove). With "
+        f"{members} members, a count has a standard error of {one:.3g}."
+    )
+    typer.echo(f"Next: coordinator survey run {target}")
+
+
+def _checked(text: str, target: Path) -> "SurveySpec":
+    """Reads the file's text as `survey run` will."""
+    import tempfile
+
+    from tacit.documents import DocumentInvalid
+    from tacit.survey_file import SurveySpec
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / target.name
+        try:
+            path.write_text(text, encoding="utf-8")
+        except UnicodeEncodeError:
+            fail("no file was written: a name or a label is not UTF-8 text; type it again", ExitCode.USAGE)
+        try:
+            return SurveySpec.from_toml(path)
+        except DocumentInvalid as error:
+            fail(f"no file was written: {str(error).replace(str(path), target.name)}", ExitCode.USAGE)
+
+
+@app.command("run")
+def run_survey(
+    file: Annotated[Path, typer.Argument(help="The survey's file (TOML).")],
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a survey: upload it and start its one round. Members whose policy admits it answer."""
+    from tacit.documents import DocumentInvalid
+    from tacit.survey_file import SurveySpec
+
+    if not file.exists():
+        fail(f"{file} does not exist; write one with `coordinator survey new`", ExitCode.NOT_FOUND)
+    try:
+        spec = SurveySpec.from_toml(file)
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    where = operator_folder(operator, folder)
+    try:
+        from export.survey import make_survey
+
+        made = make_survey(spec, file.parent)
+    except ImportError as error:
+        fail(
+            f"making a survey needs the tokenizers library ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}",
+            ExitCode.USAGE,
+        )
+    except (ValueError, OSError) as error:
+        fail(f"no survey was made from {file}: {error}", ExitCode.USAGE)
+
+    async def work() -> "operator_pb2.Job":
+        from tacit.blobs import put_blob
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            for what, data in made.files.items():
+                with progress_bar(f"uploading {what}", quiet=as_json) as progress:
+                    await put_blob(stub, data, progress=progress)
+            digest = await put_blob(stub, made.document.canonical())
+            answer: operator_pb2.Job = await stub.CreateJob(
+                operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS
+            )
+            return answer
+
+    job = run(work())
+    from coordinator.cli.shown import job_status
+
+    if as_json:
+        print_json({"survey": job.name, "document": made.document.digest().hex(), "status": job_status(job)})
+        return
+    typer.echo(f"Survey {spec.name} is asked; see the answer with `coordinator survey show {spec.name}`.")
+
+
+@app.command()
+def show(name: Name, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
+    """Show a survey's answer with its errors, and what it suggests for a job."""
+    where = operator_folder(operator, folder)
+    detail, document, values = run(_fetched(where, name))
+    from coordinator.cli.model import members_of
+    from coordinator.cli.shown import job_status
+    from coordinator.domain.survey import answered, suggestions
+    from tacit.mechanism import OwnDiscreteGaussian
+    from tacit.reason import sentence
+
+    question, mechanism = document.question, document.mechanism
+    if question is None or not isinstance(mechanism, OwnDiscreteGaussian):
+        fail(f"{name} is a job and no survey; see it with `coordinator job show {name}`", ExitCode.USAGE)
+    found = said = None
+    if values is not None:
+        members = members_of(detail, detail.versions[-1].round)
+        try:
+            # A version is the mean answer. Its float32 values are off by 2^-24 of themselves at most.
+            total = [each * members for each in values]
+            found = answered(question, mechanism, total, members)
+        except ValueError as error:
+            fail(f"the answer to {name} cannot be read: {error}", ExitCode.FAILED)
+        said = suggestions(question, mechanism, total, members)
+    if as_json:
+        print_json(
+            {
+                "survey": name,
+                "status": job_status(detail.job),
+                "document": detail.job.document.hex(),
+                "question": question.model_dump(mode="json"),
+                "noise": mechanism.model_dump(mode="json"),
+                "answer": None if found is None else asdict(found),
+                "suggestions": None if said is None else asdict(said),
+            }
+        )
+        return
+    if found is None or said is None:
+        why = f": {sentence(detail.job.reason)}" if detail.job.reason else ""
+        typer.echo(f"Survey {name} is {job_status(detail.job)}{why}. There is no answer yet.")
+        typer.echo(f"`coordinator job show {name}` shows its round and the members that decline it.")
+        return
+    typer.echo(printable(_text(name, found, said, mechanism.unit)))
+
+
+async def _fetched(where: Path, name: str) -> "tuple[operator_pb2.JobDetail, JobDocument, Sequence[float] | None]":
+    from tacit.blobs import fetch_blob
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobDocument
+    from tacit.manifest import Manifest
+    from tacit.v1 import operator_pb2
+
+    async with operator_stub(where) as stub:
+
+        async def blob(digest: bytes) -> bytes:
+            data = bytearray()
+            await fetch_blob(stub.FetchBlob, digest, data)
+            return bytes(data)
+
+        detail: operator_pb2.JobDetail = await stub.GetJob(operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS)
+        try:
+            document = JobDocument.from_json(await blob(detail.job.document), what="the survey's document")
+            newest = detail.versions[-1] if detail.versions else None
+            if document.question is None or newest is None or newest.number == 0:
+                return detail, document, None
+            manifest = Manifest.from_json(await blob(document.manifest), what="the manifest")
+            return detail, document, [float(each) for each in manifest.decode(await blob(newest.digest))]
+        except DocumentInvalid as error:
+            fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+
+
+def _text(name: str, found: "Counted", said: "Suggestions", unit: str) -> str:
+    lines = [f"Survey {name}: {found.members} members answered. A count has a standard error of {found.error:.3g}."]
+    for histogram in found.histograms:
+        about = f"{_ABOUT[unit][histogram.kind]}: about {histogram.total:,.0f} in all (+- {histogram.total_error:.2g})"
+        lines += ["", about, table(["BIN", "COUNT", "SHARE"], [_row(each) for each in histogram.bins])]
+        if not histogram.shows_shares:
+            lines.append("The total is too small beside its noise, so there are no shares.")
+    suggested = _suggested(said, "rows" if unit == "example" else "members")
+    if suggested:
+        lines += ["", "For a job:", *(f"  {each}" for each in suggested)]
+    return "\n".join(lines)
+
+
+# What each kind counts, by unit.
+_ABOUT = {
+    "example": {
+        "labels": "Rows by label",
+        "lengths": "Rows by length in tokens",
+        "unknown": "Rows by share of unknown words",
+        "rows": "Members by number of rows",
+    },
+    "member": {
+        "labels": "Members by the label of most of their rows",
+        "lengths": "Members by the length of most of their rows, in tokens",
+        "unknown": "Members by the share of unknown words in most of their rows",
+        "rows": "Members by number of rows",
+    },
+}
+
+
+def _row(each: "Bin") -> list[str]:
+    count = f"not shown (under {each.below:,.0f})" if each.count is None else f"{each.count:,.0f}"
+    if each.share is None or each.share_error is None:
+        return [each.name, count, "-"]
+    return [each.name, count, f"{100 * each.share:.1f} % +- {100 * each.share_error:.1f}"]
+
+
+def _suggested(said: "Suggestions", units: str) -> list[str]:
+    from json import dumps
+
+    lines: list[str] = []
+    if said.labels is not None:
+        lines.append(f"labels = {dumps(list(said.labels), ensure_ascii=False)}" if said.labels else "no label shows")
+    if said.rare:
+        lines.append(f"too few {units} to tell: {', '.join(said.rare)}")
+    if said.other is not None:
+        lines.append(f"{_percent(said.other)} of the {units} have another label")
+    if said.whole is not None and said.max_tokens is not None:
+        lines.append(f"max_tokens = {said.max_tokens} leaves {_percent(said.whole)} of the rows whole")
+    elif said.whole is not None:
+        lines.append(
+            f"max_tokens cannot be told: the largest bound leaves {_percent(said.whole)} of the rows whole, "
+            "which is not surely 95 %"
+        )
+    if said.unknown is not None:
+        low, high = said.unknown
+        lines.append(f"the vocabulary lacks {_percent(low)} to {_percent(high)} of a row's words, on average")
+    return lines
+
+
+def _percent(share: "Estimated") -> str:
+    return f"{100 * share.value:.1f} % (+- {100 * share.error:.1f})"
