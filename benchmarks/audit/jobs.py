@@ -1,7 +1,8 @@
-"""Audits jobs on the service desk's messages: as they are, without noise, and without clipping.
+"""Audits jobs as they are, without noise, and without clipping, on three architectures.
 
-An audit is what `edge_client audit` does with 360 rows from version 0, with as many rehearsals as two minutes allow
-on a quiet core. `lower_bound` is the canaries' at 95 % confidence for three tests. Each case is a process of its own,
+The jobs are on messages of the service desk. An audit is what `edge_client audit` does with 360 rows from version 0,
+with 24 rehearsals of one round.
+`lower_bound` is the canaries' at 95 % confidence for three tests. Each case is a process of its own,
 whose peak memory is `memory`. `processor` is its processor time. Clips are far below the gradients, so that a missing
 clip shows.
 """

@@ -50,7 +50,7 @@ Each case is a process that may use only some instructions of this processor."""
 
 The bound must stay below the claim. The audit is repeated with noise and clipping broken on purpose; then the
 bound must exceed the claim.""",
-    "audit.jobs": """Audits jobs of three architectures, as they are and with noise or clipping broken on purpose.
+    "audit.jobs": """Audits jobs as they are, without noise, and without clipping, on three architectures.
 
 The figures are the lower bound on epsilon beside the claim, seconds, and memory.""",
     "metrics.coverage": """Measures how often estimates from noised metrics lie within their stated error.
