@@ -46,7 +46,7 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, finished_job, ordering_job, statement_of
-from tests.support.processes import command
+from tests.support.processes import PATIENCE, command
 from toolkit.durable import durable_file
 
 FILE = corpus_file([("a good day", "a"), ("a bad one", "b"), ("a worse one", "b")])
@@ -253,7 +253,7 @@ def housed(test):
             house = House(tmp_path)
             await house.start()
             try:
-                await asyncio.wait_for(test(house), 100)
+                await asyncio.wait_for(test(house), PATIENCE)
             finally:
                 await house.stop()
                 house.database.close()
