@@ -1,4 +1,4 @@
-"""Measures accuracy over epsilon of heads, LoRA, BitFit and prompts on a frozen encoder, on five data sets.
+"""Measures accuracy over epsilon of heads, LoRA, BitFit and prompts in a frozen encoder.
 
 A cell is a data set, a number of equal members (3, 10, or 1: centralised), an epsilon of each member's gate, and a
 method. Its recipe is the best on validation rows of those that a climb along `training.candidates` tries with one seed,

@@ -64,7 +64,7 @@ One member is plain training. Two to four members train through the services. Th
 
 grid:   the paper's own mechanism (Zhu et al. 2020, algorithm 1), with its epsilon and a sound one.
 dp-sgd: the best recipe found at epsilon 1, 2, 4 and 8.""",
-    "frontier.accuracy": """Measures accuracy over epsilon of heads, LoRA, BitFit and prompts on a frozen encoder, on five data sets.
+    "frontier.accuracy": """Measures accuracy over epsilon of heads, LoRA, BitFit and prompts in a frozen encoder.
 
 TREC, SST-2 sentences, AG News, banking77 and CSAbstruct, with 3 and 10 equal members and with centralised training.""",
     "private_vocabularies.quality": """Measures the accuracy of FedVocab and its peers with 100 members.
