@@ -43,7 +43,7 @@ class Restart:
         start: the version of that job from which it starts.
         document: its document; its name, its rounds and its start differ from the other one's, and nothing else.
         sums: in how many sums of the other job each of the other members was.
-        reported: what these sums cost, by their reports. None: nobody reported, or the mechanism costs nothing.
+        reported: what these sums cost, by their reports. None: nobody reported.
         there: whether such a job is there already.
     """
 
@@ -91,9 +91,16 @@ def plan(
         reported: what members report to have spent.
 
     Raises:
-        CannotRestart: the version was pruned, or the job started from a version that holds the member's updates.
+        CannotRestart: the job adds no noise, the version was pruned, or the job started from a version that holds the
+            member's updates.
     """
     name = held.job
+    if isinstance(document.mechanism, NoMechanism):
+        raise CannotRestart(
+            f"{name} has mechanism none, and its first sum minus that of a job from the same version and the same "
+            f"members without {member} is {member}'s update; write a job with a mechanism, or one from other weights "
+            "(`coordinator job bundle` with another seed), not from a version of this one"
+        )
     if held.first == 0:
         raise CannotRestart(
             f"{name} started from a version that holds updates of {member}, so no version of it is without them; make "
@@ -150,9 +157,6 @@ def restart_lines(restart: Restart, member: str) -> Iterator[str]:
         f"rounds, without {member}; {restart.job} is aborted."
     )
     others = ", ".join(f"{name} ({count} sums so far)" for name, count in sorted(restart.sums.items()))
-    if isinstance(restart.document.mechanism, NoMechanism):
-        yield f"  Its mechanism is none: no ledger pays, and nothing bounds what its sums reveal of {others}."
-        return
     yield f"  The others' ledgers pay again, for up to {restart.rounds} rounds: {others or 'nobody was in a sum'}."
     bound = restart.at_most
     if bound is None or restart.reported is None:

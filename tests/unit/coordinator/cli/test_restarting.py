@@ -35,13 +35,17 @@ def detail(rounds, pruned=(), successors=()):
 ROUNDS = (("a", "b"), ("a", "b"), ("a", "b", "gone"), ("a", "gone"))
 
 
+def job_with_noise():
+    return job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)})
+
+
 def made(document=None, reported=REPORTED, first=3, taken=("questions",), **more):
-    document = job_document(count=10) if document is None else document
+    document = job_with_noise() if document is None else document
     return plan(held(first), "gone", detail(ROUNDS, **more), document, taken, reported)
 
 
 def test_only_name_start_and_rounds_differ():
-    job = job_document(count=10)
+    job = job_with_noise()
     new = made(job).document
     assert (new.name, new.rounds.count, new.weights) == ("questions-r1", 8, bytes([2]) * 32)
     assert (new.earlier.job, new.earlier.number, new.earlier.document) == ("questions", 2, job.digest())
@@ -54,7 +58,7 @@ def test_only_name_start_and_rounds_differ():
 
 def test_names_are_never_used_twice_and_never_too_long():
     assert made(taken=("questions", "questions-r1")).document.name == "questions-r2"
-    second = job_document(count=10).model_copy(update={"name": "questions-r1"})
+    second = job_with_noise().model_copy(update={"name": "questions-r1"})
     again = plan(
         fpb.HeldContributions(job="questions-r1", first=1), "gone", detail(ROUNDS), second, {"questions-r1"}, None
     )
@@ -65,7 +69,7 @@ def test_names_are_never_used_twice_and_never_too_long():
 
 
 def test_what_others_pay_again_is_bounded_by_whole_multiples_of_the_largest_report():
-    restart = made(job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)}))
+    restart = made()
     assert restart.sums == {"a": 4, "b": 3}
     # Eight rounds after as few as three sums: three times what three sums cost.
     assert restart.at_most == (6.0, pytest.approx(3e-5))
@@ -76,15 +80,17 @@ def test_what_others_pay_again_is_bounded_by_whole_multiples_of_the_largest_repo
     assert restart_json(restart)["epsilon_again"] == 6.0
 
 
-def test_without_reports_or_without_a_mechanism_it_says_so_and_gives_no_number():
-    silent = made(
-        job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)}), reported=None
-    )
+def test_without_reports_it_says_so_and_gives_no_number():
+    silent = made(reported=None)
     assert silent.at_most is None
     assert "Nobody reported" in "\n".join(restart_lines(silent, "gone"))
-    plain = made(job_document(count=10), reported=None)
-    assert isinstance(plain.document.mechanism, NoMechanism)
-    assert "no ledger pays, and nothing bounds" in "\n".join(restart_lines(plain, "gone"))
+
+
+def test_without_a_mechanism_the_difference_of_two_sums_is_the_members_update():
+    job = job_document(count=10)
+    assert isinstance(job.mechanism, NoMechanism)
+    with pytest.raises(CannotRestart, match=r"mechanism none.* is gone's update; write a job with a mechanism"):
+        made(job)
 
 
 def test_reports_are_those_of_sums_and_the_largest_counts():
@@ -101,9 +107,9 @@ def test_reports_are_those_of_sums_and_the_largest_counts():
 def test_a_pruned_version_and_an_inherited_update_are_refused_with_what_to_do():
     gone = held(first=3, start_pruned=True)
     with pytest.raises(CannotRestart, match=r'version 2 of questions was pruned.*start = "questions:0"'):
-        plan(gone, "gone", detail(ROUNDS, pruned=(1, 2)), job_document(), (), None)
+        plan(gone, "gone", detail(ROUNDS, pruned=(1, 2)), job_with_noise(), (), None)
     with pytest.raises(CannotRestart, match="started from a version that holds updates of gone"):
-        plan(held(first=0), "gone", detail(ROUNDS), job_document(), (), None)
+        plan(held(first=0), "gone", detail(ROUNDS), job_with_noise(), (), None)
 
 
 def test_a_job_that_started_anew_is_not_made_twice_unless_it_was_aborted():
