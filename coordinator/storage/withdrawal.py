@@ -82,7 +82,7 @@ class Withdrawal:
     """What a withdrawal found.
 
     Args:
-        held: what jobs hold of the member, in the order of their creation.
+        held: what jobs hold of the member; each job comes after the one that it started from.
         entry: the journal's entry with the member's own request. None: it did not ask itself.
         texts: files of synthetic text that counted until now.
     """
@@ -207,10 +207,20 @@ def successors(s: Session, job: str) -> list[tuple[str, int, int, str]]:
 
 
 def _lines(s: Session) -> list[_Line]:
+    """All jobs. Each comes after the one that it started from, also if the clock went back in between."""
     rows = s.execute(
         select(JobRow.name, JobRow.earlier_job, JobRow.earlier_version).order_by(JobRow.created_ms, JobRow.name)
     )
-    return [_Line(name, None if job is None else (job, number or 0)) for name, job, number in rows]
+    lines = {name: _Line(name, None if job is None else (job, number or 0)) for name, job, number in rows}
+    ordered: dict[str, _Line] = {}
+    for line in lines.values():
+        above = []
+        each: _Line | None = line
+        while each is not None and each.name not in ordered and each not in above:
+            above.append(each)
+            each = None if each.start is None else lines.get(each.start[0])
+        ordered |= {found.name: found for found in reversed(above)}
+    return list(ordered.values())
 
 
 def _scope(lines: Sequence[_Line], job: str | None) -> list[_Line]:

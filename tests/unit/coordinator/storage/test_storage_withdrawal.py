@@ -160,6 +160,14 @@ def test_a_job_alone_is_marked_for_what_it_inherits_from_a_job_outside_the_scope
     assert (marks(database, "desk"), marks(database, "clean"), marks(database, "child")) == ([0, 1, 1], [0], [1])
 
 
+def test_jobs_are_followed_from_start_to_start_also_if_the_clock_went_back(database, store):
+    fill(database, store, rounds=1)
+    create(database, store, "b-child", ("desk", 1), 20)
+    create(database, store, "a-last", ("b-child", 0), 10)
+    assert [each.job for each in run(database, job="desk").held] == ["desk", "b-child", "a-last"]
+    assert (marks(database, "b-child"), marks(database, "a-last")) == ([1], [1])
+
+
 def test_a_mark_that_begins_too_late_is_put_right(database, store):
     fill(database, store, rounds=3)
 
