@@ -7,7 +7,7 @@ because the new job starts from a version of a job that the member withdrew from
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,29 @@ from tacit.limits import MAX_NAME
 from tacit.mechanism import NoMechanism
 from tacit.v1 import federation_pb2, operator_pb2
 
-__all__ = ["CannotRestart", "Reported", "Restart", "plan", "reported_of", "restart_json", "restart_lines"]
+__all__ = [
+    "CannotRestart",
+    "Reported",
+    "Restart",
+    "plan",
+    "reported_of",
+    "restart_json",
+    "restart_lines",
+    "takes_place",
+]
 
 
 class CannotRestart(Exception):
-    """A job cannot start anew by itself. The sentence says why and what to do."""
+    """A job cannot start anew by itself. The sentence says why and what to do.
+
+    Args:
+        sentence: why, and what to do.
+        blocks: whether nothing is done until somebody decides. Otherwise the other jobs go on.
+    """
+
+    def __init__(self, sentence: str, *, blocks: bool = True) -> None:
+        super().__init__(sentence)
+        self.blocks = blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +62,8 @@ class Restart:
         document: its document; its name, its rounds and its start differ from the other one's, and nothing else.
         sums: in how many sums of the other job each of the other members was.
         reported: what these sums cost, by their reports. None: nobody reported.
-        there: whether such a job is there already.
+        follower: the job that has taken its place already; None: none has.
+        follower_aborted: whether that job was aborted.
     """
 
     job: str
@@ -52,7 +71,8 @@ class Restart:
     document: JobDocument
     sums: Mapping[str, int]
     reported: Reported | None
-    there: bool
+    follower: str | None = None
+    follower_aborted: bool = False
 
     @property
     def rounds(self) -> int:
@@ -79,6 +99,9 @@ def plan(
     document: JobDocument,
     taken: Collection[str],
     reported: Reported | None,
+    followers: Sequence[operator_pb2.Job] = (),
+    *,
+    named: bool = True,
 ) -> Restart:
     """Plans a job that starts anew.
 
@@ -89,24 +112,38 @@ def plan(
         document: the job's document.
         taken: the names of all jobs.
         reported: what members report to have spent.
+        followers: the jobs that took this one's place without the member, and those that took theirs, in that order.
+        named: whether the command names this job.
 
     Raises:
-        CannotRestart: the job adds no noise, the version was pruned, or the job started from a version that holds the
-            member's updates.
+        CannotRestart: the job adds no noise, or was aborted and the command does not name it; the version was pruned,
+            or holds another member that withdrew; or the job started from a version that holds the member's updates.
     """
     name = held.job
+    aborted = detail.job.status == operator_pb2.JOB_STATUS_ABORTED
+    if held.first == 0:
+        raise CannotRestart(
+            f"{name} started from a version that holds updates of {member}, so no version of it is without them; "
+            + ("" if aborted else f"end it with `coordinator job abort {name}` if it runs, and ")
+            + "make a new job from the one that takes the other one's place",
+            blocks=False,
+        )
+    start = held.first - 1
+    if followers:
+        last = next((each for each in reversed(followers) if not _aborted(each)), followers[-1])
+        return Restart(name, start, document, {}, None, follower=last.name, follower_aborted=_aborted(last))
+    if aborted and not named:
+        raise CannotRestart(
+            f"{name} was aborted; `coordinator member withdraw {member} --job {name} --restart` starts it anew all the "
+            "same",
+            blocks=False,
+        )
     if isinstance(document.mechanism, NoMechanism):
         raise CannotRestart(
             f"{name} has mechanism none, and its first sum minus that of a job from the same version and the same "
             f"members without {member} is {member}'s update; write a job with a mechanism, or one from other weights "
             "(`coordinator job bundle` with another seed), not from a version of this one"
         )
-    if held.first == 0:
-        raise CannotRestart(
-            f"{name} started from a version that holds updates of {member}, so no version of it is without them; make "
-            "a new job from a version of the job that takes the other one's place, once there is one"
-        )
-    start = held.first - 1
     if held.start_pruned:
         left = max(each.number for each in detail.versions if each.number < start and not each.pruned)
         raise CannotRestart(
@@ -117,9 +154,19 @@ def plan(
     earlier = EarlierVersion(job=name, number=start, document=document.digest())
     rounds = document.rounds.model_copy(update={"count": document.rounds.count - start})
     values = {"name": _free(name, taken), "earlier": earlier, "weights": version.digest, "rounds": rounds}
-    successors = [each for each in detail.successors if each.version_number == start]
-    there = any(each.status != operator_pb2.JOB_STATUS_ABORTED for each in successors)
-    return Restart(name, start, document.model_copy(update=values), _sums(detail, member), reported, there)
+    return Restart(name, start, document.model_copy(update=values), _sums(detail, member), reported)
+
+
+def takes_place(document: JobDocument, other: JobDocument) -> bool:
+    """Whether a job that started from a version of another one is that job again: all but name, start and number of
+    rounds are the same.
+    """
+
+    def same(each: JobDocument) -> JobDocument:
+        rounds = each.rounds.model_copy(update={"count": 1})
+        return each.model_copy(update={"name": "", "rounds": rounds, "weights": bytes(32), "earlier": None})
+
+    return same(document) == same(other)
 
 
 def reported_of(entries: Collection[Mapping[str, Any]]) -> Reported | None:
@@ -136,7 +183,8 @@ def restart_json(restart: Restart) -> dict[str, Any]:
     return {
         "job": restart.job,
         "start": restart.start,
-        "new_job": None if restart.there else restart.document.name,
+        "new_job": None if restart.follower else restart.document.name,
+        "follower": restart.follower,
         "rounds": restart.rounds,
         "members": dict(sorted(restart.sums.items())),
         "reported_epsilon": None if reported is None else reported.epsilon,
@@ -149,8 +197,13 @@ def restart_json(restart: Restart) -> dict[str, Any]:
 
 def restart_lines(restart: Restart, member: str) -> Iterator[str]:
     """A plan for people."""
-    if restart.there:
-        yield f"{restart.job}: a job started anew from version {restart.start} before; it is not made twice."
+    if restart.follower is not None:
+        yield f"{restart.job}: {restart.follower} took its place before, without {member}; none is made."
+        if restart.follower_aborted:
+            yield (
+                f"  {restart.follower} was aborted. To start anew all the same, write a job with "
+                f'start = "{restart.job}:{restart.start}".'
+            )
         return
     yield (
         f"{restart.job} starts anew as {restart.document.name}, from version {restart.start}, for {restart.rounds} "
@@ -176,6 +229,10 @@ def _free(name: str, taken: Collection[str]) -> str:
     while (found := f"{base[: MAX_NAME - len(f'-r{number}')]}-r{number}") in taken:
         number += 1
     return found
+
+
+def _aborted(job: operator_pb2.Job) -> bool:
+    return job.status == operator_pb2.JOB_STATUS_ABORTED
 
 
 def _sums(detail: operator_pb2.JobDetail, member: str) -> dict[str, int]:

@@ -2,7 +2,15 @@
 
 import pytest
 
-from coordinator.cli.restarting import CannotRestart, Reported, plan, reported_of, restart_json, restart_lines
+from coordinator.cli.restarting import (
+    CannotRestart,
+    Reported,
+    plan,
+    reported_of,
+    restart_json,
+    restart_lines,
+    takes_place,
+)
 from tacit.mechanism import GaussianUpdate, NoMechanism
 from tacit.v1 import federation_pb2 as fpb
 from tacit.v1 import operator_pb2 as pb
@@ -16,10 +24,10 @@ def held(first=3, **more):
     return fpb.HeldContributions(job="questions", first=first, newest=4, sums=2, **more)
 
 
-def detail(rounds, pruned=(), successors=()):
+def detail(rounds, pruned=(), status=pb.JOB_STATUS_RUNNING):
     """A job of which each round's sum held these members."""
     return pb.JobDetail(
-        job=pb.Job(name="questions"),
+        job=pb.Job(name="questions", status=status),
         rounds=[
             pb.Round(number=number, attempts=[pb.Attempt(outcome="published", survivors=members)])
             for number, members in enumerate(rounds, start=1)
@@ -28,7 +36,6 @@ def detail(rounds, pruned=(), successors=()):
             pb.Version(number=number, digest=bytes([number]) * 32, pruned=number in pruned)
             for number in range(len(rounds) + 1)
         ],
-        successors=successors,
     )
 
 
@@ -39,9 +46,9 @@ def job_with_noise():
     return job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)})
 
 
-def made(document=None, reported=REPORTED, first=3, taken=("questions",), **more):
+def made(document=None, reported=REPORTED, first=3, taken=("questions",), followers=(), named=True, **more):
     document = job_with_noise() if document is None else document
-    return plan(held(first), "gone", detail(ROUNDS, **more), document, taken, reported)
+    return plan(held(first), "gone", detail(ROUNDS, **more), document, taken, reported, followers, named=named)
 
 
 def test_only_name_start_and_rounds_differ():
@@ -112,11 +119,35 @@ def test_a_pruned_version_and_an_inherited_update_are_refused_with_what_to_do():
         plan(held(first=0), "gone", detail(ROUNDS), job_with_noise(), (), None)
 
 
-def test_a_job_that_started_anew_is_not_made_twice_unless_it_was_aborted():
-    def follower(status, number=2):
-        return pb.Successor(job="questions-r1", version_number=number, status=status)
+def test_a_job_that_started_anew_is_not_made_twice_also_if_its_follower_had_to_make_room():
+    first = pb.Job(name="questions-r1", status=pb.JOB_STATUS_ABORTED)
+    second = pb.Job(name="questions-r2", status=pb.JOB_STATUS_FINISHED)
+    restart = made(followers=[first, second], status=pb.JOB_STATUS_ABORTED)
+    assert (restart.follower, restart_json(restart)["new_job"]) == ("questions-r2", None)
+    assert list(restart_lines(restart, "gone")) == [
+        "questions: questions-r2 took its place before, without gone; none is made."
+    ]
+    assert 'was aborted. To start anew all the same, write a job with start = "questions:2"' in "\n".join(
+        restart_lines(made(followers=[first]), "gone")
+    )
 
-    assert made(successors=[follower(pb.JOB_STATUS_RUNNING)]).there
-    assert not made(successors=[follower(pb.JOB_STATUS_ABORTED)]).there
-    assert not made(successors=[follower(pb.JOB_STATUS_RUNNING, number=3)]).there
-    assert "not made twice" in next(restart_lines(made(successors=[follower(pb.JOB_STATUS_FINISHED)]), "gone"))
+
+def test_an_aborted_job_is_started_anew_only_if_the_command_names_it():
+    with pytest.raises(CannotRestart, match="withdraw gone --job questions --restart") as refused:
+        made(status=pb.JOB_STATUS_ABORTED, named=False)
+    assert not refused.value.blocks
+    # An interrupted command has aborted it, and made nothing yet.
+    assert made(status=pb.JOB_STATUS_ABORTED).document.name == "questions-r1"
+    assert made(named=False).document.name == "questions-r1"
+
+
+def test_a_job_takes_the_place_of_another_only_if_all_but_name_start_and_rounds_is_the_same():
+    job = job_with_noise()
+    again = made(job).document
+    assert takes_place(again, job)
+    for change in (
+        {"mechanism": GaussianUpdate(noise_multiplier=2.0)},
+        {"rounds": again.rounds.model_copy(update={"min_members": 2, "target_members": 9})},
+        {"seed": again.seed + 1},
+    ):
+        assert not takes_place(again.model_copy(update=change), job)
