@@ -144,13 +144,23 @@ def plan(
             f"members without {member} is {member}'s update; write a job with a mechanism, or one from other weights "
             "(`coordinator job bundle` with another seed), not from a version of this one"
         )
+    (version,) = (each for each in detail.versions if each.number == start)
+    clean = [each.number for each in detail.versions if each.number < start and not each.pruned and not each.withdrawn]
+    if version.withdrawn:
+        raise CannotRestart(
+            f"version {start} of {name} holds updates of another member that withdrew; "
+            + (
+                f'write a job with start = "{name}:{clean[-1]}", the newest version without any'
+                if clean
+                else "no version before it is without any, so write a job with a start of its own"
+            )
+        )
     if held.start_pruned:
         left = max(each.number for each in detail.versions if each.number < start and not each.pruned)
         raise CannotRestart(
             f"version {start} of {name} was pruned, and the job cannot start anew from it; put it back from a backup, "
             f'or write a job with start = "{name}:{left}", the newest version before it that is there'
         )
-    (version,) = (each for each in detail.versions if each.number == start)
     earlier = EarlierVersion(job=name, number=start, document=document.digest())
     rounds = document.rounds.model_copy(update={"count": document.rounds.count - start})
     values = {"name": _free(name, taken), "earlier": earlier, "weights": version.digest, "rounds": rounds}

@@ -24,7 +24,8 @@ def held(first=3, **more):
     return fpb.HeldContributions(job="questions", first=first, newest=4, sums=2, **more)
 
 
-def detail(rounds, pruned=(), status=pb.JOB_STATUS_RUNNING):
+def detail(rounds, pruned=(), status=pb.JOB_STATUS_RUNNING, marked=99):
+    # `marked` is the first version that holds another member that withdrew.
     """A job of which each round's sum held these members."""
     return pb.JobDetail(
         job=pb.Job(name="questions", status=status),
@@ -33,7 +34,9 @@ def detail(rounds, pruned=(), status=pb.JOB_STATUS_RUNNING):
             for number, members in enumerate(rounds, start=1)
         ],
         versions=[
-            pb.Version(number=number, digest=bytes([number]) * 32, pruned=number in pruned)
+            pb.Version(
+                number=number, digest=bytes([number]) * 32, pruned=number in pruned, withdrawn=int(number >= marked)
+            )
             for number in range(len(rounds) + 1)
         ],
     )
@@ -117,6 +120,16 @@ def test_a_pruned_version_and_an_inherited_update_are_refused_with_what_to_do():
         plan(gone, "gone", detail(ROUNDS, pruned=(1, 2)), job_with_noise(), (), None)
     with pytest.raises(CannotRestart, match="started from a version that holds updates of gone"):
         plan(held(first=0), "gone", detail(ROUNDS), job_with_noise(), (), None)
+
+
+def test_a_start_that_holds_another_member_that_withdrew_is_refused_with_the_newest_without_any():
+    with pytest.raises(CannotRestart, match=r'another member that withdrew; write a job with start = "questions:1"'):
+        made(marked=2)
+    with pytest.raises(CannotRestart, match=r'start = "questions:0"'):
+        made(marked=2, pruned=(1,))
+    with pytest.raises(CannotRestart, match="with a start of its own"):
+        made(marked=0)
+    assert made(marked=3).start == 2
 
 
 def test_a_job_that_started_anew_is_not_made_twice_also_if_its_follower_had_to_make_room():
