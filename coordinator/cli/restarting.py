@@ -43,13 +43,19 @@ class CannotRestart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What members of the newest sum with a report say that the job has cost them: the largest epsilon, its delta, and
-    how many reported.
+    """What members of the newest sum with a report say that the job had cost them by then.
+
+    Args:
+        epsilon: the largest epsilon that one of them reported.
+        delta: the largest delta.
+        members: how many reported. Which ones is not known.
+        sums: the fewest sums, up to and with this one, that a member of it was in. The leaver does not count.
     """
 
     epsilon: float
     delta: float
     members: int
+    sums: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +87,14 @@ class Restart:
 
     @property
     def at_most(self) -> tuple[float, float] | None:
-        """What the new job's rounds cost a member at most, as (epsilon, delta), if reports are true.
+        """What the new job's rounds cost a member that reported at most, as (epsilon, delta), if reports are true.
 
-        Each member's sums cost it at most what the largest report says. So as many rounds of the new job cost at most
-        that again, and basic composition (Dwork and Roth 2014, theorem 3.16) adds up the rest.
+        Its sums up to its report cost it at most what the largest report says. So as many rounds of the new job cost at
+        most that again, and basic composition (Dwork and Roth 2014, theorem 3.16) adds up the rest.
         """
-        if self.reported is None or not self.sums:
+        if self.reported is None:
             return None
-        times = math.ceil(self.rounds / min(self.sums.values()))
+        times = math.ceil(self.rounds / self.reported.sums)
         return times * self.reported.epsilon, min(1.0, times * self.reported.delta)
 
 
@@ -179,12 +185,23 @@ def takes_place(document: JobDocument, other: JobDocument) -> bool:
     return same(document) == same(other)
 
 
-def reported_of(entries: Collection[Mapping[str, Any]]) -> Reported | None:
-    """What members report, by the fields of the journal's entries `attempt_ended` of one job, in order."""
-    found = [each for each in entries if each.get("reported")]
-    if not found:
-        return None
-    return Reported(max(each["epsilon"] for each in found), max(each["delta"] for each in found), found[-1]["reported"])
+def reported_of(entries: Collection[Mapping[str, Any]], member: str) -> Reported | None:
+    """What members of the newest sum with a report say.
+
+    Args:
+        entries: the fields of the journal's entries `attempt_ended` of one job, in order.
+        member: the member that leaves.
+    """
+    sums: Counter[str] = Counter()
+    newest = None
+    for each in entries:
+        if each["outcome"] != "published":
+            continue
+        sums.update(each["survivors"])
+        others = [sums[name] for name in each["survivors"] if name != member]
+        if each.get("reported") and others:
+            newest = Reported(each["epsilon"], each["delta"], each["reported"], min(others))
+    return newest
 
 
 def restart_json(restart: Restart) -> dict[str, Any]:
@@ -226,9 +243,10 @@ def restart_lines(restart: Restart, member: str) -> Iterator[str]:
         yield "  Nobody reported what the sums so far cost, so only their own ledgers know what that is."
         return
     yield (
-        f"  By {restart.reported.members} reports, the sums so far cost no member more than epsilon "
-        f"{restart.reported.epsilon:.3g} at delta {restart.reported.delta:g}. So the new rounds cost each of them at "
-        f"most epsilon {bound[0]:.3g} at delta {bound[1]:g} more. A member whose limit that passes declines."
+        f"  {restart.reported.members} members of the newest sum with reports said what their sums had cost them, "
+        f"{restart.reported.sums} or more each: no more than epsilon {restart.reported.epsilon:.3g} at delta "
+        f"{restart.reported.delta:g}. So the new rounds cost a member that reported at most epsilon {bound[0]:.3g} at "
+        f"delta {bound[1]:g} more. A member whose limit that passes declines."
     )
 
 

@@ -106,7 +106,7 @@ async def _plan(
     try:
         detail, document = await _job(stub, held.job)
         followers = await _followers(stub, detail, document, held.first)
-        planned = plan(held, member, detail, document, taken, reported_of(ended), followers, named=named)
+        planned = plan(held, member, detail, document, taken, reported_of(ended, member), followers, named=named)
     except CannotRestart as error:
         if error.blocks:
             refused.append(str(error))

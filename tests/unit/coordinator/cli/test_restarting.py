@@ -17,7 +17,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.support.fleet import job_document
 
 VERSION = bytes(range(32))
-REPORTED = Reported(2.0, 1e-5, 3)
+REPORTED = Reported(2.0, 1e-5, 3, sums=3)
 
 
 def held(first=3, **more):
@@ -85,8 +85,8 @@ def test_what_others_pay_again_is_bounded_by_whole_multiples_of_the_largest_repo
     assert restart.at_most == (6.0, pytest.approx(3e-5))
     said = "\n".join(restart_lines(restart, "gone"))
     assert "a (4 sums so far), b (3 sums so far)" in said
-    assert "no member more than epsilon 2 at delta 1e-05" in said
-    assert "at most epsilon 6 at delta 3e-05 more" in said
+    assert "no more than epsilon 2 at delta 1e-05" in said
+    assert "a member that reported at most epsilon 6 at delta 3e-05 more" in said
     assert restart_json(restart)["epsilon_again"] == 6.0
 
 
@@ -103,15 +103,27 @@ def test_without_a_mechanism_the_difference_of_two_sums_is_the_members_update():
         made(job)
 
 
-def test_reports_are_those_of_sums_and_the_largest_counts():
+def ended(survivors, reported=0, epsilon=None, outcome="published"):
+    told = {"reported": reported, "epsilon": epsilon, "delta": 1e-5 if reported else None}
+    return {"outcome": outcome, "survivors": survivors} | (told if outcome == "published" else {})
+
+
+def test_a_report_is_about_the_sums_up_to_it_and_about_the_members_of_its_sum():
     entries = [
-        {"reported": 3, "epsilon": 1.0, "delta": 1e-5},
-        {"outcome": "abandoned"},
-        {"reported": 2, "epsilon": 2.5, "delta": 1e-6},
-        {"reported": 0, "epsilon": None, "delta": None},
+        ended(["a", "b", "gone"], 3, 1.0),
+        ended(["a"], outcome="abandoned"),
+        ended(["a", "gone"], 2, 2.5),
+        # Nobody reports any more: these sums cost what no report says.
+        *[ended(["a", "b"]) for _ in range(6)],
     ]
-    assert reported_of(entries) == Reported(2.5, 1e-5, 2)
-    assert reported_of([]) is None
+    reported = reported_of(entries, "gone")
+    assert reported == Reported(2.5, 1e-5, 2, sums=2)
+    restart = made(reported=reported)
+    assert restart.at_most == (10.0, pytest.approx(4e-5))
+    # One that joined late has paid for less than its report's largest says.
+    assert reported_of([*entries, ended(["a", "late"], 2, 4.0)], "gone").sums == 1
+    assert reported_of([ended(["gone"], 1, 2.5)], "gone") is None
+    assert reported_of([], "gone") is None
 
 
 def test_a_pruned_version_and_an_inherited_update_are_refused_with_what_to_do():
