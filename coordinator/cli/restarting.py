@@ -108,6 +108,7 @@ def plan(
     followers: Sequence[operator_pb2.Job] = (),
     *,
     named: bool = True,
+    others: int,
 ) -> Restart:
     """Plans a job that starts anew.
 
@@ -120,10 +121,12 @@ def plan(
         reported: what members report to have spent.
         followers: the jobs that took this one's place without the member, and those that took theirs, in that order.
         named: whether the command names this job.
+        others: how many other members are enrolled.
 
     Raises:
-        CannotRestart: the job adds no noise, or was aborted and the command does not name it; the version was pruned,
-            or holds another member that withdrew; or the job started from a version that holds the member's updates.
+        CannotRestart: the job adds no noise, needs more members than are left, or was aborted and the command does not
+            name it; the version was pruned, or holds another member that withdrew; or the job started from a version
+            that holds the member's updates.
     """
     name = held.job
     aborted = detail.job.status == operator_pb2.JOB_STATUS_ABORTED
@@ -149,6 +152,11 @@ def plan(
             f"{name} has mechanism none, and its first sum minus that of a job from the same version and the same "
             f"members without {member} is {member}'s update; write a job with a mechanism, or one from other weights "
             "(`coordinator job bundle` with another seed), not from a version of this one"
+        )
+    if others < document.rounds.min_members:
+        raise CannotRestart(
+            f"{name} needs {document.rounds.min_members} members, and without {member} {others} are enrolled; invite "
+            f'more first, or write a job with a lower rounds.min_members and start = "{name}:{start}"'
         )
     (version,) = (each for each in detail.versions if each.number == start)
     clean = [each.number for each in detail.versions if each.number < start and not each.pruned and not each.withdrawn]

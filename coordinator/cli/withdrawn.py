@@ -77,8 +77,10 @@ async def _planned(where: Path, name: str, job: str | None, restart: bool) -> "t
         if restart:
             status = await stub.Status(operator_pb2.StatusRequest(), timeout=CALL_SECONDS)
             taken = {each.name for each in status.jobs}
+            # Members that withdrew before are among them: this is the most that there may be.
+            others = sum(each.status == "enrolled" and each.name != name for each in status.members)
             for each in held:
-                await _plan(stub, each, name, taken, plans, refused, named=each.job == job)
+                await _plan(stub, each, name, taken, plans, refused, named=each.job == job, others=others)
         return held, plans, refused
 
 
@@ -91,6 +93,7 @@ async def _plan(
     refused: list[str],
     *,
     named: bool,
+    others: int,
 ) -> None:
     from coordinator.cli.audit import read_entries
     from coordinator.cli.restarting import CannotRestart, plan, reported_of
@@ -106,7 +109,9 @@ async def _plan(
     try:
         detail, document = await _job(stub, held.job)
         followers = await _followers(stub, detail, document, held.first)
-        planned = plan(held, member, detail, document, taken, reported_of(ended, member), followers, named=named)
+        planned = plan(
+            held, member, detail, document, taken, reported_of(ended, member), followers, named=named, others=others
+        )
     except CannotRestart as error:
         if error.blocks:
             refused.append(str(error))
@@ -203,4 +208,4 @@ def _lines(member: str, held: _Held, dry_run: bool, *, restarts: bool) -> Iterat
             verb = "would count" if dry_run else "counts"
             yield f"  its synthetic text {verb} no longer, and the coordinator's file is deleted"
         if each.first > 0 and not restarts:
-            yield f"  without it: `coordinator member withdraw {member} --job {each.job} --restart`"
+            yield f"  to start the job anew without {member}: `coordinator member withdraw {member} --job {each.job} --restart`"

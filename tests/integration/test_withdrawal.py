@@ -170,5 +170,14 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     assert (plain.returncode, "nothing was changed" in plain.stderr) == (ExitCode.REFUSED, True)
     assert "minus that of a job from the same version" in plain.stderr
     assert [each.withdrawn for each in town.show("new").versions] == [0, 0]
+
+    # Another one leaves the job that started anew: that is the chain's next job, and desk is not started anew again.
+    town.operator("member", "withdraw", "south", "--job", "desk-r1", "--restart", "--yes")
+    (again,) = json.loads(
+        town.operator("member", "withdraw", "north", "--job", "desk", "--restart", "--json", "--yes")
+    )["restarts"]
+    assert (again["follower"], again["new_job"]) == ("desk-r2", None)
+    followers = {job: [each.job for each in town.show(job).successors] for job in ("desk", "desk-r1", "desk-r2")}
+    assert followers == {"desk": ["desk-r1"], "desk-r1": ["desk-r2"], "desk-r2": []}
     nobody = command("coordinator", "member", "withdraw", "nobody", "--dir", town.dir, "--yes")
     assert (nobody.returncode, "no member named nobody" in nobody.stderr) == (ExitCode.NOT_FOUND, True)

@@ -49,9 +49,11 @@ def job_with_noise():
     return job_document(count=10).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)})
 
 
-def made(document=None, reported=REPORTED, first=3, taken=("questions",), followers=(), named=True, **more):
+def made(document=None, reported=REPORTED, first=3, taken=("questions",), followers=(), named=True, others=9, **more):
     document = job_with_noise() if document is None else document
-    return plan(held(first), "gone", detail(ROUNDS, **more), document, taken, reported, followers, named=named)
+    return plan(
+        held(first), "gone", detail(ROUNDS, **more), document, taken, reported, followers, named=named, others=others
+    )
 
 
 def test_only_name_start_and_rounds_differ():
@@ -70,11 +72,17 @@ def test_names_are_never_used_twice_and_never_too_long():
     assert made(taken=("questions", "questions-r1")).document.name == "questions-r2"
     second = job_with_noise().model_copy(update={"name": "questions-r1"})
     again = plan(
-        fpb.HeldContributions(job="questions-r1", first=1), "gone", detail(ROUNDS), second, {"questions-r1"}, None
+        fpb.HeldContributions(job="questions-r1", first=1),
+        "gone",
+        detail(ROUNDS),
+        second,
+        {"questions-r1"},
+        None,
+        others=9,
     )
     assert again.document.name == "questions-r2"
     long = "q" * 63
-    found = plan(fpb.HeldContributions(job=long, first=1), "gone", detail(ROUNDS), second, {long}, None)
+    found = plan(fpb.HeldContributions(job=long, first=1), "gone", detail(ROUNDS), second, {long}, None, others=9)
     assert found.document.name == "q" * 60 + "-r1"
 
 
@@ -129,9 +137,9 @@ def test_a_report_is_about_the_sums_up_to_it_and_about_the_members_of_its_sum():
 def test_a_pruned_version_and_an_inherited_update_are_refused_with_what_to_do():
     gone = held(first=3, start_pruned=True)
     with pytest.raises(CannotRestart, match=r'version 2 of questions was pruned.*start = "questions:0"'):
-        plan(gone, "gone", detail(ROUNDS, pruned=(1, 2)), job_with_noise(), (), None)
+        plan(gone, "gone", detail(ROUNDS, pruned=(1, 2)), job_with_noise(), (), None, others=9)
     with pytest.raises(CannotRestart, match="started from a version that holds updates of gone"):
-        plan(held(first=0), "gone", detail(ROUNDS), job_with_noise(), (), None)
+        plan(held(first=0), "gone", detail(ROUNDS), job_with_noise(), (), None, others=9)
 
 
 def test_a_start_that_holds_another_member_that_withdrew_is_refused_with_the_newest_without_any():
@@ -142,6 +150,13 @@ def test_a_start_that_holds_another_member_that_withdrew_is_refused_with_the_new
     with pytest.raises(CannotRestart, match="with a start of its own"):
         made(marked=0)
     assert made(marked=3).start == 2
+
+
+def test_a_job_that_could_not_run_is_refused():
+    least = job_with_noise().rounds.min_members
+    with pytest.raises(CannotRestart, match=rf"needs {least} members, and without gone {least - 1} are enrolled"):
+        made(others=least - 1)
+    assert made(others=least).follower is None
 
 
 def test_a_job_that_started_anew_is_not_made_twice_also_if_its_follower_had_to_make_room():
