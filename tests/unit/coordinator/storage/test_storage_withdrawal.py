@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 from coordinator.domain.jobs import EndAttempt, JobStatus, Norms
 from coordinator.storage import records
 from coordinator.storage.blobs import open_blobs
-from coordinator.storage.errors import NotFound, OutOfOrder
+from coordinator.storage.errors import NameTaken, NotFound, OutOfOrder
 from coordinator.storage.models import CorpusRow, VersionRow, WithdrawalMarkRow
 from coordinator.storage.records import Proof, withdraw
 from tacit.attempt import AttemptId
@@ -228,6 +228,20 @@ def test_synthetic_text_counts_no_longer_and_none_is_taken_any_more(database, st
         database.run_now(lambda s: records.check_answer(s, "desk", EAST))
     # Saying once more that it gives none is no mistake.
     assert not database.run_now(lambda s: records.decline_corpus(s, "desk", EAST, LATER_MS))
+
+
+def test_a_name_that_withdrew_for_good_is_invited_no_more(database, store):
+    fill(database, store, rounds=1)
+    database.run_now(lambda s: records.revoke_member(s, EAST, LATER_MS))
+
+    def invite(which):
+        database.run_now(lambda s: records.invite(s, EAST, which * 24, b"s" * 32, LATER_MS + 1, LATER_MS, by="op"))
+
+    run(database, job="desk")
+    invite("a")
+    run(database)
+    with pytest.raises(NameTaken, match=r"for good.*choose another name"):
+        invite("b")
 
 
 def test_a_version_that_was_pruned_is_no_start(database, store):
