@@ -208,4 +208,5 @@ def _lines(member: str, held: _Held, dry_run: bool, *, restarts: bool) -> Iterat
             verb = "would count" if dry_run else "counts"
             yield f"  its synthetic text {verb} no longer, and the coordinator's file is deleted"
         if each.first > 0 and not restarts:
-            yield f"  to start the job anew without {member}: `coordinator member withdraw {member} --job {each.job} --restart`"
+            command = f"coordinator member withdraw {member} --job {each.job} --restart"
+            yield f"  to start the job anew without {member}: `{command}`"
