@@ -107,6 +107,11 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     (told,) = said["withdrawals"]
     assert (code, told["jobs"][0]["first"], told["jobs"][0]["newest"]) == (ExitCode.OK, 1, 12)
 
+    # A name that nobody knows is said before anything is written.
+    code, said = withdraw(town, "dsek", "--dry-run")
+    assert (code, any("no job named dsek" in each for each in said["problems"])) == (ExitCode.OK, True)
+    assert withdraw(town, "desk", "--dry-run")[1]["problems"] == []
+
     # The journal proves who asked, and a request sent by somebody else is refused and changes nothing.
     (entry,) = journal(town, kind="withdrawal_taken")
     assert (entry["id"], entry["hash"]) == (told["journal_entry"], told["journal_hash"])
