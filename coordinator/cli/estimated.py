@@ -4,6 +4,7 @@ A number is shown with its standard error or not at all. The best version's esti
 largest of several noisy ones, so it is too high on average.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,10 +53,10 @@ def chosen_version(detail: operator_pb2.JobDetail, wanted: str | None) -> operat
         number = job.best.version_number
     elif wanted is None:
         number = job.version_number
-    elif wanted.isdecimal():
+    elif re.fullmatch(r"[0-9]{1,18}", wanted):
         number = int(wanted)
     else:
-        fail(f"--version {wanted} is neither a version's number nor {BEST}", ExitCode.USAGE)
+        fail(f"--version {wanted[:40]} is neither a version's number nor {BEST}", ExitCode.USAGE)
     found = next((each for each in detail.versions if each.number == number), None)
     if found is None:
         fail(f"job {job.name} has no version {number}; the newest is {job.version_number}", ExitCode.NOT_FOUND)

@@ -12,7 +12,8 @@ from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from coordinator.cli.restarting import Restart
-    from tacit.v1 import federation_pb2
+    from tacit.job import JobDocument
+    from tacit.v1 import federation_pb2, operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
 __all__ = ["withdraw_member"]
@@ -76,8 +77,10 @@ async def _planned(where: Path, name: str, job: str | None, restart: bool) -> "t
         if restart:
             status = await stub.Status(operator_pb2.StatusRequest(), timeout=CALL_SECONDS)
             taken = {each.name for each in status.jobs}
+            # Members that withdrew before are among them: this is the most that there may be.
+            others = sum(each.status == "enrolled" and each.name != name for each in status.members)
             for each in held:
-                await _plan(stub, each, name, taken, plans, refused)
+                await _plan(stub, each, name, taken, plans, refused, named=each.job == job, others=others)
         return held, plans, refused
 
 
@@ -88,17 +91,14 @@ async def _plan(
     taken: set[str],
     plans: "list[Restart]",
     refused: list[str],
+    *,
+    named: bool,
+    others: int,
 ) -> None:
     from coordinator.cli.audit import read_entries
     from coordinator.cli.restarting import CannotRestart, plan, reported_of
-    from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid
-    from tacit.job import JobDocument
-    from tacit.v1 import operator_pb2
 
-    detail = await stub.GetJob(operator_pb2.GetJobRequest(name=held.job), timeout=CALL_SECONDS)
-    data = bytearray()
-    await fetch_blob(stub.FetchBlob, detail.job.document, data)
     ended: list[Any] = []
 
     def take(entry: Any) -> None:
@@ -107,11 +107,13 @@ async def _plan(
 
     await read_entries(stub, take, subject=held.job)
     try:
-        document = JobDocument.from_json(bytes(data), what=f"the document of {held.job}")
-        planned = plan(held, member, detail, document, taken, reported_of(ended))
+        detail, document = await _job(stub, held.job)
+        followers = await _followers(stub, detail, document, held.first)
+        planned = plan(
+            held, member, detail, document, taken, reported_of(ended, member), followers, named=named, others=others
+        )
     except CannotRestart as error:
-        # A job that inherits the updates follows the job that it started from.
-        if held.first > 0:
+        if error.blocks:
             refused.append(str(error))
         else:
             typer.echo(printable(f"{error}."), err=True)
@@ -120,6 +122,33 @@ async def _plan(
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     taken.add(planned.document.name)
     plans.append(planned)
+
+
+async def _job(stub: "OperatorServiceStub", name: str) -> "tuple[operator_pb2.JobDetail, JobDocument]":
+    from tacit.blobs import fetch_blob
+    from tacit.job import JobDocument
+    from tacit.v1 import operator_pb2
+
+    detail = await stub.GetJob(operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS)
+    data = bytearray()
+    await fetch_blob(stub.FetchBlob, detail.job.document, data)
+    return detail, JobDocument.from_json(bytes(data), what=f"the document of {name}")
+
+
+async def _followers(
+    stub: "OperatorServiceStub", detail: "operator_pb2.JobDetail", document: "JobDocument", first: int
+) -> "list[operator_pb2.Job]":
+    """The jobs that took a job's place from a version before the member's first, and those that took theirs."""
+    from coordinator.cli.restarting import takes_place
+
+    found: list[operator_pb2.Job] = []
+    waiting = [each.job for each in detail.successors if each.version_number < first]
+    while waiting:
+        later, its = await _job(stub, waiting.pop(0))
+        if takes_place(its, document):
+            found.append(later.job)
+            waiting += [each.job for each in later.successors]
+    return found
 
 
 async def _carried_out(where: Path, name: str, job: str | None, plans: "Sequence[Restart]") -> _Held:
@@ -131,13 +160,14 @@ async def _carried_out(where: Path, name: str, job: str | None, plans: "Sequence
         request = operator_pb2.WithdrawMemberRequest(name=name, job=job or "")
         answer: operator_pb2.WithdrawMemberResponse = await stub.WithdrawMember(request, timeout=CALL_SECONDS)
         for each in plans:
-            if not each.there:
-                digest = await put_blob(stub, await asyncio.to_thread(each.document.canonical))
-                await stub.CreateJob(operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS)
+            # First the end of the other one: nobody trains for both.
             detail = await stub.GetJob(operator_pb2.GetJobRequest(name=each.job), timeout=CALL_SECONDS)
             if detail.job.status in (operator_pb2.JOB_STATUS_RUNNING, operator_pb2.JOB_STATUS_PAUSED):
                 change = operator_pb2.ChangeJobRequest(name=each.job, change=operator_pb2.JOB_CHANGE_ABORT)
                 await stub.ChangeJob(change, timeout=CALL_SECONDS)
+            if each.follower is None:
+                digest = await put_blob(stub, await asyncio.to_thread(each.document.canonical))
+                await stub.CreateJob(operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS)
         return answer.jobs
 
 
@@ -178,4 +208,5 @@ def _lines(member: str, held: _Held, dry_run: bool, *, restarts: bool) -> Iterat
             verb = "would count" if dry_run else "counts"
             yield f"  its synthetic text {verb} no longer, and the coordinator's file is deleted"
         if each.first > 0 and not restarts:
-            yield f"  without it: `coordinator member withdraw {member} --job {each.job} --restart`"
+            command = f"coordinator member withdraw {member} --job {each.job} --restart"
+            yield f"  to start the job anew without {member}: `{command}`"

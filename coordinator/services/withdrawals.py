@@ -82,6 +82,8 @@ async def take_own(
         signature=signature,
         certificate=certificate,
         request=kept,
+        request_signature=bytes.fromhex(str(entry.fields["signature"])),
+        request_certificate=bytes.fromhex(str(entry.fields["certificate"])),
     )
 
 

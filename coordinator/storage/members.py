@@ -18,7 +18,7 @@ from coordinator.storage import certificates, roster
 from coordinator.storage.database import Database
 from coordinator.storage.errors import NameTaken, NotFound, TokenWithdrawn
 from coordinator.storage.journal import note
-from coordinator.storage.models import LedgerCounterRow, MemberRow, TokenRow
+from coordinator.storage.models import LedgerCounterRow, MemberRow, TokenRow, WithdrawalRow
 from tacit.identity import Role
 from tacit.roster import Kind
 
@@ -74,9 +74,15 @@ def invite(
         by: the operator's name, for the journal.
 
     Raises:
-        NameTaken: the name is enrolled, not revoked, and its certificate has not expired.
+        NameTaken: the name is enrolled, not revoked, and its certificate has not expired; or it withdrew for good.
     """
     row = s.get(MemberRow, name, with_for_update=True)
+    left = select(WithdrawalRow.id).where(WithdrawalRow.member == name, WithdrawalRow.job.is_(None))
+    if s.scalar(left) is not None:
+        raise NameTaken(
+            f"{name} withdrew from all jobs, for good, so no job would ask it for anything (docs/withdrawal.md); "
+            "choose another name"
+        )
     if row is None:
         row = MemberRow(name=name, status=MemberStatus.INVITED.value, invited_ms=now_ms)
         s.add(row)

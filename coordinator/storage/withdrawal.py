@@ -82,7 +82,7 @@ class Withdrawal:
     """What a withdrawal found.
 
     Args:
-        held: what jobs hold of the member, in the order of their creation.
+        held: what jobs hold of the member; each job comes after the one that it started from.
         entry: the journal's entry with the member's own request. None: it did not ask itself.
         texts: files of synthetic text that counted until now.
     """
@@ -128,21 +128,24 @@ def withdraw(
         raise NotFound(f"there is no member named {member}; `coordinator member list` shows all members")
     if job is not None and s.get(JobRow, job) is None:
         raise NotFound(f"there is no job named {job}; `coordinator job list` shows all jobs")
-    marked = _marks(s, member)
-    scope = _scope(_lines(s), job)
+    marks = _marks(s, member)
+    lines = _lines(s)
+    # Over all jobs: one in scope may have started from a version that holds the member, of a job that is not in scope.
     found: dict[str, Held] = {}
-    for line in scope:
-        held = _held(s, line, member, found, marked)
+    for line in lines:
+        held = _held(s, line, member, found, marks)
         if held is not None:
             found[line.name] = held
+    scope = _scope(lines, job)
+    mine = tuple(found[line.name] for line in scope if line.name in found)
     if dry_run:
-        return Withdrawal(tuple(found.values()), None, ())
+        return Withdrawal(mine, None, ())
     entry = _record(s, member, job, now_ms, by, proof)
-    for held in found.values():
-        if not held.marked:
-            _mark(s, held.job, member, held.first, len(held.sums), now_ms, by=by)
+    for held in mine:
+        if held.first < marks.get(held.job, held.newest + 1):
+            _mark(s, held.job, member, held.first, len(held.sums), now_ms, by=by, before=marks.get(held.job))
     texts = tuple(text for line in scope for text in _take_back(s, line.name, member, now_ms))
-    return Withdrawal(tuple(found.values()), entry, texts)
+    return Withdrawal(mine, entry, texts)
 
 
 def left_out(s: Session, job: str) -> frozenset[str]:
@@ -204,10 +207,20 @@ def successors(s: Session, job: str) -> list[tuple[str, int, int, str]]:
 
 
 def _lines(s: Session) -> list[_Line]:
+    """All jobs. Each comes after the one that it started from, also if the clock went back in between."""
     rows = s.execute(
         select(JobRow.name, JobRow.earlier_job, JobRow.earlier_version).order_by(JobRow.created_ms, JobRow.name)
     )
-    return [_Line(name, None if job is None else (job, number or 0)) for name, job, number in rows]
+    lines = {name: _Line(name, None if job is None else (job, number or 0)) for name, job, number in rows}
+    ordered: dict[str, _Line] = {}
+    for line in lines.values():
+        above = []
+        each: _Line | None = line
+        while each is not None and each.name not in ordered and each not in above:
+            above.append(each)
+            each = None if each.start is None else lines.get(each.start[0])
+        ordered |= {found.name: found for found in reversed(above)}
+    return list(ordered.values())
 
 
 def _scope(lines: Sequence[_Line], job: str | None) -> list[_Line]:
@@ -267,11 +280,19 @@ def _marks(s: Session, member: str) -> dict[str, int]:
     return {row.job: row.first_version for row in rows}
 
 
-def _mark(s: Session, job: str, member: str, first: int, sums: int, now_ms: int, *, by: str) -> None:
-    s.add(WithdrawalMarkRow(job=job, member=member, first_version=first))
-    mine = (VersionRow.job == job, VersionRow.number >= first)
-    s.execute(update(VersionRow).where(*mine).values(withdrawn=VersionRow.withdrawn + 1))
+def _mark(
+    s: Session, job: str, member: str, first: int, sums: int, now_ms: int, *, by: str, before: int | None = None
+) -> None:
+    """Marks a job's versions from `first` on. `before`: from where on they are marked already."""
     newest = s.scalar(select(func.max(VersionRow.number)).where(VersionRow.job == job)) or 0
+    if before is None:
+        s.add(WithdrawalMarkRow(job=job, member=member, first_version=first))
+    else:
+        lower = update(WithdrawalMarkRow).where(WithdrawalMarkRow.job == job, WithdrawalMarkRow.member == member)
+        s.execute(lower.values(first_version=first))
+        newest = before - 1
+    mine = (VersionRow.job == job, VersionRow.number >= first, VersionRow.number <= newest)
+    s.execute(update(VersionRow).where(*mine).values(withdrawn=VersionRow.withdrawn + 1))
     # Named under the member, and without its name under the job, because a passport repeats the latter.
     note(s, "member_withdrawn", member, now_ms, job=job, first=first, by=by)
     note(s, "version_withdrawn", job, now_ms, first=first, newest=newest, sums=sums, members=1, by=by)
@@ -296,16 +317,17 @@ def _take_back(s: Session, job: str, member: str, now_ms: int) -> list[bytes]:
     return [bytes(row.digest)]
 
 
-def _held(s: Session, line: _Line, member: str, found: Mapping[str, Held], marked: Mapping[str, int]) -> Held | None:
+def _held(s: Session, line: _Line, member: str, found: Mapping[str, Held], marks: Mapping[str, int]) -> Held | None:
     versions = {row.round: row for row in s.scalars(select(VersionRow).where(VersionRow.job == line.name))}
     published = select(AttemptRow).where(AttemptRow.job == line.name, AttemptRow.outcome == "published")
     rounds = [row.round for row in s.scalars(published) if member in row.survivors]
     sums = tuple(sorted(versions[each].number for each in rounds if each in versions))
     start = line.start
     inherits = start is not None and start[0] in found and start[1] >= found[start[0]].first
-    if not sums and not inherits and line.name not in marked:
+    firsts = [*sums, *([0] if inherits else []), *([marks[line.name]] if line.name in marks else [])]
+    if not firsts:
         return None
-    first = marked[line.name] if line.name in marked else 0 if inherits else sums[0]
+    first = min(firsts)
     newest = max(row.number for row in versions.values())
     fetched = s.scalars(
         select(JournalRow.fields).where(JournalRow.subject == line.name, JournalRow.kind == "version_fetched")
@@ -317,4 +339,4 @@ def _held(s: Session, line: _Line, member: str, found: Mapping[str, Held], marke
     before = next((row for row in versions.values() if row.number == first - 1), None)
     # The start's blob always stays: the job's document names it.
     pruned = before is not None and before.number > 0 and before.pruned_ms is not None
-    return Held(line.name, first, newest, sums, tuple(exported), text, line.name in marked, pruned)
+    return Held(line.name, first, newest, sums, tuple(exported), text, line.name in marks, pruned)

@@ -58,6 +58,8 @@ def withdraw(
     as_json = as_json or json_requested()
     identity, folder = _opened(home)
     parts, problems = own_parts(identity.home, identity.federation, identity.member)
+    if job is not None and job not in parts and not _has_job(identity, job):
+        problems.append(f"the coordinator has no job named {job}, and this member was in none; check the name")
     shown = {name: part for name, part in parts.items() if job in (None, name)}
     if not as_json:
         for line in (*_own_lines(shown, job), *problems):
@@ -161,6 +163,34 @@ def _opened(home: Path | None) -> "tuple[MemberIdentity, WithdrawalFolder]":
     except HomeUnusable as error:
         fail(str(error), ExitCode.USAGE)
     return identity, WithdrawalFolder(identity.home, identity.federation, identity.member)
+
+
+def _has_job(identity: "MemberIdentity", job: str) -> bool:
+    """Whether the coordinator has a job of that name. Also true if it does not answer: nothing is known then.
+
+    This only warns. Otherwise a coordinator could keep a member from withdrawing.
+    """
+    from toolkit.tls import tls_13_only
+
+    if "grpc" not in sys.modules:
+        tls_13_only()
+    import asyncio
+
+    import grpc.aio
+
+    from edge_client.identity.connection import open_channel
+    from tacit.v1.federation_pb2 import OpenJobsRequest
+    from tacit.v1.federation_pb2_grpc import FederationServiceStub
+
+    async def ask() -> bool:
+        async with open_channel(identity) as channel:
+            answer = await FederationServiceStub(channel).OpenJobs(OpenJobsRequest(all=True), timeout=10)
+            return any(each.name == job for each in answer.jobs)
+
+    try:
+        return asyncio.run(ask())
+    except grpc.aio.AioRpcError:
+        return True
 
 
 def _confirm(job: str | None, yes: bool) -> None:

@@ -44,12 +44,16 @@ class TakenWithdrawal(Part):
 
     Args:
         request: the request that it is about: the kept one, or an earlier one of this member about the same.
+        request_signature: this member's signature on it.
+        request_certificate: the certificate whose key signed, DER.
         taken: what the server signed.
         signature: the server's signature.
         certificate: its certificate, DER.
     """
 
     request: WithdrawalRequest
+    request_signature: _Hex
+    request_certificate: _Hex
     taken: WithdrawalTaken
     signature: _Hex
     certificate: _Hex

@@ -13,7 +13,7 @@ from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
-from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, check_taken
+from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, check_request, check_taken
 from toolkit.text import clean
 
 __all__ = ["AnswerUnfit", "RequestRefused", "send"]
@@ -72,9 +72,16 @@ def _checked(answer: pb.WithdrawResponse, mine: WithdrawalRequest, identity: Mem
         taken = WithdrawalTaken.from_json(answer.taken, what="the coordinator's answer")
         if (request.federation, request.member, request.job) != (mine.federation, mine.member, mine.job):
             raise CertificateInvalid("it is about another withdrawal")
+        # Otherwise a server could answer about a request with another date, which this member never made.
+        check_request(request, answer.request_signature, answer.request_certificate, identity.authorities)
         check_taken(taken, answer.signature, answer.certificate, request, identity.authorities)
         return TakenWithdrawal(
-            request=request, taken=taken, signature=answer.signature.hex(), certificate=answer.certificate.hex()
+            request=request,
+            request_signature=answer.request_signature.hex(),
+            request_certificate=answer.request_certificate.hex(),
+            taken=taken,
+            signature=answer.signature.hex(),
+            certificate=answer.certificate.hex(),
         )
     except (DocumentInvalid, CertificateInvalid, ValueError) as error:
         raise AnswerUnfit(

@@ -22,11 +22,14 @@ from tests.support.processes import command, running_federation, succeed
 from toolkit.console import ExitCode
 
 OTHERS = {"east", "south", "west"}
+POLICY = 'schema = 1\nepsilon = 1000.0\nmechanisms = ["none", "gaussian-update"]\n'
+NOISY = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 2.0\nclip = 0.01\nlot = 32\nsampling = "poisson"\n'
 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory):
-    with running_federation(tmp_path_factory.mktemp("withdrawal"), "north", *OTHERS) as federation:
+    with running_federation(tmp_path_factory.mktemp("withdrawal")) as federation:
+        federation.enrol("north", *OTHERS, policy=POLICY)
         yield federation
 
 
@@ -69,7 +72,7 @@ def journal(federation, **wanted):
 
 
 def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_without_it(town, tmp_path):
-    town.job("desk", count=12)
+    town.job("desk", count=12, mechanism=NOISY)
     for name in OTHERS:
         town.start(name)
     north = town.start("north")
@@ -83,7 +86,7 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     (own,) = said["own"]
     assert own["job"] == "desk"
     assert own["rounds"]
-    assert own["unbounded"]
+    assert (own["unbounded"], own["spent"][0]["epsilon"] > 0) == (False, True)
     town.serve()
     north.wait_for("withdrawal_taken", scope="desk")
     left = town.show("desk").job.attempt
@@ -103,6 +106,11 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     code, said = withdraw(town)
     (told,) = said["withdrawals"]
     assert (code, told["jobs"][0]["first"], told["jobs"][0]["newest"]) == (ExitCode.OK, 1, 12)
+
+    # A name that nobody knows is said before anything is written.
+    code, said = withdraw(town, "dsek", "--dry-run")
+    assert (code, any("no job named dsek" in each for each in said["problems"])) == (ExitCode.OK, True)
+    assert withdraw(town, "desk", "--dry-run")[1]["problems"] == []
 
     # The journal proves who asked, and a request sent by somebody else is refused and changes nothing.
     (entry,) = journal(town, kind="withdrawal_taken")
@@ -160,5 +168,21 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     assert (refused.returncode, "withdrew from all jobs" in refused.stderr) == (ExitCode.REFUSED, True)
     town.job("new", count=1)
     assert town.finished("new").job.version_number == 1
+
+    # Without noise, a job that starts anew would hand over the update of a member that leaves.
+    words = ("coordinator", "member", "withdraw", "east", "--job", "new", "--restart", "--dir", town.dir, "--yes")
+    plain = command(*words)
+    assert (plain.returncode, "nothing was changed" in plain.stderr) == (ExitCode.REFUSED, True)
+    assert "minus that of a job from the same version" in plain.stderr
+    assert [each.withdrawn for each in town.show("new").versions] == [0, 0]
+
+    # Another one leaves the job that started anew: that is the chain's next job, and desk is not started anew again.
+    town.operator("member", "withdraw", "south", "--job", "desk-r1", "--restart", "--yes")
+    (again,) = json.loads(
+        town.operator("member", "withdraw", "north", "--job", "desk", "--restart", "--json", "--yes")
+    )["restarts"]
+    assert (again["follower"], again["new_job"]) == ("desk-r2", None)
+    followers = {job: [each.job for each in town.show(job).successors] for job in ("desk", "desk-r1", "desk-r2")}
+    assert followers == {"desk": ["desk-r1"], "desk-r1": ["desk-r2"], "desk-r2": []}
     nobody = command("coordinator", "member", "withdraw", "nobody", "--dir", town.dir, "--yes")
     assert (nobody.returncode, "no member named nobody" in nobody.stderr) == (ExitCode.NOT_FOUND, True)

@@ -249,14 +249,15 @@ class Federation:
         return member
 
     def job(self, name: str, **rounds: Any) -> None:
-        """Creates a small TextCNN job: a megabyte to send, a moment to train."""
+        """Creates a small TextCNN job: a megabyte to send, a moment to train. `mechanism` is a part of its file."""
+        mechanism = rounds.pop("mechanism", "")
         deadlines = {"training": 60, "reconnect": 2, **rounds.pop("deadlines", {})}
         labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
         numbers = {"count": 3, "min_members": 3, **rounds}
         spec = self.folder / f"{name}.toml"
         spec.write_text(
             f"schema = 1\nname = {json.dumps(name)}\nlabels = {json.dumps(labels)}\n"
-            f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
+            f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n{mechanism}'
             "[model]\nembedding = 64\nwidths = [2, 3]\nmaps = 16\n"
             + "[rounds]\n"
             + "".join(f"{key} = {value}\n" for key, value in numbers.items())

@@ -26,18 +26,22 @@ class WithdrawRequest(_message.Message):
     def __init__(self, statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class WithdrawResponse(_message.Message):
-    __slots__ = ("jobs", "taken", "signature", "certificate", "request")
+    __slots__ = ("jobs", "taken", "signature", "certificate", "request", "request_signature", "request_certificate")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[HeldContributions]
     taken: bytes
     signature: bytes
     certificate: bytes
     request: bytes
-    def __init__(self, jobs: _Optional[_Iterable[_Union[HeldContributions, _Mapping]]] = ..., taken: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+    request_signature: bytes
+    request_certificate: bytes
+    def __init__(self, jobs: _Optional[_Iterable[_Union[HeldContributions, _Mapping]]] = ..., taken: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., request: _Optional[bytes] = ..., request_signature: _Optional[bytes] = ..., request_certificate: _Optional[bytes] = ...) -> None: ...
 
 class HeldContributions(_message.Message):
     __slots__ = ("job", "first", "newest", "sums", "exported", "text", "marked_before", "start_pruned")

@@ -14,7 +14,7 @@ from tacit.identity import CertificateInvalid
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
-from tacit.withdrawal import WithdrawalRequest, check_request, check_taken, request_bytes
+from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, check_request, check_taken, request_bytes
 from tests.support import party
 from tests.support.housed import housed
 from tests.support.stored_job import make_job
@@ -132,7 +132,7 @@ def test_an_answer_that_proves_nothing_is_not_kept(tmp_path, monkeypatch):
     async def run(change):
         async def lying(self, request, context):
             answer = await real(self, request, context)
-            change(answer)
+            change(answer, house)
             return answer
 
         monkeypatch.setattr(FederationServicer, "Withdraw", lying)
@@ -145,15 +145,22 @@ def test_an_answer_that_proves_nothing_is_not_kept(tmp_path, monkeypatch):
                     await send(stub, north, folder, folder.ask(north, "desk"))
             assert folder.all()[0].answer is None
 
-    def unsigned(answer):
+    def unsigned(answer, house):
         answer.signature = b"nobody's"
 
-    def another(answer):
+    def another(answer, house):
         answer.request = answer.request.replace(b'"north"', b'"south"')
 
-    def damaged(answer):
+    def damaged(answer, house):
         answer.taken = answer.taken[:-1]
 
-    for each in (unsigned, another, damaged):
+    def never_asked(answer, house):
+        # The server signs all that it can: an answer about a request with another date.
+        asked = WithdrawalRequest.from_json(answer.request).model_copy(update={"asked_ms": 1})
+        taken = WithdrawalTaken.from_json(answer.taken).model_copy(update={"request": asked.digest()})
+        answer.request, answer.taken = asked.canonical(), taken.canonical()
+        answer.signature, answer.certificate = house.serving.runtime.roster.sign(taken)
+
+    for each in (unsigned, another, damaged, never_asked):
         (tmp_path / each.__name__).mkdir()
         asyncio.run(run(each))

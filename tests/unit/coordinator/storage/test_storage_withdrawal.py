@@ -1,13 +1,13 @@
 """A withdrawal marks what holds a member's updates, in every job that was made from it, and nothing else."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from coordinator.domain.jobs import EndAttempt, JobStatus, Norms
 from coordinator.storage import records
 from coordinator.storage.blobs import open_blobs
-from coordinator.storage.errors import NotFound, OutOfOrder
-from coordinator.storage.models import CorpusRow, VersionRow
+from coordinator.storage.errors import NameTaken, NotFound, OutOfOrder
+from coordinator.storage.models import CorpusRow, VersionRow, WithdrawalMarkRow
 from coordinator.storage.records import Proof, withdraw
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
@@ -148,6 +148,46 @@ def test_a_withdrawal_from_one_job_is_about_it_and_what_starts_from_it_alone(dat
     assert marks(database, "other") == [0, 1]
 
 
+def test_a_job_alone_is_marked_for_what_it_inherits_from_a_job_outside_the_scope(database, store):
+    fill(database, store, rounds=2)
+    create(database, store, "child", ("desk", 2), LATER_MS)
+    create(database, store, "clean", ("desk", 0), LATER_MS + 1)
+    create(database, store, "grandchild", ("child", 0), LATER_MS + 2)
+    held = run(database, job="child").held
+    assert [(each.job, each.first, each.sums) for each in held] == [("child", 0, ()), ("grandchild", 0, ())]
+    assert (marks(database, "child"), marks(database, "grandchild"), marks(database, "desk")) == ([1], [1], [0, 0, 0])
+    run(database)
+    assert (marks(database, "desk"), marks(database, "clean"), marks(database, "child")) == ([0, 1, 1], [0], [1])
+
+
+def test_jobs_are_followed_from_start_to_start_also_if_the_clock_went_back(database, store):
+    fill(database, store, rounds=1)
+    create(database, store, "b-child", ("desk", 1), 20)
+    create(database, store, "a-last", ("b-child", 0), 10)
+    assert [each.job for each in run(database, job="desk").held] == ["desk", "b-child", "a-last"]
+    assert (marks(database, "b-child"), marks(database, "a-last")) == ([1], [1])
+
+
+def test_a_mark_that_begins_too_late_is_put_right(database, store):
+    fill(database, store, rounds=3)
+
+    def late(s):
+        s.add(WithdrawalMarkRow(job="desk", member=EAST, first_version=3))
+        s.execute(update(VersionRow).where(VersionRow.job == "desk", VersionRow.number == 3).values(withdrawn=1))
+
+    database.run_now(late)
+    create(database, store, "early", ("desk", 2), LATER_MS)
+    assert [(each.job, each.first) for each in run(database).held] == [("desk", 1), ("early", 0)]
+    assert (marks(database, "desk"), marks(database, "early")) == ([0, 1, 1, 1], [1])
+    told = [each.fields for each in entries(database, "version_withdrawn") if each.subject == "desk"]
+    # What it newly says is about the versions that had no mark.
+    assert [(each["first"], each["newest"], each["members"]) for each in told] == [(1, 2, 1)]
+    run(database)
+    assert marks(database, "desk") == [0, 1, 1, 1]
+    create(database, store, "later", ("desk", 1), LATER_MS + 1)
+    assert marks(database, "later") == [1]
+
+
 def test_a_sum_that_was_on_its_way_is_marked_when_it_is_published(database, store):
     fill(database, store, rounds=2)
     assert run(database, "desk-north").held == ()
@@ -188,6 +228,20 @@ def test_synthetic_text_counts_no_longer_and_none_is_taken_any_more(database, st
         database.run_now(lambda s: records.check_answer(s, "desk", EAST))
     # Saying once more that it gives none is no mistake.
     assert not database.run_now(lambda s: records.decline_corpus(s, "desk", EAST, LATER_MS))
+
+
+def test_a_name_that_withdrew_for_good_is_invited_no_more(database, store):
+    fill(database, store, rounds=1)
+    database.run_now(lambda s: records.revoke_member(s, EAST, LATER_MS))
+
+    def invite(which):
+        database.run_now(lambda s: records.invite(s, EAST, which * 24, b"s" * 32, LATER_MS + 1, LATER_MS, by="op"))
+
+    run(database, job="desk")
+    invite("a")
+    run(database)
+    with pytest.raises(NameTaken, match=r"for good.*choose another name"):
+        invite("b")
 
 
 def test_a_version_that_was_pruned_is_no_start(database, store):
