@@ -16,6 +16,7 @@ from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.canaries import CanaryBook, Planted
 from learning.text.data import DataInvalid, Example, read_data
 from tacit.documents import DocumentInvalid
+from tacit.method import keeps_anything
 from toolkit.console import ExitCode, fail
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from learning.auditing.report import Outcome, Report
 
 __all__ = ["AuditOptions", "audit_own"]
+
+# Without it the version says nothing, and with it the scores depend on what no noise protects.
+_KEPT = "members of this job keep parameters, which were trained without noise on canaries and rows"
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,7 @@ def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Wat
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
     held_out = [] if audit.held_out is None else _held_out(audit.held_out, options)
     found = fetch_own(name, member, options, generators=True)
-    try:
-        planted = CanaryBook(member.home, member.data_name, member.policy.max_canaries).load(found.job)
-    except (DocumentInvalid, OSError) as error:
-        fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
+    planted = _planted(found, member)
     start = fetch_start(found, member) if planted is not None or held_out else None
 
     from learning.auditing.audit import CONFIDENCE, memory_mib
@@ -152,7 +153,9 @@ class _Work:
 
     def _missing(self, on: str) -> dict[str, str]:
         missing = {}
-        if self.planted is None:
+        if keeps_anything(self.found.job.method):
+            missing[f"canaries, {on}"] = f"must not read what this machine keeps: {_KEPT}"
+        elif self.planted is None:
             missing[f"canaries, {on}"] = (
                 "needs canaries in this member's data: a job asks for them with [audit], and a policy agrees with "
                 "max_canaries"
@@ -164,12 +167,24 @@ class _Work:
         return missing
 
 
+def _planted(found: Fetched, member: Member) -> Planted | None:
+    """The canaries that this member planted for the job; None if there are none that can test a version."""
+    if keeps_anything(found.job.method):
+        return None
+    try:
+        return CanaryBook(member.home, member.data_name, member.policy.max_canaries).load(found.job)
+    except (DocumentInvalid, OSError) as error:
+        fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
+
+
 def _release(path: Path, report: "Report", found: Fetched, member: Member) -> None:
     """Writes what may leave of an audit: the verdict, and the result of the planted canaries, signed."""
     from tacit.audit import AuditStatement, sign_audit
     from tacit.passport import rounded_up
     from toolkit.durable import durable_file
 
+    if keeps_anything(found.job.method):
+        fail(f"nothing of this audit may leave: {_KEPT}", ExitCode.REFUSED)
     on = f"version-{found.number}"
     planted = next((each for each in report.outcomes if (each.attack, each.on) == ("canaries", on)), None)
     if planted is None or planted.claim is None or report.verdict == "no-claim":

@@ -5,8 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from edge_client.canaries import CanaryRecord, CanaryRow
 from edge_client.cli import app
-from tests.support.audited_jobs import broken, rows_of
+from tests.support.audited_jobs import WORDS, broken, rows_of
 from tests.support.own_models import ROWS
 from toolkit.console import ExitCode
 
@@ -51,8 +52,24 @@ def test_a_job_with_a_private_vocabulary_and_noise_is_audited_and_nothing_is_wri
     assert tests["canaries"]["claim"] > 0
     # The embedding stays with the member.
     assert "does not share them" in told["not_applicable"]["reconstruction"]
-    assert "max_canaries" in told["not_applicable"]["canaries, version 4"]
     assert kept(machine) == before
+
+
+def test_a_job_whose_members_keep_parameters_has_no_test_of_canaries_and_nothing_may_leave(machine, town, audited):
+    machine.take_part(town, "noised")
+    # As if canaries had been planted: with the embedding that stayed here, their losses would tell the coins.
+    rows = tuple(CanaryRow(text=" ".join(WORDS[at : at + 12]), label="bird", present=at % 2 == 0) for at in range(40))
+    record = CanaryRecord(document=town.bundles["noised"].document.digest(), rows=rows)
+    path = machine.home / "canaries" / "data" / "noised.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(record.canonical())
+    told = json.loads(audited("noised", "--json").stdout)
+    assert {each["on"] for each in told["tests"]} == {"update"}
+    assert "members of this job keep parameters" in told["not_applicable"]["canaries, version 4"]
+    out = machine.home.with_name("out.json")
+    done = audited("noised", "--release", out)
+    assert (done.exception.code, "keep parameters" in done.exception.sentence) == (ExitCode.REFUSED, True)
+    assert not out.exists()
 
 
 def test_the_exit_code_says_that_noise_is_missing(machine, audited, monkeypatch):
