@@ -71,7 +71,7 @@ def read_audits(paths: Sequence[Path], authorities: "Authorities", document: byt
 
 
 def check_version(job: str, number: int, version: bytes, audits: Sequence[Audited]) -> None:
-    """Refuses a version that no member audited, or that an audit finds above its claim.
+    """Refuses a version that no audit could have refuted, or that one finds above its claim.
 
     Raises:
         CommandFailed: it is refused.
@@ -85,6 +85,14 @@ def check_version(job: str, number: int, version: bytes, audits: Sequence[Audite
             f"{worst.lower_bound:.3g} where {worst.claim:.3g} is claimed, or its own updates betray it; find out "
             "why, or export it with --despite-audit",
             ExitCode.ABOVE_CLAIM,
+        )
+    if of_it and not any(each.verdict == "sound" for each in of_it):
+        best = max(of_it, key=lambda each: each.possible - each.claim)
+        fail(
+            f"no audit of version {number} of {job} can tell: {best.canaries} canaries prove an epsilon of at most "
+            f"{best.possible:.3g}, and {best.claim:.3g} is claimed; ask a member with more canaries or more rows, or "
+            "export it with --despite-audit",
+            ExitCode.REFUSED,
         )
     if not of_it:
         fail(
@@ -105,7 +113,9 @@ def facts_of(audits: Sequence[Audited]) -> "list[AuditFacts]":
             version=each.statement.version,
             verdict=each.statement.verdict,
             lower_bound=each.statement.lower_bound,
+            possible=each.statement.possible,
             claim=each.statement.claim,
+            delta=each.statement.delta,
             confidence=each.statement.confidence,
             canaries=each.statement.canaries,
         )

@@ -112,9 +112,9 @@ class _Work:
         """Returns the tests, the attacks that do not apply, and the reconstruction. claim: of the version."""
         import torch
 
-        from learning.auditing.audit import CONFIDENCE, UPDATE_TESTS, audit_update
+        from learning.auditing.audit import audit_update
+        from learning.auditing.planted import EACH
         from learning.auditing.published import by_canaries, by_pairs
-        from learning.auditing.statistics import each_confidence
         from learning.auditing.subject import Subject
 
         torch.set_num_threads(1)
@@ -131,24 +131,21 @@ class _Work:
             own=self.member.policy.own(),
             device=self.member.device,
         )
-        # How many tests there are is fixed before any is made.
-        tests = UPDATE_TESTS if start is None else UPDATE_TESTS + (planted is not None) + 2 * bool(held_out)
-        each = each_confidence(CONFIDENCE, tests)
         outcomes, missing, rebuilt = audit_update(
             subject,
             self.member.examples,
             random,
             seconds=seconds,
             delta=delta,
-            confidence=each,
+            confidence=EACH,
             tell=lambda done, of: watch.step(done, of, 0.0),
         )
         if start is not None and planted is not None:
             rows, present = planted.examples, planted.present
-            outcomes.append(by_canaries(subject, start, on, rows, present, claim, delta=delta, confidence=each))
+            outcomes.append(by_canaries(subject, start, on, rows, present, claim, delta=delta, confidence=EACH))
         if start is not None and held_out:
             own = self.member.examples
-            outcomes += by_pairs(subject, start, on, own, held_out, claim, random, delta=delta, confidence=each)
+            outcomes += by_pairs(subject, start, on, own, held_out, claim, random, delta=delta, confidence=EACH)
         return outcomes, missing | self._missing(on.replace("-", " ")), rebuilt
 
     def _missing(self, on: str) -> dict[str, str]:
@@ -179,6 +176,7 @@ def _planted(found: Fetched, member: Member) -> Planted | None:
 
 def _release(path: Path, report: "Report", found: Fetched, member: Member) -> None:
     """Writes what may leave of an audit: the verdict, and the result of the planted canaries, signed."""
+    from learning.auditing.planted import TESTS
     from tacit.audit import AuditStatement, sign_audit
     from tacit.passport import rounded_up
     from toolkit.durable import durable_file
@@ -193,6 +191,8 @@ def _release(path: Path, report: "Report", found: Fetched, member: Member) -> No
             ExitCode.REFUSED,
         )
     identity = member.identity
+    # The exact one, with a known rate, would reveal how many examples this member has.
+    claim = rounded_up(planted.claim)
     statement = AuditStatement(
         federation=identity.federation,
         member=identity.member,
@@ -200,13 +200,15 @@ def _release(path: Path, report: "Report", found: Fetched, member: Member) -> No
         document=report.document,
         number=found.number,
         version=found.digest,
-        verdict=report.verdict,
-        # The exact one, with a known rate, would reveal how many examples this member has.
-        claim=rounded_up(planted.claim),
+        verdict=(
+            "above-claim" if report.verdict == "above-claim" else "sound" if planted.possible > claim else "cannot-tell"
+        ),
+        claim=claim,
         lower_bound=planted.lower_bound,
+        possible=planted.possible,
         delta=report.delta,
         confidence=report.confidence,
-        tests=len(report.outcomes),
+        tests=TESTS,
         canaries=planted.guesses.rows,
         guesses=planted.guesses.made,
         correct=planted.guesses.correct,

@@ -11,20 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.auditing.membership import rmia_scores, threshold_scores
+from learning.auditing.planted import PLANTED
 from learning.auditing.report import Outcome, of_coins, of_pairs
-from learning.auditing.statistics import Guesses, Shares, area_under_curve, guessed, true_positive_rate
+from learning.auditing.statistics import Guesses, area_under_curve, guessed, true_positive_rate
 from learning.auditing.subject import Subject
 from learning.text.data import Example
 from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import NoMechanism
 
-__all__ = ["MIN_HELD_OUT", "PLANTED", "by_canaries", "by_pairs"]
+__all__ = ["MIN_HELD_OUT", "by_canaries", "by_pairs"]
 
 Scores = NDArray[np.float64]
 
-# Shares of the planted canaries that are guessed to be in and out.
-PLANTED = Shares(0.2, 0.2)
 # Share of the pairs that are guessed: those whose scores differ most.
 PAIRED = 0.5
 # Rows that were not trained on: half are in pairs, a quarter trains the reference model, a quarter is the population.

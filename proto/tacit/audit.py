@@ -38,15 +38,18 @@ class AuditStatement(Document):
     document: Digest
     number: int = Field(ge=0, le=10**9)
     version: Digest
-    verdict: Literal["sound", "above-claim"]
+    # cannot-tell: the canaries are too few to refute the claim, whatever they had shown.
+    verdict: Literal["sound", "above-claim", "cannot-tell"]
     # Epsilon that the member was charged for the job, rounded up to one digit, and the lower bound that its canaries
-    # prove, both at this delta.
+    # prove, both at this delta; and the bound that they would have proved with all guesses right.
     claim: _Epsilon
     lower_bound: _Epsilon
-    delta: float = Field(gt=0, lt=1)
-    # Of all bounds of the audit together, and the number of tests that it was corrected for.
-    confidence: float = Field(gt=0, lt=1)
-    tests: int = Field(ge=1, le=1000)
+    possible: _Epsilon
+    delta: float = Field(gt=0, lt=0.01)
+    # Of all bounds of the audit together, and the number of tests that each is corrected for: a fixed one, because how
+    # many were made depends on how many rows the member has.
+    confidence: float = Field(gt=0.5, lt=1)
+    tests: int = Field(ge=1, le=100)
     canaries: _Count
     guesses: _Count
     correct: _Count

@@ -47,7 +47,8 @@ def test_a_job_with_a_private_vocabulary_and_noise_is_audited_and_nothing_is_wri
     done = audited("noised", "--json")
     assert done.exit_code == ExitCode.OK, done.output
     told = json.loads(done.stdout)
-    assert told["verdict"] == "sound"
+    # Two rehearsals of few canaries could not have refuted this claim.
+    assert told["verdict"] == "cannot-tell"
     tests = {each["attack"]: each for each in told["tests"]}
     assert tests["canaries"]["claim"] > 0
     # The embedding stays with the member.
