@@ -8,7 +8,7 @@ import math
 
 from learning.auditing.statistics import Guesses, Shares, each_confidence, one_run_bound
 
-__all__ = ["CONFIDENCE", "EACH", "PLANTED", "TESTS", "UPDATE_TESTS", "bound_of", "largest_bound"]
+__all__ = ["CONFIDENCE", "EACH", "PLANTED", "TESTS", "UPDATE_TESTS", "bound_of", "largest_bound", "planted_guesses"]
 
 # Of all bounds of an audit that decide together.
 CONFIDENCE = 0.95
@@ -27,8 +27,13 @@ def bound_of(guesses: Guesses, delta: float) -> float:
     return one_run_bound(guesses, delta, EACH)
 
 
+def planted_guesses(canaries: int) -> int:
+    """How many of this many planted canaries are guessed."""
+    high, low = (math.ceil(share * canaries) for share in (PLANTED.high, PLANTED.low))
+    return min(canaries, high + low)
+
+
 def largest_bound(canaries: int, delta: float) -> float:
     """The bound that this many planted canaries would prove at delta if all guesses were right."""
-    made = math.ceil(PLANTED.high * canaries)
-    made += min(math.ceil(PLANTED.low * canaries), canaries - made)
+    made = planted_guesses(canaries)
     return bound_of(Guesses(canaries, made, made), delta)

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints
+from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
 from tacit.authorities import Authorities
 from tacit.documents import Digest, Document, Short
@@ -54,6 +54,18 @@ class AuditStatement(Document):
     guesses: _Count
     correct: _Count
     made_ms: int = Field(ge=0, le=253_402_300_799_999)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "AuditStatement":
+        if not self.correct <= self.guesses <= self.canaries:
+            raise ValueError("its right guesses are more than its guesses, or these more than its canaries")
+        if self.lower_bound > self.possible:
+            raise ValueError("lower_bound is above possible, the bound of guesses that are all right")
+        if self.verdict != "above-claim" and self.lower_bound > self.claim:
+            raise ValueError(f"its verdict is {self.verdict}, and its lower bound is above its claim")
+        if self.verdict == "sound" and self.possible <= self.claim:
+            raise ValueError("its verdict is sound, and its canaries could not have refuted its claim")
+        return self
 
 
 def _signature(value: object) -> bytes:

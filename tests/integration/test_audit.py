@@ -87,7 +87,8 @@ def test_a_member_audits_what_was_published_and_the_operator_asks_for_it(federat
     refused = command(*words)
     assert (refused.returncode, "--release FILE" in refused.stderr) == (ExitCode.REFUSED, True), refused.stderr
     assert not out.exists()
-    federation.operator("export", JOB, "--out", out, "--audit", released)
+    # The same file twice is one audit.
+    federation.operator("export", JOB, "--out", out, "--audit", released, "--audit", released)
     federations = json.loads((home / "identity" / "identity.json").read_bytes())["federation"]
     verified = ("coordinator", "passport", "verify", out / "passport.json", "--federation", federations)
     (audit,) = json.loads(succeed(*verified, "--json"))["audits"]
