@@ -4,6 +4,7 @@ Nothing is sent, and no ledger is charged: rehearsals train in memory, and their
 are read and not changed. The ledger is only read, for what the job has claimed so far.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.canaries import CanaryBook, Planted
 from learning.text.data import DataInvalid, Example, read_data
 from tacit.documents import DocumentInvalid
+from tacit.mechanism import NoMechanism
 from tacit.method import keeps_anything
 from toolkit.console import ExitCode, fail
 
 if TYPE_CHECKING:
     from learning.accounting.events import PrivacyEvent
     from learning.auditing.report import Outcome, Report
+    from tacit.audit import SignedAudit
 
-__all__ = ["AuditOptions", "audit_own"]
+__all__ = ["AuditOptions", "audit_own", "release"]
 
 # Without it the version says nothing, and with it the scores depend on what no noise protects.
 _KEPT = "members of this job keep parameters, which were trained without noise on canaries and rows"
@@ -44,8 +47,10 @@ class AuditOptions:
     release: Path | None = None
 
 
-def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Watch = UNWATCHED) -> "Report":
-    """Audits a job on this machine.
+def audit_own(
+    name: str, options: RunOptions, audit: AuditOptions, *, watch: Watch = UNWATCHED
+) -> "tuple[Report, SignedAudit | None]":
+    """Audits a job on this machine. Everything that could be refused is checked before anything is trained.
 
     Args:
         name: The job's name.
@@ -53,28 +58,42 @@ def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Wat
         audit: How to audit.
         watch: Callbacks for progress.
 
+    Returns:
+        What was found, and what may leave of it if that is asked for.
+
     Raises:
         CommandFailed: The input cannot be used, the coordinator cannot be reached, or the training fails.
         StoreError: The member's private state cannot be opened.
     """
     began = time.monotonic()
+    if audit.release is not None:
+        _check_place(audit.release)
     member = load_member(options)
     if member.skipped:
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
     held_out = [] if audit.held_out is None else _held_out(audit.held_out, options)
     found = fetch_own(name, member, options, generators=True)
     planted = _planted(found, member)
-    start = fetch_start(found, member) if planted is not None or held_out else None
+    start = fetch_start(found, member) if found.number and (planted is not None or held_out) else None
+    claim = _claimed(found, member, options)
+    if audit.release is not None:
+        _check_releasable(found, planted, start, claim)
 
     from learning.auditing.audit import CONFIDENCE, memory_mib
+    from learning.auditing.published import check_rows
     from learning.auditing.report import Report
     from learning.training.local import TrainingDiverged
     from learning.training.update import TrainingLost
 
+    if held_out and start is not None:
+        try:
+            check_rows(found.job, member.examples, held_out)
+        except ValueError as error:
+            fail(str(error), ExitCode.USAGE)
     watch.say(f"rehearsing a round of {name} from version {found.number}, about {audit.minutes:g} minutes")
     try:
-        work = _Work(found, member, planted, held_out, start if found.number else None)
-        outcomes, missing, rebuilt = work.outcomes(60 * audit.minutes, _claimed(found, member, options), watch)
+        work = _Work(found, member, planted, held_out, start)
+        outcomes, missing, rebuilt = work.outcomes(60 * audit.minutes, claim, watch)
     except (TrainingLost, TrainingDiverged) as error:
         fail(f"a rehearsal of {name} failed: {error}", ExitCode.FAILED)
     except (ValueError, RuntimeError) as error:
@@ -91,9 +110,7 @@ def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Wat
         seconds=time.monotonic() - began,
         memory_mib=memory_mib(),
     )
-    if audit.release is not None:
-        _release(audit.release, report, found, member)
-    return report
+    return report, None if audit.release is None else _signed(report, found, member)
 
 
 @dataclass(frozen=True)
@@ -174,22 +191,56 @@ def _planted(found: Fetched, member: Member) -> Planted | None:
         fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
 
 
-def _release(path: Path, report: "Report", found: Fetched, member: Member) -> None:
-    """Writes what may leave of an audit: the verdict, and the result of the planted canaries, signed."""
+def _check_place(path: Path) -> None:
+    """Refuses a path that cannot be written, or that is there already: it may be the member's data."""
+    if path.exists() or path.is_symlink():
+        fail(f"{path} exists already; name another file with --release", ExitCode.USAGE)
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+        fail(f"{path.parent} is no folder that can be written; name another file with --release", ExitCode.USAGE)
+
+
+def _check_releasable(found: Fetched, planted: Planted | None, start: bytes | None, claim: float | None) -> None:
+    """Refuses an audit of which nothing may leave."""
+    why = None
+    if keeps_anything(found.job.method):
+        why = _KEPT
+    elif planted is None:
+        why = (
+            "this member planted no canaries for the job, which needs [audit] in the job and max_canaries in the policy"
+        )
+    elif start is None:
+        why = "canaries test a version after version 0, and version 0 beside it"
+    elif not claim:
+        why = "the ledger of this data was charged nothing for the job; give the data that you take part with"
+    if why is not None:
+        fail(f"nothing of this audit may leave: {why}", ExitCode.REFUSED)
+
+
+def release(path: Path, signed: "SignedAudit") -> None:
+    """Writes what may leave.
+
+    Raises:
+        CommandFailed: The file is there already, or cannot be written.
+    """
+    from toolkit.durable import durable_file
+
+    _check_place(path)
+    try:
+        durable_file(path, signed.canonical())
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}; name another file with --release", ExitCode.USAGE)
+
+
+def _signed(report: "Report", found: Fetched, member: Member) -> "SignedAudit":
+    """What may leave of an audit: the verdict, and the result of the planted canaries, signed."""
     from learning.auditing.planted import TESTS
     from tacit.audit import AuditStatement, sign_audit
     from tacit.passport import rounded_up
-    from toolkit.durable import durable_file
 
-    if keeps_anything(found.job.method):
-        fail(f"nothing of this audit may leave: {_KEPT}", ExitCode.REFUSED)
     on = f"version-{found.number}"
-    planted = next((each for each in report.outcomes if (each.attack, each.on) == ("canaries", on)), None)
-    if planted is None or planted.claim is None or report.verdict == "no-claim":
-        fail(
-            f"nothing of this audit may leave: {on.replace('-', ' ')} was not tested with canaries of this member",
-            ExitCode.REFUSED,
-        )
+    planted = next(each for each in report.outcomes if (each.attack, each.on) == ("canaries", on))
+    if planted.claim is None:
+        raise TypeError("a version that was charged has a claim")
     identity = member.identity
     # The exact one, with a known rate, would reveal how many examples this member has.
     claim = rounded_up(planted.claim)
@@ -214,10 +265,7 @@ def _release(path: Path, report: "Report", found: Fetched, member: Member) -> No
         correct=planted.guesses.correct,
         made_ms=time.time_ns() // 1_000_000,
     )
-    try:
-        durable_file(path, sign_audit(statement, identity.key, identity.certificate).canonical())
-    except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}; name another file", ExitCode.USAGE)
+    return sign_audit(statement, identity.key, identity.certificate)
 
 
 def _held_out(path: Path, options: RunOptions) -> list[Example]:
@@ -233,7 +281,7 @@ def _held_out(path: Path, options: RunOptions) -> list[Example]:
 
 
 def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | None:
-    """The epsilon of everything that this data set's ledger was charged for the job; None: nothing was, or can be."""
+    """The epsilon of everything that this data set's ledger was charged for the job; None without a mechanism."""
     from edge_client.ledger.history import replayed
     from edge_client.ledger.ledger import ledger_path
     from edge_client.ledger.store import LedgerError, reading
@@ -252,4 +300,6 @@ def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | Non
                 ]
     except LedgerError as error:
         fail(f"{error}; `edge_client ledger verify` says more", ExitCode.FAILED)
-    return claim_of(found.job, events, member.policy.delta)
+    claim = claim_of(found.job, events, member.policy.delta)
+    # A version of a job that promises privacy claims 0 of a member that it was not charged to.
+    return 0.0 if claim is None and not isinstance(found.job.mechanism, NoMechanism) else claim
