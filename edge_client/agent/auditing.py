@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import secure_agg
 from edge_client.agent.own_model import UNWATCHED, Fetched, Watch, fetch_own, fetch_start
 from edge_client.agent.runner import Member, RunOptions, load_member
-from edge_client.canaries import CanaryBook, Planted
+from edge_client.canaries import Planted
 from learning.text.data import DataInvalid, Example, read_data
 from tacit.documents import DocumentInvalid
 from tacit.mechanism import NoMechanism
@@ -186,7 +186,7 @@ def _planted(found: Fetched, member: Member) -> Planted | None:
     if keeps_anything(found.job.method):
         return None
     try:
-        return CanaryBook(member.home, member.data_name, member.policy.max_canaries).load(found.job)
+        return member.canaries.load(found.job)
     except (DocumentInvalid, OSError) as error:
         fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
 

@@ -308,7 +308,9 @@ class Preparer:
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
-                protection = self._budget.protection(job, len(self._examples) + self._canaries_of(job))
+                own = len(self._examples)
+                count = own if self._canaries is None else self._canaries.examples(job, own)
+                protection = self._budget.protection(job, count)
             planted = await asyncio.to_thread(self._planted, job, tokenizer)
             with _refusing():
                 reserved = self._budget.reserve(assignment, job, protection)
