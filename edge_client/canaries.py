@@ -83,6 +83,10 @@ class CanaryBook:
         """The rows that canaries add to the data for this job: 0 unless the job asks and the policy agrees."""
         return 0 if job.audit is None else min(job.audit.canaries, self._most)
 
+    def examples(self, job: JobDocument, own: int) -> int:
+        """N of this job: the member's own rows and the canaries. Charges, plans and approvals follow from it."""
+        return own + self.count(job)
+
     def load(self, job: JobDocument) -> Planted | None:
         """The canaries planted for this job; None if there are none.
 

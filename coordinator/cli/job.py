@@ -188,6 +188,7 @@ def bundle(
         from export.bundle import make_job_bundle, read_job_bundle
         from learning.accounting.expected_noise import Values, expected_noise
         from learning.accounting.planning import cost_of_metrics_alone
+        from learning.auditing.demanded import warning_of
         from learning.backbones.collection import Collection
 
         document = make_job_bundle(
@@ -210,6 +211,7 @@ def bundle(
         fail(f"no bundle was made from {file}: {error}", ExitCode.USAGE)
     expected = expected_noise(document, Values.of(document, read_job_bundle(target).manifest))
     metrics = cost_of_metrics_alone(document, _USUAL_DELTA)
+    warning = warning_of(document, _USUAL_DELTA)
     if as_json:
         print_json(
             {
@@ -219,6 +221,7 @@ def bundle(
                 "values": document.values,
                 "expected_noise": None if expected is None else expected.as_json(),
                 "metrics": None if metrics is None else metrics.as_json(),
+                "audit_warning": warning,
             }
         )
         return
@@ -227,6 +230,8 @@ def bundle(
         typer.echo(sentence)
     if metrics is not None:
         typer.echo(f"M{metrics.sentence[1:]}, for each member whose policy has a metrics_epsilon.")
+    if warning is not None:
+        typer.echo(warning)
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 

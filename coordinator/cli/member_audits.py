@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit.console import ExitCode, fail
+from toolkit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.audit import AuditStatement
     from tacit.authorities import Authorities
     from tacit.passport import AuditFacts
 
-__all__ = ["Audited", "Audits", "check_version", "facts_of", "read_audits"]
+__all__ = ["Audited", "Audits", "check_version", "facts_of", "miscomputed", "read_audits"]
+
+# Two machines' numerics differ by less.
+_ROUNDING = 1e-6
 
 Audits = Annotated[
     list[Path] | None,
@@ -43,7 +47,8 @@ def read_audits(paths: Sequence[Path], authorities: "Authorities", document: byt
         document: SHA-256 of the job document.
 
     Raises:
-        CommandFailed: a file is missing, is no audit of this job, or a member of this federation did not sign it.
+        CommandFailed: a file is missing, is no audit of this job, contradicts itself, or a member of this federation
+            did not sign it.
     """
     from tacit.audit import SignedAudit, verify_audit
     from tacit.documents import DocumentInvalid
@@ -52,7 +57,7 @@ def read_audits(paths: Sequence[Path], authorities: "Authorities", document: byt
 
     if len(paths) > MAX_AUDITS:
         fail(f"at most {MAX_AUDITS} audits fit into a passport; leave some out", ExitCode.USAGE)
-    found = []
+    found: dict[bytes, Audited] = {}
     for path in paths:
         try:
             signed = SignedAudit.from_file(path)
@@ -66,16 +71,46 @@ def read_audits(paths: Sequence[Path], authorities: "Authorities", document: byt
             fail(f"{path} is not a member's audit: {error}; ask the member for it again", ExitCode.USAGE)
         if statement.document != document:
             fail(f"{path} is an audit of another job, {statement.job}; leave it out", ExitCode.USAGE)
-        found.append(Audited(digest, statement))
-    return found
+        if (wrong := miscomputed(statement)) is not None:
+            fail(f"{path} contradicts itself: {wrong}; ask the member for it again", ExitCode.USAGE)
+        # The same file twice is one audit.
+        found.setdefault(digest, Audited(digest, statement))
+    return list(found.values())
+
+
+def miscomputed(statement: "AuditStatement") -> str | None:
+    """What does not follow from the counts that a member signed; None if all does. The member's own bounds are not
+    believed: they are computed again, at the confidence that every audit has.
+    """
+    try:
+        from learning.auditing.planted import CONFIDENCE, TESTS, bound_of, largest_bound, planted_guesses
+        from learning.auditing.statistics import Guesses
+    except ImportError as error:
+        fail(f"reading audits needs {error.name}; {install_with('coordinator', 'export')}", ExitCode.USAGE)
+    if (statement.confidence, statement.tests) != (CONFIDENCE, TESTS):
+        return f"audits are made at {CONFIDENCE:.0%} confidence for {TESTS} tests"
+    if statement.guesses != planted_guesses(statement.canaries):
+        return f"of {statement.canaries} canaries {planted_guesses(statement.canaries)} are guessed"
+    computed = bound_of(Guesses(statement.canaries, statement.guesses, statement.correct), statement.delta)
+    possible = largest_bound(statement.canaries, statement.delta)
+    for name, told, follows in (("lower", statement.lower_bound, computed), ("possible", statement.possible, possible)):
+        if abs(told - follows) > _ROUNDING:
+            return f"its {name} bound is {told:.4g}, and {follows:.4g} follows from its counts"
+    return None
 
 
 def check_version(job: str, number: int, version: bytes, audits: Sequence[Audited]) -> None:
-    """Refuses a version that no member audited, or that an audit finds above its claim.
+    """Refuses a version that no audit could have refuted, or that one finds above its claim.
 
     Raises:
         CommandFailed: it is refused.
     """
+    if (other := next((each for each in audits if _confused(each.statement, number, version)), None)) is not None:
+        fail(
+            f"an audit is of version {other.statement.number} by its number and of another one by its digest; leave it "
+            "out, and ask the member for it again",
+            ExitCode.USAGE,
+        )
     of_it = [each.statement for each in audits if each.statement.version == version and each.statement.canaries]
     above = [each for each in of_it if each.verdict == "above-claim"]
     if above:
@@ -86,12 +121,24 @@ def check_version(job: str, number: int, version: bytes, audits: Sequence[Audite
             "why, or export it with --despite-audit",
             ExitCode.ABOVE_CLAIM,
         )
+    if of_it and not any(each.verdict == "sound" for each in of_it):
+        best = max(of_it, key=lambda each: each.possible - each.claim)
+        fail(
+            f"no audit of version {number} of {job} can tell: {best.canaries} canaries prove an epsilon of at most "
+            f"{best.possible:.3g}, and {best.claim:.3g} is claimed; ask a member with more canaries or more rows, or "
+            "export it with --despite-audit",
+            ExitCode.REFUSED,
+        )
     if not of_it:
         fail(
             f"job {job} demands an audit, and none of version {number} is given; ask members for `edge_client audit "
             f"{job} --release FILE` and name the files with --audit, or export it with --despite-audit",
             ExitCode.REFUSED,
         )
+
+
+def _confused(statement: "AuditStatement", number: int, version: bytes) -> bool:
+    return (statement.number == number) != (statement.version == version)
 
 
 def facts_of(audits: Sequence[Audited]) -> "list[AuditFacts]":
@@ -105,7 +152,9 @@ def facts_of(audits: Sequence[Audited]) -> "list[AuditFacts]":
             version=each.statement.version,
             verdict=each.statement.verdict,
             lower_bound=each.statement.lower_bound,
+            possible=each.statement.possible,
             claim=each.statement.claim,
+            delta=each.statement.delta,
             confidence=each.statement.confidence,
             canaries=each.statement.canaries,
         )

@@ -81,10 +81,11 @@ def withdrawal_text(withdrawal: WithdrawalFacts) -> str:
 
 def audit_text(audit: AuditFacts) -> str:
     """An audit as a sentence."""
-    verdict = "sound" if audit.verdict == "sound" else "ABOVE THE CLAIM"
+    verdict = {"sound": "sound", "above-claim": "ABOVE THE CLAIM", "cannot-tell": "cannot tell"}[audit.verdict]
     return (
         f"A member audited version {audit.number}: {verdict}. {audit.canaries} canaries prove an epsilon of at least "
-        f"{audit.lower_bound:.3g} at {audit.confidence:.0%} confidence; it was charged at most {audit.claim:g}."
+        f"{audit.lower_bound:.3g} at {audit.confidence:.0%} confidence and delta {audit.delta:g}, and could have "
+        f"proved {audit.possible:.3g}; it was charged at most {audit.claim:g}."
     )
 
 

@@ -4,6 +4,7 @@ Nothing is sent, and no ledger is charged: rehearsals train in memory, and their
 are read and not changed. The ledger is only read, for what the job has claimed so far.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +14,22 @@ from typing import TYPE_CHECKING, Any
 import secure_agg
 from edge_client.agent.own_model import UNWATCHED, Fetched, Watch, fetch_own, fetch_start
 from edge_client.agent.runner import Member, RunOptions, load_member
-from edge_client.canaries import CanaryBook, Planted
+from edge_client.canaries import Planted
 from learning.text.data import DataInvalid, Example, read_data
 from tacit.documents import DocumentInvalid
+from tacit.mechanism import NoMechanism
+from tacit.method import keeps_anything
 from toolkit.console import ExitCode, fail
 
 if TYPE_CHECKING:
     from learning.accounting.events import PrivacyEvent
     from learning.auditing.report import Outcome, Report
+    from tacit.audit import SignedAudit
 
-__all__ = ["AuditOptions", "audit_own"]
+__all__ = ["AuditOptions", "audit_own", "release"]
+
+# Without it the version says nothing, and with it the scores depend on what no noise protects.
+_KEPT = "members of this job keep parameters, which were trained without noise on canaries and rows"
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,10 @@ class AuditOptions:
     release: Path | None = None
 
 
-def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Watch = UNWATCHED) -> "Report":
-    """Audits a job on this machine.
+def audit_own(
+    name: str, options: RunOptions, audit: AuditOptions, *, watch: Watch = UNWATCHED
+) -> "tuple[Report, SignedAudit | None]":
+    """Audits a job on this machine. Everything that could be refused is checked before anything is trained.
 
     Args:
         name: The job's name.
@@ -49,31 +58,42 @@ def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Wat
         audit: How to audit.
         watch: Callbacks for progress.
 
+    Returns:
+        What was found, and what may leave of it if that is asked for.
+
     Raises:
         CommandFailed: The input cannot be used, the coordinator cannot be reached, or the training fails.
         StoreError: The member's private state cannot be opened.
     """
     began = time.monotonic()
+    if audit.release is not None:
+        _check_place(audit.release)
     member = load_member(options)
     if member.skipped:
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
     held_out = [] if audit.held_out is None else _held_out(audit.held_out, options)
     found = fetch_own(name, member, options, generators=True)
-    try:
-        planted = CanaryBook(member.home, member.data_name, member.policy.max_canaries).load(found.job)
-    except (DocumentInvalid, OSError) as error:
-        fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
-    start = fetch_start(found, member) if planted is not None or held_out else None
+    planted = _planted(found, member)
+    start = fetch_start(found, member) if found.number and (planted is not None or held_out) else None
+    claim = _claimed(found, member, options)
+    if audit.release is not None:
+        _check_releasable(found, planted, start, claim)
 
     from learning.auditing.audit import CONFIDENCE, memory_mib
+    from learning.auditing.published import check_rows
     from learning.auditing.report import Report
     from learning.training.local import TrainingDiverged
     from learning.training.update import TrainingLost
 
+    if held_out and start is not None:
+        try:
+            check_rows(found.job, member.examples, held_out)
+        except ValueError as error:
+            fail(str(error), ExitCode.USAGE)
     watch.say(f"rehearsing a round of {name} from version {found.number}, about {audit.minutes:g} minutes")
     try:
-        work = _Work(found, member, planted, held_out, start if found.number else None)
-        outcomes, missing, rebuilt = work.outcomes(60 * audit.minutes, _claimed(found, member, options), watch)
+        work = _Work(found, member, planted, held_out, start)
+        outcomes, missing, rebuilt = work.outcomes(60 * audit.minutes, claim, watch)
     except (TrainingLost, TrainingDiverged) as error:
         fail(f"a rehearsal of {name} failed: {error}", ExitCode.FAILED)
     except (ValueError, RuntimeError) as error:
@@ -90,9 +110,7 @@ def audit_own(name: str, options: RunOptions, audit: AuditOptions, *, watch: Wat
         seconds=time.monotonic() - began,
         memory_mib=memory_mib(),
     )
-    if audit.release is not None:
-        _release(audit.release, report, found, member)
-    return report
+    return report, None if audit.release is None else _signed(report, found, member)
 
 
 @dataclass(frozen=True)
@@ -111,9 +129,9 @@ class _Work:
         """Returns the tests, the attacks that do not apply, and the reconstruction. claim: of the version."""
         import torch
 
-        from learning.auditing.audit import CONFIDENCE, UPDATE_TESTS, audit_update
+        from learning.auditing.audit import audit_update
+        from learning.auditing.planted import EACH
         from learning.auditing.published import by_canaries, by_pairs
-        from learning.auditing.statistics import each_confidence
         from learning.auditing.subject import Subject
 
         torch.set_num_threads(1)
@@ -130,29 +148,28 @@ class _Work:
             own=self.member.policy.own(),
             device=self.member.device,
         )
-        # How many tests there are is fixed before any is made.
-        tests = UPDATE_TESTS if start is None else UPDATE_TESTS + (planted is not None) + 2 * bool(held_out)
-        each = each_confidence(CONFIDENCE, tests)
         outcomes, missing, rebuilt = audit_update(
             subject,
             self.member.examples,
             random,
             seconds=seconds,
             delta=delta,
-            confidence=each,
+            confidence=EACH,
             tell=lambda done, of: watch.step(done, of, 0.0),
         )
         if start is not None and planted is not None:
             rows, present = planted.examples, planted.present
-            outcomes.append(by_canaries(subject, start, on, rows, present, claim, delta=delta, confidence=each))
+            outcomes.append(by_canaries(subject, start, on, rows, present, claim, delta=delta, confidence=EACH))
         if start is not None and held_out:
             own = self.member.examples
-            outcomes += by_pairs(subject, start, on, own, held_out, claim, random, delta=delta, confidence=each)
+            outcomes += by_pairs(subject, start, on, own, held_out, claim, random, delta=delta, confidence=EACH)
         return outcomes, missing | self._missing(on.replace("-", " ")), rebuilt
 
     def _missing(self, on: str) -> dict[str, str]:
         missing = {}
-        if self.planted is None:
+        if keeps_anything(self.found.job.method):
+            missing[f"canaries, {on}"] = f"must not read what this machine keeps: {_KEPT}"
+        elif self.planted is None:
             missing[f"canaries, {on}"] = (
                 "needs canaries in this member's data: a job asks for them with [audit], and a policy agrees with "
                 "max_canaries"
@@ -164,20 +181,69 @@ class _Work:
         return missing
 
 
-def _release(path: Path, report: "Report", found: Fetched, member: Member) -> None:
-    """Writes what may leave of an audit: the verdict, and the result of the planted canaries, signed."""
-    from tacit.audit import AuditStatement, sign_audit
-    from tacit.passport import rounded_up
+def _planted(found: Fetched, member: Member) -> Planted | None:
+    """The canaries that this member planted for the job; None if there are none that can test a version."""
+    if keeps_anything(found.job.method):
+        return None
+    try:
+        return member.canaries.load(found.job)
+    except (DocumentInvalid, OSError) as error:
+        fail(f"the record of this member's canaries cannot be used: {error}", ExitCode.FAILED)
+
+
+def _check_place(path: Path) -> None:
+    """Refuses a path that cannot be written, or that is there already: it may be the member's data."""
+    if path.exists() or path.is_symlink():
+        fail(f"{path} exists already; name another file with --release", ExitCode.USAGE)
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+        fail(f"{path.parent} is no folder that can be written; name another file with --release", ExitCode.USAGE)
+
+
+def _check_releasable(found: Fetched, planted: Planted | None, start: bytes | None, claim: float | None) -> None:
+    """Refuses an audit of which nothing may leave."""
+    why = None
+    if keeps_anything(found.job.method):
+        why = _KEPT
+    elif planted is None:
+        why = (
+            "this member planted no canaries for the job, which needs [audit] in the job and max_canaries in the policy"
+        )
+    elif start is None:
+        why = "canaries test a version after version 0, and version 0 beside it"
+    elif not claim:
+        why = "the ledger of this data was charged nothing for the job; give the data that you take part with"
+    if why is not None:
+        fail(f"nothing of this audit may leave: {why}", ExitCode.REFUSED)
+
+
+def release(path: Path, signed: "SignedAudit") -> None:
+    """Writes what may leave.
+
+    Raises:
+        CommandFailed: The file is there already, or cannot be written.
+    """
     from toolkit.durable import durable_file
 
+    _check_place(path)
+    try:
+        durable_file(path, signed.canonical())
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}; name another file with --release", ExitCode.USAGE)
+
+
+def _signed(report: "Report", found: Fetched, member: Member) -> "SignedAudit":
+    """What may leave of an audit: the verdict, and the result of the planted canaries, signed."""
+    from learning.auditing.planted import TESTS
+    from tacit.audit import AuditStatement, sign_audit
+    from tacit.passport import rounded_up
+
     on = f"version-{found.number}"
-    planted = next((each for each in report.outcomes if (each.attack, each.on) == ("canaries", on)), None)
-    if planted is None or planted.claim is None or report.verdict == "no-claim":
-        fail(
-            f"nothing of this audit may leave: {on.replace('-', ' ')} was not tested with canaries of this member",
-            ExitCode.REFUSED,
-        )
+    planted = next(each for each in report.outcomes if (each.attack, each.on) == ("canaries", on))
+    if planted.claim is None:
+        raise TypeError("a version that was charged has a claim")
     identity = member.identity
+    # The exact one, with a known rate, would reveal how many examples this member has.
+    claim = rounded_up(planted.claim)
     statement = AuditStatement(
         federation=identity.federation,
         member=identity.member,
@@ -185,22 +251,21 @@ def _release(path: Path, report: "Report", found: Fetched, member: Member) -> No
         document=report.document,
         number=found.number,
         version=found.digest,
-        verdict=report.verdict,
-        # The exact one, with a known rate, would reveal how many examples this member has.
-        claim=rounded_up(planted.claim),
+        verdict=(
+            "above-claim" if report.verdict == "above-claim" else "sound" if planted.possible > claim else "cannot-tell"
+        ),
+        claim=claim,
         lower_bound=planted.lower_bound,
+        possible=planted.possible,
         delta=report.delta,
         confidence=report.confidence,
-        tests=len(report.outcomes),
+        tests=TESTS,
         canaries=planted.guesses.rows,
         guesses=planted.guesses.made,
         correct=planted.guesses.correct,
         made_ms=time.time_ns() // 1_000_000,
     )
-    try:
-        durable_file(path, sign_audit(statement, identity.key, identity.certificate).canonical())
-    except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}; name another file", ExitCode.USAGE)
+    return sign_audit(statement, identity.key, identity.certificate)
 
 
 def _held_out(path: Path, options: RunOptions) -> list[Example]:
@@ -216,7 +281,7 @@ def _held_out(path: Path, options: RunOptions) -> list[Example]:
 
 
 def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | None:
-    """The epsilon of everything that this data set's ledger was charged for the job; None: nothing was, or can be."""
+    """The epsilon of everything that this data set's ledger was charged for the job; None without a mechanism."""
     from edge_client.ledger.history import replayed
     from edge_client.ledger.ledger import ledger_path
     from edge_client.ledger.store import LedgerError, reading
@@ -235,4 +300,6 @@ def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | Non
                 ]
     except LedgerError as error:
         fail(f"{error}; `edge_client ledger verify` says more", ExitCode.FAILED)
-    return claim_of(found.job, events, member.policy.delta)
+    claim = claim_of(found.job, events, member.policy.delta)
+    # A version of a job that promises privacy claims 0 of a member that it was not charged to.
+    return 0.0 if claim is None and not isinstance(found.job.mechanism, NoMechanism) else claim

@@ -248,6 +248,8 @@ class Plan:
     noise: ExpectedNoise | None = None
     # What the job's metrics cost this member. None: nothing, or the job has none.
     metrics: MetricsCost | None = None
+    # Rows that the job's audit adds to the member's.
+    canaries: int = 0
 
     def segments(self) -> list[secure_agg.Segment]:
         """Returns the masked vector's segments. The size of the cohort changes only their scale."""
@@ -284,6 +286,7 @@ class Plan:
             "max_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
             "reading": None if self.reading is None else self.reading.as_json(self.job),
             "orders_texts": None if (order := order_of(self.job)) is None else order.texts,
+            "canaries": self.canaries,
             "takes_part": not self.refusals,
             "refusals": list(self.refusals),
             "notes": list(self.notes),
@@ -331,6 +334,7 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
     against, notes = _of_data(job, member)
     refusals += against
     notes += _of_text(job, member)
+    notes += _of_canaries(job, member)
     table = None
     try:
         if (table := StartingTable.of(job, member)) is not None:
@@ -351,9 +355,22 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
         refusals.append(str(error))
     if reach is not None and reach.refused_by is not None:
         refusals.append(f"{reach.refused_by} allows no further round now")
-    noise = expected_noise(job, Values.of(job, manifest), examples=len(member.examples))
+    examples = member.canaries.examples(job, len(member.examples))
+    noise = expected_noise(job, Values.of(job, manifest), examples=examples)
     return Plan(
-        job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table, reading, reach, noise, metrics
+        job,
+        manifest,
+        tuple(refusals),
+        one,
+        all_rounds,
+        backbone,
+        tuple(notes),
+        table,
+        reading,
+        reach,
+        noise,
+        metrics,
+        member.canaries.count(job),
     )
 
 
@@ -409,6 +426,18 @@ def _of_text(job: JobDocument, member: Member) -> list[str]:
     return notes
 
 
+def _of_canaries(job: JobDocument, member: Member) -> list[str]:
+    """Returns a note on the canaries that the job's audit adds to the data."""
+    count = member.canaries.count(job)
+    if not count:
+        return []
+    whole = member.canaries.examples(job, len(member.examples))
+    return [
+        f"the job's audit adds {count:,} canaries to your data, random texts with random labels: they teach the model "
+        f"noise, and cost and charge follow from {whole:,} examples; max_canaries = 0 in policy.toml plants none"
+    ]
+
+
 def _cost_of_histogram(job: JobDocument, member: Member) -> str:
     """Says what the histogram costs, or that it cannot be charged and all labels get equal parts."""
     from learning.accounting.calibration import epsilon_at_gate
@@ -441,7 +470,7 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     held = () if state is None else state.reservations.values()
     event = protection_of(
         job,
-        len(member.examples),
+        member.canaries.examples(job, len(member.examples)),
         own=policy.own(),
         trust_central_noise=policy.trust_central_noise,
         metrics=policy.adjacency if may_measure(policy, job, held, federation) else None,

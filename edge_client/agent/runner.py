@@ -110,6 +110,11 @@ class Member:
     # The rows that were skipped. They are not in `examples`, and so do not count towards N.
     skipped: Skipped = field(default_factory=Skipped)
 
+    @property
+    def canaries(self) -> CanaryBook:
+        """The canaries planted in this data."""
+        return CanaryBook(self.home, self.data_name, self.policy.max_canaries)
+
 
 def load_member(options: RunOptions) -> Member:
     """Reads and checks identity, policy and data.
@@ -391,7 +396,7 @@ async def _run(
         second_column=member.second_column,
         features=features,
         desk=desk,
-        canaries=CanaryBook(member.home, member.data_name, member.policy.max_canaries),
+        canaries=member.canaries,
         kept_back=kept_back,
         withdrawn=withdrawals,
         answers=HeldAnswers(member.home, member.data_name),

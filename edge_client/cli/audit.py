@@ -67,7 +67,7 @@ def audit(
 
     tls_13_only()
 
-    from edge_client.agent.auditing import AuditOptions, audit_own
+    from edge_client.agent import auditing
     from edge_client.agent.runner import RunOptions
     from edge_client.cli.private import sentences
 
@@ -85,10 +85,14 @@ def audit(
         backbones=tuple(backbone or ()),
     )
     with sentences(), watching(quiet) as watch:
-        done = audit_own(job, options, AuditOptions(minutes, held_out, release), watch=watch)
+        done, signed = auditing.audit_own(job, options, auditing.AuditOptions(minutes, held_out, release), watch=watch)
     if quiet:
         print_json(done.as_json())
     else:
         for line in done.sentences():
             typer.echo(printable(line))
+    if release is not None and signed is not None:
+        auditing.release(release, signed)
+        if not quiet:
+            typer.echo(f"Wrote {release}: what may leave this machine.")
     raise typer.Exit(int(ExitCode.ABOVE_CLAIM if done.verdict == "above-claim" else ExitCode.OK))

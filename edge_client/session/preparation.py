@@ -6,6 +6,8 @@ Guarantees:
 - Nothing is fetched, reserved or trained for a job that this member withdrew from.
 - A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
   start.
+- Canaries are read or made before anything is reserved, because they depend on no data: a record that cannot be used
+  costs nothing.
 - Everything from others is fetched by the digest that the job document or the assignment names. A backbone may come
   from elsewhere under its digest (`edge_client.downloads.backbones`), once for all jobs.
 - A failure raises `PreparationRefused` with a reason and a sentence. The reservation is released if the data had no
@@ -306,12 +308,16 @@ class Preparer:
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
-                protection = self._budget.protection(job, len(self._examples) + self._canaries_of(job))
+                own = len(self._examples)
+                count = own if self._canaries is None else self._canaries.examples(job, own)
+                protection = self._budget.protection(job, count)
+            planted = await asyncio.to_thread(self._planted, job, tokenizer)
+            with _refusing():
                 reserved = self._budget.reserve(assignment, job, protection)
             try:
                 # Only now, because this reads the data and writes to the disk, and a job that cannot pay for a round
                 # must do neither.
-                kept, corpus = await self._made(job, tokenizer, found, start)
+                kept, corpus = await self._made(job, tokenizer, found, start, planted)
                 update, staged = await self._train(
                     assignment, job, manifest, corpus, base, protection, reserved, kept, frozen, backbone
                 )
@@ -483,16 +489,15 @@ class Preparer:
         self._digests[job.name] = wanted.digest
         return backbone
 
-    def _corpus_of(self, job: JobDocument, tokenizer: bytes) -> EncodedExamples:
+    def _corpus_of(self, job: JobDocument, tokenizer: bytes, planted: Sequence[Example]) -> EncodedExamples:
         """Returns the examples as this job reads them. Those of the last job are kept, for its next round.
 
         Raises:
             TokenizerInvalid, TemplateInvalid: The tokenizer or template cannot cut texts for this model.
         """
-        canaries_of = job.digest() if self._canaries_of(job) else None
+        canaries_of = job.digest() if planted else None
         if self._corpus is None or not self._corpus.serves(job, tokenizer) or self._planted_for != canaries_of:
             self._planted_for = canaries_of
-            planted = self._planted(job, tokenizer)
             kept_back = None if self._kept_back is None else self._kept_back.rows(len(planted))
             self._corpus = EncodedExamples([*self._examples, *planted], job, tokenizer, self._features, kept_back)
         return self._corpus
@@ -501,12 +506,15 @@ class Preparer:
         """The rows that canaries add to the data for this job."""
         return 0 if self._canaries is None else self._canaries.count(job)
 
-    def _planted(self, job: JobDocument, tokenizer: bytes) -> list[Example]:
+    def _planted(self, job: JobDocument, tokenizer: bytes | None) -> list[Example]:
         """Returns these rows. Raises PreparationRefused if their coins cannot be read or kept."""
-        if self._canaries is None or not self._canaries_of(job):
+        # Only a job whose members build vocabularies has no tokenizer, and it demands no audit.
+        if self._canaries is None or tokenizer is None or not self._canaries_of(job):
             return []
         try:
-            return self._canaries.plant(job, encoder_of(job, tokenizer).words(), self._random)
+            with _unsuitable():
+                words = encoder_of(job, tokenizer).words()
+            return self._canaries.plant(job, words, self._random)
         except (DocumentInvalid, OSError) as error:
             raise PreparationRefused(
                 Reason.REASON_PRIVATE_STATE_UNUSABLE,
@@ -527,6 +535,7 @@ class Preparer:
         tokenizer: bytes | None,
         found: PrivateState | None,
         start: tuple[Manifest, bytes] | None,
+        planted: Sequence[Example],
     ) -> tuple[PrivateState | None, EncodedExamples]:
         """Returns the member's private state, made if this is its first round, and the examples as the job reads them.
 
@@ -540,7 +549,7 @@ class Preparer:
                 tokenizer = found.tokenizer
             if tokenizer is None:
                 raise DocumentInvalid("the job has no tokenizer, and its members build none")
-            return found, await asyncio.to_thread(self._corpus_of, job, tokenizer)
+            return found, await asyncio.to_thread(self._corpus_of, job, tokenizer, planted)
 
     def _check_data(self, job: JobDocument) -> None:
         """Checks that the data fits the job.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from learning.auditing.canaries import TooFewWords, make_canaries
+from learning.auditing.planted import CONFIDENCE, UPDATE_TESTS
 from learning.auditing.reconstruction import NOT_SHARED, words_by_rows
 from learning.auditing.rehearsal import Attacked, Cast, cast_of, rehearse, runs_within
 from learning.auditing.report import Outcome, of_coins
@@ -16,9 +17,6 @@ from tacit.prompt import reads_pairs
 
 __all__ = ["CONFIDENCE", "MAX_CANARIES", "UPDATE_TESTS", "audit_update", "described", "memory_mib"]
 
-CONFIDENCE = 0.95
-# Tests of a rehearsal's updates: canaries, loss, rmia.
-UPDATE_TESTS = 3
 MAX_CANARIES, MAX_RUNS = 100, 40
 
 

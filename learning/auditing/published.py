@@ -11,20 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.auditing.membership import rmia_scores, threshold_scores
+from learning.auditing.planted import PLANTED
 from learning.auditing.report import Outcome, of_coins, of_pairs
-from learning.auditing.statistics import Guesses, Shares, area_under_curve, guessed, true_positive_rate
+from learning.auditing.statistics import Guesses, area_under_curve, guessed, true_positive_rate
 from learning.auditing.subject import Subject
 from learning.text.data import Example
 from secure_agg import RandomSource
-from tacit.job import Training
+from tacit.job import JobDocument, Training
 from tacit.mechanism import NoMechanism
 
-__all__ = ["MIN_HELD_OUT", "PLANTED", "by_canaries", "by_pairs"]
+__all__ = ["MIN_HELD_OUT", "by_canaries", "by_pairs", "check_rows"]
 
 Scores = NDArray[np.float64]
 
-# Shares of the planted canaries that are guessed to be in and out.
-PLANTED = Shares(0.2, 0.2)
 # Share of the pairs that are guessed: those whose scores differ most.
 PAIRED = 0.5
 # Rows that were not trained on: half are in pairs, a quarter trains the reference model, a quarter is the population.
@@ -99,13 +98,7 @@ def by_pairs(
         ValueError: There are too few rows with labels of the job.
         As `train_update`.
     """
-    labels = set(subject.job.labels)
-    inside, outside = (_shuffled([each for each in part if each.label in labels], random) for part in (own, held_out))
-    if len(outside) < MIN_HELD_OUT or len(inside) < MIN_HELD_OUT // 2:
-        raise ValueError(
-            f"--held-out needs {MIN_HELD_OUT} rows with labels of the job and the data {MIN_HELD_OUT // 2}; there are "
-            f"{len(outside)} and {len(inside)}"
-        )
+    inside, outside = (_shuffled(part, random) for part in check_rows(subject.job, own, held_out))
     outside = outside[:MAX_HELD_OUT]
     pairs, quarter = min(len(inside), len(outside) // 2), len(outside) // 4
     parts = inside[:pairs], outside[:pairs], outside[pairs : pairs + quarter]
@@ -133,6 +126,23 @@ def by_pairs(
         )
         for attack, (inner, outer) in (("loss", by_loss), ("rmia", by_ratio))
     ]
+
+
+def check_rows(
+    job: JobDocument, own: Sequence[Example], held_out: Sequence[Example]
+) -> tuple[list[Example], list[Example]]:
+    """Return the own and the held-out rows that have labels of the job.
+
+    Raises:
+        ValueError: There are too few.
+    """
+    inside, outside = ([each for each in part if each.label in job.labels] for part in (own, held_out))
+    if len(outside) < MIN_HELD_OUT or len(inside) < MIN_HELD_OUT // 2:
+        raise ValueError(
+            f"--held-out needs {MIN_HELD_OUT} rows with labels of the job and the data {MIN_HELD_OUT // 2}; there are "
+            f"{len(outside)} and {len(inside)}; add rows, or leave --held-out out"
+        )
+    return inside, outside
 
 
 def _paired(inside: Scores, outside: Scores) -> Guesses:

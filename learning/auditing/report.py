@@ -4,6 +4,7 @@ The verdict follows from tests that decide: those whose coins were tossed by thi
 
 - `above-claim` if a lower bound that decides is above its claim;
 - `no-claim` if the job has no mechanism, so that there is nothing to be above of;
+- `cannot-tell` if no test that decides could have shown a bound above its claim, had all guesses been right;
 - `sound` otherwise. A sound audit refutes nothing and proves no privacy: each test says how much it could have found.
 """
 
@@ -15,7 +16,7 @@ from learning.auditing.statistics import Guesses, one_run_bound, paired_bound
 
 __all__ = ["Outcome", "Report", "Verdict", "of_coins", "of_pairs"]
 
-Verdict = Literal["sound", "above-claim", "no-claim"]
+Verdict = Literal["sound", "above-claim", "cannot-tell", "no-claim"]
 _WORDS = {
     "canaries": "canaries",
     "loss": "membership by the loss",
@@ -58,6 +59,11 @@ class Outcome:
         """Whether the bound refutes the claim."""
         return self.claim is not None and self.lower_bound > self.claim
 
+    @property
+    def tells(self) -> bool:
+        """Whether this test could have refuted its claim."""
+        return self.claim is not None and self.possible > self.claim
+
     def as_json(self) -> dict[str, Any]:
         """For a machine."""
         return {
@@ -87,7 +93,7 @@ class Outcome:
         )
         if self.above:
             return f"{said}: ABOVE THE CLAIM" + ("" if self.decides else f", if {self.assumes}")
-        if self.claim is not None and self.possible <= self.claim:
+        if self.claim is not None and not self.tells:
             said += f"; this test cannot show more than {self.possible:.3g}"
         return said
 
@@ -174,9 +180,12 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """What follows."""
-        if any(each.above and each.decides for each in self.outcomes):
+        if all(each.claim is None for each in self.outcomes):
+            return "no-claim"
+        deciding = [each for each in self.outcomes if each.decides]
+        if any(each.above for each in deciding):
             return "above-claim"
-        return "no-claim" if all(each.claim is None for each in self.outcomes) else "sound"
+        return "sound" if any(each.tells for each in deciding) else "cannot-tell"
 
     @property
     def lower_bound(self) -> float:
@@ -210,13 +219,25 @@ class Report:
             f"{_WORDS.get(attack, attack)}: does not apply, because it {why}" for attack, why in self.missing.items()
         ]
         said.append(f"{self.seconds:.0f} seconds, {self.memory_mib} MiB of memory")
-        said.append({"sound": self._sound(), "no-claim": self._no_claim(), "above-claim": self._above()}[self.verdict])
-        return said
+        last = {
+            "sound": self._sound,
+            "cannot-tell": self._cannot_tell,
+            "no-claim": self._no_claim,
+            "above-claim": self._above,
+        }
+        return [*said, last[self.verdict]()]
 
     def _sound(self) -> str:
         return (
-            f"sound: no lower bound is above its claim, at {self.confidence:.0%} confidence for {len(self.outcomes)} "
-            f"tests together, delta {self.delta:g}. This refutes nothing; it proves no privacy."
+            f"sound: no lower bound is above its claim, at {self.confidence:.0%} confidence for "
+            f"{sum(each.decides for each in self.outcomes)} tests together, delta {self.delta:g}. "
+            "This refutes nothing; it proves no privacy."
+        )
+
+    def _cannot_tell(self) -> str:
+        return (
+            "cannot tell: no test could have shown an epsilon above its claim, even with all guesses right. Audit with "
+            "more --minutes; a version needs more planted canaries"
         )
 
     def _no_claim(self) -> str:
@@ -224,6 +245,7 @@ class Report:
 
     def _above(self) -> str:
         return (
-            f"ABOVE THE CLAIM: a lower bound is above what the job claims, which a sound job passes in "
-            f"{1 - self.confidence:.0%} of audits. Stop taking part, audit once more, and tell the operator."
+            "ABOVE THE CLAIM: a lower bound is above what the job claims. One audit of a sound job says so with a "
+            f"probability of at most {1 - self.confidence:.0%}. Stop taking part, audit once more, and tell the "
+            "operator."
         )

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints
+from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
 from tacit.authorities import Authorities
 from tacit.documents import Digest, Document, Short
@@ -38,19 +38,34 @@ class AuditStatement(Document):
     document: Digest
     number: int = Field(ge=0, le=10**9)
     version: Digest
-    verdict: Literal["sound", "above-claim"]
+    # cannot-tell: the canaries are too few to refute the claim, whatever they had shown.
+    verdict: Literal["sound", "above-claim", "cannot-tell"]
     # Epsilon that the member was charged for the job, rounded up to one digit, and the lower bound that its canaries
-    # prove, both at this delta.
+    # prove, both at this delta; and the bound that they would have proved with all guesses right.
     claim: _Epsilon
     lower_bound: _Epsilon
-    delta: float = Field(gt=0, lt=1)
-    # Of all bounds of the audit together, and the number of tests that it was corrected for.
-    confidence: float = Field(gt=0, lt=1)
-    tests: int = Field(ge=1, le=1000)
+    possible: _Epsilon
+    delta: float = Field(gt=0, lt=0.01)
+    # Of all bounds of the audit together, and the number of tests that each is corrected for: a fixed one, because how
+    # many were made depends on how many rows the member has.
+    confidence: float = Field(gt=0.5, lt=1)
+    tests: int = Field(ge=1, le=100)
     canaries: _Count
     guesses: _Count
     correct: _Count
     made_ms: int = Field(ge=0, le=253_402_300_799_999)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "AuditStatement":
+        if not self.correct <= self.guesses <= self.canaries:
+            raise ValueError("its right guesses are more than its guesses, or these more than its canaries")
+        if self.lower_bound > self.possible:
+            raise ValueError("lower_bound is above possible, the bound of guesses that are all right")
+        if self.verdict != "above-claim" and self.lower_bound > self.claim:
+            raise ValueError(f"its verdict is {self.verdict}, and its lower bound is above its claim")
+        if self.verdict == "sound" and self.possible <= self.claim:
+            raise ValueError("its verdict is sound, and its canaries could not have refuted its claim")
+        return self
 
 
 def _signature(value: object) -> bytes:

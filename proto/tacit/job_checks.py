@@ -47,6 +47,11 @@ def check_body(job: JobBody) -> None:
     _check_adjustment(job)
     if job.audit is not None and isinstance(job.mechanism, NoMechanism):
         raise ValueError("audit: mechanism none claims no epsilon that an audit could test; leave this table out")
+    if job.audit is not None and keeps_anything(job.method):
+        raise ValueError(
+            f"audit: members keep parameters under method {job.method.name}, and the version alone cannot be tested "
+            "without them; leave this table out"
+        )
     _check_metrics(job)
     honest, weakest = min_honest(job)
     match job.mechanism:

@@ -232,10 +232,13 @@ class AuditFacts(Document):
     audit: Digest
     number: int = Field(ge=0)
     version: Digest
-    verdict: Literal["sound", "above-claim"]
-    # The lower bound on epsilon that the member's canaries prove, and the epsilon that it was charged, rounded up.
+    verdict: Literal["sound", "above-claim", "cannot-tell"]
+    # The lower bound on epsilon that the member's canaries prove, the one that they would have proved with all guesses
+    # right, and the epsilon that it was charged, rounded up. All at this delta.
     lower_bound: float = Field(ge=0)
+    possible: float = Field(ge=0)
     claim: float = Field(ge=0)
+    delta: float = Field(gt=0, lt=1)
     confidence: float = Field(gt=0, lt=1)
     canaries: int = Field(ge=0)
 

@@ -5,7 +5,8 @@ import pytest
 from edge_client.canaries import CanaryBook, CanaryRecord
 from simulation.virtual_members import SeededRandom
 from tacit.documents import DocumentInvalid
-from tests.support.audited_jobs import LABELS, NOISED, WORDS, subject_of
+from tacit.job import JobSpec
+from tests.support.audited_jobs import LABELS, NOISED, WORDS, spec_of, subject_of
 
 
 def job_of(**changes):
@@ -19,6 +20,14 @@ def test_canaries_need_the_jobs_demand_and_the_policys_consent(tmp_path):
     assert CanaryBook(tmp_path, "data", 100).count(subject_of("textcnn", NOISED).job) == 0
     assert CanaryBook(tmp_path, "data", 0).plant(job_of(), WORDS, SeededRandom("none")) == []
     assert not list(tmp_path.iterdir())
+
+
+def test_no_job_demands_an_audit_if_its_members_keep_parameters():
+    noised = {"name": "gaussian-update", "noise_multiplier": 6.0, "lot": 1000}
+    changes = {"method": "fedvocab", "vocabulary": {"kind": "words", "size": 50}}
+    JobSpec.model_validate(spec_of("textcnn", noised, **changes))
+    with pytest.raises(ValueError, match="audit: members keep parameters"):
+        JobSpec.model_validate(spec_of("textcnn", noised, **changes, audit={"canaries": 40}))
 
 
 def test_texts_and_coins_are_on_the_disk_and_never_change(tmp_path):

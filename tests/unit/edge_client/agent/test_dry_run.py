@@ -120,6 +120,26 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
     assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
 
 
+def test_canaries_count_in_the_plan_as_in_the_charge(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5}, audit={"canaries": 60})
+    planting = replace(member, policy=Policy(max_canaries=40))
+    plan = plan_of(job, MANIFEST, planting)
+    event = protection_of(job, 20 + 40, own=planting.policy.own()).event
+    assert event is not None
+    assert plan.epsilon_a_round == pytest.approx(epsilon_at_gate(event, 1e-6, "add-remove"))
+    assert plan.as_json()["canaries"] == 40
+    _show(plan, planting)
+    said = capsys.readouterr().out
+    assert "adds 40 canaries to your data, random texts with random labels" in said
+    assert "follow from 60 examples" in said
+    without = plan_of(job, MANIFEST, member)
+    assert (
+        without.epsilon_a_round
+        == plan_of(a_job(mechanism=job.mechanism.model_dump()), MANIFEST, member).epsilon_a_round
+    )
+    assert (without.as_json()["canaries"], without.notes) == (0, ())
+
+
 def test_it_says_in_how_many_rounds_the_budget_lets_the_member_take_part(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:

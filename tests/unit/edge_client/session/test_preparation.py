@@ -13,6 +13,7 @@ import secure_agg
 from edge_client.approval.deciding import decide, put
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
+from edge_client.canaries import CanaryBook
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy
@@ -25,6 +26,7 @@ from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import VersionDiverged
 from learning.training.local import TrainingDiverged
 from learning.training.update import TrainingLost
+from tacit.job_parts import Audit
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -113,12 +115,13 @@ def identity(tmp_path_factory):
 def place(tmp_path, identity):
     opened = []
 
-    def make(mechanism=GAUSSIAN, served=(), tokenizer=TOKENIZER, **rules):
+    def make(mechanism=GAUSSIAN, served=(), tokenizer=TOKENIZER, audit=None, **rules):
         document = job(mechanism, values=MANIFEST.values).model_copy(
             update={
                 "manifest": hashlib.sha256(MANIFEST.canonical()).digest(),
                 "tokenizer": hashlib.sha256(tokenizer).digest(),
                 "weights": hashlib.sha256(BASE).digest(),
+                "audit": audit,
             }
         )
         policy = Policy(**rules)
@@ -370,6 +373,23 @@ def test_under_a_mechanism_every_failure_after_reading_is_charged(place, monkeyp
     )
     assert str(error) in refused.private
     assert made.reserved() == 1
+
+
+@pytest.mark.parametrize("broken", ["{}", None], ids=["damaged", "unwritable"])
+def test_a_record_of_canaries_that_cannot_be_used_costs_nothing(place, tmp_path, broken):
+    """It depends on no data, so the coordinator may hear of it, and asking again is free."""
+    words = [f"{first}{last}" for first in "abcdefgh" for last in ("an", "ol", "um")]
+    made = place(audit=Audit(canaries=20), tokenizer=word_tokenizer(words))
+    made.preparer._canaries = CanaryBook(tmp_path, "data", 20)
+    path = tmp_path / "canaries" / "data" / "questions.json"
+    if broken is None:
+        (tmp_path / "canaries").write_text("a file where the folder should be")
+    else:
+        path.parent.mkdir(parents=True)
+        path.write_text(broken)
+    for _ in range(2):
+        assert made.refused().reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
+    assert made.reserved() == 0
 
 
 def test_without_a_mechanism_a_failure_has_its_own_reason(place, monkeypatch):
