@@ -144,7 +144,7 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
 
     Returns:
         The epsilon; None if one of the events has no PLD (lots of a fixed size, sums of discrete Gaussian shares,
-            metrics with hardly any noise).
+            surveys' answers, metrics with hardly any noise).
 
     Raises:
         EventUnaccountable: An event has no formula at all under this adjacency.
@@ -194,7 +194,7 @@ def _composed(event: PrivacyEvent) -> tuple[int, int]:
 def _metrics(event: PrivacyEvent) -> list[tuple[float, int]]:
     """Multiplier and number of the vectors of metrics in an event."""
     if isinstance(event, DiscreteGaussian):
-        return [(event.multiplier, event.steps)]
+        return [(event.multiplier, event.steps)] if event.vector == "metrics" else []
     beside = metrics_beside(event)
     return [(beside.multiplier, beside.measured)] if beside is not None and beside.measured else []
 
@@ -225,7 +225,7 @@ def _parameters(event: PrivacyEvent) -> tuple[object, ...]:
         case DiscreteGaussianSum():
             return (*kind, event.honest, event.std, event.distance, event.values)
         case DiscreteGaussian():
-            return (*kind, event.multiplier)
+            return (*kind, event.vector, event.multiplier)
 
 
 def is_plain(event: PrivacyEvent) -> bool:
@@ -252,7 +252,9 @@ def _has_pair(event: PrivacyEvent) -> bool:
     """Whether the event has a pair of distributions that dominates it, and that the library can compose."""
     if any(multiplier < _MIN_METRICS_MULTIPLIER for multiplier, _ in _metrics(event)):
         return False
-    return is_plain(event) or isinstance(event, SampledGaussian | Laplace | DiscreteGaussian)
+    if isinstance(event, DiscreteGaussian):
+        return event.vector == "metrics"
+    return is_plain(event) or isinstance(event, SampledGaussian | Laplace)
 
 
 def _library_pair(event: PrivacyEvent, width: float) -> Any:

@@ -35,7 +35,8 @@ __all__ = ["Answering", "answer_of", "event_of_answer", "noised", "std_for"]
 
 def event_of_answer(question: Question, mechanism: OwnDiscreteGaussian, adjacency: Adjacency) -> DiscreteGaussian:
     """What one answer costs a member, whichever attempts it is sent in."""
-    return DiscreteGaussian(multiplier=multiplier_of(question, mechanism, adjacency), unit=mechanism.unit)
+    multiplier = multiplier_of(question, mechanism, adjacency)
+    return DiscreteGaussian(vector="histograms", multiplier=multiplier, unit=mechanism.unit)
 
 
 def noised(counts: NDArray[np.int64], mechanism: OwnDiscreteGaussian, random: secure_agg.RandomSource) -> Update:
@@ -72,7 +73,7 @@ def std_for(
     distance = distance_of(question, adjacency, unit)
 
     def event_at(multiplier: float) -> DiscreteGaussian:
-        return DiscreteGaussian(multiplier=multiplier, unit=unit)
+        return DiscreteGaussian(vector="histograms", multiplier=multiplier, unit=unit)
 
     found = distance * calibrate(event_at, 1, Limit(epsilon, delta, adjacency, unit))
     return min(max(found, MIN_STD), MAX_STD)

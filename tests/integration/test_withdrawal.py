@@ -170,8 +170,9 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     assert town.finished("new").job.version_number == 1
 
     # Without noise, a job that starts anew would hand over the update of a member that leaves.
-    words = ("coordinator", "member", "withdraw", "east", "--job", "new", "--restart", "--dir", town.dir, "--yes")
-    plain = command(*words)
+    plain = command(
+        "coordinator", "member", "withdraw", "east", "--job", "new", "--restart", "--dir", town.dir, "--yes"
+    )
     assert (plain.returncode, "nothing was changed" in plain.stderr) == (ExitCode.REFUSED, True)
     assert "minus that of a job from the same version" in plain.stderr
     assert [each.withdrawn for each in town.show("new").versions] == [0, 0]

@@ -90,20 +90,23 @@ ROWS = {("trec", 3): 1651, ("banking77", 3): 3001, ("sst2", 10): 692}
 def test_a_heads_rate_is_near_the_best_of_the_benchmark():
     """Near: the rate of the benchmark's search that is nearest to ours is within two points of the best one there.
 
-    The product of rate, clip and steps decides how far a head gets, and both have the same clip and 30 steps.
+    The product of rate, clip and steps decides how far a head gets, and both have the same clip and 30 steps. Up to
+    epsilon 4: at 8 the noise limits nothing any more, and a rule about noise misses by up to five points
+    (docs/heads.md).
     """
-    cells: dict[tuple[str, int, float], dict[float, float]] = {}
+    cells: dict[tuple[str, int, str, float], dict[float, float]] = {}
     for row in searched("frontier_search"):
         case = row["case"]
-        if row["revision"] == REVISION and case["epsilon"] != "none" and (case["dataset"], case["members"]) in ROWS:
-            rates = cells.setdefault((case["dataset"], case["members"], case["epsilon"]), {})
+        noised = case["epsilon"] != "none" and case["epsilon"] <= 4
+        if row["revision"] == REVISION and noised and (case["dataset"], case["members"]) in ROWS:
+            rates = cells.setdefault((case["dataset"], case["members"], case["method"], case["epsilon"]), {})
             rates[case["recipe"]["learning_rate"]] = row["value"]
-    assert len(cells) >= 5
-    for (dataset, members, epsilon), scores in cells.items():
+    assert len(cells) >= 20
+    for (dataset, members, method, epsilon), scores in cells.items():
         found = suggest(head_of(), Situation(ROWS[dataset, members], members, epsilon, delta=1e-5)).job
         assert (found.mechanism.clip, found.mechanism.steps * found.rounds.count) == (Recipe.clip, 30)
         nearest = min(scores, key=lambda rate: abs(math.log(rate / found.training.learning_rate)))
-        assert scores[nearest] >= max(scores.values()) - 0.02, (dataset, members, epsilon)
+        assert scores[nearest] >= max(scores.values()) - 0.02, (dataset, members, method, epsilon)
 
 
 def test_a_head_has_room_to_move_and_takes_all_rows():

@@ -8,9 +8,11 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
+from learning.accounting.events import metrics_alone
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.accounting.renyi import EventUnaccountable
+from learning.accounting.spend import epsilon_pld, merged
 from learning.survey.answer import Answering, event_of_answer, noised, std_for
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.mechanism import OwnDiscreteGaussian
@@ -101,6 +103,16 @@ def test_the_gates_epsilon_is_above_the_exact_one_and_near_the_librarys(multipli
     accountant.compose(dp_event.GaussianDpEvent(multiplier))
     assert accountant.get_epsilon(1e-6) <= found * 1.02
     assert found <= 1.12 * accountant.get_epsilon(1e-6)
+
+
+def test_an_answer_is_not_counted_as_a_vector_of_metrics():
+    """Metrics of the same multiplier have a pair of distributions in fine steps. It does not bound coarse noise."""
+    answer = event_of_answer(ONE, OwnDiscreteGaussian(std=0.5), "add-remove")
+    assert epsilon_pld([answer], 1e-6, "add-remove") is None
+    assert metrics_alone(answer) is None
+    metrics = answer.model_copy(update={"vector": "metrics"})
+    assert metrics_alone(metrics) == metrics
+    assert len(merged([answer, metrics])) == 2
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
