@@ -124,11 +124,17 @@ def plan(
         others: how many other members are enrolled.
 
     Raises:
-        CannotRestart: the job adds no noise, needs more members than are left, or was aborted and the command does not
-            name it; the version was pruned, or holds another member that withdrew; or the job started from a version
-            that holds the member's updates.
+        CannotRestart: the job is a survey, adds no noise, needs more members than are left, or was aborted and the
+            command does not name it; the version was pruned, or holds another member that withdrew; or the job started
+            from a version that holds the member's updates.
     """
     name = held.job
+    if document.question is not None:
+        raise CannotRestart(
+            f"{name} is a survey, and no job starts from an answer; ask again under another name with "
+            "`coordinator survey run`",
+            blocks=False,
+        )
     aborted = detail.job.status == operator_pb2.JOB_STATUS_ABORTED
     if held.first == 0:
         raise CannotRestart(

@@ -355,6 +355,7 @@ class Preparer:
         with _unsuitable():
             tokenizer = await fetch_tokenizer(blob, job)
         async with self._turn:
+            self._check_not_withdrawn(job.name, job)
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))

@@ -7,27 +7,16 @@ from typing import Any
 from learning.auditing.canaries import TooFewWords, make_canaries
 from learning.auditing.planted import CONFIDENCE, UPDATE_TESTS
 from learning.auditing.reconstruction import NOT_SHARED, words_by_rows
-from learning.auditing.rehearsal import Attacked, Cast, cast_of, rehearse, runs_within
-from learning.auditing.report import Outcome, of_coins
-from learning.auditing.statistics import area_under_curve, true_positive_rate
+from learning.auditing.rehearsal import Cast, cast_of, rehearse, runs_within
+from learning.auditing.report import Outcome, outcome
 from learning.auditing.subject import Subject, claim_of
 from learning.text.data import Example
 from secure_agg import RandomSource
 from tacit.prompt import reads_pairs
 
-__all__ = ["CONFIDENCE", "MAX_CANARIES", "UPDATE_TESTS", "audit_update", "described", "memory_mib"]
+__all__ = ["CONFIDENCE", "MAX_CANARIES", "UPDATE_TESTS", "audit_update", "memory_mib"]
 
 MAX_CANARIES, MAX_RUNS = 100, 40
-
-
-def described(found: Attacked) -> dict[str, float]:
-    """What describes an attack, whatever it proves."""
-    if not found.inside.size or not found.outside.size:
-        return {"auc": 0.5, "found": 0.0}
-    return {
-        "auc": area_under_curve(found.inside, found.outside),
-        "found": true_positive_rate(found.inside, found.outside, 0.01),
-    }
 
 
 def audit_update(
@@ -80,7 +69,16 @@ def audit_update(
         clock=time.monotonic,
     )
     outcomes = [
-        of_coins(each.attack, "update", claim, each.guesses, delta=delta, confidence=confidence, **described(each))
+        outcome(
+            each.attack,
+            "update",
+            claim,
+            each.guesses,
+            delta=delta,
+            confidence=confidence,
+            inside=each.inside,
+            outside=each.outside,
+        )
         for each in found.attacked
     ]
     rebuilt = words_by_rows(subject.manifest, found.update, subject.corpus(found.trained))

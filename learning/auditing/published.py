@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from learning.auditing.membership import rmia_scores, threshold_scores
 from learning.auditing.planted import PLANTED
-from learning.auditing.report import Outcome, of_coins, of_pairs
-from learning.auditing.statistics import Guesses, area_under_curve, guessed, true_positive_rate
+from learning.auditing.report import Outcome, outcome
+from learning.auditing.statistics import Guesses, guessed
 from learning.auditing.subject import Subject
 from learning.text.data import Example
 from secure_agg import RandomSource
@@ -61,16 +61,15 @@ def by_canaries(
     after, before = (subject.losses(subject.at(each).values, corpus) for each in (subject.version, start))
     scores = threshold_scores(after, before)
     inside, outside = scores[there], scores[~there]
-    known = bool(inside.size and outside.size)
-    return of_coins(
+    return outcome(
         "canaries",
         on,
         claim,
         guessed(scores, there, PLANTED),
         delta=delta,
         confidence=confidence,
-        auc=area_under_curve(inside, outside) if known else 0.5,
-        found=true_positive_rate(inside, outside, 0.01) if known else 0.0,
+        inside=inside,
+        outside=outside,
     )
 
 
@@ -114,15 +113,16 @@ def by_pairs(
         for at in range(2)
     ]
     return [
-        of_pairs(
+        outcome(
             attack,
             on,
             claim,
             _paired(inner, outer),
             delta=delta,
             confidence=confidence,
-            auc=area_under_curve(inner, outer),
-            found=true_positive_rate(inner, outer, 0.01),
+            inside=inner,
+            outside=outer,
+            in_pairs=True,
         )
         for attack, (inner, outer) in (("loss", by_loss), ("rmia", by_ratio))
     ]

@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from learning.auditing.statistics import Guesses, one_run_bound, paired_bound
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Outcome", "Report", "Verdict", "of_coins", "of_pairs"]
+from learning.auditing.statistics import Guesses, area_under_curve, one_run_bound, paired_bound, true_positive_rate
+
+__all__ = ["Outcome", "Report", "Verdict", "outcome"]
 
 Verdict = Literal["sound", "above-claim", "cannot-tell", "no-claim"]
 _WORDS = {
@@ -98,7 +101,7 @@ class Outcome:
         return said
 
 
-def of_coins(
+def outcome(
     attack: str,
     on: str,
     claim: float | None,
@@ -106,47 +109,34 @@ def of_coins(
     *,
     delta: float,
     confidence: float,
-    auc: float,
-    found: float,
+    inside: NDArray[np.float64],
+    outside: NDArray[np.float64],
+    in_pairs: bool = False,
 ) -> Outcome:
-    """A test of rows that were in by fair coins."""
+    """A test, with its bound.
+
+    Args:
+        attack, on, claim, guesses, confidence: As in `Outcome`.
+        delta: Of the claim.
+        inside, outside: The scores of the rows that were in, and of those that were out. They describe the attack,
+            whatever it proves.
+        in_pairs: Rows of two files were guessed in pairs. Nobody tossed their coins, so the test decides nothing.
+            Otherwise rows were in by fair coins.
+    """
+    bound = paired_bound if in_pairs else one_run_bound
+    known = bool(inside.size and outside.size)
     return Outcome(
         attack,
         on,
         claim,
-        one_run_bound(guesses, delta, confidence),
-        one_run_bound(Guesses(guesses.rows, guesses.made, guesses.made), delta, confidence),
+        bound(guesses, delta, confidence),
+        bound(Guesses(guesses.rows, guesses.made, guesses.made), delta, confidence),
         guesses,
         confidence,
-        auc,
-        found,
-    )
-
-
-def of_pairs(
-    attack: str,
-    on: str,
-    claim: float | None,
-    guesses: Guesses,
-    *,
-    delta: float,
-    confidence: float,
-    auc: float,
-    found: float,
-) -> Outcome:
-    """A test of rows of two files. It decides nothing, because nobody tossed their coins."""
-    return Outcome(
-        attack,
-        on,
-        claim,
-        paired_bound(guesses, delta, confidence),
-        paired_bound(Guesses(guesses.rows, guesses.made, guesses.made), delta, confidence),
-        guesses,
-        confidence,
-        auc,
-        found,
-        decides=False,
-        assumes="the rows of both files are random draws from one source",
+        area_under_curve(inside, outside) if known else 0.5,
+        true_positive_rate(inside, outside, 0.01) if known else 0.0,
+        decides=not in_pairs,
+        assumes="the rows of both files are random draws from one source" if in_pairs else "",
     )
 
 

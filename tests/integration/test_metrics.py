@@ -8,7 +8,8 @@ from learning.accounting.events import Beside, SampledGaussian, planned
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from tacit.validation import NoisedMetrics
-from tests.support.processes import PATIENCE, ROOT, running_federation, succeed  # type: ignore[attr-defined]
+from tests.support.places import ROOT
+from tests.support.processes import PATIENCE, running_federation, succeed
 
 MEASURING, SILENT = ("north", "east"), "south"
 EXAMPLES, ROUNDS, DELTA = 360, 3, 1e-6

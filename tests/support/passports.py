@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import ROOT, Federation, command, succeed  # type: ignore[attr-defined]
+from tests.support.places import ROOT
+from tests.support.processes import Federation, command, succeed
 from toolkit.console import ExitCode
 
 __all__ = ["by_openssl", "party_of", "refused_after_changes", "verified"]

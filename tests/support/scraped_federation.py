@@ -16,7 +16,8 @@ from pathlib import Path
 
 from coordinator.cli.common import operator_stub
 from tacit.v1 import operator_pb2 as pb
-from tests.support.processes import ROOT, Federation, Process, free_ports, running_federation, within_patience  # type: ignore[attr-defined]
+from tests.support.places import ROOT
+from tests.support.processes import Federation, Process, free_ports, running_federation, within_patience
 from tests.support.prometheus import Prometheus, running_prometheus
 
 __all__ = ["NOISY", "PLAIN", "Watched", "scraped_federation"]

@@ -15,6 +15,7 @@ from tacit.mechanism import GaussianUpdate, NoMechanism
 from tacit.v1 import federation_pb2 as fpb
 from tacit.v1 import operator_pb2 as pb
 from tests.support.fleet import job_document
+from tests.support.surveys import survey_job
 
 VERSION = bytes(range(32))
 REPORTED = Reported(2.0, 1e-5, 3, sums=3)
@@ -109,6 +110,12 @@ def test_without_a_mechanism_the_difference_of_two_sums_is_the_members_update():
     assert isinstance(job.mechanism, NoMechanism)
     with pytest.raises(CannotRestart, match=r"mechanism none.* is gone's update; write a job with a mechanism"):
         made(job)
+
+
+def test_a_survey_is_asked_again_and_never_a_start():
+    with pytest.raises(CannotRestart, match=r"is a survey.*ask again under another name") as refused:
+        made(survey_job(), first=1)
+    assert not refused.value.blocks
 
 
 def ended(survivors, reported=0, epsilon=None, outcome="published"):
