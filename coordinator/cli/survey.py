@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -55,7 +55,7 @@ def new(
             show_default=False,
         ),
     ] = None,
-    kind: Annotated[str, typer.Option(help="The kind of --words: words or wordpiece.")] = "words",
+    kind: Annotated[Literal["words", "wordpiece"], typer.Option(help="The kind of --words.")] = "words",
     rows: Annotated[bool, typer.Option("--rows", help="Ask how many rows each member has, too.")] = False,
     members: Annotated[int, typer.Option(min=2, help="The least number of members that answer.")] = 3,
     epsilon: Annotated[float, typer.Option(help="What the whole answer may cost a member in privacy.")] = 0.5,

@@ -16,7 +16,7 @@ from learning.survey.answer import event_of_answer
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.survey import LabelHistogram, LengthHistogram, RowHistogram, Survey, UnknownHistogram
 from tacit.survey_file import SurveySpec
-from toolkit.console import CommandFailed
+from toolkit.console import CommandFailed, ExitCode
 
 
 def typed(*words):
@@ -118,3 +118,9 @@ def test_a_list_of_words_that_is_not_there_and_a_label_that_is_no_text_have_a_se
     code, text = typed("new", "before", "--labels", "a,\udcff")
     assert (code, "is not UTF-8 text; type it again" in text) == (2, True), text
     assert not list(tmp_path.glob("*.toml"))
+
+
+def test_an_unknown_kind_of_words_is_refused_also_without_words(tmp_path):
+    code, _ = typed("new", "ask", "--labels", "a", "--kind", "foo")
+    assert code == ExitCode.USAGE
+    assert not (tmp_path / "ask.toml").exists()
