@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,7 +55,7 @@ def new(
             show_default=False,
         ),
     ] = None,
-    kind: Annotated[Literal["words", "wordpiece"], typer.Option(help="The kind of --words.")] = "words",
+    kind: Annotated[str, typer.Option(help="The kind of --words: words or wordpiece.")] = "words",
     rows: Annotated[bool, typer.Option("--rows", help="Ask how many rows each member has, too.")] = False,
     members: Annotated[int, typer.Option(min=2, help="The least number of members that answer.")] = 3,
     epsilon: Annotated[float, typer.Option(help="What the whole answer may cost a member in privacy.")] = 0.5,
@@ -73,6 +73,8 @@ def new(
         fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
     if unit not in ("example", "member"):
         fail(f"--unit {unit} is not one of example, member", ExitCode.USAGE)
+    if kind not in ("words", "wordpiece"):
+        fail(f"--kind: {kind!r} is not one of wordpiece, words", ExitCode.USAGE)
     tables: list[str] = []
     if labels is not None:
         listed = json.dumps([each.strip() for each in labels.split(",") if each.strip()], ensure_ascii=False)
