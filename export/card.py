@@ -46,6 +46,7 @@ class Origin:
         members: how many members' updates are in the sum of that round.
         withdrawn: how many members withdrew whose updates are in it, or in a version that it was made from.
         successors: jobs that started anew from a version that holds updates of fewer of them.
+        averaged: numbers of the versions whose average it is, in order; the other numbers are then the newest one's.
     """
 
     number: int | None = None
@@ -54,6 +55,7 @@ class Origin:
     members: int | None = None
     withdrawn: int | None = None
     successors: tuple[str, ...] = ()
+    averaged: tuple[int, ...] = ()
 
 
 # What an export knows of a version if nobody says more.
@@ -242,6 +244,16 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     table = {"job": f"`{document.name}`", "job document": f"`{document.digest().hex()}`"}
     number = "" if origin.number is None else f"{origin.number}, "
     table["version"] = f"{number}`{version.hex()}`"
+    if origin.averaged:
+        how = (
+            "equal weights"
+            if (average := document.average) is None or average.decay is None
+            else (f"each weighs {average.decay:g} times the next newer one")
+        )
+        table["version"] = (
+            f"the average of versions {origin.averaged[0]} to {origin.averaged[-1]} ({how}), `{version.hex()}`. "
+            "It is computed from published versions, so it costs no member any privacy"
+        )
     if origin.created_ms is not None:
         table["date of the version"] = f"{datetime.fromtimestamp(origin.created_ms / 1000, UTC):%Y-%m-%d}"
     if origin.round == 0:

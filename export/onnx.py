@@ -156,7 +156,9 @@ def export_model(
         about = metadata_of(
             encoder, job=document.name, labels=document.labels, version=version, document=document.digest()
         )
-        if origin.number is not None:
+        if origin.averaged:
+            about["averaged_versions"] = ",".join(str(number) for number in origin.averaged)
+        elif origin.number is not None:
             about["version_number"] = str(origin.number)
         made = _whole(with_metadata(_convert(module, encoder), about))
     difference = checked_parity(module, made.run, encoder, samples)
@@ -170,6 +172,7 @@ def export_model(
     facts = ModelFacts(
         job=document.name,
         version=version,
+        averaged=origin.averaged,
         max_tokens=encoder.max_tokens,
         min_tokens=encoder.min_tokens,
         frame=encoder.frame,

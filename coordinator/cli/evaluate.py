@@ -99,6 +99,8 @@ class _Measured:
     number: int
     digest: bytes
     figures: "Figures"
+    # Of an average, the numbers of the versions in it; `number` is then the newest.
+    averaged: tuple[int, ...] = ()
 
 
 class _Evaluation:
@@ -187,7 +189,10 @@ class _Evaluation:
         if self._as_json:
             print_json(self._json(found))
             return
-        typer.echo(f"version {found.number}: {figures_report.headline(found.figures)}")
+        name = (
+            f"average of {found.averaged[0]} to {found.averaged[-1]}" if found.averaged else f"version {found.number}"
+        )
+        typer.echo(f"{name}: {figures_report.headline(found.figures)}")
         if verdict and found.figures.beats_majority == "no":
             typer.echo(f"  {figures_report.verdict(found.figures)}")
 
@@ -212,6 +217,10 @@ class _Evaluation:
 
         material = await fetch_version(stub, files, version, quiet=self._as_json)
         found = await asyncio.to_thread(self._run, material)
+        measured = _Measured(material.number, material.digest, found, material.averaged_numbers)
+        if material.averaged:
+            # The coordinator stores figures of versions only.
+            return measured
         evaluation = operator_pb2.Evaluation(
             version_number=material.number,
             version=material.digest,
@@ -223,7 +232,7 @@ class _Evaluation:
         await stub.RecordEvaluation(
             operator_pb2.RecordEvaluationRequest(job=self._job, evaluation=evaluation), timeout=CALL_SECONDS
         )
-        return _Measured(material.number, material.digest, found)
+        return measured
 
     def _json(self, found: _Measured) -> dict[str, Any]:
         from export.figures_report import figures_json
@@ -232,6 +241,7 @@ class _Evaluation:
             "job": self._job,
             "version_number": found.number,
             "version": found.digest.hex(),
+            **({"averaged": list(found.averaged)} if found.averaged else {}),
             "data": self._digest.hex(),
             **figures_json(found.figures),
         }

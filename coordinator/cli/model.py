@@ -63,7 +63,8 @@ Version = Annotated[
     str | None,
     typer.Option(
         "--version",
-        help="The version's number, or best: the best by the members' estimates. Default: the newest.",
+        help="The version's number, best (the best by the members' estimates), or average (of the newest, as the job "
+        "orders). Default: the newest.",
         show_default=False,
     ),
 ]
@@ -104,8 +105,22 @@ class Material:
     withdrawn: int = 0
     # Jobs that started from a version of this one that holds updates of fewer of them.
     successors: tuple[str, ...] = ()
+    # Of an average, the versions in it: number and digest, in order. All other numbers are then the newest one's.
+    averaged: tuple[tuple[int, bytes], ...] = ()
     # What the job freezes, by name.
     frozen: "Mapping[str, NDArray[np.float32]]" = field(default_factory=dict)
+
+    @property
+    def averaged_numbers(self) -> tuple[int, ...]:
+        """Of an average, the numbers of the versions in it, in order."""
+        return tuple(number for number, _ in self.averaged)
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        if not self.averaged:
+            return f"version {self.number}"
+        return f"average of versions {self.averaged[0][0]} to {self.averaged[-1][0]}"
 
 
 class Format(StrEnum):
@@ -207,6 +222,7 @@ def export(
                 "job": job,
                 "version_number": material.number,
                 "version": material.digest.hex(),
+                "averaged": list(material.averaged_numbers),
                 "out": str(out),
                 "format": format.value,
                 "max_difference": report.max_difference,
@@ -216,7 +232,7 @@ def export(
         )
         return
     typer.echo(
-        f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
+        f"Wrote {out}: job {job}, {material.name} ({material.digest.hex()[:16]}); largest "
         f"difference from the trained model {report.max_difference:.2g}. Its README.md says how to run it."
     )
     if passport:
@@ -235,7 +251,9 @@ async def _passport(where: Path, job: str, out: Path, material: Material, audits
     from tacit.bundle import PASSPORT
 
     async with operator_channel(where) as channel:
-        made = await gather_passport(channel, where, job, [out], material.digest, audits=audits)
+        made = await gather_passport(
+            channel, where, job, [out], material.digest, averaged=material.averaged_numbers, audits=audits
+        )
     write_passport(out / PASSPORT, made)
     return out / PASSPORT
 
@@ -255,7 +273,9 @@ async def _check_audits(where: Path, material: Material, audits: Sequence[Path],
         authorities = await fetch_authorities(channel, where)
     found = read_audits(audits, authorities, document.digest())
     if document.audit is not None and not despite:
-        check_version(document.name, material.number, material.digest, found)
+        # An average tells of every version in it.
+        for number, digest in material.averaged or ((material.number, material.digest),):
+            check_version(document.name, number, digest, found)
 
 
 @dataclass(frozen=True)
@@ -309,6 +329,7 @@ def _origin(material: Material) -> "Origin":
         material.members or None,
         material.withdrawn,
         material.successors,
+        material.averaged_numbers,
     )
 
 
@@ -357,7 +378,7 @@ def export_version(
         what = "an ONNX file" if format is Format.ONNX else "a model for transformers"
         fail(f"writing {what} needs {error.name or error}; {install_with('coordinator', 'export')}", ExitCode.USAGE)
     except (ValueError, RuntimeError, OSError) as error:
-        fail(f"version {material.number} cannot be exported: {error}", ExitCode.FAILED)
+        fail(f"the {material.name} cannot be exported: {error}", ExitCode.FAILED)
 
 
 def synthetic_texts(tokenizer: bytes) -> list[str]:
@@ -451,7 +472,7 @@ async def fetch_version(
     Args:
         stub: The operator's service.
         files: What the job's versions need.
-        version: The version's number, `best`, or None for the newest.
+        version: The version's number, `best`, `average`, or None for the newest.
         quiet: Whether to hide the progress bar.
         exported: Whether it is fetched for an export, so that the coordinator keeps it.
 
@@ -459,17 +480,31 @@ async def fetch_version(
         CommandFailed: there is no such version, or no measured one to choose the best from.
         BlobNotThere: the coordinator's store does not hold it.
     """
-    from coordinator.cli.estimated import chosen_version
+    import hashlib
 
-    found = chosen_version(files.detail, version)
-    weights = await _blob(stub, found.digest, f"version {found.number}", quiet=quiet, exported=exported)
+    from coordinator.cli.estimated import chosen_version
+    from export.averaging import AVERAGE, RunningAverage
+
+    averaged: tuple[operator_pb2.Version, ...] = ()
+    if version == AVERAGE:
+        shares = _average_of(files)
+        averaged = tuple(chosen_version(files.detail, str(number)) for number in shares)
+        found = averaged[-1]
+        mean = RunningAverage(files.manifest)
+        for each in averaged:
+            part = await _blob(stub, each.digest, f"version {each.number}", quiet=quiet, exported=exported)
+            mean.add(part, shares[each.number])
+        weights = mean.encoded()
+    else:
+        found = chosen_version(files.detail, version)
+        weights = await _blob(stub, found.digest, f"version {found.number}", quiet=quiet, exported=exported)
     return Material(
         document=files.document,
         manifest=files.manifest,
         tokenizer=files.tokenizer,
         weights=weights,
         number=found.number,
-        digest=found.digest,
+        digest=hashlib.sha256(weights).digest() if averaged else found.digest,
         backbone=files.backbone,
         frozen=files.frozen,
         round=found.round,
@@ -477,7 +512,25 @@ async def fetch_version(
         members=members_of(files.detail, found.round),
         withdrawn=found.withdrawn,
         successors=_successors(files.detail, found.withdrawn),
+        averaged=tuple((each.number, each.digest) for each in averaged),
     )
+
+
+def _average_of(files: JobFiles) -> dict[int, float]:
+    """The weights of the versions in the job's average.
+
+    Raises:
+        CommandFailed: the job has none, or has no version to average yet.
+    """
+    document, newest = files.document, files.detail.job.version_number
+    if document.average is None:
+        fail(
+            f"job {document.name} orders no average: its job file has no [average] table; name a version by its number",
+            ExitCode.USAGE,
+        )
+    if newest == 0:
+        fail(f"job {document.name} has no version to average yet; wait for its first round", ExitCode.NOT_FOUND)
+    return document.average.weights(newest)
 
 
 def _successors(detail: "operator_pb2.JobDetail", withdrawn: int) -> tuple[str, ...]:

@@ -167,6 +167,7 @@ async def gather_passport(
     exports: Sequence[Path],
     version: bytes | None = None,
     *,
+    averaged: tuple[int, ...] = (),
     audits: Sequence[Path] = (),
 ) -> "Passport":
     """Reads the journal, and signs a job's passport.
@@ -177,6 +178,7 @@ async def gather_passport(
         job: the job's name.
         exports: exported folders whose files go in.
         version: the digest that they were made from, for folders that do not say so.
+        averaged: the numbers of the versions whose average they are, for such folders.
         audits: files of members' audits that go in.
 
     Raises:
@@ -216,7 +218,7 @@ async def gather_passport(
         await read_entries(stub, history.take)
         facts, versions = history.facts(document, detail.job.document)
         record = history.record(time.time_ns() // 1_000_000, __version__)
-        folders: list[ExportFacts] = [export_facts(each, versions, version) for each in exports]
+        folders: list[ExportFacts] = [export_facts(each, versions, version, averaged) for each in exports]
         certificate = x509.load_pem_x509_certificate(identity.certificate_pem)
         key = load_pem_private_key(identity.key_pem, None)
     except ChainBroken as error:

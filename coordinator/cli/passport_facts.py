@@ -223,13 +223,16 @@ def _evaluation(entry: JournalEntry) -> EvaluationFacts:
     )
 
 
-def export_facts(folder: Path, versions: tuple[VersionFacts, ...], version: bytes | None = None) -> ExportFacts:
+def export_facts(
+    folder: Path, versions: tuple[VersionFacts, ...], version: bytes | None = None, averaged: tuple[int, ...] = ()
+) -> ExportFacts:
     """Reads an exported folder, and checks every file against its bundle.json.
 
     Args:
         folder: the folder.
         versions: the job's versions.
         version: the digest that it was made from, for a folder that does not say so.
+        averaged: the numbers of the versions whose average it is, for such a folder.
 
     Raises:
         BundleInvalid: it is no exported folder, or a file differs.
@@ -242,7 +245,10 @@ def export_facts(folder: Path, versions: tuple[VersionFacts, ...], version: byte
             f"{folder} does not say which version it is, like every folder for transformers; `coordinator export` "
             "writes its passport with it"
         )
-    number = next((each.number for each in versions if each.version == digest), None)
+    averaged = averaged if facts is None else facts.averaged
+    number = averaged[-1] if averaged else next((each.number for each in versions if each.version == digest), None)
+    if averaged and (absent := set(averaged) - {each.number for each in versions}):
+        raise ExportUnknown(f"{folder} is an average of version {min(absent)}, which this job does not have")
     if number is None:
         raise ExportUnknown(f"{folder} was made from {digest.hex()}, and no version of this job has that digest")
     try:
@@ -252,6 +258,7 @@ def export_facts(folder: Path, versions: tuple[VersionFacts, ...], version: byte
     return ExportFacts(
         number=number,
         version=digest,
+        averaged=averaged,
         format=bundle.index.kind,  # type: ignore[arg-type]  # One of the three that were asked for.
         index=hashlib.sha256(index).digest(),
         files=bundle.index.files,

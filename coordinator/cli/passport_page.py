@@ -11,6 +11,7 @@ from coordinator.cli.estimated import NOT_MEASURED, SELECTED, with_error
 from coordinator.cli.shown import moment
 from tacit.passport import (
     AuditFacts,
+    ExportFacts,
     JobFacts,
     Passport,
     RecordFacts,
@@ -117,6 +118,11 @@ def summary(passport: Passport) -> dict[str, Any]:
     }
 
 
+def made_from(export: ExportFacts) -> str:
+    """The version that an export was made from, or the versions of its average."""
+    return f"average of {export.averaged[0]} to {export.averaged[-1]}" if export.averaged else str(export.number)
+
+
 def page_of(passport: Passport, seal: Seal) -> str:
     """The page. The passport was verified before.
 
@@ -151,7 +157,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
         for each in passport.versions
     ]
     files = [
-        (str(export.number), escape(export.format), escape(file), f"<code>{listed.sha256.hex()}</code>")
+        (made_from(export), escape(export.format), escape(file), f"<code>{listed.sha256.hex()}</code>")
         for export in passport.exports
         for file, listed in sorted(export.files.items())
     ]

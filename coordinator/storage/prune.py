@@ -2,14 +2,14 @@
 
 In this order, so that a crash anywhere leaves only blobs that the next run removes:
 
-1. One transaction marks the rows of versions and optimiser states that the policy lets go (`pruned_ms`), and journals
-   it. From then on no row names their blobs. The rows stay: digests, evaluations and the journal are the history. The
-   same transaction reads every digest that a row still names.
-2. Every job's document is read for what it names.
-3. Each other blob is removed if nobody stored or held it within the grace period (`BlobStore.remove_old`).
+1. One transaction reads every job's document, for what it names and how many versions its average needs. It marks the
+   rows of versions and optimiser states that the policy lets go (`pruned_ms`), and journals it. From then on no row
+   names their blobs. The rows stay: digests, evaluations and the journal are the history. The same transaction reads
+   every digest that a row still names.
+2. Each other blob is removed if nobody stored or held it within the grace period (`BlobStore.remove_old`).
 
 A blob that a row names is never removed. Rows come to name a blob only after it was stored or held, and it then stays
-for the grace period, so a row that step 1 did not see names a blob that step 3 leaves. What the policy lets go can be
+for the grace period, so a row that step 1 did not see names a blob that step 2 leaves. What the policy lets go can be
 named again, when another version has the same bytes: the store then writes or holds it like any other.
 
 A job's document and what it names always stay, its start included; so do its newest version and that version's
@@ -102,11 +102,21 @@ def kept(
     exported: frozenset[bytes],
     policy: Retention,
     restarts: frozenset[int] = frozenset(),
+    averaged: int = 0,
 ) -> frozenset[int]:
-    """The numbers of the versions that stay, of one job's versions in order. `restarts`: see `Retention`."""
+    """The numbers of the versions that stay, of one job's versions in order.
+
+    Args:
+        job: the job's name.
+        found: its versions.
+        exported: digests of exported versions.
+        policy: the policy.
+        restarts: see `Retention`.
+        averaged: how many of the newest versions the job averages.
+    """
     if policy.newest == 0:
         return frozenset(each.number for each in found)
-    stays = {0} | {each.number for each in found[-policy.newest :]}
+    stays = {0} | {each.number for each in found[-max(policy.newest, averaged) :]}
     if policy.best:
         # One may be the best on the operator's data, the other by the members' estimates.
         measured = best_estimate([each.estimate for each in found if each.estimate is not None])
@@ -147,9 +157,7 @@ def prune(
         StorageError: the database cannot be read or written.
     """
     with store.pruning():
-        gone, states, named, documents = database.run_now(lambda s: _decide(s, policy, now_ms, by, dry_run))
-        for job, digest in documents:
-            named.update(_named_by(store, job, digest))
+        gone, states, named = database.run_now(lambda s: _decide(s, store, policy, now_ms, by, dry_run))
         return _remove(store, named, gone, states, now_ms / 1000 - grace_seconds, dry_run)
 
 
@@ -160,20 +168,23 @@ def _check_named(s: Session, policy: Retention) -> None:
             raise NotFound(f"there is no version {job}/{number}")
 
 
-_Decided = tuple[dict[str, tuple[int, ...]], int, set[bytes], list[tuple[str, bytes]]]
+_Decided = tuple[dict[str, tuple[int, ...]], int, set[bytes]]
 
 
-def _decide(s: Session, policy: Retention, now_ms: int, by: str, dry_run: bool) -> _Decided:
+def _decide(s: Session, store: BlobStore, policy: Retention, now_ms: int, by: str, dry_run: bool) -> _Decided:
     """Marks what the policy lets go, unless `dry_run`, and returns it with all that rows name afterwards."""
     documents = [(name, bytes(digest)) for name, digest in s.execute(select(JobRow.name, JobRow.document))]
     _check_named(s, policy)
     named = {digest for _, digest in documents}
     gone: dict[str, tuple[int, ...]] = {}
     states = 0
-    for job, _ in documents:
+    for job, digest in documents:
+        document = _read(store, job, digest)
+        named.update(document.blobs)
+        averaged = 0 if document.average is None else document.average.width
         found = versions(s, job)
         restarts = restart_points(s, job, {each.round: each.number for each in found})
-        stays = kept(job, found, _exported(s, job), policy, restarts)
+        stays = kept(job, found, _exported(s, job), policy, restarts, averaged)
         pruned = set(
             s.scalars(select(VersionRow.number).where(VersionRow.job == job, VersionRow.pruned_ms.is_not(None)))
         )
@@ -200,7 +211,7 @@ def _decide(s: Session, policy: Retention, now_ms: int, by: str, dry_run: bool) 
         note(s, "versions_pruned", job, now_ms, numbers=listed, states=len(without_state), by=by)
     corpora = select(CorpusRow.digest).where(CorpusRow.digest.is_not(None), CorpusRow.replaced_ms.is_(None))
     named.update(bytes(digest) for digest in s.scalars(corpora) if digest is not None)
-    return gone, states, named, documents
+    return gone, states, named
 
 
 def _exported(s: Session, job: str) -> frozenset[bytes]:
@@ -208,9 +219,9 @@ def _exported(s: Session, job: str) -> frozenset[bytes]:
     return frozenset(bytes.fromhex(fields["version"]) for fields in rows if fields.get("exported"))
 
 
-def _named_by(store: BlobStore, job: str, digest: bytes) -> tuple[bytes, ...]:
+def _read(store: BlobStore, job: str, digest: bytes) -> JobDocument:
     try:
-        return tuple(JobDocument.from_json(store.get(digest), what=f"the document of job {job}").blobs)
+        return JobDocument.from_json(store.get(digest), what=f"the document of job {job}")
     except (BlobMissing, BlobCorrupt, DocumentInvalid) as error:
         raise StoreUnusable(
             f"nothing was removed, because the document of job {job} cannot be read, and what it names must stay: "

@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part, Short, sentence_of
-from tacit.limits import MAX_LABELS
+from tacit.limits import MAX_AVERAGED, MAX_LABELS
 from tacit.prompt import Template, parse_template
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "PASSPORT",
     "PROMPT_FILES",
     "SHARED_FILES",
+    "Averaged",
     "Bundle",
     "BundleIndex",
     "BundleInvalid",
@@ -87,6 +88,8 @@ _MAKES: dict[BundleKind, str] = {
 }
 # A killed run's folder is removed after a day; no run takes that long.
 _STALE_SECONDS = 24 * 3600.0
+# Versions in an average, in order.
+Averaged = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AtMost(MAX_AVERAGED)]
 # A plain file name: no folder, not hidden.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -108,6 +111,7 @@ class ModelFacts(Part):
     Attributes:
         job: the job's name.
         version: SHA-256 of the weights from which it was made.
+        averaged: numbers of the versions whose average these weights are; empty for a version.
         max_tokens: length to which longer texts are cut.
         min_tokens: length to which shorter texts are padded.
         frame: whether texts are put between [CLS] and [SEP].
@@ -121,6 +125,7 @@ class ModelFacts(Part):
 
     job: Short
     version: Digest
+    averaged: Averaged = ()
     max_tokens: int = Field(ge=1)
     min_tokens: int = Field(ge=1)
     frame: bool = False

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from tacit.corpus import CorpusOrder
 from tacit.documents import AtMost, Document, Label, table_of
-from tacit.job_parts import Aggregation, Audit, Name, Rounds, Training, Vocabulary
+from tacit.job_parts import Aggregation, Audit, Average, Name, Rounds, Training, Vocabulary
 from tacit.limits import MAX_LABELS
 from tacit.mechanism import Mechanism, NoMechanism
 from tacit.method import FedAvg, Method, OwnVocabulary, Protected, protected_by
@@ -62,6 +62,8 @@ class JobBody(Document):
     tags: Annotated[tuple[Name, ...], AtMost(MAX_TAGS), AfterValidator(distinct_tags)] = ()
     # What members are asked to audit, and `coordinator export` asks to see. None: nothing.
     audit: Audit | None = None
+    # How commands make the version called `average`. None: the job has none.
+    average: Average | None = None
     # Set by `coordinator job try` if it chose the numbers on private rows. No member's ledger counts that choice.
     tuned_on: Literal["own-private"] | None = None
 

@@ -52,6 +52,11 @@ def check_body(job: JobBody) -> None:
             f"audit: members keep parameters under method {job.method.name}, and the version alone cannot be tested "
             "without them; leave this table out"
         )
+    if job.average is not None and keeps_anything(job.method):
+        raise ValueError(
+            f"average: members keep parameters under method {job.method.name}, so no version is a model that could be "
+            "averaged; leave this table out"
+        )
     _check_metrics(job)
     honest, weakest = min_honest(job)
     match job.mechanism:
@@ -106,6 +111,7 @@ def check_question(job: JobBody, question: Question, values: int, *, tokenizer: 
         "tuned_on": job.tuned_on is None,
         "metrics": job.metrics is None,
         "audit": job.audit is None,
+        "average": job.average is None,
     }
     if vain := [key for key, fits in trains.items() if not fits]:
         raise ValueError(f"{', '.join(vain)}: a job with a question trains nothing; leave these keys out")

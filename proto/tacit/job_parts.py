@@ -1,7 +1,8 @@
 """The parts of a job: training, rounds, aggregation, vocabulary and start."""
 
+import math
 import re
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
     BeforeValidator,
@@ -11,7 +12,7 @@ from pydantic import (
 )
 
 from tacit.documents import Digest, Location, Part, read_table
-from tacit.limits import MAX_MEMBERS
+from tacit.limits import MAX_AVERAGED, MAX_MEMBERS
 from tacit.mechanism import Mechanism
 from tacit.method import OwnVocabulary
 from tacit.reading import shown
@@ -23,6 +24,7 @@ __all__ = [
     "NO_VOCABULARY",
     "Aggregation",
     "Audit",
+    "Average",
     "BundledWeights",
     "Combine",
     "Deadlines",
@@ -262,6 +264,56 @@ class Audit(Part):
 
     # Random texts that a member adds, each in the data or not by a coin. They count among its examples.
     canaries: int = Field(default=100, ge=20, le=MAX_CANARIES)
+
+
+class Average(Part):
+    """The average of the newest versions, which commands call `average`. It costs no privacy: it reads versions only.
+
+    Args:
+        kind: `tail` weighs the newest `last` versions alike. `ema` multiplies a version's weight by `decay` for each
+            newer one.
+        last: for `tail`, how many versions; default 5.
+        decay: for `ema`; default 0.8.
+    """
+
+    kind: Literal["tail", "ema"] = "tail"
+    last: int | None = Field(default=None, ge=2, le=MAX_AVERAGED)
+    decay: float | None = Field(default=None, ge=0.1, le=0.95)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        default = {"last": 5} if given.get("kind", "tail") == "tail" else {"decay": 0.8}
+        return default | given
+
+    @model_validator(mode="after")
+    def _one_width(self) -> Self:
+        if self.kind == "tail" and self.decay is not None:
+            raise ValueError('decay: only kind = "ema" has this key; leave it out')
+        if self.kind == "ema" and self.last is not None:
+            raise ValueError('last: only kind = "tail" has this key; leave it out')
+        return self
+
+    @property
+    def width(self) -> int:
+        """How many versions it reads. `ema` leaves out those that together would weigh less than one hundredth."""
+        if self.decay is None:
+            return self.last or 1
+        return math.ceil(math.log(0.01) / math.log(self.decay))
+
+    def weights(self, newest: int) -> dict[int, float]:
+        """The weight of each averaged version, by number in order; they sum to 1.
+
+        Args:
+            newest: the newest version's number, at least 1. The start, version 0, is never averaged.
+        """
+        numbers = range(max(1, newest - self.width + 1), newest + 1)
+        decay = 1.0 if self.decay is None else self.decay
+        raw = {number: decay ** (newest - number) for number in numbers}
+        total = math.fsum(raw.values())
+        return {number: weight / total for number, weight in raw.items()}
 
 
 class BundledWeights(Part):

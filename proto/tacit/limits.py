@@ -9,6 +9,7 @@ __all__ = [
     "CERTIFICATES_AT_ONCE",
     "CERTIFICATES_IN_A_PART",
     "DIGEST_ROSTER_ABOVE",
+    "MAX_AVERAGED",
     "MAX_CERTIFICATE_BYTES",
     "MAX_FROM_COORDINATOR",
     "MAX_FROM_MEMBER",
@@ -29,6 +30,9 @@ MAX_MEMBERS = 10_000
 MAX_LABELS = 10_000
 MAX_TENSORS = 10_000
 MAX_TOKENS = 10_000
+
+# Versions in an average: a command holds one of them at a time, and the coordinator keeps them all.
+MAX_AVERAGED = 100
 
 # A roster of more members than this names certificates by digest; members fetch those they do not have yet, once.
 DIGEST_ROSTER_ABOVE = 200

@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
-from tacit.bundle import BundledFile, FileName
+from tacit.bundle import Averaged, BundledFile, FileName
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
 from tacit.job_parts import Name
 
@@ -199,10 +199,17 @@ class VersionFacts(Document):
 
 
 class ExportFacts(Document):
-    """A folder that `coordinator export` wrote."""
+    """A folder that `coordinator export` wrote.
+
+    Args:
+        number: the version that it was made from; of an average, the newest one in it.
+        version: SHA-256 of the weights.
+        averaged: the versions whose average these weights are, as the job document orders; empty for a version.
+    """
 
     number: int = Field(ge=0)
     version: Digest
+    averaged: Averaged = ()
     format: Literal["model", "prompt", "hf"]
     # bundle.json itself, and the files that it lists.
     index: Digest

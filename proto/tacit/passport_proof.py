@@ -242,5 +242,9 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
         if successor.entry > record.journal_entry:
             yield Finding(f"successor-{number}", "its entry comes after the journal's head")
     for number, export in enumerate(exports, start=1):
+        if export.averaged:
+            if export.averaged[-1] != export.number or not by_number.keys() >= set(export.averaged):
+                yield Finding(f"export-{number}", "a version of the average that it was made from is missing")
+            continue
         if export.number not in by_number or by_number[export.number].version != export.version:
             yield Finding(f"export-{number}", f"no version {export.number} has the digest that it was made from")

@@ -4,11 +4,14 @@ The texts are easy to tell apart, but a fifth of them have another label than th
 as it can be after a round or two, and the members' estimates show that it no longer improves.
 """
 
+import hashlib
 import json
 import random
 
+import numpy as np
 import pytest
 
+from coordinator.storage import open_blobs
 from export.evaluate import evaluate_bundle, read_examples
 from tacit.reason import Reason
 from tacit.v1 import operator_pb2 as pb
@@ -58,6 +61,7 @@ def stopped(tmp_path_factory):
             "[model]\nembedding = 16\nwidths = [1]\nmaps = 8\n"
             '[training]\noptimiser = "sgd"\nlearning_rate = 2.0\n'
             f"[metrics]\nnoise_multiplier = 10.0\npatience = {PATIENCE_ROUNDS}\nmin_improvement = {MIN_IMPROVEMENT}\n"
+            '[average]\nkind = "ema"\ndecay = 0.1\n'
             f"[rounds]\ncount = {COUNT}\nmin_members = 3\ntarget_members = 3\n"
             "[rounds.deadlines]\ntraining = 120\nreconnect = 5\n"
         )
@@ -134,7 +138,33 @@ def test_the_best_version_is_exported_and_its_passport_verified_and_refused_afte
     refused_after_changes(passport, ours, tmp_path / "edited.json", seed=7)
 
 
-def test_pruning_keeps_the_best_version(stopped):
+def test_an_average_of_the_newest_versions_is_exported_like_a_version(stopped, tmp_path):
+    federation, detail = stopped
+    out, newest = tmp_path / "average", detail.job.version_number
+    store = open_blobs(f"file://{federation.dir / 'store'}")
+    said = json.loads(federation.operator("export", "wards", "--version", "average", "--out", out, "--json"))
+    # With decay 0.1 the newest weighs 10 of 11 parts and the one before it 1.
+    assert (said["averaged"], said["version_number"]) == ([newest - 1, newest], newest)
+    parts = [np.frombuffer(store.get(each.digest), "<f4").astype(float) for each in detail.versions[-2:]]
+    mean = (parts[0] * (0.1 / 1.1) + parts[1] * (1 / 1.1)).astype("<f4")
+    assert not np.array_equal(parts[0], parts[1])
+    assert said["version"] == hashlib.sha256(mean.tobytes()).hexdigest()
+    assert f"the average of versions {newest - 1} to {newest}" in (out / "README.md").read_text()
+    (export,) = verified(out / "passport.json", party_of(federation), out)["exports"]
+    assert export["averaged"] == [newest - 1, newest]
+    write(tmp_path / "test.jsonl", rows(99, 500))
+    figures = ("evaluate", "wards", "--version", "average", "--data", tmp_path / "test.jsonl")
+    before = [len(each.evaluations) for each in federation.show("wards").versions]
+    assert f"average of {newest - 1} to {newest}: accuracy" in federation.operator(*figures)
+    # The coordinator stores figures of versions only.
+    assert [len(each.evaluations) for each in federation.show("wards").versions] == before
+    # The same folder later, by the passport command.
+    again = tmp_path / "again.json"
+    federation.operator("passport", "wards", "--export", out, "--out", again)
+    assert verified(again, party_of(federation), out)["exports"] == [export]
+
+
+def test_pruning_keeps_the_best_version_and_those_of_the_average(stopped):
     federation, detail = stopped
     config = federation.dir / "coordinator.toml"
     text = config.read_text()
@@ -143,5 +173,6 @@ def test_pruning_keeps_the_best_version(stopped):
     )
     said = json.loads(succeed("coordinator", "store", "prune", "--dir", federation.dir, "--dry-run", "--json"))
     config.write_text(text)
-    stays = {0, detail.job.best.version_number, detail.job.version_number}
+    newest = detail.job.version_number
+    stays = {0, detail.job.best.version_number, newest - 1, newest}
     assert said["versions"] == {"wards": [each.number for each in detail.versions if each.number not in stays]}

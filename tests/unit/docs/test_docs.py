@@ -23,7 +23,7 @@ from export.bundle import make_job_bundle
 from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
-from tacit.job import Aggregation, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile
+from tacit.job import Aggregation, Audit, Average, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -159,6 +159,8 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[mechanism] laplace-update": LaplaceUpdate,
     "[mechanism] distributed-gaussian": DistributedGaussian,
     "[metrics]": NoisedMetrics,
+    "[average]": Average,
+    "[audit]": Audit,
     "[rounds]": Rounds,
     "[rounds.deadlines]": Deadlines,
     "[aggregation]": Aggregation,
@@ -198,7 +200,7 @@ def test_the_jobs_page_has_a_section_for_every_table():
         | models
         | methods
         | servers
-        | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder, NoisedMetrics}
+        | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder, NoisedMetrics, Average, Audit}
     )
     assert set(nested(JobSpec)) | tagged == set(JOB_TABLES.values())
     assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism, OwnDiscreteGaussian}

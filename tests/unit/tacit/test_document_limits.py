@@ -51,6 +51,7 @@ from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement
 from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
+from tacit.limits import MAX_AVERAGED
 from tacit.manifest import Manifest
 from tacit.passport import (
     MAX_SECTIONS,
@@ -601,6 +602,14 @@ _MADE = EXAMPLES[Provenance]
 
 # Every list and table of every document: where it is, its limit, and its entries.
 LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
+    "ExportFacts.averaged": (ExportFacts, EXAMPLES[ExportFacts], "averaged", MAX_AVERAGED, lambda number: number + 1),
+    "ModelFacts.averaged": (
+        BundleIndex,
+        EXAMPLES[BundleIndex],
+        "model.averaged",
+        MAX_AVERAGED,
+        lambda number: number + 1,
+    ),
     "ExportFacts.files": (ExportFacts, EXAMPLES[ExportFacts], "files", 64, {_word: _STATE}),
     "CoordinatorConfig.keep_named": (
         CoordinatorConfig,

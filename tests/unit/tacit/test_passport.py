@@ -41,6 +41,10 @@ def version(number, **more):
     return VersionFacts(**{**facts, "entry_hash": DIGEST, "mechanism": "dp-sgd", "round": number, **of_sum, **more})
 
 
+def average(number, *averaged):
+    return ExportFacts(number=number, version=DIGEST, averaged=averaged, format="hf", index=DIGEST, files={})
+
+
 def made(of=0, *, role=Role.OPERATOR, versions=None, job=None, made_ms=MADE, exports=(), **more):
     # The cache tells `authority(0)` from `authority()`.
     authority, key = party.authority(of) if of else party.authority(), party.key(3)
@@ -149,6 +153,9 @@ def test_only_an_operators_key_signs():
         ({"versions": [version(0), version(1, summed=5)]}, "version-1"),
         ({"versions": [version(0, entry=10)]}, "version-0"),
         ({"exports": [ExportFacts(number=1, version=DIGEST, format="hf", index=DIGEST, files={})]}, "export-1"),
+        ({"exports": [average(1, 1)]}, None),
+        ({"exports": [average(1, 1, 2)]}, "export-1"),
+        ({"exports": [average(2, 1, 2)]}, "export-1"),
     ],
 )
 def test_a_signers_contradictions_are_found(how, part):

@@ -85,6 +85,12 @@ def test_the_policy_says_which_versions_stay(policy, stays):
         assert kept("desk", FOUND, frozenset({FOUND[1].digest}), policy) == stays | {1}
 
 
+def test_the_versions_of_a_jobs_average_stay():
+    policy = Retention(1, best=False)
+    assert kept("desk", FOUND, frozenset(), policy, averaged=3) == {0, 3, 4, 5}
+    assert kept("desk", FOUND, frozenset(), Retention(4, best=False), averaged=3) == {0, 2, 3, 4, 5}
+
+
 def test_the_best_version_is_the_best_on_the_newest_data():
     assert best_of(FOUND) == 2
     assert best_of([*FOUND, version(6, (0.6, 40), data=b"e" * 32)]) == 6
