@@ -236,6 +236,7 @@ def play_round(
     state: Any = None,
     *,
     server: Server,
+    device: str = "cpu",
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Round:
     """Play one round with every member that still sends.
@@ -245,6 +246,7 @@ def play_round(
         corpora: the members' examples.
         number: of the round, from 1.
         server: makes the next version, with `state`.
+        device: where members train, from `pick_device`.
         cancelled: asked before every step of a member.
 
     Raises:
@@ -277,7 +279,7 @@ def play_round(
                 backbone=backbone,
                 random=random,
                 seed=_seed(job, number, place),
-                device="cpu",
+                device=device,
                 progress=lambda _step, _steps, _loss: None,
                 cancelled=cancelled,
             )

@@ -13,7 +13,7 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.frontier.setup import DATASETS, METHODS, KeptFeatures, job_of, read_data
 from benchmarks.frontier.training import START, Recipe, Trained, candidates, inner_candidates, trained
-from benchmarks.library.record import Figure, Results, open_results, parser, summarise
+from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser, summarise
+from learning.training.device import pick_device
 
 __all__ = ["EPSILONS", "GOALS", "SEEDS", "Cell", "cells_of", "main", "run"]
 
@@ -80,7 +81,11 @@ def cells_of(
 
 @dataclass(frozen=True)
 class Bench:
-    """Where cells are measured: results, features, the folder of bundles, and when to stop (monotonic seconds)."""
+    """Where cells are measured: results, features, the folder of bundles, and when to stop (monotonic seconds).
+
+    Args:
+        device: where members train, from `pick_device`.
+    """
 
     results: Results
     searched: Results
@@ -88,6 +93,16 @@ class Bench:
     folder: Path
     until: float = math.inf
     rows: int | None = None
+    device: str = "cpu"
+
+    @property
+    def device_name(self) -> str:
+        """The device as lines name it. It is no part of a case: a cell has one accuracy, whatever it trained on."""
+        if self.device != "cuda":
+            return self.device
+        import torch
+
+        return torch.cuda.get_device_name()
 
     def train(self, cell: Cell, recipe: Recipe, seed: int, *, trial: bool) -> Trained:
         """Train a recipe, and score it on validation rows (a trial) or on test rows."""
@@ -103,6 +118,7 @@ class Bench:
             recipe,
             seed,
             self.store,
+            self.device,
         )
 
     def out_of_time(self) -> bool:
@@ -140,7 +156,7 @@ class Bench:
                 return None
             self.searched.open(SEEDS[:1])
             found = self.train(cell, recipe, SEEDS[0], trial=True)
-            self.searched.add(case, [Figure("validation_accuracy", round(found.accuracy, 5))], seed=SEEDS[0])
+            self.searched.add(case, [self._figure("validation_accuracy", found)], seed=SEEDS[0])
         (line,) = self.searched.done(case, SEEDS[0])
         return float(line["value"])
 
@@ -156,8 +172,11 @@ class Bench:
                 found = self.train(cell, recipe, seed, trial=False)
                 more = {**cell.goal, "recipe": recipe.as_json(), "noise_multiplier": found.noise_multiplier}
                 more |= {"trained_values": found.values, "cpu_seconds": round(time.process_time() - began, 1)}
-                self.results.add(cell.case, [Figure("test_accuracy", round(found.accuracy, 5), more=more)], seed=seed)
-        summarise(self.results, cell.case, SEEDS, keep=("goal", "recipe", "noise_multiplier"))
+                self.results.add(cell.case, [self._figure("test_accuracy", found, more)], seed=seed)
+        summarise(self.results, cell.case, SEEDS, keep=("goal", "recipe", "noise_multiplier", "device"))
+
+    def _figure(self, name: str, found: Trained, more: Mapping[str, Any] | None = None) -> Figure:
+        return Figure(name, round(found.accuracy, 5), more={**(more or {}), "device": self.device_name})
 
 
 def record_majority(results: Results, datasets: Sequence[str]) -> None:
@@ -186,13 +205,20 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--method", nargs="+", default=list(METHODS), choices=list(METHODS))
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
     options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
+    options.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="where members train")
+    options.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder of the lines; give each of several processes its own"
+    )
     chosen = options.parse_args(words)
+    device = pick_device(chosen.device)
     cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method)
-    results, searched = (open_results(name, quick=chosen.quick, revision=REVISION) for name in (BENCH, SEARCH))
+    results, searched = (
+        open_results(name, quick=chosen.quick, revision=REVISION, folder=chosen.results) for name in (BENCH, SEARCH)
+    )
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         until = time.monotonic() + 60 * chosen.minutes
         rows = 300 if chosen.quick else None
-        bench = Bench(results, searched, KeptFeatures(chosen.cache), Path(scratch), until, rows)
+        bench = Bench(results, searched, KeptFeatures(chosen.cache), Path(scratch), until, rows, device)
         if chosen.quick:
             run(bench, [Cell("trec", 3, 4.0, "head-layers")], SEEDS[:1])
             return

@@ -124,7 +124,7 @@ def _inner(rate: float, *, steps: int, rounds: int, lot: int | None = None, batc
 
 @cache
 def multiplier_at(epsilon: float, recipe: Recipe, examples: int, lot: int) -> float:
-    """Return the multiplier that `plan` names for a member's gate.
+    """Return the multiplier that `plan` names for a member's gate. The learning rate does not change it.
 
     Raises:
         ValueError: no noise is enough.
@@ -145,6 +145,7 @@ def trained(
     recipe: Recipe,
     seed: int,
     store: KeptFeatures,
+    device: str = "cpu",
 ) -> Trained:
     """Train a recipe with equal members, and score the last version.
 
@@ -153,6 +154,7 @@ def trained(
         members: 1 is centralised training.
         epsilon: of a member's gate. None adds no noise.
         seed: deals the rows, and seeds draws and noise.
+        device: where members train and the version is scored, from `pick_device`.
     """
     dealt = by_ratios(len(train), [1.0] * members, seed).members
     parts = [Member([train[at] for at in rows]) for rows in dealt]
@@ -163,8 +165,11 @@ def trained(
         asked["epochs"] = recipe.steps
     else:
         lot = min(recipe.lot or max(sizes), max(sizes))
-        multiplier = multiplier_at(epsilon, recipe, min(sizes), lot)
+        multiplier = multiplier_at(epsilon, replace(recipe, learning_rate=1.0), min(sizes), lot)
         mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps)
+        if device == "cuda" and recipe.lot:
+            # `batch` only bounds the examples in memory. A GPU takes as long for a part of a lot as for all of it.
+            asked["batch"] = 2 * recipe.lot
     many = max(members, 2)
     changes = {
         "training": Training.model_validate(asked),
@@ -176,17 +181,19 @@ def trained(
     corpora = corpora_of(here, parts)
     for corpus in corpora:
         corpus.features = store
-    values = _rounds(here, parts, corpora, seed)
+    values = _rounds(here, parts, corpora, seed, device)
     noise = mechanism.noise_multiplier if isinstance(mechanism, DpSgd) else None
-    return Trained(accuracy_of(here, values, scored, store), noise, here.document.values)
+    return Trained(accuracy_of(here, values, scored, store, device), noise, here.document.values)
 
 
-def _rounds(bundle: "JobBundle", parts: Sequence[Member], corpora: Sequence[EncodedExamples], seed: int) -> Vector:
+def _rounds(
+    bundle: "JobBundle", parts: Sequence[Member], corpora: Sequence[EncodedExamples], seed: int, device: str
+) -> Vector:
     values = bundle.manifest.decode(bundle.weights)
     for number in range(1, bundle.document.rounds.count + 1):
         random = SeededRandom(f"{seed}/{number}")
         if len(parts) > 1:
-            values = play_round(bundle, values, parts, corpora, number, random).values
+            values = play_round(bundle, values, parts, corpora, number, random, device=device).values
             continue
         (part,), (corpus,) = parts, corpora
         update = train_update(
@@ -199,7 +206,7 @@ def _rounds(bundle: "JobBundle", parts: Sequence[Member], corpora: Sequence[Enco
             backbone=backbone_of(bundle),
             random=random,
             seed=seed,
-            device="cpu",
+            device=device,
             progress=lambda _step, _steps, _loss: None,
             cancelled=lambda: False,
         )
@@ -207,7 +214,9 @@ def _rounds(bundle: "JobBundle", parts: Sequence[Member], corpora: Sequence[Enco
     return values
 
 
-def accuracy_of(bundle: "JobBundle", values: Vector, scored: Sequence[Example], store: KeptFeatures) -> float:
+def accuracy_of(
+    bundle: "JobBundle", values: Vector, scored: Sequence[Example], store: KeptFeatures, device: str = "cpu"
+) -> float:
     """Return the accuracy of a version on rows, whose features are read from `store`."""
     import torch
 
@@ -216,8 +225,8 @@ def accuracy_of(bundle: "JobBundle", values: Vector, scored: Sequence[Example], 
         raise TypeError("a prompted job has a prompted module")
     read = EncodedExamples(scored, bundle.document, bundle.public_tokenizer).read()
     if not (isinstance(job, PromptedJob) and job.caches_features):
-        return evaluate(module, read.ids, read.labels).accuracy
-    features = features_of(module, read.ids, kind_of(bundle.document), store)
+        return evaluate(module, read.ids, read.labels, device=device).accuracy
+    features = features_of(module, read.ids, kind_of(bundle.document), store, device)
     with torch.no_grad():
         found = module.output(torch.from_numpy(features)).argmax(dim=1).numpy()
     return float((found == read.labels).mean())

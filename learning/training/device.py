@@ -1,8 +1,10 @@
-"""Picks the device to train on. Guarantees that it exists on this machine."""
+"""Picks the device to train on, and keeps its products whole. Guarantees that the device exists on this machine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, cast
 
-__all__ = ["DeviceName", "DeviceUnavailable", "pick_device"]
+__all__ = ["DeviceName", "DeviceUnavailable", "pick_device", "whole_float32"]
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -31,3 +33,20 @@ def pick_device(name: DeviceName | str = "auto") -> Literal["cpu", "cuda", "mps"
         }[name]
         raise DeviceUnavailable(f"device {name!r} is not available: {why}; choose device = auto or cpu")
     return cast(Literal["cpu", "cuda", "mps"], name)
+
+
+@contextmanager
+def whole_float32() -> Iterator[None]:
+    """Turns TF32 off for a GPU's products inside the context.
+
+    The setting is the process's, so trainings must take turns.
+    """
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

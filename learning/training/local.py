@@ -6,7 +6,8 @@ Guarantees:
   in the process.
 - Every phase has a new optimiser; neither its state nor a gradient outlives the phase.
 - Parameters that a phase does not name stay the same to the bit.
-- Trained parameters, their gradients and the loss are float32, whatever a frozen network computes in.
+- Trained parameters, their gradients and the loss are float32, whatever a frozen network computes in. A GPU multiplies
+  in float32 too, not in TF32.
 - A diverged training raises and returns nothing.
 - Nothing is logged; the module sees neither texts nor label names.
 
@@ -27,6 +28,7 @@ from torch.nn import functional
 
 from learning.models import TextClassifier
 from learning.models.division import EMBEDDING
+from learning.training.device import whole_float32
 from learning.training.mixture import training_mixture
 from learning.training.phases import Phase
 from tacit.job import Training
@@ -153,7 +155,8 @@ def train(
     try:
         # Adafactor's moments are means over a whole matrix, which fewer rows would change.
         whole = recipe.optimiser == "adafactor"
-        with module.computing_in(recipe.precision), nullcontext(ids) if whole else module.narrowed(ids) as small_ids:
+        narrowed = nullcontext(ids) if whole else module.narrowed(ids)
+        with whole_float32(), module.computing_in(recipe.precision), narrowed as small_ids:
             # Where the training began, for the phases that stay near it.
             near = any(phase.mu for phase in run.phases)
             anchors = {name: each.detach().clone() for name, each in module.named_parameters()} if near else {}
@@ -288,9 +291,10 @@ def logits_of(module: TextClassifier, ids: Ids, *, batch: int = 256, device: str
     # By length, for little padding; a text's logits do not depend on its batch.
     by_length = np.argsort(lengths, kind="stable")
     try:
-        for first in range(0, len(ids), batch):
-            rows = by_length[first : first + batch]
-            found.append(module(_inputs(module, ids, lengths=lengths, rows=rows, device=device)).float().cpu().numpy())
+        with whole_float32():
+            for first in range(0, len(ids), batch):
+                inputs = _inputs(module, ids, lengths=lengths, rows=by_length[first : first + batch], device=device)
+                found.append(module(inputs).float().cpu().numpy())
     finally:
         module.to("cpu")
     logits: NDArray[np.float32] = np.concatenate(found)[np.argsort(by_length, kind="stable")]

@@ -41,7 +41,7 @@ those values and of the public version: post-processing, the same for used and u
     numbers by about 2^-24 of it (`learning.training.clipping` bounds an example's part for any model). This includes
     the sums of the examples that both neighbours have. An example's own gradient is assumed not to depend on its
     batch. Kernels multiply in float32, as they add: TF32, which CUDA's convolutions use by default and which is exact
-    to 2^-11, is off while this trains (`_whole_float32`). These are the last bits of the sensitivity; rounding to the
+    to 2^-11, is off while this trains (`whole_float32`). These are the last bits of the sensitivity; rounding to the
     lattice does not mend them.
 
 The training returns nothing that depends on the data. No refusal or failure depends on the data, except through the
@@ -51,7 +51,6 @@ noised weights. `progress` and the wall time are for the member's own screen: th
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -69,6 +68,7 @@ from learning.training.clipping import (
     PerExampleGradientsUnavailable,
     check_examples_apart,
 )
+from learning.training.device import whole_float32
 from learning.training.local import (
     PIECES,
     Ids,
@@ -148,7 +148,7 @@ def train_private(
         module.seed(probe)
         check_examples_apart(module, probe)
         module.draw_from(random)
-        with _whole_float32(), ClippedGradients(module) as clipped:
+        with whole_float32(), ClippedGradients(module) as clipped:
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             optimiser = make_optimiser(module, recipe)
             for parameter in trained:
@@ -183,21 +183,6 @@ def train_private(
         module.unseed()
         module.to("cpu").eval()
     return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
-
-
-@contextmanager
-def _whole_float32() -> Iterator[None]:
-    """Turns TF32 off for a GPU's products inside the context.
-
-    The setting is the process's, so trainings must take turns.
-    """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def add_noise(module: nn.Module, trained: list[nn.Parameter], unit: float, std: float, random: RandomSource) -> None:

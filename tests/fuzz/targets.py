@@ -168,7 +168,9 @@ def _roster_log(data: bytes) -> None:
     with contextlib.suppress(DecodeError):
         answer = federation_pb2.FetchLogResponse.FromString(data)
         with contextlib.suppress(HeadInvalid):
-            assert roster_wire.head_to_pb(roster_wire.head_from_pb(answer.head, bytes(32))) == answer.head
+            # Not compared as messages: what was read has no unknown fields.
+            head = roster_wire.head_from_pb(answer.head, bytes(32))
+            assert roster_wire.head_from_pb(roster_wire.head_to_pb(head), bytes(32)) == head
         for entry in answer.entries[:100]:
             with contextlib.suppress(HeadInvalid):
                 assert len(roster_wire.entry_from_pb(entry).leaf) == 32

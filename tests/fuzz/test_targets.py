@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from tacit.roster import HeadInvalid
+from tacit.v1 import federation_pb2
 from tests.fuzz import __main__ as fuzzing
 from tests.fuzz import targets
 from tests.fuzz.__main__ import SEEDS
@@ -62,6 +64,18 @@ def test_a_reader_that_takes_too_much_is_noticed(monkeypatch):
     monkeypatch.setattr(targets, "unpack_into", lambda out, *_: out.fill(2**31))
     with pytest.raises(AssertionError):
         TARGETS["packed_vector"](next(iter(seeds_of("packed_vector"))))
+
+
+def test_an_unknown_field_of_a_head_is_dropped_and_no_finding(monkeypatch):
+    answer = federation_pb2.FetchLogResponse.FromString(next(iter(seeds_of("roster_log"))))
+    head = answer.head.SerializeToString() + b"\x3a\x01c"
+    data = b"\x12" + bytes([len(head)]) + head
+    assert federation_pb2.FetchLogResponse.FromString(data).head != answer.head
+    TARGETS["roster_log"](data)
+    # What is lost on the way is still found.
+    monkeypatch.setattr(targets.roster_wire, "head_to_pb", lambda head: federation_pb2.LogHead(root=head.head.root))
+    with pytest.raises((AssertionError, HeadInvalid)):
+        TARGETS["roster_log"](data)
 
 
 def test_an_input_that_does_not_end_is_a_finding(monkeypatch):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from benchmarks.library.record import NoData, Results
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
+from learning.training import local, update
 from tacit.prompt import LoRA
 from tests.support.tiny_models import saved
 
@@ -61,9 +63,9 @@ def test_a_recipe_is_chosen_on_validation_rows_and_then_tested(tiny, monkeypatch
     seen = []
     inner_score, inner_train = training.accuracy_of, training.trained
 
-    def scored(bundle, values, rows, store):
+    def scored(bundle, values, rows, *others):
         seen.append([each.text for each in rows])
-        return inner_score(bundle, values, rows, store)
+        return inner_score(bundle, values, rows, *others)
 
     def trains(bundle, train, *others):
         assert not {each.text for each in train} & {each.text for each in others[0]}
@@ -80,6 +82,7 @@ def test_a_recipe_is_chosen_on_validation_rows_and_then_tested(tiny, monkeypatch
     mean = bench.results.done(cell.case)[0]
     assert mean["recipe"] == best["case"]["recipe"]
     assert mean["value"] > 0.8
+    assert {line["device"] for line in bench.results.lines + bench.searched.lines} == {"cpu"}
     bench.measure(cell, accuracy.SEEDS)
     assert len(seen) == trials + 3, "a measured cell is not measured again"
 
@@ -93,6 +96,42 @@ def test_what_is_trained_inside_the_encoder_learns_and_is_scored_by_it(tiny):
 
 def _lora(rate: float) -> Recipe:
     return Recipe("random", "adam", rate, steps=2, rounds=3, batch=8)
+
+
+@pytest.mark.parametrize(("members", "device", "batch"), [(3, "cpu", 256), (3, "cuda", 40), (1, "cuda", 40)])
+def test_members_train_and_versions_are_scored_on_the_device(tiny, monkeypatch, members, device, batch):
+    """A GPU takes a whole draw at once. No test machine has one, so the work itself is done on the CPU."""
+    seen = []
+
+    def on_the_cpu(what, inner):
+        def called(*words, **named):
+            seen.append((what, named["device"], named["job"].training.batch if what == "trained" else None))
+            return inner(*words, **{**named, "device": "cpu"})
+
+        return called
+
+    trains = on_the_cpu("trained", update.train_update)
+    monkeypatch.setattr(update, "train_update", trains)
+    monkeypatch.setattr(training, "train_update", trains)
+    monkeypatch.setattr(training, "evaluate", on_the_cpu("scored", local.evaluate))
+    bench = replace(bench_in(tiny), device=device)
+    bench.train(Cell("tiny", members, 4.0, "lora"), replace(_lora(0.01), lot=20, batch=256), 0, trial=False)
+    assert seen == [("trained", device, batch)] * 3 * members + [("scored", device, None)]
+
+
+def test_a_process_writes_into_the_folder_that_it_is_given(tiny, monkeypatch):
+    monkeypatch.setattr(accuracy, "DATASETS", setup.DATASETS)
+    monkeypatch.setattr(accuracy, "METHODS", setup.METHODS)
+    monkeypatch.setattr(
+        accuracy.Bench, "choose", lambda _bench, _cell: Recipe("labels", "adam", 0.03, steps=2, rounds=1)
+    )
+    folder = tiny / "of-one-process"
+    words = ["--dataset", "tiny", "--members", "3", "--epsilon", "none", "--method", "head", "--results", str(folder)]
+    accuracy.main([*words, "--device", "cpu"])
+    lines = [json.loads(line) for line in (folder / "frontier.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line.get("case") == Cell("tiny", 3, None, "head").case]
+    assert [line.get("seed") for line in found] == [*accuracy.SEEDS, None]
+    assert {line["device"] for line in found} == {"cpu"}
 
 
 def test_noise_is_in_a_private_cell(tiny):

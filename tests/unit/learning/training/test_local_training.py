@@ -44,6 +44,21 @@ def same(first: TextClassifier, second: TextClassifier) -> bool:
     return all(np.array_equal(one[name], two[name]) for name in one)
 
 
+def test_tf32_is_off_in_training_and_scoring_and_restored_afterwards(monkeypatch) -> None:
+    """A GPU would end elsewhere than the CPU: TF32 is exact to 2^-11."""
+    ids, labels = texts(20)
+    convolutions, seen, module = torch.backends.cudnn, [], module_of()
+    monkeypatch.setattr(convolutions, "allow_tf32", True)
+    module.register_forward_hook(
+        lambda *_: seen.append((convolutions.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+    )
+    train(module, ids, labels, Training(epochs=1, batch=20), seed=1)
+    assert convolutions.allow_tf32
+    evaluate(module, ids, labels)
+    assert convolutions.allow_tf32
+    assert seen == [(False, False)] * (local.PIECES + 1)
+
+
 def test_it_learns_and_leaves_padding_at_zero() -> None:
     ids, labels = texts(300)
     module = module_of()
