@@ -1,16 +1,24 @@
 """The page of the frontier."""
 
+from collections.abc import Sequence
+
 from benchmarks.frontier.tables import accuracy_rows, draw_frontier, goal_rows
-from benchmarks.library.report import Page, Plot, Section
+from benchmarks.library.record import RESULTS, read_lines
+from benchmarks.library.report import Line, Page, Plot, Section
 
 __all__ = ["PAGE"]
 
 _MODULE = "frontier.accuracy"
 
+
+def _goals(lines: Sequence[Line]) -> list[list[str]]:
+    return goal_rows(lines, read_lines(RESULTS / "frontier_search.jsonl"))
+
+
 PAGE = Page(
     "frontier",
     (
-        Section("goals", "frontier", _MODULE, rows=goal_rows),
+        Section("goals", "frontier", _MODULE, rows=_goals),
         Section(
             "accuracy",
             "frontier",

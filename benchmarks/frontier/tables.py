@@ -34,20 +34,38 @@ def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
-def goal_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Make a row for each goal: the best method's accuracy beside it, its recipe and its noise."""
+def goal_rows(lines: Sequence[Line], searched: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each goal: a method's accuracy beside it, its recipe and its noise.
+
+    Args:
+        lines: Accuracies on test rows.
+        searched: Accuracies of trials on validation rows. They choose the method, among those with all seeds if any has
+            them, because the best of several methods on the test rows would be chosen by the test rows.
+    """
+    trials: dict[tuple[str, int, Any, str], float] = {}
+    for line in searched:
+        if "figure" in line:
+            case = line["case"]
+            row = (case["dataset"], case["members"], case["epsilon"], case["method"])
+            trials[row] = max(trials.get(row, 0.0), line["value"])
     best: dict[tuple[str, int, Any], Line] = {}
+
+    def rank(line: Line) -> tuple[bool, float]:
+        case = line["case"]
+        row = (case["dataset"], case["members"], case["epsilon"], case["method"])
+        return "seed" not in line, trials.get(row, 0.0)
+
     for line in _scored(lines):
         case = line["case"]
         key = (case["dataset"], case["members"], case["epsilon"])
-        if "goal" in line and (key not in best or line["value"] > best[key]["value"]):
+        if "goal" in line and (key not in best or rank(line) > rank(best[key])):
             best[key] = line
     rows = [
         [
             "data",
             "members",
             "epsilon",
-            "best method",
+            "method",
             "accuracy",
             "seeds",
             "goal",

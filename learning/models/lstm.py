@@ -55,7 +55,9 @@ class LSTM(nn.Module):
             return self._onnx(vectors)
         nothing = vectors.new_zeros(1, vectors.shape[0], self.hidden)
         weights = [self.weight_ih, self.weight_hh, self.bias, torch.zeros_like(self.bias)]
-        states, _, _ = torch.lstm(vectors, (nothing, nothing), weights, True, 1, 0.0, False, False, True)
+        # Without this flag, CUDA keeps nothing for a backward pass. It changes no number, because there is no dropout.
+        keeps = torch.is_grad_enabled()
+        states, _, _ = torch.lstm(vectors, (nothing, nothing), weights, True, 1, 0.0, keeps, False, True)
         return states
 
     def _onnx(self, vectors: Tensor) -> Tensor:

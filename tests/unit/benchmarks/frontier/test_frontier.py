@@ -207,7 +207,26 @@ def test_the_tables_mark_missed_goals_and_single_seeds(tiny):
         )
     ]
     work = "sgd 8, 25 steps, 1 round"
-    assert goal_rows(lines)[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", work, "1"]
+    assert goal_rows(lines, [])[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", work, "1"]
     assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0", "80.0*"]
     lines[0]["value"] = 0.84
-    assert goal_rows(lines)[1][6] == "**85.0**"
+    assert goal_rows(lines, [])[1][6] == "**85.0**"
+
+
+def test_validation_rows_choose_the_method_of_a_goal():
+    recipe = {"start": "labels", "optimiser": "sgd", "learning_rate": 8.0, "steps": 25, "rounds": 1, "clip": 1.0}
+    lines = [
+        {"case": Cell("trec", 3, 1.0, method).case, "value": value, "goal": 0.85, "recipe": recipe, **more}
+        for method, value, more in (
+            ("head", 0.9, {"values": [0.9] * 3}),
+            ("lora", 0.88, {"values": [0.88] * 3}),
+            ("bitfit", 0.95, {"seed": 0}),
+        )
+    ]
+    trials = {"head": 0.7, "lora": 0.8, "bitfit": 0.9}
+    searched = [
+        {"case": Cell("trec", 3, 1.0, method).case, "figure": "validation_accuracy", "value": value}
+        for method, value in trials.items()
+    ]
+    # The head is better on test rows, and the cell with the best trial has one seed only.
+    assert goal_rows(lines, searched)[1][3:5] == ["lora", "88.0"]
