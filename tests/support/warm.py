@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from tests.support.places import ROOT
 
-__all__ = ["Started", "as_at_the_start", "knows", "start"]
+__all__ = ["Started", "as_at_the_start", "import_everything", "knows", "start"]
 
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
@@ -330,6 +330,12 @@ def _run(request: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
+def import_everything() -> None:
+    """Imports what the commands need, and so compiles it if that has not been done."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+
+
 def main() -> None:
     """Runs the server, and after a fork the command."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -343,8 +349,7 @@ def main() -> None:
         from toolkit.tls import tls_13_only
 
         tls_13_only()
-        for name in _IMPORTED:
-            importlib.import_module(name)
+        import_everything()
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads of what was imported"
         gc.freeze()
