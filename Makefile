@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 # Apart: what looks at the dependencies brings its own.
 AUDIT := .venv-audit
 # For example `-s osv`, or `--osv-url URL` for a service of your own.
@@ -36,7 +37,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder BACKBONE=wheel)
 	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA)) $(if $(BACKBONE),--backbone $(BACKBONE))
 
-test: $(STAMP) ## every test but the slow sweeps
+# pip compiles nothing. Seven processes of `make test` import torch at the same moment, and each would compile it.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -c 'from tests.support import warm; warm.import_everything()'
+	@touch $@
+
+test: $(COMPILED) ## every test but the slow sweeps
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-quick
 	$(BIN)/python -m pytest -q -m 'alone and not long' tests/integration
 

@@ -23,7 +23,7 @@ from coordinator.config import CoordinatorConfig, OperatorConfig, operator_toml
 from coordinator.pki import key_pem, new_key, pem
 from coordinator.storage import records
 from coordinator.storage.database import Database
-from tacit.identity import Role
+from tacit.identity import Role, own_key
 from toolkit.durable import durable_file
 from toolkit.private_files import check_keys
 
@@ -100,7 +100,7 @@ def issue_operator(
 def _lying(folder: Path, database: Database) -> rsa.RSAPrivateKey | None:
     """Returns the folder's key if it may be certified again."""
     try:
-        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), password=None)
+        key = own_key((folder / "key.pem").read_bytes())
         certificate = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
     except (FileNotFoundError, ValueError, TypeError):
         # The files are missing, truncated, or encrypted by somebody, and cannot be used as they are.

@@ -38,6 +38,7 @@ from tacit.identity import (
     key_pem,
     name_is_valid,
     new_key,
+    own_key,
 )
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_secret
@@ -449,7 +450,7 @@ def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
         )
     try:
         # An unencrypted key is accepted even if a passphrase is set.
-        key = serialization.load_pem_private_key(data, password=passphrase if encrypted else None)
+        key = own_key(data, passphrase if encrypted else None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         if encrypted:
             raise AuthorityUnusable(f"the passphrase does not open {path}; set the right one") from error

@@ -86,18 +86,21 @@ class SyntheticPreparer(Preparer):
         watcher: LogWatcher,
         keeper: Keeper,
         synthetic: SyntheticCorpus = same_update,
+        training_seconds: Callable[[str], float] = lambda _job: 0.0,
     ) -> None:
         random = secure_agg.SystemRandom()
         super().__init__([Example("", "")], bytes(32), member, policy, budget, random, cache, "cpu", watcher, keeper)
         self._synthetic = synthetic
+        self._training_seconds = training_seconds
         self._update: tuple[tuple[int, int], Update] | None = None
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
-        """Return a synthetic update, without training."""
+        """Return a synthetic update, without training, after the time that training is said to take."""
         blob = functools.partial(self._blob, fetch)
         job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._policy.check_job(job)
         await blob(assignment.version, 4 * job.values)
+        await asyncio.sleep(self._training_seconds(job.name))
         # One update a version, as in training: without noise a member sends no second update for a version.
         round_ = 0 if self._synthetic is same_update else assignment.version_number + 1
         if self._update is None or self._update[0] != (round_, job.values):
@@ -144,6 +147,7 @@ async def run_member(
     verification: Verification | None = None,
     watcher: LogWatcher | None = None,
     synthetic: SyntheticCorpus = same_update,
+    training_seconds: Callable[[str], float] = lambda _job: 0.0,
     admits: tuple[str, ...] = (),
     until_finished: bool = False,
 ) -> None:
@@ -156,6 +160,7 @@ async def run_member(
             Without it the member has its own, as a real one.
         watcher: told what happens.
         synthetic: makes the updates.
+        training_seconds: how long training takes in a job of this name. The processor is idle meanwhile.
         admits, until_finished: as of the agent.
 
     Raises:
@@ -180,7 +185,7 @@ async def run_member(
     ):
         keeper = Keeper(PrivateStore(home, identity.federation, "data"), [])
         preparer = SyntheticPreparer(
-            identity.member, policy, budget, BlobCache(home / "cache"), seen, keeper, synthetic
+            identity.member, policy, budget, BlobCache(home / "cache"), seen, keeper, synthetic, training_seconds
         )
         agent = kind(
             identity,

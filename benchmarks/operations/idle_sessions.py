@@ -2,8 +2,7 @@
 
     python -m benchmarks.operations.idle_sessions HOME ...
 
-The members' side of a session is left out, because only the coordinator's is measured. A key that several members share
-is read and checked once.
+The members' side of a session is left out, because only the coordinator's is measured.
 """
 
 import argparse
@@ -11,12 +10,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from functools import cache
+from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest.mock import patch
-
-from cryptography.hazmat.primitives import serialization
 
 from edge_client.identity.connection import open_channel
 from edge_client.identity.home import MemberIdentity
@@ -27,7 +22,7 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from toolkit.logs import configure
 
-__all__ = ["keys_read_once", "main"]
+__all__ = ["main"]
 
 # Parallel handshakes in each process. Handshakes take long, and a queue of hundreds times out.
 _DIALLING = 8
@@ -49,13 +44,6 @@ async def _session(home: Path, dialling: asyncio.Semaphore) -> None:
             await call.read()
 
 
-@contextlib.contextmanager
-def keys_read_once() -> Iterator[None]:
-    """Cache keys by their file's bytes inside the block, because checking one takes a tenth of a second."""
-    with patch.object(serialization, "load_pem_private_key", cache(serialization.load_pem_private_key)):
-        yield
-
-
 async def _all(homes: list[Path]) -> None:
     dialling = asyncio.Semaphore(_DIALLING)
     task = asyncio.ensure_future(asyncio.gather(*(_session(home, dialling) for home in homes)))
@@ -70,8 +58,7 @@ def main() -> None:
     parser.add_argument("homes", type=Path, nargs="+", help="folders of enrolled members")
     options = parser.parse_args()
     configure("json", "warning")
-    with keys_read_once():
-        asyncio.run(_all(options.homes))
+    asyncio.run(_all(options.homes))
     os._exit(0)
 
 

@@ -29,7 +29,6 @@ import psutil
 from benchmarks.library.federation import Federation, MeasurementFailed
 from benchmarks.library.record import Figure, open_results, parser
 from benchmarks.library.untrained import POLICY
-from benchmarks.operations.idle_sessions import keys_read_once
 from benchmarks.secure_aggregation.memory import Peak, measure
 from coordinator.cli.common import operator_stub
 from coordinator.config import load_config
@@ -195,8 +194,7 @@ async def idle(sessions: int) -> list[Figure]:
         running = Federation(Path(scratch), POLICY)
         try:
             await running.serve()
-            with keys_read_once():
-                await enrol_all(running, names, _SHARED_KEYS)
+            await enrol_all(running, names, _SHARED_KEYS)
             running.end()
             coordinator = psutil.Process(await running.serve())
             alone = coordinator.memory_info().rss

@@ -188,7 +188,6 @@ async def gather_passport(
 
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from pydantic import ValidationError
 
     from coordinator.cli.member_audits import facts_of, read_audits
@@ -199,7 +198,7 @@ async def gather_passport(
     from tacit.blobs import fetch_blob
     from tacit.bundle import BundleInvalid
     from tacit.documents import DocumentInvalid, sentence_of
-    from tacit.identity import Identity
+    from tacit.identity import Identity, own_key
     from tacit.job import JobDocument
     from tacit.passport import MAX_EXPORTS
     from tacit.passport_proof import make_passport
@@ -220,7 +219,7 @@ async def gather_passport(
         record = history.record(time.time_ns() // 1_000_000, __version__)
         folders: list[ExportFacts] = [export_facts(each, versions, version, averaged) for each in exports]
         certificate = x509.load_pem_x509_certificate(identity.certificate_pem)
-        key = load_pem_private_key(identity.key_pem, None)
+        key = own_key(identity.key_pem)
     except ChainBroken as error:
         fail(f"the journal is not intact, so no passport is made from it: {error}", ExitCode.FAILED)
     except ExportUnknown as error:

@@ -128,10 +128,10 @@ def _sign(statement: "CorpusStatement", out: Path, where: Path, authorities: "Au
     from coordinator.config import load_operator
     from tacit.corpus import signed_bytes
     from tacit.corpus_proof import AUTHORITIES, files_beside, verify_statement
-    from tacit.identity import sign
+    from tacit.identity import own_key, sign
 
     identity = load_operator(where)
-    key = serialization.load_pem_private_key(identity.key_pem, password=None)
+    key = own_key(identity.key_pem)
     if not isinstance(key, rsa.RSAPrivateKey):
         raise ValueError(f"{where / 'key.pem'} is not an RSA key; the coordinator issues only RSA keys")
     certificate = x509.load_pem_x509_certificate(identity.certificate_pem).public_bytes(serialization.Encoding.DER)

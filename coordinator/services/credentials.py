@@ -22,7 +22,15 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, KeyElsewhere, key_pem, new_key, pem
-from tacit.identity import Certificate, CertificateOutOfDate, Identity, Role, federation_of, verify_certificate
+from tacit.identity import (
+    Certificate,
+    CertificateOutOfDate,
+    Identity,
+    Role,
+    federation_of,
+    own_key,
+    verify_certificate,
+)
 from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER
 from toolkit.durable import durable_file
 from toolkit.tls import speaks_tls_12, tls_13_only
@@ -270,7 +278,7 @@ def server_identity(folder: CoordinatorFolder) -> tuple[rsa.RSAPrivateKey, bytes
         OSError: they cannot be read.
     """
     certificate = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())[0]
-    key = serialization.load_pem_private_key(folder.server_key.read_bytes(), password=None)
+    key = own_key(folder.server_key.read_bytes())
     if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError("the server's key and certificate do not belong together")
     return key, certificate.public_bytes(serialization.Encoding.DER)
@@ -281,7 +289,7 @@ def _server_certificate_is_good(
 ) -> bool:
     try:
         chain = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())
-        key = serialization.load_pem_private_key(folder.server_key.read_bytes(), password=None)
+        key = own_key(folder.server_key.read_bytes())
         leaf = chain[0]
         verified = verify_certificate(
             leaf.public_bytes(serialization.Encoding.DER),

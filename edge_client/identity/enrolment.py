@@ -31,7 +31,7 @@ from edge_client.identity.renewal import asked_authorities
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.guard import guarded
-from tacit.identity import CertificateInvalid, Role, Trust, federation_of, key_pem, new_key
+from tacit.identity import CertificateInvalid, Role, Trust, federation_of, key_pem, new_key, own_key
 from tacit.reason import Reason
 from tacit.status import reason_of, time_of
 from tacit.token import JoinToken, TokenInvalid, split_address
@@ -231,7 +231,7 @@ def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
     try:
         pending.path.mkdir(mode=0o700, exist_ok=True)
         if pending.key.exists():
-            stored = serialization.load_pem_private_key(pending.key.read_bytes(), password=None)
+            stored = own_key(pending.key.read_bytes())
             if isinstance(stored, rsa.RSAPrivateKey):
                 return stored
         key = new_key()

@@ -35,7 +35,17 @@ from pydantic import Field, field_validator
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.documents import Digest, Document, DocumentInvalid, Short
-from tacit.identity import CertificateInvalid, Role, Trust, federation_of, issued_by, key_pem, name_is_valid, sign
+from tacit.identity import (
+    CertificateInvalid,
+    Role,
+    Trust,
+    federation_of,
+    issued_by,
+    key_pem,
+    name_is_valid,
+    own_key,
+    sign,
+)
 from tacit.token import split_address
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_private
@@ -339,7 +349,7 @@ class MemberIdentity:
         folder.check_modes()
         try:
             document = IdentityDocument.from_file(names.document)
-            key = serialization.load_pem_private_key(names.key.read_bytes(), password=None)
+            key = own_key(names.key.read_bytes())
             certificate = x509.load_pem_x509_certificate(names.certificate.read_bytes())
             root = x509.load_pem_x509_certificate(names.root.read_bytes())
             listed = names.authorities.read_bytes() if names.authorities.exists() else None

@@ -25,6 +25,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 __all__ = [
     "MAX_RSA_BITS",
@@ -44,6 +45,7 @@ __all__ = [
     "key_pem",
     "name_is_valid",
     "new_key",
+    "own_key",
     "sign",
     "verify_certificate",
     "verify_signature",
@@ -362,6 +364,37 @@ def verify_signature(key: rsa.RSAPublicKey, message: bytes, signature: bytes) ->
 def new_key() -> rsa.RSAPrivateKey:
     """Generates an RSA key of 3072 bits. It takes a good part of a second."""
     return rsa.generate_private_key(public_exponent=RSA_EXPONENT, key_size=MIN_RSA_BITS)
+
+
+def own_key(data: bytes, passphrase: bytes | None = None) -> PrivateKeyTypes:
+    """Reads a private key of this party from PEM.
+
+    The numbers of an RSA key must belong together, so a damaged file is refused. Whether its factors are prime is not
+    tested: that takes a tenth of a second at every start, and only the key's owner has written the file.
+
+    Args:
+        data: PEM, PKCS#8 or OpenSSL's older format.
+        passphrase: None for a key that is not encrypted.
+
+    Raises:
+        ValueError, TypeError, UnsupportedAlgorithm: this is no private key, it is damaged, or the passphrase is wrong.
+    """
+    key = serialization.load_pem_private_key(data, passphrase, unsafe_skip_rsa_key_validation=True)
+    if isinstance(key, rsa.RSAPrivateKey) and not _belong_together(key.private_numbers()):
+        raise ValueError("the key is damaged: its numbers do not belong together")
+    return key
+
+
+def _belong_together(key: rsa.RSAPrivateNumbers) -> bool:
+    """Whether the numbers satisfy the equations of RFC 8017, section 3.2, given that p and q are prime."""
+    p, q, e = key.p, key.q, key.public_numbers.e
+    return (
+        min(p, q) > 1
+        and p * q == key.public_numbers.n
+        and e * key.d % (p - 1) == e * key.d % (q - 1) == 1
+        and (key.dmp1, key.dmq1) == (key.d % (p - 1), key.d % (q - 1))
+        and key.iqmp * q % p == 1
+    )
 
 
 def key_pem(key: rsa.RSAPrivateKey, passphrase: bytes | None = None) -> bytes:

@@ -187,7 +187,7 @@ def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
     rows = [json.loads(line) for line in file.splitlines()]
     # The statement's label counts describe the file, where anybody can count them, and not the data.
     said = CorpusStatement.from_json(statement, what="aster's statement")
-    assert {each.label: each.rows for each in said.labels} == Counter(row["label"] for row in rows)
+    assert {each.label: each.rows for each in said.labels if each.rows} == Counter(row["label"] for row in rows)
     assert all(row.keys() == {"text", "label"} for row in rows)
     ref = {
         "job": lambda value, _: value == JOB,

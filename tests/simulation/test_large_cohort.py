@@ -24,7 +24,6 @@ from tacit.job import Aggregation
 from tacit.messages import AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, word
 from tests.support.fleet import Fleet, job_document
-from tests.support.sparse_fleet import verify_once
 
 SIZE, FEW = 250, 210
 VICTIM = "m7"
@@ -33,7 +32,7 @@ VICTIM = "m7"
 def large(size=SIZE, aggregation=Aggregation()):  # noqa: B008
     """A fleet of this size, all in one cohort. All share a process, so each signature is verified once."""
     job = job_document(aggregation, count=1, min_members=205, target_members=size)
-    return Fleet(size, job=job, verify=verify_once)
+    return Fleet(size, job=job)
 
 
 # A graph with 22 neighbours in place of 56, and so a third of the work, for what does not depend on their number.
@@ -46,7 +45,7 @@ def few():
         Aggregation(max_corrupt_share=CORRUPT, max_lost_share=LOST), count=1, min_members=205, target_members=FEW
     )
     policy = Policy(mechanisms=("none",), min_corrupt_share=CORRUPT)
-    return Fleet(FEW, job=job, policy=policy, verify=verify_once)
+    return Fleet(FEW, job=job, policy=policy)
 
 
 def payload_of(message):

@@ -1,4 +1,5 @@
 """An enrolled member that breaks rules or halts on order. Without an order it is honest, except that it does not train.
+In the job `beside`, which goes on beside others, training takes a quarter of a second, in which the processor is idle.
 
     python -m tests.support.rogue_member HOME ORDERS [JOB ...]
 
@@ -44,10 +45,15 @@ def main() -> None:
 async def _run(home: Path, orders: Path, jobs: tuple[str, ...]) -> None:
     from benchmarks.library.members import run_member
 
-    task = asyncio.ensure_future(run_member(home, kind=_rogue(orders), admits=jobs))
+    task = asyncio.ensure_future(run_member(home, kind=_rogue(orders), admits=jobs, training_seconds=_training_seconds))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with suppress(asyncio.CancelledError):
         await task
+
+
+def _training_seconds(job: str) -> float:
+    """A job that tests only see going on would take the processor from what they test."""
+    return 0.25 if job == "beside" else 0.0
 
 
 def _rogue(orders: Path) -> Any:

@@ -7,19 +7,14 @@ sparse, and small enough to play hundreds of times.
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from secure_agg import Accumulator, Phase, RoundContext, advertise, open_attempt, sparse_thresholds
-from tests.support import sum_fleet
-from tests.support.sum_fleet import FEDERATION, Fleet, SeededRandom, TestIdentity, key_of, names
+from tests.support.sum_fleet import FEDERATION, Fleet, SeededRandom, TestIdentity, key_of, names, verify
 
-__all__ = ["SparseFleet", "sparse_context", "verify_once"]
-
-# A thousand members verify the same thousand signatures. In one process, verifying each once is enough.
-verify_once = lru_cache(maxsize=100_000)(sum_fleet.verify)
+__all__ = ["SparseFleet", "sparse_context"]
 
 
 def sparse_context(
@@ -56,7 +51,7 @@ class SparseFleet(Fleet):
         super().__init__(2, seed=seed)
         self.context = sparse_context(n, **context)
         self.identities = {name: TestIdentity(name) for name in names(n)}
-        self.server = open_attempt(self.context, names(n), verify_once, key_of=key_of)
+        self.server = open_attempt(self.context, names(n), verify, key_of=key_of)
         rng = np.random.default_rng(len(seed) + n)
         top = 2 ** (self.context.bits - 1)
         self.inputs = {
@@ -68,6 +63,6 @@ class SparseFleet(Fleet):
         if phase is not Phase.ADVERTISE:
             return super().act(member, phase)
         random = SeededRandom(f"{self._seed}/{member}")
-        state, message = advertise(self.context, self.identities[member], verify_once, random, key_of=key_of)
+        state, message = advertise(self.context, self.identities[member], verify, random, key_of=key_of)
         self.states[member] = state
         return message

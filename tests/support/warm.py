@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from tests.support.places import ROOT
 
-__all__ = ["Started", "knows", "start"]
+__all__ = ["Started", "as_at_the_start", "import_everything", "knows", "start"]
 
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
@@ -65,23 +65,30 @@ _IMPORTED = (
 )
 # Variables that a library reads when it is imported, by how they begin. `tls_13_only` sets gRPC's others.
 _READ_ON_IMPORT = ("GRPC_TRACE", "GRPC_VERBOSITY", "MKL_", "OMP_", "PYTHON", "TORCH")
+# What a library or a command sets in the process that runs it, which may be a test's: the operator's commands set gRPC
+# to NONE, and torch names the folder of its compiler, which nothing here uses, on import.
+_SET_BY_IMPORTS = (("GRPC_VERBOSITY", "NONE"), ("TORCHINDUCTOR_CACHE_DIR", None))
 
 
 def _read_on_import() -> dict[str, str]:
-    # The operator's commands set gRPC to NONE in the process that runs them, which may be a test's.
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_READ_ON_IMPORT) and (name, value) != ("GRPC_VERBOSITY", "NONE")
+        if name.startswith(_READ_ON_IMPORT) and not {(name, value), (name, None)} & {*_SET_BY_IMPORTS}
     }
 
 
 _SERVERS = _read_on_import()
 
 
+def as_at_the_start() -> bool:
+    """Whether the variables that libraries read on import are as they were when the tests started."""
+    return _read_on_import() == _SERVERS
+
+
 def knows(words: Sequence[str]) -> bool:
     """Whether `start` can run this command line, in the environment of this process."""
-    if os.environ.get("TACIT_TESTS_COLD") or _read_on_import() != _SERVERS:
+    if os.environ.get("TACIT_TESTS_COLD") or not as_at_the_start():
         return False
     if Path(words[0]).parent == _BIN and Path(words[0]).name in _PROGRAMS:
         return True
@@ -323,6 +330,12 @@ def _run(request: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
+def import_everything() -> None:
+    """Imports what the commands need, and so compiles it if that has not been done."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+
+
 def main() -> None:
     """Runs the server, and after a fork the command."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -336,8 +349,7 @@ def main() -> None:
         from toolkit.tls import tls_13_only
 
         tls_13_only()
-        for name in _IMPORTED:
-            importlib.import_module(name)
+        import_everything()
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads of what was imported"
         gc.freeze()

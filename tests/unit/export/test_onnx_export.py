@@ -1,7 +1,9 @@
 """An exported file computes what the module does, at every length and batch, or is not written."""
 
+import gc
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,6 +17,7 @@ from learning.models import build, load_shared
 from learning.text.encoder import TextEncoder
 from tacit.bundle import read_bundle
 from tacit.documents import DocumentInvalid
+from tests.unit.export.conftest import SAMPLES
 
 Exported = tuple[Path, ExportReport]
 
@@ -109,3 +112,18 @@ def test_exporting_prints_nothing(
     assert said.out == ""
     assert said.err == ""
     assert not [str(warning.message) for warning in recwarn]
+
+
+def test_conversions_share_torchs_table_and_give_the_same_file(
+    exported: Exported, job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion with a table of its own gives the same bytes. Garbage is collected again afterwards."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    shared: Any = ONNXRegistry.from_torchlib
+    # Of all conversions of this process, however many.
+    assert shared.cache_info().misses == 1
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(shared.__wrapped__))
+    export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "own", SAMPLES)
+    assert (tmp_path / "own" / "model.onnx").read_bytes() == (exported[0] / "model.onnx").read_bytes()
+    assert gc.isenabled()
