@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataFile", "DataName", "Device", "Home", "Json", "KeyFile", "OwnBackbones", "SecondText", "SkipInvalid"]
+__all__ = [
+    "DataFile",
+    "DataName",
+    "Device",
+    "Home",
+    "Json",
+    "KeyFile",
+    "OwnBackbones",
+    "PersonColumn",
+    "SecondText",
+    "SkipInvalid",
+]
 
 Home = Annotated[
     Path | None,
@@ -24,6 +35,15 @@ SecondText = Annotated[
     str | None,
     typer.Option(
         help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if a file has it.",
+        show_default=False,
+    ),
+]
+PersonColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--person",
+        help="The column that names whose row it is (patient, customer, author), if your policy protects persons. It "
+        "stays here.",
         show_default=False,
     ),
 ]

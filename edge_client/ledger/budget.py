@@ -521,7 +521,7 @@ class Budget:
         Raises:
             PolicyRefusal: the receipt cannot be stored. Nothing may leave.
         """
-        event = None if given.histogram is None else self._ledger.reservation(given.histogram).event
+        event = None if given.histogram is None else self._ledger.reservation(given.histogram).as_reserved
         receipt = CorpusReceipt(
             at_ms=time.time_ns() // 1_000_000,
             federation=self._identity.federation,
@@ -562,7 +562,7 @@ class Budget:
     def _write_receipt(self, sent: _Sent, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
         context, purpose = sent.session.context, sent.reserved.purpose
         layout = layout_of(sent.reserved.job, context.cohort)
-        event = None if sent.reservation is None else self._ledger.reservation(sent.reservation).event
+        event = None if sent.reservation is None else self._ledger.reservation(sent.reservation).as_reserved
         receipt = Receipt(
             at_ms=time.time_ns() // 1_000_000,
             federation=purpose.federation,
@@ -681,6 +681,8 @@ def open_budget(
     texts: Iterable[str | tuple[str, str]],
     *,
     name: str = "data",
+    persons: Sequence[bytes] | None = None,
+    column: str | None = None,
 ) -> Iterator[Budget]:
     """Opens the budget of one data set, for one process at a time.
 
@@ -692,13 +694,15 @@ def open_budget(
         policy: the member's policy.
         texts: the text, or the pair of texts, of each row.
         name: the member's own name for the data.
+        persons: the person of each row, if the policy's unit is a person.
+        column: the column that names them.
 
     Raises:
         LedgerError: the ledger cannot be used; the sentence says why.
     """
     path = ledger_path(home, name)
-    marks = marks_of(marks_key(path.parent), texts)
-    with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month) as ledger:
+    marks = marks_of(marks_key(path.parent), texts, persons)
+    with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month, column=column) as ledger:
         for found in ledger.recover():
             log.warning(
                 "ledger_recovered",
@@ -706,6 +710,8 @@ def open_budget(
                 round=found.purpose.round,
                 kept="charged" if found.charged else "released",
             )
+        if moved := ledger.moved(marks):
+            log.warning("rows_changed_persons", rows=moved)
         ledger.data_seen(marks)
         others = sorted(other for other in path.parent.glob("*.db") if other != path)
         for other, count in ledger.overlap(others).items():
