@@ -25,6 +25,7 @@ epsilon = 100.0
 unit = "person"
 min_cohort = 2
 allow_two_party_sums = true
+assumed_corrupt = 0
 """
 SPEC = """schema = 1
 name = "{name}"
@@ -55,6 +56,7 @@ min_members = 2
 training = 300
 [aggregation]
 coordinate_bound = 64.0
+assumed_corrupt = 0
 """
 
 
