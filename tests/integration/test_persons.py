@@ -122,7 +122,7 @@ def test_the_ledgers_count_persons_across_the_kill(town):
         assert said["limit"]["unit"] == "person"
         assert said["persons"] == {"column": "author", "count": PERSONS, "rows_before": None}
         assert said["charged"] >= 3
-        assert "persons  24 by column 'author'" in succeed("edge_client", "ledger", "show", "--home", home)
+        assert " 24 by column 'author'" in succeed("edge_client", "ledger", "show", "--home", home)
         succeed("edge_client", "ledger", "verify", "--home", home)
 
 

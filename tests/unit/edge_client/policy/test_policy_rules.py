@@ -877,8 +877,6 @@ MECHANISMS = [
 ]
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
-@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_a_policy_of_persons_takes_dp_sgd_by_person_alone_and_only_under_add_remove():
     policy = Policy(unit="person")
     rows = PersonRows(max_examples=8)
@@ -895,6 +893,8 @@ def test_a_policy_of_persons_takes_dp_sgd_by_person_alone_and_only_under_add_rem
         Policy(unit="person", adjacency="replace-one")
 
 
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("unit", ["example", "member"])
 def test_unit_and_adjacency_refuse_what_the_ledger_cannot_account(mechanism, adjacency, unit):
     policy, job = Policy(adjacency=adjacency, unit=unit), a_job(min_members=5, mechanism=mechanism)
