@@ -49,6 +49,8 @@ __all__ = [
 TextRow = str | tuple[str, str]
 # The default column of a pair's second text.
 _TEXT_B = "text_b"
+# Characters of the name of the column of persons, which a ledger records.
+_MAX_COLUMN = 200
 # The most skipped rows that a sentence names.
 _MAX_NAMED = 3
 
@@ -355,6 +357,8 @@ def read_data(
         RowInvalid: Without skip_invalid, a row cannot be read that could be skipped.
         DataInvalid: As in `read_examples`, or no row can be read.
     """
+    if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
+        raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
     read = _FORMATS.get(_suffix(path))
     if read is None:
         raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")

@@ -41,13 +41,21 @@ class DrawnPersons:
         return int(self.person[-1]) + 1 if len(self.person) else 0
 
     def pieces(self, most: int) -> Iterator["DrawnPersons"]:
-        """The draw in pieces of whole persons with at most `most` rows, or one person's where it has more."""
-        first = np.searchsorted(self.person, np.arange(self.persons + 1))
+        """The draw in pieces of whole persons, by how many rows they have.
+
+        A piece's rows are laid side by side, each person as wide as the widest of them. So persons times the most rows
+        is at most `most`, or the piece is one person.
+        """
+        counts = np.bincount(self.person, minlength=self.persons)
+        first = np.cumsum(counts) - counts
+        order = np.argsort(counts, kind="stable")
         start = 0
-        for end in range(1, self.persons + 1):
-            if end == self.persons or first[end + 1] - first[start] > most:
-                part = slice(int(first[start]), int(first[end]))
-                yield DrawnPersons(self.rows[part], self.person[part] - start, self.weights[part])
+        for end in range(1, len(order) + 1):
+            if end == len(order) or (end + 1 - start) * counts[order[end]] > most:
+                chosen = order[start:end]
+                at = np.concatenate([np.arange(first[each], first[each] + counts[each]) for each in chosen])
+                person = np.repeat(np.arange(len(chosen), dtype=np.int64), counts[chosen])
+                yield DrawnPersons(self.rows[at], person, self.weights[at])
                 start = end
 
 

@@ -125,7 +125,7 @@ def train_private(
         seed: The job's public seed. Unused.
         rate: The probability of drawing each example or person, in (0, 1]; min(1, lot / N) if None.
         persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself. A piece of a
-            draw then holds whole persons, so `batch` bounds its rows only as far as `max_examples` is less.
+            draw then holds whole persons: at most `batch` rows, or one person's.
         device: Where to train. An Apple GPU has no float64, which clipping needs, so the CPU trains instead.
         progress: Called after each step, which counts in one epoch; the loss is the draw's mean without noise, nan for
             an empty draw, inf if it is not finite.

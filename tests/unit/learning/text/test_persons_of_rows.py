@@ -70,6 +70,9 @@ def test_a_table_without_the_column_says_so(tmp_path):
     with pytest.raises(ColumnMissing, match=r"no column 'doc'.*Name yours with --person"):
         read_data(file, person="doc", skip_invalid=True)
     assert issubclass(ColumnMissing, DataInvalid)
+    for name in ("", "d" * 201):
+        with pytest.raises(DataInvalid, match="a column with 1 to 200 characters"):
+            read_data(file, person=name)
 
 
 def test_rows_per_person_are_counted_for_the_members_own_screen():

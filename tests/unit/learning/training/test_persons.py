@@ -31,6 +31,8 @@ DRAWN = DrawnPersons(
     np.array([4, 0, 5, 2, 1, 3]), np.array([0, 0, 0, 1, 2, 2]), np.array([1 / 3, 1 / 3, 1 / 3, 1.0, 0.5, 0.5])
 )
 
+ORDER = np.array([3, 0, 5, 1, 4, 2])
+
 
 def of_a_person(module: nn.Module, forward, labels: Tensor, drawn: DrawnPersons, person: int) -> dict[str, Tensor]:
     """The weighted sum of a person's gradients, one backward pass a row: the definition."""
@@ -73,8 +75,11 @@ def test_a_prompted_models_sum_is_that_of_a_loop_over_persons(family, injection)
         for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
         with ClippedGradients(module) as clipped:
-            losses = functional.cross_entropy(module(ids[DRAWN.rows]), labels[DRAWN.rows], reduction="none")
-            clipped.add(losses, clip, groups=Groups(torch.from_numpy(DRAWN.person), torch.from_numpy(DRAWN.weights)))
+            # In any order: whose a row is follows from its number alone.
+            rows = DRAWN.rows[ORDER]
+            losses = functional.cross_entropy(module(ids[rows]), labels[rows], reduction="none")
+            groups = Groups(torch.from_numpy(DRAWN.person[ORDER]), torch.from_numpy(DRAWN.weights[ORDER]))
+            clipped.add(losses, clip, groups=groups)
         found = {name: each.grad for name, each in module.named_parameters() if each.requires_grad}
         assert_same(found, expected, clip * 3)
         assert sum(float(each.square().sum()) for each in found.values()) > 0
@@ -152,12 +157,13 @@ def test_a_draw_has_whole_persons_and_no_more_rows_of_one_than_asked(of_rows, mo
     expected = [1.0 if combine == "mean" else min(counts[person], most) for person in dict.fromkeys(named.tolist())]
     assert totals.tolist() == pytest.approx(expected)
     pieces = list(drawn.pieces(batch))
-    assert (
-        np.concatenate([np.zeros(0, dtype=np.int64), *(each.rows for each in pieces)]).tolist() == drawn.rows.tolist()
-    )
+    told = [(int(row), float(weight)) for each in pieces for row, weight in zip(each.rows, each.weights, strict=True)]
+    assert sorted(told) == sorted(zip(drawn.rows.tolist(), drawn.weights.tolist(), strict=True))
     assert sum(each.persons for each in pieces) == drawn.persons
-    assert all(len(each.rows) <= batch or each.persons == 1 for each in pieces)
-    assert all(each.person[0] == 0 for each in pieces)
+    for each in pieces:
+        # Whole persons: each name of the data is one number of this piece.
+        assert len(set(zip(whose[each.rows].tolist(), each.person.tolist(), strict=True))) == each.persons
+        assert each.persons == 1 or each.persons * np.bincount(each.person).max() <= batch
 
 
 def test_persons_are_drawn_with_the_rate_whatever_their_rows_and_rows_evenly() -> None:
