@@ -165,7 +165,7 @@ def trained(
     """
     people = persons_of(train) if unit == "person" else np.arange(len(train))
     dealt = by_ratios(int(people.max()) + 1, [1.0] * members, seed).members
-    parts = [Member([train[at] for at in np.flatnonzero(np.isin(people, whose))]) for whose in dealt]
+    parts = [Member([train[at] for at in np.flatnonzero(np.isin(people, whose)).tolist()]) for whose in dealt]
     sizes = [population_of(part.examples, unit) for part in parts]
     asked = {"optimiser": recipe.optimiser, "learning_rate": recipe.learning_rate, "batch": recipe.batch}
     mechanism: DpSgd | NoMechanism = NoMechanism()
