@@ -14,6 +14,7 @@ __all__ = [
     "KeyFile",
     "OwnBackbones",
     "PersonColumn",
+    "PersonCount",
     "SecondText",
     "SkipInvalid",
 ]
@@ -44,6 +45,15 @@ PersonColumn = Annotated[
         "--person",
         help="The column that names whose row it is (patient, customer, author), if your policy protects persons. It "
         "stays here.",
+        show_default=False,
+    ),
+]
+PersonCount = Annotated[
+    int | None,
+    typer.Option(
+        "--persons",
+        min=1,
+        help="How many persons your examples are of (N), if persons are protected.",
         show_default=False,
     ),
 ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edge_client.cli.options import Json
+from edge_client.cli.options import Json, PersonCount
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from learning.accounting.planning import Row, Setting
     from tacit.job import JobDocument, JobSpec
 
-__all__ = ["app"]
+__all__ = ["app", "counted_units"]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -35,12 +35,7 @@ def plan(
     examples: Annotated[
         int | None, typer.Option(min=1, help="How many examples you have (N).", show_default=False)
     ] = None,
-    persons: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="How many persons your examples are of (N), if persons are protected.", show_default=False
-        ),
-    ] = None,
+    persons: PersonCount = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="How many rounds you take part in (T).", show_default=False)
     ] = None,
@@ -119,7 +114,7 @@ def plan(
             fail(f"the job already sets {', '.join(given)}; leave out these options, or the job", ExitCode.USAGE)
         _plan_job(job, examples, persons, delta, values, members, wanted, as_json)
         return
-    count = _units(unit or "example", examples, persons)
+    count = counted_units(unit or "example", examples, persons)
     if rounds is None:
         fail("give --rounds T, how many rounds you take part in, or name a job file", ExitCode.USAGE)
     templates = _templates(mechanism or "dp-sgd", chosen)
@@ -129,7 +124,7 @@ def plan(
         fail(str(error), ExitCode.USAGE)
 
 
-def _units(unit: str, examples: int | None, persons: int | None) -> int:
+def counted_units(unit: str, examples: int | None, persons: int | None) -> int:
     """Returns N: persons if these are protected, and else examples. Fails if it was not given, or the other was."""
     if unit == "person":
         if persons is None:
@@ -163,7 +158,7 @@ def _plan_job(
     from tacit.vector import max_in_sum
 
     job = _job(path)
-    count = _units(unit_of_job(job), examples, persons)
+    count = counted_units(unit_of_job(job), examples, persons)
     counted = members or job.rounds.min_members
     try:
         sent = Values(job.values) if isinstance(job, JobDocument) else None if values is None else Values(values)
