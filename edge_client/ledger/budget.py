@@ -27,12 +27,14 @@ from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger import surveys
 from edge_client.ledger.chain import Purpose
+from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import (
     BudgetSpent,
     Ledger,
     LedgerError,
     LedgerRolledBack,
     LedgerUnwritable,
+    LimitFixed,
     ledger_path,
 )
 from edge_client.ledger.outlook import may_measure, room_for_metrics
@@ -50,6 +52,7 @@ from edge_client.ledger.receipts import (
     receipt_from,
 )
 from edge_client.ledger.replay import as_events
+from edge_client.ledger.store import reading
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_beside
 from learning.accounting.gate import beside_what_is_spent, homogeneous, plan_of
@@ -673,6 +676,24 @@ def _has_steps_for(event: PrivacyEvent, spent: Sequence[PrivacyEvent]) -> bool:
     return whole is not None and plan_of(whole).steps == whole.steps
 
 
+def _check_not_charged_for_rows(path: Path, name: str) -> None:
+    """Checks that a ledger of rows, which has seen at least half of this data's texts, was charged for nothing.
+
+    A ledger of persons beside it would promise these persons what was spent before.
+
+    Raises:
+        LimitFixed: it was.
+    """
+    with reading(path) as store:
+        state = replayed(store)
+    if state.limit is not None and state.limit.unit == "example" and state.spent().total():
+        raise LimitFixed(
+            f"the texts of {name} were charged by row in the ledger of {path.stem}, so a new ledger of persons would "
+            f"forget what was spent. Give --data-name {path.stem}, and count that ledger by person with `edge_client "
+            f"ledger persons --data-name {path.stem}`"
+        )
+
+
 @contextlib.contextmanager
 def open_budget(
     home: Path,
@@ -719,6 +740,8 @@ def open_budget(
                 log.warning(
                     "data_in_two_ledgers", this=name, other=other, examples="unknown" if count is None else count
                 )
+            if column is not None and count and 2 * count >= len(marks.values):
+                _check_not_charged_for_rows(ledger_path(home, other), name)
         receipts = ReceiptBook(home / "receipts")
         receipts.recover(ledger)
         yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values))

@@ -14,7 +14,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.integration.test_heads import made_encoder
 from tests.support.processes import EXAMPLES, Federation, command, succeed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 MEMBERS = ("north", "south")
 JOB, PERSONS = "persons", 24
