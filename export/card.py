@@ -319,9 +319,12 @@ def _privacy(document: JobDocument) -> list[str]:
 
 def _protection(mechanism: Mechanism) -> str:
     match mechanism:
-        case DpSgd(noise_multiplier=noise, clip=clip, lot=lot, steps=steps):
+        case DpSgd(noise_multiplier=noise, clip=clip, lot=lot, steps=steps, person=person):
+            what = "example"
+            if person is not None:
+                what = f"person with all its rows, of whom a draw used at most {person.max_examples},"
             return (
-                f"Each member ran DP-SGD for one example of its data: noise multiplier {noise:g}, clip {clip:g}, "
+                f"Each member ran DP-SGD for one {what} of its data: noise multiplier {noise:g}, clip {clip:g}, "
                 f"expected lot {lot}, {steps} steps a round."
             )
         case GaussianUpdate(noise_multiplier=noise, clip=clip, lot=lot, sampling=sampling):

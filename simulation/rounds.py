@@ -28,6 +28,7 @@ from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
 from learning.prompts.features import FeatureStore
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.text.persons import population_of, unit_of_job
 from learning.training.task import LocalTraining
 from secure_agg import RandomSource
 from secure_agg.groups import draw_groups
@@ -267,7 +268,7 @@ def play_round(
     def vectors() -> Iterator[NDArray[np.uint32]]:
         for place in senders:
             member = members[place]
-            protection = protection_of(job, len(member.examples), own=member.own)
+            protection = protection_of(job, population_of(member.examples, unit_of_job(job)), own=member.own)
             watched = _Watched(protection if member.software is None else member.software(protection))
             update = train_update(
                 job=job,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frontier.setup import DATASETS, METHODS, KeptFeatures, job_of, read_data
-from benchmarks.frontier.training import START, Recipe, Trained, candidates, inner_candidates, trained
+from benchmarks.frontier.training import START, FrontierUnit, Recipe, Trained, candidates, inner_candidates, trained
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser, summarise
 from learning.training.device import pick_device
 
@@ -49,6 +49,8 @@ class Cell:
     members: int
     epsilon: float | None
     method: str
+    # What dp-sgd protects: a row, or all rows of a person (an abstract of CSAbstruct).
+    unit: FrontierUnit = "example"
 
     @property
     def case(self) -> dict[str, Any]:
@@ -59,22 +61,29 @@ class Cell:
             "epsilon": "none" if self.epsilon is None else self.epsilon,
             "method": self.method,
             "mechanism": "none" if self.epsilon is None else "dp-sgd",
+            # Left out by row, so that cells measured before persons were units keep their names.
+            **({} if self.unit == "example" else {"unit": self.unit}),
         }
 
     @property
     def goal(self) -> dict[str, float]:
         """The goal as a field of the cell's lines, if it has one."""
-        goals = GOALS.get((self.dataset, self.members), {})
+        goals = GOALS.get((self.dataset, self.members), {}) if self.unit == "example" else {}
         return {"goal": goals[self.epsilon]} if self.epsilon in goals else {}
 
 
 def cells_of(
-    datasets: Sequence[str], members: Sequence[int], epsilons: Sequence[float | None], methods: Sequence[str]
+    datasets: Sequence[str],
+    members: Sequence[int],
+    epsilons: Sequence[float | None],
+    methods: Sequence[str],
+    units: Sequence[FrontierUnit] = ("example",),
 ) -> list[Cell]:
-    """Return the cells, those with a goal first."""
+    """Return the cells, those with a goal first. A cell by person has noise, and a data set that names persons."""
     found = [
-        Cell(dataset, count, epsilon, method)
-        for dataset, count, epsilon, method in product(datasets, members, epsilons, methods)
+        Cell(dataset, count, epsilon, method, unit)
+        for dataset, count, epsilon, method, unit in product(datasets, members, epsilons, methods, units)
+        if unit == "example" or (epsilon is not None and DATASETS[dataset].person is not None)
     ]
     return sorted(found, key=lambda cell: not cell.goal)
 
@@ -119,6 +128,7 @@ class Bench:
             seed,
             self.store,
             self.device,
+            cell.unit,
         )
 
     def out_of_time(self) -> bool:
@@ -203,6 +213,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--members", nargs="+", type=int, default=list(MEMBERS), choices=MEMBERS)
     options.add_argument("--epsilon", nargs="+", type=_epsilon, default=list(EPSILONS), help="numbers, or none")
     options.add_argument("--method", nargs="+", default=list(METHODS), choices=list(METHODS))
+    options.add_argument("--unit", nargs="+", default=["example"], choices=["example", "person"])
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
     options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
     options.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="where members train")
@@ -211,7 +222,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     chosen = options.parse_args(words)
     device = pick_device(chosen.device)
-    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method)
+    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method, chosen.unit)
     results, searched = (
         open_results(name, quick=chosen.quick, revision=REVISION, folder=chosen.results) for name in (BENCH, SEARCH)
     )

@@ -19,7 +19,8 @@ from benchmarks.library.minilm import minilm
 from benchmarks.library.record import SHARED, NoData
 from benchmarks.library.simulation import backbone_of
 from learning.prompts.features import FeatureStore
-from learning.text.data import Example, read_examples
+from learning.text.data import Example
+from learning.text.data import read_data as read_rows
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec
 from tacit.model import PromptedModel
@@ -83,6 +84,7 @@ class Dataset:
         validation: name of the file that decides between recipes, or a number of training rows.
         names: what the file's labels are called; empty keeps them.
         descriptions: text for a label whose name says too little.
+        person: the column that names whose row it is, if the files have one.
     """
 
     train: str = "train"
@@ -90,6 +92,7 @@ class Dataset:
     validation: str | int = 1000
     names: Mapping[str, str] = field(default_factory=dict)
     descriptions: Mapping[str, str] = field(default_factory=dict)
+    person: str | None = None
 
 
 # In the order of a run. Descriptions are ours, written before any training.
@@ -113,7 +116,8 @@ DATASETS: Mapping[str, Dataset] = {
         descriptions={"negative": "a bad, boring film", "positive": "a good, moving film"},
     ),
     "ag_news": Dataset(descriptions={"Sci/Tech": "science and technology", "World": "world politics"}),
-    "csabstruct": Dataset(validation="dev"),
+    # An abstract is one author's: its sentences belong together.
+    "csabstruct": Dataset(validation="dev", person="doc"),
 }
 
 
@@ -159,8 +163,8 @@ def _rows(name: str, part: str) -> list[Example]:
         raise NoData(
             f"{path} is missing: this benchmark reads {name}; put it there (docs/benchmarks.md lists the files)"
         )
-    names = DATASETS[name].names
-    return [Example(each.text, names.get(str(each.label), str(each.label))) for each in read_examples(path)]
+    names, rows = DATASETS[name].names, read_rows(path, person=DATASETS[name].person).examples
+    return [Example(each.text, names.get(str(each.label), str(each.label)), None, each.person) for each in rows]
 
 
 class KeptFeatures(FeatureStore):

@@ -148,7 +148,8 @@ def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
     rows: dict[Key, dict[Any, Line]] = {}
     for line in _scored(lines):
         case = line["case"]
-        rows.setdefault((case["dataset"], case["members"], case["method"]), {})[case["epsilon"]] = line
+        method = case["method"] + (", by person" if case.get("unit") == "person" else "")
+        rows.setdefault((case["dataset"], case["members"], method), {})[case["epsilon"]] = line
     return rows
 
 

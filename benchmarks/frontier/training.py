@@ -14,7 +14,7 @@ example may turn it around; its noise is larger by about 2 N / clip, and no cell
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,14 @@ from learning.prompts.features import features_of, kind_of
 from learning.prompts.model import PromptedModel
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.text.persons import persons_of, population_of, unit_of_job
 from learning.training.local import evaluate
 from learning.training.update import train_update
 from simulation.partitions import by_ratios
 from simulation.suggestion import MAX_RATE
 from simulation.virtual_members import SeededRandom
 from tacit.job import Rounds, Training
-from tacit.mechanism import DpSgd, NoMechanism
+from tacit.mechanism import DpSgd, NoMechanism, PersonRows
 from tacit.model import PromptedModel as PromptedJob
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELTA",
+    "MAX_EXAMPLES",
     "START",
+    "FrontierUnit",
     "Recipe",
     "Trained",
     "accuracy_of",
@@ -53,7 +56,11 @@ __all__ = [
 
 Vector = NDArray[np.float32]
 
+FrontierUnit = Literal["example", "person"]
+
 DELTA = 1e-5
+# Rows of a person that a draw uses: all of nearly every abstract of CSAbstruct.
+MAX_EXAMPLES = 16
 # Place among the candidates of the first that is tried.
 START = 2
 
@@ -146,6 +153,7 @@ def trained(
     seed: int,
     store: KeptFeatures,
     device: str = "cpu",
+    unit: FrontierUnit = "example",
 ) -> Trained:
     """Train a recipe with equal members, and score the last version.
 
@@ -155,10 +163,12 @@ def trained(
         epsilon: of a member's gate. None adds no noise.
         seed: deals the rows, and seeds draws and noise.
         device: where members train and the version is scored, from `pick_device`.
+        unit: what dp-sgd protects. Persons are dealt whole, so that none is in two members' data.
     """
-    dealt = by_ratios(len(train), [1.0] * members, seed).members
-    parts = [Member([train[at] for at in rows]) for rows in dealt]
-    sizes = [len(part.examples) for part in parts]
+    people = persons_of(train) if unit == "person" else np.arange(len(train))
+    dealt = by_ratios(int(people.max()) + 1, [1.0] * members, seed).members
+    parts = [Member([train[at] for at in np.flatnonzero(np.isin(people, whose)).tolist()]) for whose in dealt]
+    sizes = [population_of(part.examples, unit) for part in parts]
     asked = {"optimiser": recipe.optimiser, "learning_rate": recipe.learning_rate, "batch": recipe.batch}
     mechanism: DpSgd | NoMechanism = NoMechanism()
     if epsilon is None:
@@ -166,7 +176,10 @@ def trained(
     else:
         lot = min(recipe.lot or max(sizes), max(sizes))
         multiplier = multiplier_at(epsilon, replace(recipe, learning_rate=1.0), min(sizes), lot)
-        mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps)
+        rows = PersonRows(max_examples=MAX_EXAMPLES) if unit == "person" else None
+        mechanism = DpSgd(
+            noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps, unit=unit, person=rows
+        )
         if device == "cuda" and recipe.lot:
             # `batch` only bounds the examples in memory. A GPU takes as long for a part of a lot as for all of it.
             asked["batch"] = 2 * recipe.lot
@@ -201,7 +214,7 @@ def _rounds(
             manifest=bundle.manifest,
             corpus=corpus,
             base=bundle.manifest.encode(values),
-            protection=protection_of(bundle.document, len(part.examples)),
+            protection=protection_of(bundle.document, population_of(part.examples, unit_of_job(bundle.document))),
             frozen=bundle.frozen,
             backbone=backbone_of(bundle),
             random=random,

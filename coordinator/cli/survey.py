@@ -59,7 +59,7 @@ def new(
     rows: Annotated[bool, typer.Option("--rows", help="Ask how many rows each member has, too.")] = False,
     members: Annotated[int, typer.Option(min=2, help="The least number of members that answer.")] = 3,
     epsilon: Annotated[float, typer.Option(help="What the whole answer may cost a member in privacy.")] = 0.5,
-    unit: Annotated[str, typer.Option(help="What members' ledgers protect: example or member.")] = "example",
+    unit: Annotated[str, typer.Option(help="What members' ledgers protect: example, person or member.")] = "example",
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: NAME.toml.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
@@ -71,8 +71,8 @@ def new(
     target = Path(f"{name}.toml") if out is None else out
     if target.exists():
         fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
-    if unit not in ("example", "member"):
-        fail(f"--unit {unit} is not one of example, member", ExitCode.USAGE)
+    if unit not in _ABOUT:
+        fail(f"--unit {unit} is not one of {', '.join(_ABOUT)}", ExitCode.USAGE)
     if kind not in ("words", "wordpiece"):
         fail(f"--kind: {kind!r} is not one of wordpiece, words", ExitCode.USAGE)
     tables: list[str] = []
@@ -284,7 +284,7 @@ def _text(name: str, found: "Counted", said: "Suggestions", unit: str) -> str:
         lines += ["", about, table(["BIN", "COUNT", "SHARE"], [_row(each) for each in histogram.bins])]
         if not histogram.shows_shares:
             lines.append("The total is too small beside its noise, so there are no shares.")
-    suggested = _suggested(said, "rows" if unit == "example" else "members")
+    suggested = _suggested(said, {"example": "rows", "person": "persons", "member": "members"}[unit])
     if suggested:
         lines += ["", "For a job:", *(f"  {each}" for each in suggested)]
     return "\n".join(lines)
@@ -296,6 +296,12 @@ _ABOUT = {
         "labels": "Rows by label",
         "lengths": "Rows by length in tokens",
         "unknown": "Rows by share of unknown words",
+        "rows": "Members by number of rows",
+    },
+    "person": {
+        "labels": "Persons by the label of most of their rows",
+        "lengths": "Persons by the length of most of their rows, in tokens",
+        "unknown": "Persons by the share of unknown words in most of their rows",
         "rows": "Members by number of rows",
     },
     "member": {

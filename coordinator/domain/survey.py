@@ -162,8 +162,8 @@ def _histogram(histogram: Histogram, names: Sequence[str], counts: Sequence[floa
 def suggestions(question: Survey, mechanism: OwnDiscreteGaussian, total: Sequence[float], members: int) -> Suggestions:
     """What an answer suggests for a job. The arguments are those of `answered`.
 
-    If the unit is the member, lengths and unknown words say where most rows of each member lie. Neither `max_tokens`
-    nor what a vocabulary lacks follows from that.
+    If the unit is a person or the member, lengths and unknown words say where most rows of each lie. Neither
+    `max_tokens` nor what a vocabulary lacks follows from that.
     """
     said, at, error = Suggestions(), 0, mechanism.std * math.sqrt(members)
     for histogram in question.histograms:

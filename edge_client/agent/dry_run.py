@@ -37,6 +37,7 @@ from learning.text.corpus import coverage_of
 from learning.text.coverage import Coverage
 from learning.text.data import ColumnMissing, DataInvalid, check_labels, check_pairs
 from learning.text.encoder import TokenizerInvalid
+from learning.text.persons import RowsPerPerson, unit_of_job
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.context import context_of
 from tacit.documents import DocumentInvalid
@@ -355,7 +356,7 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
         refusals.append(str(error))
     if reach is not None and reach.refused_by is not None:
         refusals.append(f"{reach.refused_by} allows no further round now")
-    examples = member.canaries.examples(job, len(member.examples))
+    examples = member.population(job)
     noise = expected_noise(job, Values.of(job, manifest), examples=examples)
     return Plan(
         job,
@@ -431,10 +432,10 @@ def _of_canaries(job: JobDocument, member: Member) -> list[str]:
     count = member.canaries.count(job)
     if not count:
         return []
-    whole = member.canaries.examples(job, len(member.examples))
+    whole, units = member.population(job), "persons" if unit_of_job(job) == "person" else "examples"
     return [
         f"the job's audit adds {count:,} canaries to your data, random texts with random labels: they teach the model "
-        f"noise, and cost and charge follow from {whole:,} examples; max_canaries = 0 in policy.toml plants none"
+        f"noise, and cost and charge follow from {whole:,} {units}; max_canaries = 0 in policy.toml plants none"
     ]
 
 
@@ -470,7 +471,7 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     held = () if state is None else state.reservations.values()
     event = protection_of(
         job,
-        member.canaries.examples(job, len(member.examples)),
+        member.population(job),
         own=policy.own(),
         trust_central_noise=policy.trust_central_noise,
         metrics=policy.adjacency if may_measure(policy, job, held, federation) else None,
@@ -494,7 +495,7 @@ def describing(options: RunOptions) -> Callable[[Member], Describe]:
 
     def of_member(member: Member) -> Describe:
         def describe(job: JobDocument, manifest: Manifest, tokenizer: bytes | None) -> tuple[list[str], dict[str, Any]]:
-            columns = [options.text, options.label]
+            columns = [options.text, options.label, *([] if member.person is None else [member.person])]
             if job.question is not None:
                 asked = question_plan(job, job.question, member, tokenizer)
                 lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
@@ -518,7 +519,7 @@ def dry_run(options: RunOptions) -> None:
     Raises:
         CommandFailed: The input cannot be used, or the coordinator cannot be reached.
     """
-    member = load_member(options)
+    member = load_member(options, takes_part=True)
     try:
         plans, closed = asyncio.run(_plans(member, options))
     except grpc.aio.AioRpcError as error:
@@ -529,7 +530,10 @@ def dry_run(options: RunOptions) -> None:
         raise CommandFailed(f"the coordinator does not serve the files of its jobs ({error}); try again") from error
     if options.as_json:
         for plan in plans:
-            print_json({**plan.as_json(), "rows": len(member.examples), "rows_skipped": member.skipped.rows})
+            about: dict[str, Any] = {"rows": len(member.examples), "rows_skipped": member.skipped.rows}
+            if isinstance(plan, Plan) and (persons := _persons(plan.job, member)) is not None:
+                about["persons"] = persons.as_json()
+            print_json({**plan.as_json(), **about})
         for job in closed:
             print_json(job.as_json())
         return
@@ -585,6 +589,13 @@ def _print(text: str = "") -> None:
     typer.echo(printable(text))
 
 
+def _persons(job: JobDocument, member: Member) -> RowsPerPerson | None:
+    """Counts rows per person; None if the job protects no persons, or the rows name none."""
+    if member.person is None or not isinstance(job.mechanism, DpSgd) or job.mechanism.person is None:
+        return None
+    return RowsPerPerson.of(member.examples, member.person, job.mechanism.person.max_examples)
+
+
 def _kept(job: JobDocument) -> str:
     """Says which parts of the model stay with this member."""
     parts: list[str] = [*sorted(private_parts(job.method))] or ["some rows of the embedding"]
@@ -603,6 +614,8 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     say(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
     if reads_pairs(job.model):
         say("  reads pairs: the text and the second text of each row")
+    if (persons := _persons(job, member)) is not None:
+        say(f"  protects persons: {persons.sentence}")
     say("  would send, masked, so that only the sum over the cohort can be read:")
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)

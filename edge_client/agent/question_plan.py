@@ -35,6 +35,12 @@ _COUNTS = {
         "unknown": "rows by their share of unknown words",
         "rows": "this member, by its number of rows",
     },
+    "person": {
+        "labels": "persons by the label of most of their rows",
+        "lengths": "persons by the length of most of their rows in tokens",
+        "unknown": "persons by the share of unknown words in most of their rows",
+        "rows": "this member, by its number of rows",
+    },
     "member": {
         "labels": "this member, by the label of most of its rows",
         "lengths": "this member, by the length of most of its rows in tokens",
@@ -114,7 +120,7 @@ class QuestionPlan:
         """Says the plan, line by line."""
         mechanism, policy = self.job.mechanism, member.policy
         unit = mechanism.unit if isinstance(mechanism, OwnDiscreteGaussian) else "example"
-        once = "each row counts once in each" if unit == "example" else "this member counts once in each"
+        once = {"example": "each row", "person": "each person", "member": "this member"}[unit] + " counts once in each"
         say(f"{self.job.name}: a question about {len(member.examples)} examples here; {once} histogram")
         say("  would send these counts with noise, masked, so that only the sum over the cohort can be read:")
         for histogram in self.question.histograms:

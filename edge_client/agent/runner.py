@@ -40,10 +40,12 @@ from edge_client.session.states import Environment
 from edge_client.withdrawal.folder import WithdrawalFolder, WithdrawalsUnreadable
 from learning.prompts.features import FeatureStore
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
+from learning.text.persons import population_of, unit_of_job, units_of
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device
 from tacit.documents import DocumentInvalid
 from tacit.identity import Trust
+from tacit.job import JobDocument
 from tacit.verification import Verification
 from toolkit.console import ExitCode, fail
 from toolkit.logs import configure
@@ -64,6 +66,8 @@ class RunOptions:
     skip_invalid: bool = False
     # The column of a pair's second text; None: `text_b`, if the file has it.
     text_b: str | None = None
+    # The column that names whose row it is; None if rows stand for themselves.
+    person: str | None = None
     jobs: tuple[str, ...] = ()
     device: str = "auto"
     policy: Path | None = None
@@ -109,6 +113,12 @@ class Member:
     data_name: str = "data"
     # The rows that were skipped. They are not in `examples`, and so do not count towards N.
     skipped: Skipped = field(default_factory=Skipped)
+    # The column that names whose row it is; None if rows stand for themselves.
+    person: str | None = None
+
+    def population(self, job: JobDocument) -> int:
+        """N of this job: the member's rows or persons, as the job protects the one or the other, and its canaries."""
+        return self.canaries.examples(job, population_of(self.examples, unit_of_job(job)))
 
     @property
     def canaries(self) -> CanaryBook:
@@ -116,8 +126,9 @@ class Member:
         return CanaryBook(self.home, self.data_name, self.policy.max_canaries)
 
 
-def load_member(options: RunOptions) -> Member:
-    """Reads and checks identity, policy and data.
+def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
+    """Reads and checks identity, policy and data; if the member takes part, also whether the policy's unit needs a
+    column of persons.
 
     Raises:
         CommandFailed: Something is wrong; the sentence says what.
@@ -129,11 +140,14 @@ def load_member(options: RunOptions) -> Member:
         fail(str(error), ExitCode.USAGE)
     try:
         policy, _ = Policy.load(home, options.policy)
+        if takes_part:
+            _check_persons(policy, options.person)
         rows = read_data(
             options.data,
             text=options.text,
             label=options.label,
             text_b=options.text_b,
+            person=options.person,
             skip_invalid=options.skip_invalid,
         )
         device = pick_device(options.device)
@@ -152,8 +166,31 @@ def load_member(options: RunOptions) -> Member:
     except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(
-        home, identity, policy, rows.examples, device, rows.second_column, table, options.data_name, rows.skipped
+        home,
+        identity,
+        policy,
+        rows.examples,
+        device,
+        rows.second_column,
+        table,
+        options.data_name,
+        rows.skipped,
+        options.person,
     )
+
+
+def _check_persons(policy: Policy, column: str | None) -> None:
+    """Raises DataInvalid unless persons are named exactly if they are what the policy protects."""
+    if policy.unit == "person" and column is None:
+        raise DataInvalid(
+            'the policy protects persons (unit = "person"), and nothing says whose each row is; name the column with '
+            "--person"
+        )
+    if policy.unit != "person" and column is not None:
+        raise DataInvalid(
+            f"--person names persons, and the policy protects one {policy.unit}; write unit = "
+            '"person" in policy.toml, or leave the option out'
+        )
 
 
 @contextmanager
@@ -195,7 +232,7 @@ def run_member(
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
     configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
     withdrawals = _still_taking_part(options)
-    member = load_member(options)
+    member = load_member(options, takes_part=True)
     if skipped := member.skipped:
         # A warning, so that a terminal shows it as well.
         log.warning("rows_skipped", skipped=skipped.rows, kept=len(member.examples), first=list(skipped.first))
@@ -209,7 +246,15 @@ def run_member(
             stack.enter_context(contextlib.closing(journal))
             try:
                 budget = stack.enter_context(
-                    open_budget(member.home, member.identity, member.policy, texts, name=options.data_name)
+                    open_budget(
+                        member.home,
+                        member.identity,
+                        member.policy,
+                        texts,
+                        name=options.data_name,
+                        persons=None if member.person is None else units_of(member.examples),
+                        column=member.person,
+                    )
                 )
                 kept_back = KeptBack.of(member.home, member.policy, member.examples)
             except LedgerError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_client.cli.options import Home, Json
+from edge_client.cli.options import Home, Json, SecondText, SkipInvalid
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -45,6 +45,56 @@ def show(data_name: DataName = None, home: Home = None, as_json: Json = False) -
             print_json(summary)
         else:
             _print(summary)
+
+
+@app.command()
+def persons(
+    data: Annotated[Path, typer.Option(help="Your examples, as for `edge_client run`.", show_default=False)],
+    person: Annotated[str, typer.Option(help="The column that names whose row it is.", show_default=False)],
+    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    text_b: SecondText = None,
+    skip_invalid: SkipInvalid = False,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The most rows that a person ever had in this data, if that is more than can be seen now.",
+            show_default=False,
+        ),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Count persons from now on, for good. Without it, nothing changes.")
+    ] = False,
+    data_name: Annotated[str, typer.Option(help="Your name for the data.")] = "data",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a ledger of rows has spent of a person's privacy, and with --record count persons from then on.
+
+    What was charged for one row is charged as for all rows of a person together (group privacy). If that is more than
+    the limit, the ledger goes on counting rows.
+    """
+    from edge_client.ledger.by_person import Counted, count_persons
+    from edge_client.ledger.store import LedgerError
+    from learning.accounting.renyi import EventUnaccountable
+    from learning.text.data import DataInvalid, read_data
+    from toolkit.console import CommandFailed
+
+    (path,) = _ledgers(home, data_name)
+    try:
+        rows = read_data(data, text=text, label=label, text_b=text_b, person=person, skip_invalid=skip_invalid)
+        found: Counted = count_persons(path, data_name, rows.examples, person, max_rows, record=record)
+    except DataInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    except EventUnaccountable as error:
+        raise CommandFailed(str(error), ExitCode.REFUSED) from error
+    except LedgerError as error:
+        raise CommandFailed(str(error), ExitCode.REFUSED) from error
+    if as_json:
+        print_json(found.as_json())
+    else:
+        typer.echo(printable(found.sentence))
 
 
 @app.command()
@@ -229,6 +279,9 @@ def _summary(state: "LedgerState") -> dict[str, Any]:
         "receipts": len(state.receipts),
         "jobs": jobs,
     }
+    if state.persons is not None:
+        seen = None if state.data_seen is None else state.data_seen.persons
+        summary["persons"] = {"column": state.persons.column, "count": seen, "rows_before": state.persons.rows}
     if state.approvals:
         summary["approvals"] = [
             {
@@ -275,6 +328,11 @@ def _print(summary: dict[str, Any]) -> None:
     about.add_row(
         "limit", f"epsilon {limit['epsilon']:g} at delta {limit['delta']:g}, {limit['adjacency']}, one {limit['unit']}"
     )
+    if (persons := summary.get("persons")) is not None:
+        count = "" if persons["count"] is None else f"{persons['count']:,} "
+        before = persons["rows_before"]
+        group = "" if before is None else f"; rows charged before count as groups of {before:,}"
+        about.add_row("persons", printable(f"{count}by column {persons['column']!r}{group}"))
     about.add_row("spent", _spent(spent, limit["epsilon"], f" at delta {limit['delta']:g}"))
     if "month" in summary:
         month = summary["month"]

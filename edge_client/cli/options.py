@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataFile", "DataName", "Device", "Home", "Json", "KeyFile", "OwnBackbones", "SecondText", "SkipInvalid"]
+__all__ = [
+    "DataFile",
+    "DataName",
+    "Device",
+    "Home",
+    "Json",
+    "KeyFile",
+    "OwnBackbones",
+    "PersonColumn",
+    "PersonCount",
+    "SecondText",
+    "SkipInvalid",
+]
 
 Home = Annotated[
     Path | None,
@@ -24,6 +36,24 @@ SecondText = Annotated[
     str | None,
     typer.Option(
         help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if a file has it.",
+        show_default=False,
+    ),
+]
+PersonColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--person",
+        help="The column that names whose row it is (patient, customer, author), if your policy protects persons. It "
+        "stays here.",
+        show_default=False,
+    ),
+]
+PersonCount = Annotated[
+    int | None,
+    typer.Option(
+        "--persons",
+        min=1,
+        help="How many persons your examples are of (N), if persons are protected.",
         show_default=False,
     ),
 ]

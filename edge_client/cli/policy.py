@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from edge_client.cli.options import Home, Json
+from edge_client.cli.options import Home, Json, PersonCount
+from edge_client.cli.privacy import counted_units
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def check(
             show_default=False,
         ),
     ] = None,
+    persons: PersonCount = None,
     data_name: Annotated[
         str, typer.Option(help="Your name for the data: what its ledger has charged counts against the budget.")
     ] = "data",
@@ -69,6 +71,7 @@ def check(
     """
     from edge_client.identity.home import home_path
     from edge_client.policy.verdicts import Outcome
+    from learning.text.persons import unit_of_job
 
     folder = home_path(home)
     rules, source = _policy(folder, policy)
@@ -81,8 +84,9 @@ def check(
         conditions=_conditions(rules, device) if now else None,
     )
     cost = None
-    if examples is not None:
-        cost = _cost(rules, offered, examples, folder, data_name, identity.federation if identity else None)
+    if examples is not None or persons is not None:
+        count = counted_units(unit_of_job(offered), examples, persons)
+        cost = _cost(rules, offered, count, folder, data_name, identity.federation if identity else None)
     reach = cost.outlook if cost else None
     refused = [verdict.rule for verdict in verdicts if verdict.outcome is Outcome.REFUSED]
     if reach is not None and reach.refused_by is not None:
@@ -109,7 +113,8 @@ def check(
         if cost:
             typer.echo(printable(f"cost     {cost.sentence}"))
         elif not refused and offered.mechanism.name != "none":
-            typer.echo("cost     unknown: give --examples N, and this says how many rounds the budget allows")
+            wanted = "--persons" if unit_of_job(offered) == "person" else "--examples"
+            typer.echo(f"cost     unknown: give {wanted} N, and this says how many rounds the budget allows")
         if reach:
             typer.echo(f"budget   {reach.sentence}")
         if refused:
@@ -257,6 +262,7 @@ def _cost(
     from learning.accounting.renyi import EventUnaccountable
     from learning.mechanisms.protection import Protection, protection_of
     from learning.survey.answer import Answering, event_of_answer
+    from learning.text.persons import unit_of_job
     from tacit.job import JobSpec
     from tacit.mechanism import OwnDiscreteGaussian
 
@@ -285,9 +291,10 @@ def _cost(
         fail(str(error), ExitCode.FAILED)
     except (EventUnaccountable, ValueError) as error:
         return _Cost(f"unknown: {error}")
+    units = "persons" if unit_of_job(job) == "person" else "examples"
     again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
-        f"{job.rounds.count} rounds with {examples} examples cost an untouched ledger epsilon {least:.3g} at delta "
+        f"{job.rounds.count} rounds with {examples} {units} cost an untouched ledger epsilon {least:.3g} at delta "
         f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}"
         f"{'' if job.question is None else f', {policy.surveys_epsilon:g} for surveys'}{again}"
     )

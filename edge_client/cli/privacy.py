@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edge_client.cli.options import Json
+from edge_client.cli.options import Json, PersonCount
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from learning.accounting.planning import Row, Setting
     from tacit.job import JobDocument, JobSpec
 
-__all__ = ["app"]
+__all__ = ["app", "counted_units"]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -35,6 +35,7 @@ def plan(
     examples: Annotated[
         int | None, typer.Option(min=1, help="How many examples you have (N).", show_default=False)
     ] = None,
+    persons: PersonCount = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="How many rounds you take part in (T).", show_default=False)
     ] = None,
@@ -59,8 +60,12 @@ def plan(
         ),
     ] = None,
     unit: Annotated[
-        Literal["example", "member"] | None,
-        typer.Option(help="What distributed-gaussian protects. Default: example.", show_default=False),
+        Literal["example", "person", "member"] | None,
+        typer.Option(
+            help="What is protected: under dp-sgd example or person, under distributed-gaussian example or member. "
+            "Default: example.",
+            show_default=False,
+        ),
     ] = None,
     epsilon: Annotated[
         list[float] | None,
@@ -98,8 +103,6 @@ def plan(
     """
     from learning.accounting.planning import Setting
 
-    if examples is None:
-        fail("give --examples N, how many examples you have; the sampling rate follows from it", ExitCode.USAGE)
     wanted = list(epsilon or (1.0, 2.0, 4.0, 8.0))
     chosen = {
         "--mechanism": mechanism, "--rounds": rounds, "--lot": lot, "--steps": steps, "--sampling": sampling,
@@ -109,22 +112,38 @@ def plan(
         given = [name for name, value in chosen.items() if value not in (None, [])]
         if given:
             fail(f"the job already sets {', '.join(given)}; leave out these options, or the job", ExitCode.USAGE)
-        _plan_job(job, examples, delta, values, members, wanted, as_json)
+        _plan_job(job, examples, persons, delta, values, members, wanted, as_json)
         return
+    count = counted_units(unit or "example", examples, persons)
     if rounds is None:
         fail("give --rounds T, how many rounds you take part in, or name a job file", ExitCode.USAGE)
     templates = _templates(mechanism or "dp-sgd", chosen)
     try:
-        _print_rows(
-            templates, Setting(examples, rounds, delta, values, members or 1), wanted, as_json, clip is not None
-        )
+        _print_rows(templates, Setting(count, rounds, delta, values, members or 1), wanted, as_json, clip is not None)
     except ValueError as error:
         fail(str(error), ExitCode.USAGE)
 
 
+def counted_units(unit: str, examples: int | None, persons: int | None) -> int:
+    """Returns N: persons if these are protected, and else examples. Fails if it was not given, or the other was."""
+    if unit == "person":
+        if persons is None:
+            fail(
+                "give --persons N, how many persons your examples are of; the sampling rate follows from it",
+                ExitCode.USAGE,
+            )
+        return persons
+    if persons is not None:
+        fail(f"--persons counts persons, and one {unit} is protected; give --examples N", ExitCode.USAGE)
+    if examples is None:
+        fail("give --examples N, how many examples you have; the sampling rate follows from it", ExitCode.USAGE)
+    return examples
+
+
 def _plan_job(
     path: Path,
-    examples: int,
+    examples: int | None,
+    persons: int | None,
     delta: float,
     values: int | None,
     members: int | None,
@@ -134,18 +153,20 @@ def _plan_job(
     from learning.accounting.costs import LotTooSmall
     from learning.accounting.expected_noise import Values, expected_noise, values_of_file
     from learning.accounting.planning import Setting
+    from learning.text.persons import unit_of_job
     from tacit.job import JobDocument
     from tacit.vector import max_in_sum
 
     job = _job(path)
+    count = counted_units(unit_of_job(job), examples, persons)
     counted = members or job.rounds.min_members
     try:
         sent = Values(job.values) if isinstance(job, JobDocument) else None if values is None else Values(values)
         if sent is None and not isinstance(job, JobDocument):
             sent = values_of_file(job, path.parent)
         most = max_in_sum(job, job.rounds.target_members)
-        setting = Setting(examples, job.rounds.count, delta, None if sent is None else sent.shared, counted, most)
-        noise = None if sent is None else expected_noise(job, sent, examples=examples, members=counted)
+        setting = Setting(count, job.rounds.count, delta, None if sent is None else sent.shared, counted, most)
+        noise = None if sent is None else expected_noise(job, sent, examples=count, members=counted)
         _print_job(job, setting, epsilons, noise, as_json)
     except LotTooSmall as error:
         fail(f"you would refuse job {job.name}: {error}", ExitCode.REFUSED)
@@ -173,7 +194,7 @@ def _job(path: Path) -> "JobDocument | JobSpec":
 
 # Which options each mechanism takes besides --rounds and --mechanism, and what it calls them.
 _KNOWN: dict[str, dict[str, str]] = {
-    "dp-sgd": {"--lot": "lot", "--steps": "steps", "--clip": "clip"},
+    "dp-sgd": {"--lot": "lot", "--steps": "steps", "--unit": "unit", "--clip": "clip"},
     "gaussian-update": {"--lot": "lot", "--sampling": "sampling", "--clip": "clip"},
     "laplace-update": {"--clip": "bound"},
     "distributed-gaussian": {"--honest": "honest", "--unit": "unit", "--clip": "clip"},
@@ -197,6 +218,9 @@ def _templates(name: MechanismName, chosen: dict[str, Any]) -> "list[Noised]":
         fail(f"{name} does not take {', '.join(strange)}; leave it out, or choose another --mechanism", ExitCode.USAGE)
     numbers = {key: chosen[option] for option, key in known.items() if chosen[option] not in (None, [])}
     lots = numbers.pop("lot", [None])
+    if numbers.get("unit") == "person":
+        # How many rows of a person a draw uses moves no figure of a plan.
+        numbers["person"] = {"max_examples": 1}
     multiplier = {"epsilon": 1.0} if name == "laplace-update" else {"noise_multiplier": 1.0}
     adapter: TypeAdapter[Any] = TypeAdapter(Mechanism)
     try:
@@ -326,7 +350,9 @@ def _described(mechanism: "Noised", setting: "Setting", steps: int | None = None
     if isinstance(mechanism, DistributedGaussian):
         said += f", h = {mechanism.honest}"
     rate = rate_of(mechanism, setting.examples)
-    return f"{said}, {setting.examples} examples" + ("" if rate < 1 else ", all of them each time")
+    return f"{said}, {setting.examples} {'persons' if mechanism.unit == 'person' else 'examples'}" + (
+        "" if rate < 1 else ", all of them each time"
+    )
 
 
 def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list[str]:

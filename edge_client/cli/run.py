@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge_client.cli.options import Device, Home, SecondText, SkipInvalid
+from edge_client.cli.options import Device, Home, PersonColumn, SecondText, SkipInvalid
 
 __all__ = ["run"]
 
@@ -15,6 +15,7 @@ def run(
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     text_b: SecondText = None,
+    person: PersonColumn = None,
     job: Annotated[
         list[str] | None,
         typer.Option(help="Take part only in jobs of this name; * and ? are wildcards; may be given more than once."),
@@ -108,6 +109,7 @@ def run(
         text=text,
         label=label,
         text_b=text_b,
+        person=person,
         skip_invalid=skip_invalid,
         jobs=tuple(job or ()),
         device=device,

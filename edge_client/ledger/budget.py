@@ -27,12 +27,14 @@ from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger import surveys
 from edge_client.ledger.chain import Purpose
+from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import (
     BudgetSpent,
     Ledger,
     LedgerError,
     LedgerRolledBack,
     LedgerUnwritable,
+    LimitFixed,
     ledger_path,
 )
 from edge_client.ledger.outlook import may_measure, room_for_metrics
@@ -50,6 +52,7 @@ from edge_client.ledger.receipts import (
     receipt_from,
 )
 from edge_client.ledger.replay import as_events
+from edge_client.ledger.store import reading
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_beside
 from learning.accounting.gate import beside_what_is_spent, homogeneous, plan_of
@@ -521,7 +524,7 @@ class Budget:
         Raises:
             PolicyRefusal: the receipt cannot be stored. Nothing may leave.
         """
-        event = None if given.histogram is None else self._ledger.reservation(given.histogram).event
+        event = None if given.histogram is None else self._ledger.reservation(given.histogram).as_reserved
         receipt = CorpusReceipt(
             at_ms=time.time_ns() // 1_000_000,
             federation=self._identity.federation,
@@ -562,7 +565,7 @@ class Budget:
     def _write_receipt(self, sent: _Sent, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
         context, purpose = sent.session.context, sent.reserved.purpose
         layout = layout_of(sent.reserved.job, context.cohort)
-        event = None if sent.reservation is None else self._ledger.reservation(sent.reservation).event
+        event = None if sent.reservation is None else self._ledger.reservation(sent.reservation).as_reserved
         receipt = Receipt(
             at_ms=time.time_ns() // 1_000_000,
             federation=purpose.federation,
@@ -673,6 +676,24 @@ def _has_steps_for(event: PrivacyEvent, spent: Sequence[PrivacyEvent]) -> bool:
     return whole is not None and plan_of(whole).steps == whole.steps
 
 
+def _check_not_charged_for_rows(path: Path, name: str) -> None:
+    """Checks that a ledger of rows, which has seen at least half of this data's texts, was charged for nothing.
+
+    A ledger of persons beside it would promise these persons what was spent before.
+
+    Raises:
+        LimitFixed: it was.
+    """
+    with reading(path) as store:
+        state = replayed(store)
+    if state.limit is not None and state.limit.unit == "example" and state.spent().total():
+        raise LimitFixed(
+            f"the texts of {name} were charged by row in the ledger of {path.stem}, so a new ledger of persons would "
+            f"forget what was spent. Give --data-name {path.stem}, and count that ledger by person with `edge_client "
+            f"ledger persons --data-name {path.stem}`"
+        )
+
+
 @contextlib.contextmanager
 def open_budget(
     home: Path,
@@ -681,6 +702,8 @@ def open_budget(
     texts: Iterable[str | tuple[str, str]],
     *,
     name: str = "data",
+    persons: Sequence[bytes] | None = None,
+    column: str | None = None,
 ) -> Iterator[Budget]:
     """Opens the budget of one data set, for one process at a time.
 
@@ -692,13 +715,15 @@ def open_budget(
         policy: the member's policy.
         texts: the text, or the pair of texts, of each row.
         name: the member's own name for the data.
+        persons: the person of each row, if the policy's unit is a person.
+        column: the column that names them.
 
     Raises:
         LedgerError: the ledger cannot be used; the sentence says why.
     """
     path = ledger_path(home, name)
-    marks = marks_of(marks_key(path.parent), texts)
-    with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month) as ledger:
+    marks = marks_of(marks_key(path.parent), texts, persons)
+    with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month, column=column) as ledger:
         for found in ledger.recover():
             log.warning(
                 "ledger_recovered",
@@ -706,6 +731,8 @@ def open_budget(
                 round=found.purpose.round,
                 kept="charged" if found.charged else "released",
             )
+        if moved := ledger.moved(marks):
+            log.warning("rows_changed_persons", rows=moved)
         ledger.data_seen(marks)
         others = sorted(other for other in path.parent.glob("*.db") if other != path)
         for other, count in ledger.overlap(others).items():
@@ -713,6 +740,8 @@ def open_budget(
                 log.warning(
                     "data_in_two_ledgers", this=name, other=other, examples="unknown" if count is None else count
                 )
+            if column is not None and count and 2 * count >= len(marks.values):
+                _check_not_charged_for_rows(ledger_path(home, other), name)
         receipts = ReceiptBook(home / "receipts")
         receipts.recover(ledger)
         yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values))

@@ -39,6 +39,7 @@ __all__ = [
     "LedgerOpened",
     "LimitLowered",
     "LimitNumbers",
+    "PersonsNamed",
     "Purpose",
     "ReceiptKept",
     "Record",
@@ -171,6 +172,19 @@ class DataSeen(Part):
     digest: Digest
     # The first 8 bytes of the key's SHA-256: marks under two keys cannot be compared.
     key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+    # Persons in the data at that time; None if its rows stand for themselves.
+    persons: _Number | None = None
+
+
+class PersonsNamed(Part):
+    """From here on the unit is a person. `column` says whose a row is, and is fixed for good.
+
+    `rows` stands exactly in a ledger that counted rows before: the most rows that a person had until then. What was
+    charged counts from here on as that of a group of so many rows (`learning.accounting.groups`).
+    """
+
+    column: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    rows: Annotated[int, Field(ge=1, le=10**9)] | None
 
 
 class Recovered(Part):
@@ -207,6 +221,7 @@ Body = (
     | Settled
     | ReceiptKept
     | LimitLowered
+    | PersonsNamed
     | DataSeen
     | Recovered
     | ApprovalKept
@@ -221,6 +236,7 @@ BODIES: Mapping[str, type[Body]] = {
     "settled": Settled,
     "receipt": ReceiptKept,
     "limit_lowered": LimitLowered,
+    "persons_named": PersonsNamed,
     "data_seen": DataSeen,
     "recovered": Recovered,
     "approval": ApprovalKept,

@@ -43,6 +43,21 @@ class Gate:
                 return _refusal(f"the limit of {month}", self._monthly, spent, event)
         return None
 
+    def overdrawn(self, state: LedgerState, month: str) -> str | None:
+        """Says why what counts as spent is more than a limit admits. None: it is not."""
+        named = [("the limit", self._lifetime, state.spent())]
+        if self._monthly is not None:
+            named.append((f"the limit of {month}", self._monthly, state.spent_in(month)))
+        for what, gate, counts in named:
+            spent = as_events(counts.items())
+            if not gate.admits(spent):
+                limit = gate.limit
+                return (
+                    f"{what} is epsilon {limit.epsilon:g} at delta {limit.delta:g} for one {limit.unit}, and what was "
+                    f"charged counts as {epsilon_counted(spent, limit):.4g}"
+                )
+        return None
+
     def epsilon(self, counts: Counter[PrivacyEvent]) -> float:
         """The epsilon that counted events have spent, at the limit's delta.
 

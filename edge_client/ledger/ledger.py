@@ -21,6 +21,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +37,7 @@ from edge_client.ledger.chain import (
     LedgerOpened,
     LimitLowered,
     LimitNumbers,
+    PersonsNamed,
     Purpose,
     ReceiptKept,
     Record,
@@ -65,6 +67,7 @@ from edge_client.ledger.store import (
 from learning.accounting.events import PrivacyEvent
 from learning.accounting.filter import Limit
 from learning.accounting.gate import GATE_NUMBERS
+from learning.accounting.groups import of_person
 from learning.accounting.renyi import EventUnaccountable
 from tacit.identity import name_is_valid
 from toolkit.durable import Faults, no_faults
@@ -147,6 +150,7 @@ class Ledger:
         limit: Limit,
         *,
         monthly: float | None = None,
+        column: str | None = None,
         clock: Callable[[], float] = time.time,
         faults: Faults = no_faults,
     ) -> "Ledger":
@@ -157,6 +161,7 @@ class Ledger:
             name: the member's own name for the data.
             limit: the lifetime limit.
             monthly: further limit: epsilon of a calendar month (UTC).
+            column: names whose row each is, if the limit's unit is a person; fixed when the ledger first has it.
             clock: returns seconds since 1970 UTC.
             faults: the points at which tests kill the process.
 
@@ -167,7 +172,7 @@ class Ledger:
             LedgerNewer: newer software wrote the file.
             LedgerRolledBack: the file is older than its pin.
             LimitRaised: a number is higher than before.
-            LimitFixed: another adjacency, unit, name or other numbers of the gate than before.
+            LimitFixed: another adjacency, unit, column, name or other numbers of the gate than before.
         """
         wanted = LimitNumbers(epsilon=limit.epsilon, delta=limit.delta, adjacency=limit.adjacency, unit=limit.unit)
         orders = gate_digest()
@@ -188,9 +193,11 @@ class Ledger:
                 record = record_after(state.head, 1, _milliseconds(clock()), first)
                 writer.create(record)
                 state.apply(record)
-            _check_fixed(state, name, wanted, orders)
+            _check_fixed(state, name, wanted, orders, column)
             ledger = cls(writer, state, clock, faults)
             ledger._pinned = pin.sequence
+            if column is not None and state.persons is None:
+                ledger._append(PersonsNamed(column=column, rows=None))
             ledger._lower(wanted, monthly)
             ledger._pin_if_possible()
             faults("open.done")
@@ -470,19 +477,71 @@ class Ledger:
         """
         self._open()
         before = self._writer.marks()
-        new = marks.values - before
-        seen = self._state.data_seen
-        if new or seen is None or (seen.examples, seen.key) != (marks.examples, marks.key):
-            after = before | new
+        added, new = marks.all - before, len(marks.values - before)
+        seen, now = self._state.data_seen, (marks.examples, marks.key, marks.persons)
+        if added or seen is None or (seen.examples, seen.key, seen.persons) != now:
+            after = before | added
             body = DataSeen(
                 examples=marks.examples,
-                new=len(new),
+                new=new,
                 marks=len(after),
                 digest=digest_of_marks(after),
                 key=marks.key,
+                persons=marks.persons,
             )
-            self._append(body, marks=new)
-        return len(new)
+            self._append(body, marks=added)
+        return new
+
+    def moved(self, marks: Marks) -> int:
+        """Texts that this ledger has marked before, and never with the person that they have now."""
+        self._open()
+        seen = self._state.data_seen
+        if seen is None or seen.persons is None or seen.key != marks.key:
+            return 0
+        before = self._writer.marks()
+        return sum(text in before and mark not in before for mark, text in marks.of_persons)
+
+    def gone(self, marks: Marks) -> int | None:
+        """Marked texts that are not in the data now; None: they were marked under another key."""
+        self._open()
+        seen = self._state.data_seen
+        if seen is not None and seen.key != marks.key:
+            return None
+        return sum(not mark & 1 for mark in self._writer.marks() - marks.values)
+
+    def count_persons(self, column: str, rows: int) -> None:
+        """Counts persons from now on: what was charged for one row counts as what a person with `rows` rows had.
+
+        Args:
+            column: names whose row each is; fixed for good.
+            rows: the most rows that a person had whenever something was charged.
+
+        Raises:
+            BudgetSpent: what was charged would be more than the limit admits. Nothing has changed.
+            EventUnaccountable: something that was charged has no bound for a group of rows.
+            LedgerMisused: this is no ledger of rows under add-remove.
+            LedgerUnwritable: nothing was recorded.
+        """
+        self._open()
+        state = self._state
+        for each in () if state.persons is not None else state.reservations.values():
+            of_person(each.event, rows)
+        body = PersonsNamed(column=column, rows=rows)
+        record = record_after(state.head, state.sequence + 1, self._now_ms(), body)
+        after = deepcopy(state)
+        try:
+            after.apply(record)
+        except RecordInvalid as error:
+            raise LedgerMisused(f"{self.name}: {error}") from error
+        assert after.limit is not None  # noqa: S101  as above
+        refusal = Gate(after.limit, after.monthly).overdrawn(after, month_of(record.at_ms))
+        if refusal is not None:
+            raise BudgetSpent(
+                f'{self.name}: {refusal}, for a person with {rows} rows. Keep unit = "example" for this data: to its '
+                "persons it can promise no more than that"
+            )
+        self._append(body)
+        self._gate = self._made_gate()
 
     def overlap(self, others: Iterable[Path]) -> dict[str, int | None]:
         """Counts the marked examples that other ledgers have in common with this one.
@@ -502,7 +561,8 @@ class Ledger:
             with reading(path) as store:
                 seen = replayed(store).data_seen
                 comparable = seen is None or key is None or seen.key == key
-                found[path.stem] = len(mine & store.marks()) if comparable else None
+                both = mine & store.marks()
+                found[path.stem] = sum(not mark & 1 for mark in both) if comparable else None
         return found
 
     def check_reported(self, counter: int) -> None:
@@ -610,7 +670,7 @@ def _limit_words(limit: LimitNumbers, monthly: float | None) -> str:
     return f"epsilon {limit.epsilon:g} at delta {limit.delta:g}, {month}"
 
 
-def _check_fixed(state: LedgerState, name: str, wanted: LimitNumbers, orders: bytes) -> None:
+def _check_fixed(state: LedgerState, name: str, wanted: LimitNumbers, orders: bytes, column: str | None) -> None:
     opened, held = state.opened, state.limit
     assert opened is not None and held is not None  # noqa: S101, PT018  for the type checker
 
@@ -625,6 +685,16 @@ def _check_fixed(state: LedgerState, name: str, wanted: LimitNumbers, orders: by
         refuse("the name", opened.name, name)
     if held.adjacency != wanted.adjacency:
         refuse("adjacency", held.adjacency, wanted.adjacency)
+    if (wanted.unit == "person") != (column is not None):
+        raise LedgerMisused("a ledger has a column of persons exactly if its unit is a person")
+    if (held.unit, wanted.unit) == ("example", "person"):
+        raise LimitFixed(
+            f"the ledger of {opened.name} counts rows, and the policy asks for persons. `edge_client ledger persons "
+            "--person COLUMN` shows what its rows' charges are to a person with several, and counts persons from then "
+            'on; or write unit = "example" in the policy'
+        )
+    if state.persons is not None and column is not None and state.persons.column != column:
+        refuse("persons by column", repr(state.persons.column), repr(column))
     if held.unit != wanted.unit:
         refuse("the unit", held.unit, wanted.unit)
     if opened.orders != orders:

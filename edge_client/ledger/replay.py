@@ -26,6 +26,7 @@ from edge_client.ledger.chain import (
     LedgerOpened,
     LimitLowered,
     LimitNumbers,
+    PersonsNamed,
     Purpose,
     ReceiptKept,
     Record,
@@ -36,6 +37,8 @@ from edge_client.ledger.chain import (
     Settled,
 )
 from learning.accounting.events import PrivacyEvent, scaled
+from learning.accounting.groups import of_person
+from learning.accounting.renyi import EventUnaccountable
 
 __all__ = ["UNKNOWN", "Attempt", "LedgerState", "Reservation", "as_events", "month_of"]
 
@@ -54,7 +57,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An event that is reserved, charged or released. number: sequence number of its first record."""
+    """An event that is reserved, charged or released. number: sequence number of its first record.
+
+    `event` is what counts: that of a person if the ledger's unit is one, even if a row's was reserved.
+    """
 
     number: int
     event: PrivacyEvent
@@ -63,6 +69,13 @@ class Reservation:
     # Time of the first charge, in milliseconds since 1970 UTC.
     charged_ms: int | None = None
     released: str | None = None
+    # The event of one row that was reserved, if the ledger has counted persons since.
+    of_row: PrivacyEvent | None = None
+
+    @property
+    def as_reserved(self) -> PrivacyEvent:
+        """The event in the record that reserved it, which receipts name."""
+        return self.event if self.of_row is None else self.of_row
 
     @property
     def charged(self) -> bool:
@@ -108,6 +121,8 @@ class LedgerState:
     # Sequence number and body of each receipt's record, by the receipt's digest.
     receipts: dict[bytes, tuple[int, ReceiptKept]] = field(default_factory=dict)
     data_seen: DataSeen | None = None
+    # Whose rows belong together; None if the unit is no person.
+    persons: PersonsNamed | None = None
     # Stewards' statements by digest, in the order of their records; and those whose time was over.
     approvals: dict[bytes, ApprovalKept] = field(default_factory=dict)
     lapsed: set[bytes] = field(default_factory=set)
@@ -176,6 +191,8 @@ class LedgerState:
                     raise RecordInvalid(f"reservation {body.reservation} was never charged for attempt {body.attempt}")
             case LimitLowered():
                 self._check_lowered(body)
+            case PersonsNamed():
+                self._check_persons(body)
             case ApprovalKept():
                 if body.signed.digest() in self.approvals:
                     raise RecordInvalid("its statement is already in the ledger")
@@ -206,6 +223,20 @@ class LedgerState:
         before = self.monthly if self.monthly is not None else float("inf")
         if body.epsilon > self.limit.epsilon or body.delta > self.limit.delta or kept > before:
             raise RecordInvalid("it raises a limit, but a limit can only be lowered")
+
+    def _check_persons(self, body: PersonsNamed) -> None:
+        if self.limit is None or self.persons is not None:
+            raise RecordInvalid("its persons are named already")
+        if self.limit.unit == "member" or self.limit.adjacency != "add-remove":
+            raise RecordInvalid("only a ledger of rows or persons under add-remove names persons")
+        if (body.rows is None) != (self.limit.unit == "person"):
+            raise RecordInvalid("it must say how many rows a person had exactly if the ledger counted rows before")
+        if body.rows is not None:
+            try:
+                for each in self.reservations.values():
+                    of_person(each.event, body.rows)
+            except EventUnaccountable as error:
+                raise RecordInvalid(str(error)) from error
 
     def apply(self, record: Record) -> None:
         """Changes the state to the one after the record.
@@ -239,6 +270,8 @@ class LedgerState:
                 assert self.limit is not None  # noqa: S101  checked above, for the type checker
                 self.limit = self.limit.model_copy(update={"epsilon": body.epsilon, "delta": body.delta})
                 self.monthly = body.monthly
+            case PersonsNamed() as body:
+                self._name_persons(body)
             case DataSeen() as body:
                 self.data_seen = body
             case ApprovalKept() as body:
@@ -246,6 +279,27 @@ class LedgerState:
             case ApprovalLapsed(approval=approval):
                 self.lapsed.add(approval)
         self.sequence, self.head, self.at_ms = record.sequence, record.digest, record.at_ms
+
+    def _name_persons(self, body: PersonsNamed) -> None:
+        assert self.limit is not None  # noqa: S101  checked above, for the type checker
+        self.persons = body
+        self.limit = self.limit.model_copy(update={"unit": "person"})
+        rows = body.rows
+        if rows is None:
+            return
+
+        def regrouped(counts: Counter[PrivacyEvent]) -> Counter[PrivacyEvent]:
+            found: Counter[PrivacyEvent] = Counter()
+            for event, count in counts.items():
+                found[of_person(event, rows)] += count
+            return found
+
+        self.charged, self.reserved = regrouped(self.charged), regrouped(self.reserved)
+        self.by_month = {month: regrouped(counts) for month, counts in self.by_month.items()}
+        self.reservations = {
+            number: replace(each, event=of_person(each.event, rows), of_row=each.event)
+            for number, each in self.reservations.items()
+        }
 
     def _charge(self, body: Charged, at_ms: int) -> None:
         reservation = self.reservations[body.reservation]

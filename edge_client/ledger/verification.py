@@ -19,7 +19,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from edge_client.approval.statement import StatementInvalid
-from edge_client.ledger.chain import ApprovalKept, ReceiptKept, Record, RecordInvalid, Reserved, record_from
+from edge_client.ledger.chain import (
+    ApprovalKept,
+    PersonsNamed,
+    ReceiptKept,
+    Record,
+    RecordInvalid,
+    Reserved,
+    record_from,
+)
 from edge_client.ledger.gate import Gate
 from edge_client.ledger.history import check_pin, pin_of, records_of
 from edge_client.ledger.ledger import gate_digest
@@ -232,6 +240,7 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
                 gate = _limits(found, record, gate)
                 _check_steward(found, record)
                 found.state.apply(record)
+                _check_regrouped(found, record)
                 if found.head is not None and record.digest == found.head.hash:
                     found.head_number = record.sequence
             except RecordInvalid as error:
@@ -295,6 +304,15 @@ def _limits(found: _Findings, record: Record, gate: Gate | None) -> Gate | None:
     if refusal is not None:
         found.problem(f"record {record.sequence}", f"it should have been refused: {refusal}")
     return gate
+
+
+def _check_regrouped(found: _Findings, record: Record) -> None:
+    """Checks that what was charged for rows is within the limit of persons."""
+    state = found.state
+    if isinstance(record.body, PersonsNamed) and state.limit is not None:
+        refusal = Gate(state.limit, state.monthly).overdrawn(state, month_of(record.at_ms))
+        if refusal is not None:
+            found.problem(f"record {record.sequence}", f"it should have been refused: {refusal}")
 
 
 def _check_steward(found: _Findings, record: Record) -> None:
@@ -380,7 +398,7 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
         return
     reservation = state.reservations[kept.reservation]
     purpose = reservation.purpose
-    if receipt.event != reservation.event:
+    if receipt.event != reservation.as_reserved:
         raise ReceiptInvalid("it names another event than the ledger was charged for")
     # An answer is charged once, and sent again in a later round if none was published.
     again = isinstance(receipt, Receipt) and isinstance(receipt.mechanism, OwnDiscreteGaussian)

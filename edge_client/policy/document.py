@@ -149,8 +149,10 @@ class PolicyDocument(Document):
     )
     unit: Unit = Field(
         default="example",
-        description="What is protected: one labelled text (example), or all of this member's data (member). A job "
-        "with the other unit is refused. Fixed once the ledger is open.",
+        description="What is protected: one labelled text (example), all texts of one person (person; `edge_client "
+        "run` then needs --person, the column that names whose row it is), or all of this member's data (member). A "
+        "job with another unit is refused. Fixed once the ledger is open; `edge_client ledger persons` can turn "
+        "example into person.",
     )
     epsilon_a_month: float | None = Field(
         default=None,
@@ -338,6 +340,15 @@ class PolicyDocument(Document):
         description="Network interfaces that every default route must go through, with * and ? (Linux). Empty: any.",
         examples=["eth*", "wlan0"],
     )
+
+    @model_validator(mode="after")
+    def _persons_come_and_go(self) -> Self:
+        if self.unit == "person" and self.adjacency != "add-remove":
+            raise ValueError(
+                "adjacency: dp-sgd is accounted for under add-remove, and only it protects persons; set adjacency = "
+                '"add-remove"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _stewards_suffice(self) -> Self:

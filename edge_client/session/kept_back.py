@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edge_client.ledger.home_key import home_key
 from edge_client.policy.document import PolicyDocument
 from learning.text.data import Example
+from learning.text.persons import population_of, units_of
 from tacit.validation import NoisedMetrics
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ __all__ = ["KeptBack"]
 
 @dataclass(frozen=True)
 class KeptBack:
-    """A member's division of its rows, and the unit of each."""
+    """A member's division of its rows, the unit of each, and N, the rows or the persons."""
 
     split: "Split"
     units: Sequence[bytes]
+    population: int
 
     @classmethod
     def of(cls, home: Path, policy: PolicyDocument, examples: Sequence[Example]) -> "KeptBack | None":
@@ -44,7 +46,9 @@ class KeptBack:
 
         lost = "rows then change sides, and estimates may be too good until the models have forgotten"
         key = home_key(home / "ledgers" / "validation.key", lost)
-        return cls(Split(key, policy.validation_share), [unit_of(each) for each in examples])
+        persons = units_of(examples) if policy.unit == "person" else None
+        units = [unit_of(each) for each in examples] if persons is None else persons
+        return cls(Split(key, policy.validation_share), units, population_of(examples, policy.unit))
 
     def rows(self, planted: int = 0) -> "NDArray[np.bool_]":
         """(N + planted,) The rows that no training uses. Planted canaries stand behind the rows, and are trained on."""
@@ -54,7 +58,8 @@ class KeptBack:
         """Those of them that this member measures for a job; never a planted canary."""
         from learning.validation.measuring import ValidationData
 
-        return ValidationData(_with_planted(self.split.measured(self.units, metrics.max_units), planted), self.units)
+        measured = self.split.measured(self.units, metrics.max_units, self.population)
+        return ValidationData(_with_planted(measured, planted), self.units)
 
 
 def _with_planted(rows: "NDArray[np.bool_]", planted: int) -> "NDArray[np.bool_]":

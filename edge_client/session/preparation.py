@@ -65,6 +65,7 @@ from learning.text.cloze import TemplateInvalid
 from learning.text.corpus import EncodedExamples, encoder_of
 from learning.text.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
+from learning.text.persons import population_of, unit_of_job
 from learning.text.tables import TableInvalid
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
@@ -308,7 +309,7 @@ class Preparer:
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
-                own = len(self._examples)
+                own = population_of(self._examples, unit_of_job(job))
                 count = own if self._canaries is None else self._canaries.examples(job, own)
                 protection = self._budget.protection(job, count)
             planted = await asyncio.to_thread(self._planted, job, tokenizer)

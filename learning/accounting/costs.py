@@ -1,4 +1,6 @@
-"""The privacy event that one round of a mechanism or a job is, on a member with N examples. Only this module says so.
+"""The privacy event that one round of a mechanism or a job is, on a member with N units. Only this module says so.
+
+N counts examples, or persons if the mechanism's unit is a person.
 
 N counts as public here, as it does in every analysis of sampling at rate lot / N.
 """
@@ -106,7 +108,7 @@ def event_of_round(
 
     Args:
         mechanism: The mechanism and its numbers.
-        examples: N, the member's examples.
+        examples: N, the member's examples, or its persons if these are the unit.
         values: d, the parameters sent. Only distributed-gaussian needs it, for its grid.
         members: The most members of a sum. Only distributed-gaussian needs it, for its grid.
         central: Whether the noise of all `honest` members counts, or only this member's own share.
@@ -117,7 +119,9 @@ def event_of_round(
     match mechanism:
         case DpSgd():
             rate = rate_of(mechanism, examples)
-            return SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=mechanism.steps)
+            return SampledGaussian(
+                multiplier=mechanism.noise_multiplier, rate=rate, steps=mechanism.steps, unit=mechanism.unit
+            )
         case GaussianUpdate(sampling="fixed"):
             lot = min(mechanism.lot, examples)
             return FixedLotGaussian(multiplier=mechanism.noise_multiplier / 2, lot=lot, population=examples)
@@ -158,7 +162,8 @@ def event_of_metrics(noise: MetricNoise, adjacency: Adjacency, unit: Unit = "exa
     Args:
         noise: The numbers of the noise.
         adjacency: The ledger's.
-        unit: What the ledger protects. A member's rows of validation data are its units, or all of them are one.
+        unit: What the ledger protects. A member's rows of validation data are its units, or those of a person are
+            one, or all of them are one.
     """
     return DiscreteGaussian(multiplier=noise.std / distance_of(adjacency), unit=unit)
 

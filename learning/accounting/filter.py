@@ -58,7 +58,7 @@ class Limit:
         if self.adjacency not in get_args(Adjacency):
             raise ValueError(f"adjacency must be add-remove or replace-one, got {self.adjacency!r}")
         if self.unit not in get_args(Unit):
-            raise ValueError(f"unit must be example or member, got {self.unit!r}")
+            raise ValueError(f"unit must be example, person or member, got {self.unit!r}")
 
 
 def cost(event: PrivacyEvent, limit: Limit) -> Vector:

@@ -22,6 +22,7 @@ from learning.prompts.features import FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.text.persons import population_of, unit_of_job
 from learning.training.local import logits_of
 from learning.training.update import train_update
 from secure_agg import RandomSource
@@ -91,7 +92,10 @@ class Subject:
         return EncodedExamples(examples, self.job, self.tokenizer, self.features)
 
     def protection(self, examples: int) -> Protection:
-        """The job's mechanism for a member with this many examples. Only this member's own noise counts."""
+        """The job's mechanism for a member with this many examples, or persons if these are its unit.
+
+        Only this member's own noise counts.
+        """
         return protection_of(self.job, examples, own=self.own)
 
     def release(self, examples: Sequence[Example], random: RandomSource, seed: int) -> Vector:
@@ -100,7 +104,7 @@ class Subject:
         Raises:
             As `train_update`.
         """
-        protection = self.protection(len(examples))
+        protection = self.protection(population_of(examples, unit_of_job(self.job)))
         update = train_update(
             job=self.job,
             manifest=self.manifest,

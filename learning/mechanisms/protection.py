@@ -121,9 +121,14 @@ class _PrivateSteps(_Noised):
 
     def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         from learning.training.head import train_private_head
+        from learning.training.persons import Persons
         from learning.training.private import train_private
 
-        rate = min(1.0, self.mechanism.lot / task.population)
+        rate, persons = min(1.0, self.mechanism.lot / task.population), None
+        if self.mechanism.person is not None:
+            if task.persons is None:
+                raise ValueError("the mechanism draws persons, and whose the rows are is not known")
+            persons = Persons(task.persons, task.population, self.mechanism.person)
         if task.features is not None:
             return train_private_head(
                 task.head,
@@ -133,6 +138,7 @@ class _PrivateSteps(_Noised):
                 self.mechanism,
                 random=random,
                 rate=rate,
+                persons=persons,
                 progress=task.progress,
                 cancelled=task.cancelled,
             )
@@ -152,6 +158,7 @@ class _PrivateSteps(_Noised):
                     progress=task.progress,
                     cancelled=task.cancelled,
                     rate=rate,
+                    persons=persons,
                 )
         return result
 
@@ -236,7 +243,7 @@ def protection_of(
     Args:
         job: The job. A specification will do, except under `distributed-gaussian`, whose cost depends on the number
             of values.
-        examples: N, the member's examples.
+        examples: N, the member's examples, or its persons if these are the mechanism's unit.
         own: The member's own numbers.
         trust_central_noise: Whether `distributed-gaussian` is charged by the noise of h honest members together. If
             not, only this member's own share counts (local epsilon).

@@ -1,8 +1,9 @@
 """Counts a member's rows as a survey asks.
 
 Guarantees: a row's bins depend on that row, the question and the tokenizer alone, and on no other row. Each row counts
-once in each histogram of rows, and the member once in `rows`. For unit `member` the member counts once in each
-histogram, in the bin that holds most of its rows, and the first of equal ones. What fits no bin counts in the last.
+once in each histogram of rows, and the member once in `rows`. For unit `person` a person counts once in each histogram
+of rows, in the bin that holds most of its rows, and the first of equal ones. For unit `member` the member counts so, in
+each histogram. What fits no bin counts in the last.
 
 Nothing here has noise. The counts must not leave the member (`learning.survey.answer`).
 """
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from learning.text.data import Example
 from learning.text.encoder import TextEncoder
+from learning.text.persons import persons_of
 from tacit.mechanism import Unit
 from tacit.survey import MAX_LENGTH, Histogram, LabelHistogram, LengthHistogram, RowHistogram, Survey, UnknownHistogram
 
@@ -43,7 +45,7 @@ def counts_of(
         question: What is asked.
         examples: The member's rows.
         tokenizer: The survey's tokenizer.json; None if the question reads no tokens.
-        unit: What counts once: a row, or the whole member.
+        unit: What counts once: a row, a person, or the whole member.
         stopped: Asked between batches of texts: whether to stop.
 
     Returns:
@@ -94,10 +96,21 @@ def _histogram(
             places = [bisect_left(bounds, length) for length, _ in tokens]
         case UnknownHistogram(at_most=bounds):
             places = [_share_bin(bounds, *each) for each in tokens]
+    if unit == "person":
+        places = _most(places, persons_of(examples), bins)
     counts = _counted(places, bins)
-    if unit == "example" or not examples:
+    if unit != "member" or not examples:
         return counts
     return _counted([int(counts.argmax())], bins)
+
+
+def _most(places: Sequence[int], persons: Counts, bins: int) -> list[int]:
+    """The bin of each person: the one that holds most of its rows, and the first of equal ones."""
+    count = int(persons.max(initial=-1)) + 1
+    table = np.zeros((count, bins), dtype=np.int64)
+    np.add.at(table, (persons, np.asarray(places, dtype=np.int64)), 1)
+    found: list[int] = table.argmax(axis=1).tolist()
+    return found
 
 
 def _share_bin(bounds: Sequence[int], length: int, unknown: int) -> int:

@@ -15,6 +15,7 @@ from learning.text.cloze import ClozeEncoder
 from learning.text.coverage import Coverage
 from learning.text.data import Example, label_places, text_rows
 from learning.text.encoder import TextEncoder
+from learning.text.persons import persons_of
 from tacit.job import JobDocument, JobSpec
 from tacit.model import PromptedModel, RvaeModel
 
@@ -72,6 +73,7 @@ class EncodedExamples:
         self._encoder = encoder_of(job, tokenizer)
         self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
         self._read: EncodedArrays | None = None
+        self._people: tuple[NDArray[np.int64], int] | None = None
         self._validation: tuple[bytes, EncodedArrays] | None = None
         self._key = _key(job, tokenizer)
 
@@ -83,6 +85,14 @@ class EncodedExamples:
     def population(self) -> int:
         """N, the number of all examples, whatever their labels are."""
         return len(self._examples)
+
+    def people(self) -> "tuple[NDArray[np.int64], int]":
+        """The person of each example (N,), whatever their labels are, and how many persons there are."""
+        if self._people is None:
+            found = persons_of(self._examples)
+            found.flags.writeable = False
+            self._people = found, int(found.max(initial=-1)) + 1
+        return self._people
 
     @property
     def encoder(self) -> TextEncoder | ClozeEncoder:

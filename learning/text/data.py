@@ -49,6 +49,8 @@ __all__ = [
 TextRow = str | tuple[str, str]
 # The default column of a pair's second text.
 _TEXT_B = "text_b"
+# Characters of the name of the column of persons, which a ledger records.
+_MAX_COLUMN = 200
 # The most skipped rows that a sentence names.
 _MAX_NAMED = 3
 
@@ -71,11 +73,15 @@ class ColumnMissing(DataInvalid):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row. `text_b` is the second text of a pair, or None. It does not print its texts."""
+    """One row. `text_b` is the second text of a pair, or None. It prints neither its texts nor its person.
+
+    `person` names whose row it is, if the data was read with its column; a row without one is a person of its own.
+    """
 
     text: str
     label: str | None
     text_b: str | None = None
+    person: str | None = None
 
     @property
     def texts(self) -> TextRow:
@@ -292,6 +298,15 @@ def _label_of(value: object, column: str, where: _Place) -> str:
     return value.strip()
 
 
+def _person_of(value: object, column: str, where: _Place) -> str:
+    """A row's person: its cell without white space around it, compared byte by byte."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise where.wrong(f"no person in column {column!r}; fill the row or leave it out")
+    return value.strip()
+
+
 def read_examples(
     path: Path, *, text: str = "text", label: str | None = "label", text_b: str | None = None
 ) -> list[Example]:
@@ -318,6 +333,7 @@ def read_data(
     text: str = "text",
     label: str | None = "label",
     text_b: str | None = None,
+    person: str | None = None,
     skip_invalid: bool = False,
 ) -> Rows:
     """Reads what `read_examples` reads, and whether rows of this file can have a second text.
@@ -334,12 +350,15 @@ def read_data(
         text: As in `read_examples`.
         label: As in `read_examples`.
         text_b: As in `read_examples`.
+        person: The column that names whose row it is, which every row must then have; with None no person is read.
         skip_invalid: Whether to skip rows that cannot be read.
 
     Raises:
         RowInvalid: Without skip_invalid, a row cannot be read that could be skipped.
         DataInvalid: As in `read_examples`, or no row can be read.
     """
+    if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
+        raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
     read = _FORMATS.get(_suffix(path))
     if read is None:
         raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")
@@ -360,6 +379,7 @@ def read_data(
             words = _text_of(_cell(row, text, "text", where), text, where)
             second = _second_of(row, text_b, where)
             named = None if label is None else _label_of(_cell(row, label, "label", where), label, where)
+            whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
         except RowInvalid as error:
             if not skip_invalid:
                 raise
@@ -368,7 +388,7 @@ def read_data(
                 first.append(f"{error.where}: {error.what}")
             continue
         second_column = not table or (text_b or _TEXT_B) in row
-        examples.append(Example(words, named, second))
+        examples.append(Example(words, named, second, whose))
     found = Skipped(skipped, tuple(first))
     if not examples and skipped:
         raise DataInvalid(f"{path} has no row that can be read; {found.sentence(0)}")

@@ -28,6 +28,11 @@ that sums are in units of the clip, each product is rounded by 2^-24 of a term, 
 positions is at most 2^10. That makes about 2^-14 an example, for every model and text, and about 2^-24 where nothing
 cancels.
 
+Persons. If several rows belong to one person, its gradient is a weighted sum of theirs (`Groups`), and that is what is
+clipped. For a layer whose gradient is a sum over positions, this is the gradient of one example that has the positions
+of all the person's rows, each row's g times its weight. So the rows are laid side by side, and everything above holds
+for the person in place of the example. A layer whose gradient is no such sum is refused.
+
 All of this assumes two things of the module: every trained parameter acts through one call of a layer that this module
 knows, and no example sees another. At every batch, `ClippedGradients` refuses a module that visibly breaks this.
 `check_examples_apart` compares it, for the given module, with one backward pass an example. Neither can detect a module
@@ -54,6 +59,7 @@ from learning.training.local import TrainingDiverged
 
 __all__ = [
     "ClippedGradients",
+    "Groups",
     "ModelUnsuitable",
     "PerExampleGradientsUnavailable",
     "check_examples_apart",
@@ -71,6 +77,8 @@ _SMALLEST_JUDGED = 2.0**-20
 # Below this, float32 has too few bits for any comparison.
 _VANISHED = 2.0**-100
 
+# Layers whose gradient is a sum over positions, so that rows can be laid side by side.
+_SUMS_OVER_POSITIONS = (nn.Linear, nn.Embedding, nn.LayerNorm, LSTM)
 # The part of sum_t |x_t| |g_t| that counts in the norm, squared.
 _CANCELLATION = 2.0**-20
 # The largest x, or weighted g, of an example that adds anything.
@@ -134,7 +142,13 @@ class _Linear:
         found = {}
         if self.layer.weight.requires_grad:
             x, g = self.x.double(), self.g.double()
-            found["weight"] = _squared_norms(self.x, x @ x.transpose(1, 2), g @ g.transpose(1, 2))
+            if x.shape[1] ** 2 > self.layer.weight.numel():
+                # The gradients themselves are smaller than the products of positions (Bu et al. 2022, mixed ghost
+                # clipping): a person's rows have many positions together, and an adapter's matrix is narrow.
+                gradients = (g.transpose(1, 2) @ x).square().sum(dim=(1, 2))
+                found["weight"] = _safe_norms(self.x, gradients, x.norm(dim=2), g.norm(dim=2))
+            else:
+                found["weight"] = _squared_norms(self.x, x @ x.transpose(1, 2), g @ g.transpose(1, 2))
         if self.layer.bias is not None and self.layer.bias.requires_grad:
             found["bias"] = self.g.double().sum(dim=1).square().sum(dim=1)
         return found
@@ -258,9 +272,50 @@ def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
     Infinite for an example whose x (B, ...) has a value that is too large to be added.
     """
     along_x, along_g = (each.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for each in (of_x, of_g))
-    apart = (along_x * along_g).sum(dim=1).square()
-    norms = (of_x * of_g).sum(dim=(1, 2)).clamp(min=0) + _CANCELLATION * apart
+    return _safe_norms(x, (of_x * of_g).sum(dim=(1, 2)).clamp(min=0), along_x, along_g)
+
+
+def _safe_norms(x: Tensor, squared: Tensor, along_x: Tensor, along_g: Tensor) -> Tensor:
+    """(B,) `squared` plus what may have cancelled, from |x_t| and |g_t| (B, T)."""
+    norms = squared + _CANCELLATION * (along_x * along_g).sum(dim=1).square()
     return norms.masked_fill(~(x.flatten(1).abs().amax(dim=1) <= _LARGEST), torch.inf)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows of a batch are one person's, and with which weight each row's gradient counts in the person's.
+
+    Attributes:
+        person: (B,) The number of each row's person, 0 to P - 1; each has a row.
+        weights: (B,) float64, positive.
+    """
+
+    person: Tensor
+    weights: Tensor
+
+    def together(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's input and the gradient at its output, with all positions of a person in one row.
+
+        Args:
+            x: (B, ..., in), or (B, ...) ids.
+            g: (B, ..., out).
+
+        Returns:
+            (P, T, in) or (P, ...) ids, and (P, T, ..., out), where T is the most rows of a person times a row's
+            positions. What no row fills is zero.
+        """
+        order = torch.argsort(self.person, stable=True)
+        counts = torch.bincount(self.person)
+        first = torch.cumsum(counts, 0) - counts
+        at = self.person[order], torch.arange(len(order), device=order.device) - first[self.person[order]]
+        # float64: a small weight alone may underflow in float32.
+        g = g.double() * self.weights.to(g.device).view(-1, *[1] * (g.ndim - 1))
+        made = []
+        for each in (x, g):
+            laid = each.new_zeros(len(counts), int(counts.max()), *each.shape[1:])
+            laid[at] = each[order]
+            made.append(laid.flatten(1, 2) if each.ndim > 2 else laid)
+        return made[0], made[1]
 
 
 @dataclass(frozen=True)
@@ -355,24 +410,30 @@ class ClippedGradients:
             for call, g in zip(self._calls, found, strict=True)
         }
 
-    def add(self, losses: Tensor, clip: float, scale: float = 1.0) -> None:
+    def add(self, losses: Tensor, clip: float, scale: float = 1.0, groups: Groups | None = None) -> None:
         """Adds scale * (sum over examples of min(1, clip / |gradient|) * gradient) to each trained parameter's .grad.
 
         Args:
             losses: (B,) The loss of each example, from one forward pass inside this context. The call uses it up.
-            clip: The largest L2 norm of an example's gradient.
+            clip: The largest L2 norm of an example's gradient, or of a person's.
             scale: Multiplies the sum.
+            groups: The persons whose gradients are summed and clipped; None: each example is its own.
 
         Raises:
             PerExampleGradientsUnavailable: A layer was not called exactly once with a row for each example, or has no
-                norm for one of its parameters.
+                norm for one of its parameters, or its gradients cannot be added up by person.
         """
         gradients = self.gradients(losses.sum(), len(losses))
         calls, self._calls = self._calls, []
         with torch.no_grad():
             seen = [(call.name, call.x, gradients[call.name]) for call in calls]
+            count = len(losses)
+            if groups is not None:
+                self._check_sums_over_positions()
+                seen = [(name, *groups.together(x, g)) for name, x, g in seen]
+                count = len(seen[0][1])
             made = [self._makers[name](self._layers[name], x, g) for name, x, g in seen]
-            squared = self._squared_norms([call.name for call in calls], made, len(losses))
+            squared = self._squared_norms([call.name for call in calls], made, count)
             weights = clip_factors(squared, clip) * scale
             counts = torch.isfinite(squared)
             for _, _, g in seen:
@@ -399,6 +460,14 @@ class ClippedGradients:
                     )
             parts += [part.clamp(min=0) for part in norms.values()]
         return torch.stack(parts).sum(dim=0)
+
+    def _check_sums_over_positions(self) -> None:
+        for name, layer in self._layers.items():
+            if type(layer) not in _SUMS_OVER_POSITIONS:
+                raise PerExampleGradientsUnavailable(
+                    f"the gradients of layer {name} ({type(layer).__name__}) cannot be added up by person; train a "
+                    'head, a prompt or an adapter, or set unit = "example"'
+                )
 
     def _check_calls(self, batch: int) -> None:
         called = [call.name for call in self._calls]

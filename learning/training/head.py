@@ -11,6 +11,9 @@ Guarantees: an example adds at most `clip` to the sum (L2, matrix and bias toget
 rounded once to float32, so it is closer to that of real numbers than `ClippedGradients`' is. An example whose features
 or gradient are not finite adds nothing. No example sees another: every row of the formulas has one example. So there is
 no module to check on probe texts. Dropout has no part.
+
+If persons are drawn, all this holds for a person in place of an example: its gradient G is the weighted sum of those of
+its rows, made in float64, and G times min(1, clip / |G|) is what it adds.
 """
 
 import math
@@ -37,18 +40,21 @@ from learning.training.local import (
     rates_of,
     train,
 )
+from learning.training.persons import DrawnPersons, Persons
 from learning.training.phases import Phase
 from learning.training.private import add_noise
 from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 
-__all__ = ["clipped_sums", "train_head", "train_private_head"]
+__all__ = ["clipped_sums", "clipped_sums_of_persons", "train_head", "train_private_head"]
 
 Features = NDArray[np.float32]
 
 # Rows that are held in float64 at a time.
 _BLOCK = 2048
+# Values of persons' gradients that are held in float64 at a time.
+_PERSONS_HELD = 1 << 22
 # Bytes of features of which a copy in float64 is held for all steps.
 _HELD = 1 << 27
 
@@ -131,6 +137,7 @@ def train_private_head(
     *,
     random: RandomSource,
     rate: float,
+    persons: Persons | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
@@ -143,7 +150,8 @@ def train_private_head(
         recipe: Optimiser and learning rate.
         mechanism: Noise multiplier, clip, lot and steps.
         random: The source of all draws and noise.
-        rate: The probability of drawing each example, in (0, 1].
+        rate: The probability of drawing each example or person, in (0, 1].
+        persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself.
         progress: Called after each step, as in `train_private`.
         cancelled: Asked before each step.
 
@@ -168,8 +176,13 @@ def train_private_head(
         for step in range(1, mechanism.steps + 1):
             if cancelled():
                 raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
-            drawn = draw_poisson(len(features), rate, random)
-            weight, bias, loss_sum = clipped_sums(output, table, labels, drawn, mechanism.clip)
+            if persons is None:
+                drawn = draw_poisson(len(features), rate, random)
+                weight, bias, loss_sum = clipped_sums(output, table, labels, drawn, mechanism.clip)
+            else:
+                found = persons.draw(rate, random)
+                drawn = found.rows
+                weight, bias, loss_sum = clipped_sums_of_persons(output, table, labels, found, mechanism.clip)
             # In units of the clip, as `add_noise` expects.
             output.weight.grad = weight.float()
             if output.bias.requires_grad:
@@ -226,5 +239,43 @@ def clipped_sums(
         g *= (clip_factors(squared, clip) / clip)[:, None]
         weight_sum += g.T @ x
         bias_sum += g.sum(dim=0)
+        loss_sum += float(losses.sum())
+    return weight_sum, bias_sum, loss_sum
+
+
+@torch.no_grad()
+def clipped_sums_of_persons(
+    output: nn.Linear, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: DrawnPersons, clip: float
+) -> tuple[Tensor, Tensor, float]:
+    """The sums of the drawn persons' clipped gradients, in units of the clip: as `clipped_sums`, for persons.
+
+    A person whose gradient is not finite adds nothing.
+    """
+    matrix, bias = output.weight.double(), output.bias.double()
+    weight_sum, bias_sum, loss_sum = torch.zeros_like(matrix), torch.zeros_like(bias), 0.0
+    for part in drawn.pieces(max(1, min(_BLOCK, _PERSONS_HELD // matrix.numel()))):
+        x, y = torch.from_numpy(features[part.rows]).double(), torch.from_numpy(labels[part.rows])
+        logs = (x @ matrix.T + bias).log_softmax(dim=1)
+        losses = -logs[torch.arange(len(y)), y]
+        g = logs.exp()
+        g[torch.arange(len(y)), y] -= 1
+        g *= torch.from_numpy(part.weights)[:, None]
+        # Side by side, (P, m, ...), so that one product makes the gradients of all persons.
+        person = torch.from_numpy(part.person)
+        counts = torch.bincount(person)
+        place = torch.arange(len(y)) - (torch.cumsum(counts, 0) - counts)[person]
+        most = int(counts.max())
+        of_x, of_g = x.new_zeros(len(counts), most, x.shape[1]), g.new_zeros(len(counts), most, g.shape[1])
+        of_x[person, place], of_g[person, place] = x, g
+        gradients, biases = of_g.transpose(1, 2) @ of_x, of_g.sum(dim=1)
+        squared = gradients.square().sum(dim=(1, 2))
+        if output.bias.requires_grad:
+            squared += biases.square().sum(dim=1)
+        counted = torch.isfinite(squared)
+        if not bool(counted.all()):
+            gradients, biases, squared = gradients[counted], biases[counted], squared[counted]
+        factors = clip_factors(squared, clip) / clip
+        weight_sum += torch.tensordot(factors, gradients, dims=1)
+        bias_sum += factors @ biases
         loss_sum += float(losses.sum())
     return weight_sum, bias_sum, loss_sum

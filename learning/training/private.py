@@ -44,6 +44,10 @@ those values and of the public version: post-processing, the same for used and u
     to 2^-11, is off while this trains (`whole_float32`). These are the last bits of the sensitivity; rounding to the
     lattice does not mend them.
 
+Persons. If the mechanism's unit is a person, read "person" for "example" above: persons are drawn, and a person's
+gradient is the sum or mean of those of some of its rows (`learning.training.persons`), clipped once. Neighbours differ
+in one person with all its rows, and N counts persons. docs/persons.md has the theorem.
+
 The training returns nothing that depends on the data. No refusal or failure depends on the data, except through the
 noised weights. `progress` and the wall time are for the member's own screen: they have no noise and must not leave.
 """
@@ -65,6 +69,7 @@ from learning.mechanisms.noise import (
 from learning.models import TextClassifier
 from learning.training.clipping import (
     ClippedGradients,
+    Groups,
     PerExampleGradientsUnavailable,
     check_examples_apart,
 )
@@ -81,6 +86,7 @@ from learning.training.local import (
     make_optimiser,
     rates_of,
 )
+from learning.training.persons import DrawnPersons, Persons
 from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
@@ -101,6 +107,7 @@ def train_private(
     random: RandomSource,
     seed: int,
     rate: float | None = None,
+    persons: Persons | None = None,
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -116,7 +123,9 @@ def train_private(
         random: The source of all randomness that privacy rests on. The probe texts are drawn from it too, since a
             module can be made to behave on texts that are known.
         seed: The job's public seed. Unused.
-        rate: The probability of drawing each example, in (0, 1]; min(1, lot / N) if None.
+        rate: The probability of drawing each example or person, in (0, 1]; min(1, lot / N) if None.
+        persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself. A piece of a
+            draw then holds whole persons: at most `batch` rows, or one person's.
         device: Where to train. An Apple GPU has no float64, which clipping needs, so the CPU trains instead.
         progress: Called after each step, which counts in one epoch; the loss is the draw's mean without noise, nan for
             an empty draw, inf if it is not finite.
@@ -134,7 +143,8 @@ def train_private(
     if ids.ndim != 2 or ids.shape[:1] != (0,) or labels.shape != (0,):
         check_examples(ids, labels)
     if rate is None:
-        rate = min(1.0, mechanism.lot / len(ids)) if len(ids) else 1.0
+        count = len(ids) if persons is None else persons.count
+        rate = min(1.0, mechanism.lot / count) if count else 1.0
     if not 0 < rate <= 1:
         raise ValueError(f"the sampling rate must lie in (0, 1], got {rate}; leave it out for lot / examples")
     began = time.perf_counter()
@@ -156,14 +166,14 @@ def train_private(
             for step in range(1, mechanism.steps + 1):
                 if cancelled():
                     raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
-                drawn = draw_poisson(len(ids), rate, random)
+                drawn, pieces = _drawn(len(ids), persons, rate, random, lengths, recipe.batch, device)
                 optimiser.zero_grad(set_to_none=False)
                 loss_sum = 0.0
-                for rows in _pieces(drawn, lengths, recipe.batch, 1 if device == "cuda" else PIECES):
+                for rows, groups in pieces:
                     logits, target = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device=device)
                     losses = functional.cross_entropy(logits, target, reduction="none")
                     # In units of the clip, so no clip and no lot is too small for float32.
-                    clipped.add(losses, mechanism.clip, 1 / mechanism.clip)
+                    clipped.add(losses, mechanism.clip, 1 / mechanism.clip, groups)
                     loss_sum += float(losses.detach().sum())
                 add_noise(module, trained, unit, std, random)
                 optimiser.step()
@@ -183,6 +193,22 @@ def train_private(
         module.unseed()
         module.to("cpu").eval()
     return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
+
+
+def _drawn(
+    count: int, persons: Persons | None, rate: float, random: RandomSource, lengths: Ids, batch: int, device: str
+) -> tuple[Ids, Iterator[tuple[Ids, Groups | None]]]:
+    """The rows of a draw, and the same in pieces, each with whose its rows are if persons were drawn."""
+    if persons is None:
+        drawn = draw_poisson(count, rate, random)
+        rows = _pieces(drawn, lengths, batch, 1 if device == "cuda" else PIECES)
+        return drawn, ((each, None) for each in rows)
+    found = persons.draw(rate, random)
+    return found.rows, ((each.rows, _groups(each, device)) for each in found.pieces(batch))
+
+
+def _groups(drawn: DrawnPersons, device: str) -> Groups:
+    return Groups(torch.from_numpy(drawn.person).to(device), torch.from_numpy(drawn.weights).to(device))
 
 
 def add_noise(module: nn.Module, trained: list[nn.Parameter], unit: float, std: float, random: RandomSource) -> None:

@@ -31,8 +31,9 @@ class LocalTraining:
     device: str
     progress: Callable[[Progress], None]
     cancelled: Callable[[], bool]
-    # `population` is N, all of the member's examples; `usable` are those in `ids`. The others have labels that are not
-    # the job's. Draws are from all N, so the charge for N holds whatever the labels are.
+    # `population` is N, all of the member's examples, or its persons if these are drawn; `usable` are the examples in
+    # `ids`. The others have labels that are not the job's. Draws are from all N, so the charge for N holds whatever the
+    # labels are.
     population: int
     usable: NDArray[np.int64]
     method: Method = field(default_factory=FedAvg)
@@ -44,6 +45,8 @@ class LocalTraining:
     failed: Callable[[str], None] = lambda _: None
     # (U, width) What the head reads of each row of `ids`, if only a head is trained. None: the whole module reads ids.
     features: NDArray[np.float32] | None = None
+    # (U,) The person of each row of `ids`, 0 to population - 1, if the mechanism's unit is a person.
+    persons: NDArray[np.int64] | None = None
 
     @classmethod
     def of_all(

@@ -118,6 +118,10 @@ def train_update(
         if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
             with module.computing_in(job.training.precision):
                 features = features_of(module, read.ids, kind_of(job), corpus.features, device)
+        population, persons = corpus.population, None
+        if isinstance(job.mechanism, DpSgd) and job.mechanism.unit == "person":
+            people, population = corpus.people()
+            persons = people[read.usable]
         task = LocalTraining(
             module,
             read.ids,
@@ -127,8 +131,9 @@ def train_update(
             device,
             watch,
             cancelled,
-            population=corpus.population,
+            population=population,
             usable=read.usable,
+            persons=persons,
             method=job.method,
             division=division,
             trains_private=moves,
@@ -181,7 +186,7 @@ def _measured(
     found = None
     if validation is not None:
         rows = corpus.read_validation(validation.measured)
-        units = validation.units if job.mechanism.unit == "example" else ["all"] * corpus.population
+        units = ["all"] * corpus.population if job.mechanism.unit == "member" else validation.units
         found = measure(module, rows, units, job.metrics.loss_bound, random, device=device, cancelled=cancelled)
     return noised(found, job.metrics.noise, random)
 

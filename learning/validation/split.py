@@ -3,8 +3,8 @@
 Guarantees:
 
 - A row's side depends on the key, the share and its own unit, and on nothing else: no row, file or job moves it.
-- All rows of a unit are on one side. Without units of their own, rows with the same text, or pair of texts, are one
-  unit. So no text that is validation data is ever trained on under another label.
+- All rows of a unit are on one side. A person is a unit if the ledger protects persons. Otherwise rows with the same
+  text, or pair of texts, are one unit. So no text that is validation data is ever trained on under another label.
 - A larger share keeps back all that a smaller one does, and more.
 
 An edited text is another unit, and may be on the other side. Then a row that was trained on is measured from now on, or
@@ -71,7 +71,7 @@ class Split:
         """
         return self._below(units, self._share)
 
-    def measured(self, units: Sequence[bytes], max_units: int) -> NDArray[np.bool_]:
+    def measured(self, units: Sequence[bytes], max_units: int, population: int | None = None) -> NDArray[np.bool_]:
         """Which rows of validation data a member measures, shape (N,): a part of `kept_back`.
 
         All of them, unless there may be more units than a vector has room for. Then fewer are measured, by a threshold
@@ -80,10 +80,13 @@ class Split:
         Args:
             units: The unit of each row.
             max_units: Units that the vector has room for.
+            population: N, which is public; None: the rows. If persons are the units, it must be their number, because a
+                person moves that of the rows by more than one.
         """
         # Six standard deviations of a binomial number of units. The vector is cut if there are more after all.
+        population = len(units) if population is None else population
         room = max(0.0, max_units - 6 * math.sqrt(max_units))
-        return self._below(units, min(self._share, room / max(1, len(units))))
+        return self._below(units, min(self._share, room / max(1, population)))
 
     def _below(self, units: Sequence[bytes], share: float) -> NDArray[np.bool_]:
         below = int(share * _RANGE)

@@ -62,6 +62,11 @@ def check_body(job: JobBody) -> None:
     match job.mechanism:
         case DpSgd() if job.training.epochs != 1:
             raise ValueError("training.epochs: dp-sgd counts steps instead (mechanism.steps); leave epochs out")
+        case DpSgd(unit="person") if not isinstance(job.model, PromptedModel):
+            raise ValueError(
+                "mechanism.unit: a person's rows have one gradient, which is known for heads, prompts and adapters on "
+                'a frozen model; set model.architecture = "prompted", or unit = "example"'
+            )
         case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if job.aggregation.clip is not None:
             raise ValueError(f"aggregation.clip: {job.mechanism.name} has a clip of its own; leave this key out")
         case DistributedGaussian(honest=counted) if counted > honest:

@@ -4,9 +4,9 @@ All members of a job share the numbers here. What they cost a member depends on 
 that on its own machine (`edge_client.ledger`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from tacit.documents import Part
 
@@ -18,11 +18,22 @@ __all__ = [
     "Mechanism",
     "NoMechanism",
     "OwnDiscreteGaussian",
+    "PersonRows",
     "Unit",
 ]
 
-# What two neighbouring data sets differ in: one labelled text, or all of a member's texts.
-Unit = Literal["example", "member"]
+# What two neighbouring data sets differ in: one labelled text, all of one person's texts, or all of a member's texts.
+Unit = Literal["example", "person", "member"]
+
+
+def _no_person(value: object) -> object:
+    if value == "person":
+        raise ValueError("only dp-sgd draws and clips persons, at each local step; use dp-sgd, or another unit")
+    return value
+
+
+_OnlyExample = Annotated[Literal["example"], BeforeValidator(_no_person)]
+_NoPerson = Annotated[Literal["example", "member"], BeforeValidator(_no_person)]
 
 _Multiplier = Annotated[float, Field(gt=0, le=10_000)]
 # The lower limit leaves room in float32 for a clipped gradient and its squares.
@@ -36,20 +47,40 @@ class NoMechanism(Part):
     name: Literal["none"] = "none"
 
 
+class PersonRows(Part):
+    """What a draw uses of a person: at most `max_examples` of its rows, as one gradient that is clipped once."""
+
+    # The most rows of a person in one draw, chosen at random anew each time that the person is drawn.
+    max_examples: int = Field(ge=1, le=10_000)
+    # How their gradients become one. With `mean`, a person with many rows has no longer a gradient than one with few,
+    # so one clip suits both. With `sum`, rows count alike until the clip.
+    combine: Literal["mean", "sum"] = "mean"
+
+
 class DpSgd(Part):
-    """DP-SGD (Abadi et al. 2016) at each local step: Poisson sampling, per-example clipping, Gaussian noise."""
+    """DP-SGD (Abadi et al. 2016) at each local step: Poisson sampling, clipping of each unit, Gaussian noise."""
 
     name: Literal["dp-sgd"] = "dp-sgd"
     # Standard deviation of the noise on the sum of a draw's clipped gradients, divided by `clip`.
     noise_multiplier: _Multiplier
-    # L2 norm to which one example's gradient over all trained parameters is clipped.
+    # L2 norm to which one unit's gradient over all trained parameters is clipped.
     clip: _Norm = 1.0
-    # Expected number of examples in a draw, and the divisor of the noisy sum. A member with N examples draws each with
+    # Expected number of units in a draw, and the divisor of the noisy sum. A member with N units draws each with
     # probability min(1, lot / N).
     lot: _Lot = 256
     # Draws in a round. Each is one optimiser step.
     steps: int = Field(default=10, ge=1, le=1_000_000)
-    unit: Literal["example"] = "example"
+    unit: Literal["example", "person"] = "example"
+    # Present exactly if the unit is a person.
+    person: PersonRows | None = None
+
+    @model_validator(mode="after")
+    def _rows_of_a_person(self) -> Self:
+        if self.unit == "person" and self.person is None:
+            raise ValueError("person.max_examples: missing; say how many rows of a person a draw uses at most")
+        if self.unit != "person" and self.person is not None:
+            raise ValueError('person: has no effect on single examples; leave it out, or set unit = "person"')
+        return self
 
 
 class GaussianUpdate(Part):
@@ -65,7 +96,7 @@ class GaussianUpdate(Part):
     # `fixed` exactly this many are drawn without replacement (replace-one adjacency).
     lot: _Lot = 128
     sampling: Literal["poisson", "fixed"] = "poisson"
-    unit: Literal["example"] = "example"
+    unit: _OnlyExample = "example"
 
 
 class LaplaceUpdate(Part):
@@ -77,7 +108,7 @@ class LaplaceUpdate(Part):
     epsilon: float = Field(ge=1e-6, le=1000)
     # L1 norm to which the whole update is clipped (B).
     bound: _Norm = 1.0
-    unit: Literal["example"] = "example"
+    unit: _OnlyExample = "example"
 
 
 class DistributedGaussian(Part):
@@ -91,7 +122,7 @@ class DistributedGaussian(Part):
     # Number of members whose noise the accounting relies on (h). An attempt that guarantees fewer honest inputs is
     # refused.
     honest: int = Field(default=1, ge=1, le=10_000)
-    unit: Unit = "example"
+    unit: _NoPerson = "example"
 
 
 class OwnDiscreteGaussian(Part):

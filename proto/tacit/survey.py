@@ -4,12 +4,13 @@ A question is data: a list of histograms of closed kinds, whose bins the questio
 bin counts in the last one, so no key and no bin comes from a member's data.
 
 A member's answer is one vector of whole numbers, the histograms' counts one after another. A unit counts once in each
-histogram. A unit is one row, or for unit `member` all rows of a member, which then count once in the bin that holds
-most of them.
+histogram. A unit is one row, or all rows of a person or a member, which then count once in the bin that holds most of
+them.
 
 Sensitivity, squared. Let k be the number of histograms, r of them of kind `rows`:
 
     unit example, add-remove     k + r     a row adds 1 to one bin; in `rows` it moves its member to another bin
+    unit person, add-remove      k + r     a person adds 1 to one bin; in `rows` it moves its member, as a row does
     unit member, add-remove      k         a member adds 1 to one bin of each histogram, or nothing
     replace-one                  2 k       a removal and an addition, in each histogram
 
@@ -163,7 +164,7 @@ def distance_of(question: Question, adjacency: Literal["add-remove", "replace-on
         squared = 2 * asked
     else:
         moved = sum(isinstance(each, RowHistogram) for each in question.histograms)
-        squared = asked + (moved if unit == "example" else 0)
+        squared = asked + (0 if unit == "member" else moved)
     root = math.isqrt(squared)
     # Never below the true root, which is what the accounting divides by.
     return float(root) if root * root == squared else math.nextafter(math.sqrt(squared), math.inf)

@@ -1,6 +1,7 @@
 """How far one unit moves an answer, in whole numbers, over every small data set and every neighbour of it."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,11 +75,33 @@ def test_no_neighbour_is_further_away_than_the_charge_assumes(question):
     assert largest == 2 * asked
 
 
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: "-".join(at.kind for at in each.histograms))
+def test_a_person_with_all_its_rows_moves_an_answer_no_further_than_the_charge_assumes(question):
+    """Every data set of one row of somebody else and up to three rows of a person, against the same without them."""
+    tokenizer, largest, by_rows = TOKENIZER if question.reads_tokens else None, 0, 0
+    sets = (each for size in range(1, 4) for each in itertools.combinations_with_replacement(range(len(ROWS)), size))
+    other = replace(ROWS[0], person="ben")
+    without = {unit: counts_of(question, [other], tokenizer, unit) for unit in ("person", "example")}
+    for each in sets:
+        data = [other, *(replace(ROWS[at], person="ann") for at in each)]
+        moved = {
+            unit: int(((counts_of(question, data, tokenizer, unit) - before) ** 2).sum())
+            for unit, before in without.items()
+        }
+        largest, by_rows = max(largest, moved["person"]), max(by_rows, moved["example"])
+    bound = len(question.histograms) + (NUMBERS in question.histograms)
+    assert largest == bound
+    assert largest <= distance_of(question, "add-remove", "person") ** 2
+    # Counting rows, the same person moves the answer further than a charge for a person covers.
+    if question.histograms != (NUMBERS,):
+        assert by_rows > bound
+
+
 def test_a_distance_is_never_below_the_true_root():
     from fractions import Fraction
 
     for question in QUESTIONS:
-        for adjacency, unit in itertools.product(("add-remove", "replace-one"), ("example", "member")):
-            moved = NUMBERS in question.histograms and (adjacency, unit) == ("add-remove", "example")
+        for adjacency, unit in itertools.product(("add-remove", "replace-one"), ("example", "person", "member")):
+            moved = NUMBERS in question.histograms and adjacency == "add-remove" and unit != "member"
             squared = len(question.histograms) * (2 if adjacency == "replace-one" else 1) + moved
             assert Fraction(distance_of(question, adjacency, unit)) ** 2 >= squared

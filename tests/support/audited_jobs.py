@@ -103,7 +103,7 @@ def broken(part: str):
         yield
 
 
-def _unclipped(self, losses, clip, scale=1.0):
+def _unclipped(self, losses, clip, scale=1.0, groups=None):
     """Replaces `ClippedGradients.add`: adds every gradient as it is, as if a parameter had been forgotten."""
     import torch
 

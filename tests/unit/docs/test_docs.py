@@ -32,6 +32,7 @@ from tacit.mechanism import (
     Mechanism,
     NoMechanism,
     OwnDiscreteGaussian,
+    PersonRows,
 )
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method, OwnVocabulary
 from tacit.model import BiLSTMModel, Model, NoModel, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
@@ -155,6 +156,7 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[method] fedvocab": FedVocab,
     "[training]": Training,
     "[mechanism] dp-sgd": DpSgd,
+    "[mechanism.person]": PersonRows,
     "[mechanism] gaussian-update": GaussianUpdate,
     "[mechanism] laplace-update": LaplaceUpdate,
     "[mechanism] distributed-gaussian": DistributedGaussian,
@@ -200,7 +202,7 @@ def test_the_jobs_page_has_a_section_for_every_table():
         | models
         | methods
         | servers
-        | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder, NoisedMetrics, Average, Audit}
+        | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder, NoisedMetrics, Average, Audit, PersonRows}
     )
     assert set(nested(JobSpec)) | tagged == set(JOB_TABLES.values())
     assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism, OwnDiscreteGaussian}

@@ -20,6 +20,7 @@ from export.predictor import Predictor
 from learning.text.encoder import TextEncoder
 from tacit.bundle import ModelFacts, read_bundle
 from tacit.job import JobDocument
+from tacit.mechanism import DpSgd, PersonRows
 from tests.support.tiny_jobs import LABELS, TinyJob
 
 torch.set_num_threads(1)
@@ -179,6 +180,14 @@ MECHANISMS = {
         "for one member: noise multiplier 9 in the sum over 2 honest members",
     ),
 }
+
+
+def test_a_card_says_that_persons_were_protected(job: JobBundle, encoder) -> None:
+    by_person = DpSgd(noise_multiplier=1.25, lot=32, steps=7, unit="person", person=PersonRows(max_examples=16))
+    # The rules of a model that can be trained by person are not what a card shows.
+    found = card(job.document.model_copy(update={"mechanism": by_person}), encoder=encoder)
+    assert "for one person with all its rows, of whom a draw used at most 16, of its data: noise multiplier" in found
+    assert "one example" not in found
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -228,11 +228,35 @@ def said(**changes):
         ),
         (
             {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": "member"}},
-            "mechanism.unit: must be example, is 'member'",
+            "mechanism.unit: 'member' is not one of example, person",
         ),
         (
             {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": 1}},
-            "mechanism.unit: must be example, not a number",
+            "mechanism.unit: must be one of example, person, not a number",
+        ),
+        *(
+            (
+                {"mechanism": {**numbers, "unit": "person"}},
+                "mechanism.unit: only dp-sgd draws and clips persons, at each local step; use dp-sgd, or another unit",
+            )
+            for numbers in (
+                {"name": "gaussian-update", "noise_multiplier": 1},
+                {"name": "laplace-update", "epsilon": 1},
+                {"name": "distributed-gaussian", "noise_multiplier": 1},
+            )
+        ),
+        (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": "person"}},
+            "mechanism: person.max_examples: missing; say how many rows of a person a draw uses at most",
+        ),
+        (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "person": {"max_examples": 8}}},
+            'mechanism: person: has no effect on single examples; leave it out, or set unit = "person"',
+        ),
+        (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": "person", "person": {"max_examples": 8}}},
+            "mechanism.unit: a person's rows have one gradient, which is known for heads, prompts and adapters on a "
+            'frozen model; set model.architecture = "prompted", or unit = "example"',
         ),
         (
             {"method": {"name": "fedvocab", "embedding": "thawed"}},

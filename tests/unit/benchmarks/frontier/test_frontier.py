@@ -15,6 +15,7 @@ from benchmarks.frontier.setup import Dataset, KeptFeatures, Method, job_of, rea
 from benchmarks.frontier.tables import accuracy_rows, goal_rows
 from benchmarks.frontier.training import DELTA, Recipe, candidates, multiplier_at
 from benchmarks.library.record import NoData, Results
+from benchmarks.library.simulation import corpora_of
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
@@ -36,9 +37,9 @@ def tiny(tmp_path, monkeypatch):
             for place in range(rows):
                 label = list(WORDS)[place % 2]
                 text = f"{' '.join([WORDS[label]] * 5)} film {part} {place}"
-                file.write(json.dumps({"text": text, "label": label}) + "\n")
+                file.write(json.dumps({"text": text, "label": label, "doc": place // 4}) + "\n")
     monkeypatch.setattr(setup, "SHARED", tmp_path / "data")
-    monkeypatch.setattr(setup, "DATASETS", {"tiny": Dataset(validation=20)})
+    monkeypatch.setattr(setup, "DATASETS", {"tiny": Dataset(validation=20, person="doc")})
     monkeypatch.setattr(setup, "METHODS", {"head": Method((2,)), "lora": Method(None, LoRA(rank=2))})
     monkeypatch.setattr(setup, "minilm", lambda: saved(tmp_path / "base", "bert"))
     read_data.cache_clear()
@@ -143,6 +144,30 @@ def test_noise_is_in_a_private_cell(tiny):
     # The start has the right answer already, so only noise can lose it.
     assert little.accuracy > 0.8
     assert plenty.accuracy < little.accuracy
+
+
+def test_a_cell_by_person_deals_whole_persons_and_pays_for_them(tiny, monkeypatch):
+    dealt = []
+    monkeypatch.setattr(training, "corpora_of", lambda bundle, parts: dealt.append(parts) or corpora_of(bundle, parts))
+    bench, recipe = bench_in(tiny), Recipe(learning_rate=2.0, steps=5)
+    by_row, by_person = (
+        bench.train(Cell("tiny", 3, 8.0, "head", unit), recipe, 0, trial=False) for unit in ("example", "person")
+    )
+    # 30 persons of four rows each: ten a member, in every step, whose noise is that of ten rows.
+    whose = [{each.person for each in part.examples} for part in dealt[1]]
+    assert [len(part.examples) for part in dealt[1]] == [40, 40, 40]
+    assert [len(each) for each in whose] == [10, 10, 10]
+    assert not whose[0] & whose[1] | whose[1] & whose[2] | whose[0] & whose[2]
+    assert by_person.noise_multiplier == by_row.noise_multiplier == multiplier_at(8.0, recipe, 10, 10)
+    assert Cell("tiny", 3, 8.0, "head", "person").case == Cell("tiny", 3, 8.0, "head").case | {"unit": "person"}
+
+
+def test_cells_by_person_have_noise_and_a_data_set_that_names_persons():
+    cells = cells_of(["csabstruct", "trec"], (3,), (1.0, None), ["head"], ("example", "person"))
+    assert [each for each in cells if each.unit == "person"] == [Cell("csabstruct", 3, 1.0, "head", "person")]
+    assert len(cells) == 5
+    assert Cell("trec", 3, 1.0, "head").goal
+    assert not Cell("trec", 3, 1.0, "head", "person").goal
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(1.0, 1), (4.0, 3)])

@@ -34,7 +34,7 @@ def _here(tmp_path, monkeypatch):
     (tmp_path / "words.txt").write_text("one\ntwo\n")
 
 
-@pytest.mark.parametrize("unit", ["example", "member"])
+@pytest.mark.parametrize("unit", ["example", "person", "member"])
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 3.0])
 def test_the_file_has_the_noise_that_the_epsilon_needs(epsilon, unit):
     words = ("--labels", "a, b", "--words", "words.txt", "--rows", "--members", 7, "--epsilon", epsilon)
@@ -59,7 +59,7 @@ def test_the_file_has_the_noise_that_the_epsilon_needs(epsilon, unit):
         (("before",), "the survey asks nothing; give --labels, --words or --rows"),
         (("before", "--rows", "--epsilon", "-1"), "--epsilon -1: "),
         (("before", "--rows", "--epsilon", "1e-9"), "--epsilon 1e-09: "),
-        (("before", "--rows", "--unit", "person"), "--unit person is not one of example, member"),
+        (("before", "--rows", "--unit", "people"), "--unit people is not one of example, person, member"),
         (("before", "--labels", "a,a"), "before.toml: histograms.0.labels: names a label twice"),
         (("before", "--words", "words.txt", "--kind", "bytes"), "'bytes' is not one of wordpiece, words"),
         (("Before It", "--rows"), "name"),

@@ -17,6 +17,9 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper
 from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.events import SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
 from learning.mechanisms.protection import protection_of
 from learning.text.coverage import Coverage
@@ -26,6 +29,7 @@ from secure_agg import pack_in_place
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
+from tacit.mechanism import DpSgd
 from tacit.messages import Assignment
 from tacit.vector import layout_of
 from tests.support import party
@@ -186,6 +190,59 @@ def test_skipped_rows_do_not_count_in_the_cost_of_a_round(member: Member, tmp_pa
     job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
     plans = [plan_of(job, MANIFEST, replace(each, policy=member.policy)) for each in (loaded[0], member)]
     assert plans[0].epsilon_a_round == plans[1].epsilon_a_round is not None
+
+
+def by_person(**changes: Any) -> JobDocument:
+    mechanism = {
+        "name": "dp-sgd", "noise_multiplier": 1.1, "lot": 2, "steps": 5, "unit": "person", "person": {"max_examples": 4}
+    }  # fmt: skip
+    # The rules of a model that can be trained by person are not what is shown here.
+    return a_job().model_copy(update={"mechanism": DpSgd.model_validate(mechanism), **changes})
+
+
+def test_a_job_by_person_is_charged_by_persons_and_shows_rows_per_person(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Example(f"text {at}", "a", None, "ann" if at < 15 else f"person {at}") for at in range(20)]
+    mine = replace(member, examples=rows, person="patient", policy=Policy(unit="person"))
+    plan = plan_of(by_person(), MANIFEST, mine)
+    _show(plan, mine)
+    said = capsys.readouterr().out
+    assert (
+        "  protects persons: 6 persons by column 'patient': the middle one has 1 row, the largest 15; a draw uses at "
+        in said
+    )
+    assert mine.population(by_person()) == 6
+    assert mine.population(a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1})) == 20
+    limit = Limit(8.0, 1e-6, unit="person")
+    event = SampledGaussian(multiplier=1.1, rate=2 / 6, steps=5, unit="person")
+    assert plan.epsilon_a_round == pytest.approx(epsilon_counted([event], limit))
+    # A member whose policy protects rows refuses, and the reverse.
+    (refusal, *_) = plan_of(by_person(), MANIFEST, member).refusals
+    assert refusal.startswith("unit: the job protects one person; the policy's ledger counts by example")
+    (refusal, *_) = plan_of(a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1}), MANIFEST, mine).refusals
+    assert refusal.startswith("unit: the job protects one example; the policy's ledger counts by person")
+
+
+@pytest.mark.parametrize(
+    ("unit", "column", "said"),
+    [
+        ("person", None, "nothing says whose each row is; name the column with --person"),
+        ("example", "patient", 'the policy protects one example; write unit = "person" in policy.toml'),
+        ("member", "patient", 'the policy protects one member; write unit = "person" in policy.toml'),
+    ],
+)
+def test_persons_are_named_exactly_if_the_policy_protects_them(
+    member: Member, tmp_path: Path, unit: str, column: str | None, said: str
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label,patient\none,a,ann\n")
+    (tmp_path / "policy.toml").write_text(f'schema = 1\nunit = "{unit}"\n')
+    options = RunOptions(data=file, home=tmp_path, device="cpu", person=column)
+    with pytest.raises(CommandFailed, match=re.escape(said)):
+        load_member(options, takes_part=True)
+    fits = replace(options, person="patient" if unit == "person" else None)
+    assert load_member(fits, takes_part=True).examples[0].person == (None if unit != "person" else "ann")
 
 
 def test_a_policy_for_own_vocabularies_refuses_a_public_one(member: Member) -> None:

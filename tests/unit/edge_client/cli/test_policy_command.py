@@ -389,6 +389,22 @@ def test_an_unknown_cost_says_why(place):
     assert "own_noise_multiplier" in told["cost"]["sentence"]
 
 
+def test_a_job_by_person_costs_by_persons(place):
+    policy(place, 'unit = "person"\nshared_parameters = ["output.*"]\n')
+    file = ROOT / "examples" / "mechanisms" / "dp-sgd-by-person.toml"
+    code, told = verdicts(place, file, "--persons", 200)
+    assert code == ExitCode.OK
+    assert "5 rounds with 200 persons cost an untouched ledger epsilon 3.62" in told["cost"]["sentence"]
+    assert "give --persons N, and this says" in run(place, "check", file)[1]
+    code, said = run(place, "check", file, "--examples", 2000)
+    assert (code, "give --persons N, how many persons" in said) == (ExitCode.USAGE, True)
+    # A ledger of rows has no formula for it, and its policy refuses.
+    policy(place, "")
+    code, told = verdicts(place, file, "--persons", 200)
+    assert code == ExitCode.REFUSED
+    assert "the unit of this ledger is one example" in told["cost"]["sentence"]
+
+
 # ---- show and init --------------------------------------------------------------------------------
 
 

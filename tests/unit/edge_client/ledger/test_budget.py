@@ -3,7 +3,7 @@
 import pytest
 
 from edge_client.ledger.budget import Budget, open_budget
-from edge_client.ledger.ledger import LedgerUnwritable
+from edge_client.ledger.ledger import LedgerUnwritable, LimitFixed
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.filter import Limit
@@ -63,6 +63,33 @@ def releases(budget, name="questions"):
     """The number of rounds whose events count as spent."""
     event = budget.protection(job(GAUSSIAN), EXAMPLES).event
     return sum(each.steps for each in budget.statement(name).of_job) // event.steps
+
+
+def test_a_ledger_of_persons_does_not_forget_what_rows_of_the_same_data_were_charged(tmp_path, identity):
+    def opened_as(name, texts, *, by_person):
+        persons = [text.encode() for text in texts] if by_person else None
+        policy, column = Policy(unit="person" if by_person else "example"), "author" if by_person else None
+        return open_budget(tmp_path, identity, policy, texts, name=name, persons=persons, column=column)
+
+    old, half, few = ["a", "b", "c", "d"], ["a", "b", "e", "f"], ["a", "e", "f", "g"]
+    with opened_as("rows", old, by_person=False):
+        pass
+    # Nothing was charged yet, so there is nothing to forget.
+    with opened_as("early", old, by_person=True):
+        pass
+    with opened_as("rows", old, by_person=False) as budget:
+        reserved(budget, job(GAUSSIAN))
+        budget.charge(attempt(), reserved(budget, job(GAUSSIAN), 2))
+    for texts in (old, half):
+        with (
+            pytest.raises(LimitFixed, match=r"charged by row in the ledger of rows.*ledger persons --data-name rows"),
+            opened_as("other", texts, by_person=True),
+        ):
+            pass
+    with opened_as("new", few, by_person=True):
+        pass
+    with opened_as("again", old, by_person=False):
+        pass
 
 
 def test_a_reservation_counts_until_it_is_released(opened):

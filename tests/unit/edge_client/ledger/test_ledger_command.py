@@ -180,6 +180,43 @@ def test_a_damaged_ledger_gives_a_sentence(home, tmp_path):
     assert not (tmp_path / "file").exists()
 
 
+def test_a_ledger_of_rows_is_shown_as_persons_and_turned_into_one(home, tmp_path):
+    data, apart = tmp_path / "rows.csv", tmp_path / "apart.csv"
+    data.write_text("text,label,patient\none,a,ann\ntwo,a,ann\nthree,b,ben\n")
+    apart.write_text("text,label,patient\none,a,ann\ntwo,a,cleo\nthree,b,ben\n")
+
+    def asked(file, *more):
+        return ended("persons", "--data", file, "--person", "patient", "--home", home, *more)
+
+    code, said = asked(data, "--json")
+    found = json.loads(said)
+    assert (code, found["rows"], found["now"], found["gone"], found["recorded"]) == (0, 2, 2, 0, False)
+    assert counted(4) == pytest.approx(found["of_row"])
+    # Two rows of a person double the multiplier's part: more than this ledger's limit.
+    assert found["of_row"] < LIMIT.epsilon < found["of_person"]
+    code, said = asked(data)
+    assert (code, 'That is more than the limit, so keep unit = "example"' in said) == (0, True)
+    code, said = asked(data, "--record")
+    assert (code, "for a person with 2 rows. Keep unit" in said) == (int(ExitCode.REFUSED), True)
+    code, said = ended("persons", "--data", data, "--person", "nobody", "--home", home)
+    assert (code, "no column 'nobody'" in said) == (int(ExitCode.USAGE), True)
+
+    code, said = asked(apart)
+    assert (code, "Nothing has changed; --record counts persons" in said) == (0, True)
+    assert json.loads(asked(apart, "--max-rows", 7, "--json")[1])["rows"] == 7
+    code, said = asked(apart, "--record")
+    assert (code, "counts persons by column 'patient' from now on" in said) == (0, True)
+    code, shown = ended("show", "--home", home)
+    assert "one person" in shown
+    assert "by column 'patient'; rows charged before count as groups of 1" in shown
+    assert json.loads(ended("show", "--home", home, "--json")[1])["persons"]["rows_before"] == 1
+    # The receipts name what was charged then, for one row.
+    code, said = ended("verify", "--home", home)
+    assert (code, "sound" in said) == (0, True), said
+    code, said = asked(apart)
+    assert (code, "counts one person, not rows" in said) == (int(ExitCode.REFUSED), True)
+
+
 def test_help_imports_nothing_heavy():
     heavy = "('numpy', 'pydantic', 'cryptography', 'rich.table')"
     program = f"import sys; import edge_client.cli.ledger; print([m for m in {heavy} if m in sys.modules])"

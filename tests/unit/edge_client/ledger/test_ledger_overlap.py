@@ -53,7 +53,13 @@ def test_a_mark_is_computed_as_documented(tmp_path):
     assert len(key) == 32
     assert (tmp_path / "marks.key").stat().st_mode & 0o777 == 0o600
     (mark,) = marks_of(key, ["Grüße"]).values
-    assert mark.to_bytes(8, "big", signed=True) == hmac.new(key, "Grüße".encode(), "sha256").digest()[:8]
+    whole = hmac.new(key, "Grüße".encode(), "sha256").digest()[:8]
+    assert mark.to_bytes(8, "big", signed=True) == whole[:7] + bytes([whole[7] & 0xFE])
+    ((with_person, same),) = marks_of(key, ["Grüße"], [b"ann"]).of_persons
+    framed = b"\xfe" + (3).to_bytes(8, "big") + b"ann" + "Grüße".encode()
+    whole = hmac.new(key, framed, "sha256").digest()[:8]
+    assert with_person.to_bytes(8, "big", signed=True) == whole[:7] + bytes([whole[7] | 1])
+    assert same == mark
     assert marks_of(bytes(32), ["Grüße"]).values != {mark}
     assert "Gr" not in repr(marks_of(key, ["Grüße"]))
     assert str(mark) not in repr(marks_of(key, ["Grüße"]))

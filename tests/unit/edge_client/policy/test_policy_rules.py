@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from edge_client.policy.conditions import Conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
@@ -25,7 +26,15 @@ from tacit.corpus import CorpusOrder
 from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
 from tacit.manifest import Manifest, Tensor
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    NoMechanism,
+    OwnDiscreteGaussian,
+    PersonRows,
+)
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, Method
 from tacit.model import NoModel, RvaeModel, TransformerModel
 from tacit.prompt import PromptedModel
@@ -866,6 +875,22 @@ MECHANISMS = [
         for unit in ("example", "member")
     ),
 ]
+
+
+def test_a_policy_of_persons_takes_dp_sgd_by_person_alone_and_only_under_add_remove():
+    policy = Policy(unit="person")
+    rows = PersonRows(max_examples=8)
+    # What a mechanism's model must be is the job's own rule.
+    job = a_job().model_copy(update={"mechanism": DpSgd(noise_multiplier=1.0, unit="person", person=rows)})
+    policy.check_job(job)
+    for mechanism in MECHANISMS:
+        with pytest.raises(PolicyRefusal, match="the policy's ledger counts by person"):
+            policy.check_job(a_job(min_members=5, mechanism=mechanism))
+    for other in ("example", "member"):
+        with pytest.raises(PolicyRefusal, match=f"protects one person; the policy's ledger counts by {other}"):
+            Policy(unit=other).check_job(job)
+    with pytest.raises(ValidationError, match="only it protects persons"):
+        Policy(unit="person", adjacency="replace-one")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)

@@ -1,5 +1,7 @@
 """Rows that are kept back: by a key of the home, only if the policy says so, and in every job alike."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,29 @@ def test_what_is_measured_is_kept_back_and_fits_the_vector(tmp_path):
     assert found.measured.sum() <= 400
     assert not (found.measured & ~kept.rows()).any()
     assert np.array_equal(kept.to_measure(NoisedMetrics(noise_multiplier=28.0, max_units=4000)).measured, kept.rows())
+
+
+def test_all_rows_of_a_person_are_on_one_side_and_no_person_moves_another(tmp_path):
+    whose = [f"person {number % 90}" if number >= 500 else "large" for number in range(2000)]
+    rows = [replace(each, person=name) for each, name in zip(EXAMPLES, whose, strict=True)]
+    policy = Policy(metrics_epsilon=1.0, validation_share=0.3, unit="person")
+    division = KeptBack.of(tmp_path, policy, rows)
+    kept = division.rows()
+    sides = {(name, side) for name, side in zip(whose, kept.tolist(), strict=True)}
+    assert len(sides) == 91
+    assert 0 < kept.sum() < 2000
+    # Room for fewer persons than there are: the threshold counts persons, so one that leaves with 500 rows moves
+    # nobody else. (With rows counted, it would be another threshold.)
+    metrics = NoisedMetrics(noise_multiplier=28.0, max_units=60)
+    before = division.to_measure(metrics).measured
+    assert 0 < len({name for name, side in zip(whose, before, strict=True) if side}) <= 60
+    assert before.sum() < kept.sum()
+    by_rows = division.split.measured(division.units, metrics.max_units)
+    assert by_rows.sum() < before.sum()
+    # The text alone would put rows of one person on both sides.
+    assert (
+        len({*zip(whose, KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0), rows).rows().tolist(), strict=True)}) > 91
+    )
 
 
 def test_a_damaged_key_is_named(tmp_path):

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,6 +263,27 @@ def test_a_table_of_lots_and_epsilons():
     ]
     assert float(cells[2][3]) > float(cells[0][3]) > float(cells[1][3])
     assert "--values" in shown
+
+
+def test_a_plan_by_person_counts_persons(tmp_path):
+    rows = ("--rounds", 5, "--lot", 64, "--steps", 4, "--epsilon", 3, "--json")
+    by_person = json.loads(run("--persons", 800, "--unit", "person", *rows))
+    by_row = json.loads(run("--examples", 800, *rows))
+    assert (by_person["unit"], by_row["unit"]) == ("person", "example")
+    # Eight hundred persons cost what eight hundred rows do, whoever has how many.
+    assert by_person["rows"] == by_row["rows"]
+    assert "800 persons, delta 1e-06, add-remove neighbours of one person" in run(
+        "--persons", 800, "--unit", "person", "--rounds", 5
+    )
+    path = Path("examples/mechanisms/dp-sgd-by-person.toml")
+    assert "200 persons, add-remove neighbours of one person" in run(path, "--persons", 200)
+    said = json.loads(run(path, "--persons", 200, "--json"))
+    # The figure in the example's own comment.
+    assert round(said["gate"], 1) == 3.6
+    assert said["rate"] == 0.2
+    assert "give --persons N" in fails(path, "--examples", 2000)
+    assert "give --persons N" in fails("--unit", "person", "--examples", 5, "--rounds", 2)
+    assert "--persons counts persons, and one example is protected" in fails("--persons", 5, "--rounds", 2)
 
 
 def test_json_says_the_same_as_the_plan():

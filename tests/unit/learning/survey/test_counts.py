@@ -66,6 +66,18 @@ def test_as_one_unit_a_member_counts_once_in_each_histogram_where_most_of_its_ro
     assert not counts_of(question, [], TOKENIZER, "member").any()
 
 
+def test_a_person_counts_once_in_each_histogram_of_rows_where_most_of_its_rows_are():
+    ann = [
+        Example("one", "b", None, "ann"),
+        Example("two", "b", None, "ann"),
+        Example("one two three one", "a", None, "ann"),
+    ]
+    ben = [Example("one two", "a", None, "ben")]
+    question = Survey(histograms=(LABELS, LENGTHS, ROWS))
+    assert counts_of(question, [ann[0], *ben, *ann[1:]], TOKENIZER, "person").tolist() == [1, 1, 0, 1, 1, 0, 0, 0, 1, 0]
+    assert counts_of(question, [], TOKENIZER, "person").tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+
+
 def test_histograms_follow_one_another_in_the_questions_order():
     rows = [Example("one nobody", "b")]
     whole = counts_of(Survey(histograms=(ROWS, UNKNOWN, LABELS, LENGTHS)), rows, TOKENIZER, "example")

@@ -1,0 +1,94 @@
+"""Draws persons instead of rows: who is in a step, which of their rows, and how these count.
+
+A person is drawn with the rate, and of its rows at most `max_examples`, every set of that size equally likely. Both
+come from the member's cryptographic source, anew for each step. So the choice is a part of the mechanism's own coins:
+a person's contribution is a function of its own rows, the weights so far and these coins, whatever others have.
+docs/persons.md has the theorem.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learning.mechanisms.noise import draw_fixed, draw_poisson
+from secure_agg import RandomSource
+from tacit.mechanism import PersonRows
+
+__all__ = ["DrawnPersons", "Persons"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DrawnPersons:
+    """The rows of a draw.
+
+    Attributes:
+        rows: (R,) Places of the rows.
+        person: (R,) Whose each is, ascending: 0 to P - 1, numbered within this draw.
+        weights: (R,) How much each row's gradient counts in its person's.
+    """
+
+    rows: Ints
+    person: Ints
+    weights: NDArray[np.float64]
+
+    @property
+    def persons(self) -> int:
+        """P, the drawn persons that have a row."""
+        return int(self.person[-1]) + 1 if len(self.person) else 0
+
+    def pieces(self, most: int) -> Iterator["DrawnPersons"]:
+        """The draw in pieces of whole persons, by how many rows they have.
+
+        A piece's rows are laid side by side, each person as wide as the widest of them. So persons times the most rows
+        is at most `most`, or the piece is one person.
+        """
+        counts = np.bincount(self.person, minlength=self.persons)
+        first = np.cumsum(counts) - counts
+        order = np.argsort(counts, kind="stable")
+        start = 0
+        for end in range(1, len(order) + 1):
+            if end == len(order) or (end + 1 - start) * counts[order[end]] > most:
+                chosen = order[start:end]
+                at = np.concatenate([np.arange(first[each], first[each] + counts[each]) for each in chosen])
+                person = np.repeat(np.arange(len(chosen), dtype=np.int64), counts[chosen])
+                yield DrawnPersons(self.rows[at], person, self.weights[at])
+                start = end
+
+
+class Persons:
+    """Whose each row of a training is.
+
+    Args:
+        of_rows: (U,) The person of each row that is trained on, 0 to count - 1.
+        count: P, all the member's persons, with those of whom no row is trained on.
+        use: What a draw uses of a person.
+    """
+
+    def __init__(self, of_rows: Ints, count: int, use: PersonRows) -> None:
+        if len(of_rows) and not 0 <= int(of_rows.min()) <= int(of_rows.max()) < count:
+            raise ValueError(f"persons of rows must be 0 to {count - 1}")
+        self.count = count
+        self._use = use
+        self._rows = np.argsort(of_rows, kind="stable")
+        self._first = np.searchsorted(of_rows[self._rows], np.arange(count + 1))
+
+    def draw(self, rate: float, random: RandomSource) -> DrawnPersons:
+        """Draws each person with probability `rate`, and of each at most `max_examples` rows."""
+        rows: list[Ints] = []
+        for person in draw_poisson(self.count, rate, random).tolist():
+            own = self._rows[self._first[person] : self._first[person + 1]]
+            if len(own) > self._use.max_examples:
+                own = own[draw_fixed(len(own), self._use.max_examples, random)]
+            if len(own):
+                rows.append(own)
+        counts = np.array([len(each) for each in rows], dtype=np.int64)
+        each = 1.0 / counts if self._use.combine == "mean" else np.ones(len(counts))
+        return DrawnPersons(
+            np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64),
+            np.repeat(np.arange(len(rows), dtype=np.int64), counts),
+            np.repeat(each, counts),
+        )
