@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tacit import roster_wire
 from tacit.roster import HeadInvalid
 from tacit.v1 import federation_pb2
 from tests.fuzz import __main__ as fuzzing
@@ -73,7 +74,7 @@ def test_an_unknown_field_of_a_head_is_dropped_and_no_finding(monkeypatch):
     assert federation_pb2.FetchLogResponse.FromString(data).head != answer.head
     TARGETS["roster_log"](data)
     # What is lost on the way is still found.
-    monkeypatch.setattr(targets.roster_wire, "head_to_pb", lambda head: federation_pb2.LogHead(root=head.head.root))
+    monkeypatch.setattr(roster_wire, "head_to_pb", lambda head: federation_pb2.LogHead(root=head.head.root))
     with pytest.raises((AssertionError, HeadInvalid)):
         TARGETS["roster_log"](data)
 
