@@ -56,6 +56,12 @@ class KeptBack:
 
         return ValidationData(_with_planted(self.split.measured(self.units, metrics.max_units), planted), self.units)
 
+    def to_answer(self, max_units: int, *, everything: bool) -> "ValidationData":
+        """The rows that this member measures in answer to a measurement: those that it keeps back, or all."""
+        from learning.validation.measuring import ValidationData
+
+        return ValidationData(self.split.measured(self.units, max_units, everything=everything), self.units)
+
 
 def _with_planted(rows: "NDArray[np.bool_]", planted: int) -> "NDArray[np.bool_]":
     import numpy as np

@@ -46,6 +46,7 @@ def measure(
     *,
     device: str,
     cancelled: Callable[[], bool],
+    labels: int | None = None,
 ) -> NDArray[np.int64]:
     """The sums over the units of some rows, without noise. They must not leave the member.
 
@@ -57,9 +58,11 @@ def measure(
         random: Source of the rounding's randomness.
         device: Where to compute.
         cancelled: Asked before each row.
+        labels: The number of labels, for a breakdown: the rows of each label are summed apart. None: all rows are
+            summed together.
 
     Returns:
-        (3,) whole numbers, in steps.
+        (3,) whole numbers, in steps; (3 labels,) of a breakdown, label after label.
 
     Raises:
         TrainingCancelled: `cancelled` returned True.
@@ -70,7 +73,13 @@ def measure(
             raise TrainingCancelled(f"measuring was stopped after {first} of {len(rows.ids)} rows")
         here = slice(first, first + _ROWS)
         losses[here], correct[here] = _measured(module, rows.ids[here], rows.labels[here], device)
-    return metrics_of(losses, correct, [units[at] for at in rows.usable.tolist()], loss_bound, random)
+    of_rows = [units[at] for at in rows.usable.tolist()]
+    if labels is None:
+        return metrics_of(losses, correct, of_rows, loss_bound, random)
+    places = [np.flatnonzero(rows.labels == label) for label in range(labels)]
+    # A unit whose rows have several labels is one unit of each.
+    sums = [metrics_of(losses[at], correct[at], [of_rows[row] for row in at], loss_bound, random) for at in places]
+    return np.concatenate(sums)
 
 
 def _measured(
