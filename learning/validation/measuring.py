@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from learning.models.classifier import TextClassifier
 from learning.text.corpus import EncodedArrays
 from learning.training.local import TrainingCancelled, logits_of
-from learning.validation.contribution import metrics_of
+from learning.validation.contribution import by_label, metrics_of
 from secure_agg import RandomSource
 
 __all__ = ["ValidationData", "measure"]
@@ -76,10 +76,7 @@ def measure(
     of_rows = [units[at] for at in rows.usable.tolist()]
     if labels is None:
         return metrics_of(losses, correct, of_rows, loss_bound, random)
-    places = [np.flatnonzero(rows.labels == label) for label in range(labels)]
-    # A unit whose rows have several labels is one unit of each.
-    sums = [metrics_of(losses[at], correct[at], [of_rows[row] for row in at], loss_bound, random) for at in places]
-    return np.concatenate(sums)
+    return by_label(losses, correct, rows.labels, labels, of_rows, loss_bound, random)
 
 
 def _measured(
