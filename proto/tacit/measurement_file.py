@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tacit.documents import AtMost, Document, Part
+from tacit.documents import AtMost, Document, Location, Part, Short
 from tacit.job_body import MAX_TAGS, distinct_tags
 from tacit.job_parts import Aggregation, Name
 from tacit.measurement import RowsToMeasure
@@ -35,8 +35,8 @@ class MeasurementSpec(Document):
 
     name: Name
     # "job:12" or "job:best", a version of this coordinator; or a folder that `coordinator job bundle` made.
-    version: str | None = None
-    bundle: str | None = None
+    version: Short | None = None
+    bundle: Location | None = None
     rows: RowsToMeasure = "kept-back"
     by: Literal["label"] | None = None
     loss_bound: float = Field(default=5.0, gt=0, le=1000)
@@ -61,7 +61,7 @@ class MeasurementSpec(Document):
         if (self.version is None) == (self.bundle is None):
             raise ValueError("version, bundle: name one of them, a version of this coordinator or a bundle's folder")
         if self.version is not None and self.subject is None:
-            raise ValueError(f'version: {self.version[:80]!r} names no version; write "job:12" or "job:best"')
+            raise ValueError(f'version: {self.version!r} names no version; write "job:12" or "job:best"')
         if self.by is not None and self.noise.unit != "example":
             raise ValueError(
                 f"by: one {self.noise.unit} has rows of several labels, and would move all their means; leave this key "

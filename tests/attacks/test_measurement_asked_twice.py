@@ -66,7 +66,8 @@ def test_without_noise_one_version_tells_whether_the_row_is_there():
 
 def test_new_noise_for_each_attempt_and_one_charge_would_tell_it_too():
     found = advantage(differences(False, ATTEMPTS, anew=True), differences(True, ATTEMPTS, anew=True))
-    assert found > 0.99
+    # Fifty draws leave a seventh of the noise: half a multiplier of 2 / 7 apart, a Gaussian test is right by 0.92.
+    assert found > 0.85
 
 
 def test_one_draw_tells_no_more_in_a_hundred_attempts_than_in_one():

@@ -52,6 +52,7 @@ from tacit.corpus import CorpusStatement
 from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
 from tacit.manifest import Manifest
+from tacit.measurement_file import MeasurementSpec
 from tacit.passport import (
     MAX_SECTIONS,
     AuditFacts,
@@ -429,6 +430,7 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "noise": {"std": 10.0},
         "histograms": [{"kind": "labels", "labels": ["a"]}],
     },
+    MeasurementSpec: {"schema": 1, "name": "how-well", "version": "desk:best", "noise": {"std": 10.0}},
     NoisedHistogram: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "counts": [1]},
     IdentityDocument: {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},
     Pin: {"schema": 1, "ledger": "00", "sequence": 1, "head": HEX},
@@ -596,6 +598,14 @@ _ASKS = {
     "question": {"kind": "survey", "histograms": _HISTOGRAMS},
     "values": 8,
 }
+_MEASURES = {
+    **{key: value for key, value in _ASKS.items() if key not in ("model", "question")},
+    "mechanism": {"name": "discrete-gaussian", "std": 10.0, "bound": 3200},
+    "labels": [_word(number) for number in range(1000)],
+    "tokenizer": HEX,
+    "question": {"kind": "measure", "job": "desk", "document": HEX, "weights": HEX, "manifest": HEX, "values": 1},
+    "values": 3000,
+}
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
 
@@ -714,6 +724,8 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         lambda number: _HISTOGRAMS[number % 4],
     ),
     "SurveySpec.tags": (SurveySpec, _SURVEY, "tags", 16, _word),
+    "MeasurementSpec.tags": (MeasurementSpec, EXAMPLES[MeasurementSpec], "tags", 16, _word),
+    "Measurement.breakdown": (JobDocument, _MEASURES, "question.breakdown", 1000, _word),
     "JobDocument.labels": (JobDocument, _JOB, "labels", 10_000, _word),
     "LabelHistogram.labels": (SurveySpec, _SURVEY, "histograms.0.labels", 10_000, _word),
     "Survey.histograms": (JobDocument, _ASKS, "question.histograms", 4, lambda number: _HISTOGRAMS[number % 4]),
