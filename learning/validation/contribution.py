@@ -91,7 +91,7 @@ def by_label(
     """
     places = [np.flatnonzero(labels == label) for label in range(count)]
     return np.concatenate(
-        [metrics_of(losses[at], correct[at], [units[row] for row in at], loss_bound, random) for at in places]
+        [metrics_of(losses[at], correct[at], [units[row] for row in at.tolist()], loss_bound, random) for at in places]
     )
 
 

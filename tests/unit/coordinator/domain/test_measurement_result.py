@@ -27,7 +27,7 @@ def rows(member):
 
 
 def total(question, run):
-    found = 0
+    found = np.zeros(question.bins)
     for member in range(MEMBERS):
         losses, right, labels = rows(member)
         coins = Seeded(f"{run}/{member}")
