@@ -606,6 +606,8 @@ _MEASURES = {
     "question": {"kind": "measure", "job": "desk", "document": HEX, "weights": HEX, "manifest": HEX, "values": 1},
     "values": 3000,
 }
+MORE.append((JobDocument, _ASKS))
+MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
 
