@@ -199,6 +199,34 @@ def test_a_version_trained_without_noise_is_measured_with_it_and_killed_members_
     assert "RECALL" in federation.operator("measure", "show", "by-label")
 
 
+def test_a_bundle_is_measured_on_all_rows_and_its_history_is_not_known(federation):
+    """After the first test: the job's own bundle, whose weights nobody trained."""
+    file = federation.folder / "from-outside.toml"
+    bundle = federation.folder / "bundle-desk"
+    words = ["measure", "new", "from-outside", "--bundle", bundle, "--all-rows", "--members", "4", "--out", file]
+    told = json.loads(succeed("coordinator", *words, "--json"))
+    text = file.read_text().replace(f"std = {told['std']:g}", f"std = {STD:g}")
+    file.write_text(text + "\n[rounds.deadlines]\ntraining = 60\nreconnect = 2\n")
+    asked = json.loads(federation.operator("measure", "run", file, "--json"))
+    assert (asked["job"], asked["version_number"]) == ("desk", None)
+    federation.finished("from-outside")
+    shown = json.loads(federation.operator("measure", "show", "from-outside", "--json"))
+    assert shown["members_that_trained"] is None
+    whole = shown["result"]["whole"]
+    texts = sum(len({each.text for each in examples(federation, name)}) for name in MEASURING)
+    assert whole["units"]["value"] == pytest.approx(texts, abs=6 * whole["units"]["error"])
+    said = federation.operator("measure", "show", "from-outside")
+    assert "measured the start of desk on all their rows" in said
+    assert "These members may have updates in the version, and rows that were trained on are measured" in said
+    assert "It is a measurement: `coordinator measure show from-outside`" in federation.operator(
+        "job", "show", "from-outside"
+    )
+    done = command("coordinator", "survey", "show", "from-outside", "--dir", federation.dir)
+    assert (done.returncode, "is a measurement; see it with `coordinator measure show" in done.stderr) == (2, True)
+    done = command("coordinator", "export", "from-outside", "--out", federation.folder / "x", "--dir", federation.dir)
+    assert (done.returncode, "is a measurement and trains no model" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
