@@ -1,5 +1,6 @@
 """`coordinator measure ...`: measures a version on members' own rows under noise, and shows the estimate."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from coordinator.domain.validation import Estimate
     from export.measurement import Subject
     from tacit.measurement import Measurement
+    from tacit.passport import EstimateFacts, MeasurementFacts
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["app"]
+__all__ = ["app", "measured_facts"]
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -254,6 +256,80 @@ async def _trained(stub: "OperatorServiceStub", question: Any, answer: Answer) -
             return len(measured & trained)
         job, number, digest = earlier.job, earlier.number, earlier.document
     return None
+
+
+async def measured_facts(
+    stub: "OperatorServiceStub", names: Sequence[str], subject: "operator_pb2.JobDetail"
+) -> "list[MeasurementFacts]":
+    """What a passport says of measurements.
+
+    Args:
+        stub: The operator's service.
+        names: The measurements.
+        subject: The job whose passport it is.
+
+    Raises:
+        CommandFailed: One is no measurement of a version of that job, or has no estimate yet; or there are too many.
+    """
+    from tacit.passport import MAX_MEASUREMENTS
+
+    if len(names) > MAX_MEASUREMENTS:
+        fail(f"a passport names at most {MAX_MEASUREMENTS} measurements; leave some out", ExitCode.USAGE)
+    return [await _measured_facts(stub, name, subject) for name in names]
+
+
+async def _measured_facts(
+    stub: "OperatorServiceStub", name: str, subject: "operator_pb2.JobDetail"
+) -> "MeasurementFacts":
+    from coordinator.domain.measurement import result_of
+    from tacit.measurement import Measurement
+    from tacit.mechanism import OwnDiscreteGaussian
+    from tacit.passport import LabelEstimate, MeasurementFacts
+
+    fetched = await fetch_answer(stub, name)
+    question, mechanism = fetched.document.question, fetched.document.mechanism
+    if not isinstance(question, Measurement) or not isinstance(mechanism, OwnDiscreteGaussian):
+        fail(f"{name} is no measurement; `coordinator job list` names all jobs", ExitCode.USAGE)
+    version = next((each for each in subject.versions if each.digest == question.weights), None)
+    if question.document != subject.job.document or version is None:
+        fail(f"{name} measured a version of {question.job}, and not one of {subject.job.name}", ExitCode.USAGE)
+    if fetched.total is None:
+        fail(f"{name} has no estimate yet; see `coordinator measure show {name}`", ExitCode.NOT_FOUND)
+    try:
+        found = result_of(question, mechanism, fetched.total, fetched.members)
+    except ValueError as error:
+        fail(f"the answer to {name} cannot be read: {error}", ExitCode.FAILED)
+    return MeasurementFacts(
+        name=name,
+        document=fetched.detail.job.document,
+        answer=fetched.detail.versions[-1].digest,
+        number=version.number,
+        version=version.digest,
+        rows=question.rows,
+        trained=await _trained(stub, question, fetched),
+        whole=_estimate_facts(found.whole, found.members),
+        by_label=tuple(
+            LabelEstimate(label=each.label, estimate=_estimate_facts(each.estimate, found.members))
+            for each in found.by_label
+        ),
+    )
+
+
+def _estimate_facts(estimate: "Estimate | None", members: int) -> "EstimateFacts":
+    from tacit.passport import EstimateFacts
+
+    if estimate is None:
+        return EstimateFacts(members=members)
+    accuracy, loss, units = estimate.accuracy, estimate.loss, estimate.units
+    return EstimateFacts(
+        members=members,
+        accuracy=accuracy.value,
+        accuracy_error=accuracy.error,
+        loss=loss.value,
+        loss_error=loss.error,
+        units=units.value,
+        units_error=units.error,
+    )
 
 
 def _survivors(detail: "operator_pb2.JobDetail", round: int) -> set[str]:

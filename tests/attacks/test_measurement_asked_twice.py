@@ -70,7 +70,7 @@ def test_new_noise_for_each_attempt_and_one_charge_would_tell_it_too():
     assert found > 0.85
 
 
-def test_one_draw_tells_no_more_in_a_hundred_attempts_than_in_one():
+def test_one_draw_tells_no_more_in_fifty_attempts_than_in_one():
     one = advantage(differences(False), differences(True))
     many = advantage(differences(False, ATTEMPTS), differences(True, ATTEMPTS))
     assert many == one

@@ -198,6 +198,22 @@ def test_a_version_trained_without_noise_is_measured_with_it_and_killed_members_
     assert seen
     assert "RECALL" in federation.operator("measure", "show", "by-label")
 
+    # The passport of the measured job cites both, and is verified.
+    passport = federation.folder / "desk.passport.json"
+    federation.operator("passport", "desk", "--measurement", "how-well", "--measurement", "by-label", "--out", passport)
+    root = federation.dir / "operator" / "root.pem"
+    held = json.loads(succeed("coordinator", "passport", "verify", passport, "--authority", root, "--json"))
+    first, second = held["measurements"]
+    assert (held["valid"], first["name"], first["number"], first["trained"]) == (True, "how-well", 2, 4)
+    assert first["whole"]["accuracy"] == pytest.approx(whole["accuracy"]["value"])
+    assert first["whole"]["accuracy_error"] > 0
+    assert [each["label"] for each in second["by_label"]] == list(names)
+    assert "4 members measured version 2 on rows that they keep back from training (4 of them have" in succeed(
+        "coordinator", "passport", "verify", passport, "--authority", root
+    )
+    done = command("coordinator", "passport", "desk", "--measurement", "desk", "--out", "x", "--dir", federation.dir)
+    assert (done.returncode, "desk is no measurement" in done.stderr) == (2, True), done.stderr
+
 
 def test_a_bundle_is_measured_on_all_rows_and_its_history_is_not_known(federation):
     """After the first test: the job's own bundle, whose weights nobody trained."""

@@ -30,10 +30,8 @@ def test_the_rows_of_each_label_are_measured_by_the_prompted_model(kind, tmp_pat
     assert asked.model.backbone in asked.blobs
     pairs = kind == "cloze-pairs"
     texts = sorted(set(random_texts(pairs)))
-    rows = [
-        Example(*(each if pairs else (each,))[:1], LABELS[at % 3], *(each[1:] if pairs else ()))
-        for at, each in enumerate(texts)
-    ]
+    split = [each if pairs else (each, None) for each in texts]
+    rows = [Example(first, LABELS[at % 3], text_b=second) for at, (first, second) in enumerate(split)]
     backbone = read_backbone(bundle.backbone, job.model.config)
     parts = Parts(bundle.manifest, version, bundle.tokenizer, bundle.frozen)
     kept = KeptBack.of(tmp_path / "home", Policy(metrics_epsilon=1.0), rows)
