@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from coordinator.domain.validation import Estimate
     from export.measurement import Subject
     from tacit.measurement import Measurement
+    from tacit.measurement_file import MeasurementSpec
+    from tacit.mechanism import Unit
     from tacit.passport import EstimateFacts, MeasurementFacts
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
@@ -58,6 +60,7 @@ def new(
     import math
     import os
 
+    from coordinator.domain.validation import MIN_RATIO, MIN_UNITS
     from tacit.measurement_file import MeasurementSpec
     from tacit.validation import HALF, distance_of
 
@@ -84,19 +87,35 @@ def new(
 
     spec = checked(MeasurementSpec, text(1.0), target)
     distance = distance_of("add-remove")
-    std = std_of("breakdown" if by_label else "metrics", distance, epsilon, spec.noise.unit)
-    checked(MeasurementSpec, text(std), target)
+    std = std_of("metrics", distance, epsilon, spec.noise.unit)
+    _check_shown(checked(MeasurementSpec, text(std), target))
     write(text(std), target)
-    rows = math.ceil(math.sqrt(members) * std / (2 * HALF) / 0.02)
+    noise = math.sqrt(members) * std / (2 * HALF)
+    # An accuracy of one half has 2 points of error. Below the other two nothing is shown.
+    rows = math.ceil(max(noise / 0.02, MIN_UNITS, MIN_RATIO * 2 * noise))
     if as_json:
         print_json({"measurement": name, "file": os.fspath(target), "std": std, "epsilon": epsilon, "rows": rows})
         return
     each = " of each label" if by_label else ""
+    needed = f"they measure {rows:,} rows{each} in all" if unit == "example" else f"{rows:,} members answer"
     typer.echo(
-        f"Wrote {target}. An answer costs a member epsilon {epsilon:g} at delta {DELTA:g} (add-remove). With {members} "
-        f"members, an accuracy has a standard error of 2 points if they measure {rows:,} rows{each} in all."
+        f"Wrote {target}. An answer costs an untouched ledger epsilon {epsilon:g} at delta {DELTA:g} (add-remove). "
+        f"With the noise of {members} members, an accuracy of 50 % has a standard error of 2 points or less if "
+        f"{needed}."
     )
     typer.echo(f"Next: coordinator measure run {target}")
+
+
+def _check_shown(spec: "MeasurementSpec") -> None:
+    """Refuses a measurement that members would pay for and that would never show anything."""
+    from coordinator.domain.validation import MIN_UNITS
+
+    if spec.noise.unit == "member" and spec.rounds.target_members < MIN_UNITS:
+        fail(
+            f"rounds.target_members: with unit member each member counts once, and nothing is shown of fewer than "
+            f"{MIN_UNITS:.0f}; raise it from {spec.rounds.target_members}",
+            ExitCode.USAGE,
+        )
 
 
 def _path(folder: Path, target: Path) -> str:
@@ -123,6 +142,7 @@ def run_measurement(
         spec = MeasurementSpec.from_toml(file)
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE)
+    _check_shown(spec)
     where = operator_folder(operator, folder)
     from export.measurement import Subject, make_measurement
 
@@ -219,7 +239,7 @@ def show(name: Name, operator: Operator = None, folder: Dir = None, as_json: Jso
         typer.echo(f"Measurement {name} is {job_status(detail.job)}{why}. There is no estimate yet.")
         typer.echo(f"`coordinator job show {name}` shows its round and the members that decline it.")
         return
-    for line in _lines(name, question, found, trained):
+    for line in _lines(name, question, mechanism.unit, found, trained):
         typer.echo(printable(line))
 
 
@@ -234,7 +254,8 @@ async def _trained(stub: "OperatorServiceStub", question: Any, answer: Answer) -
 
     from tacit.v1 import operator_pb2
 
-    measured = _survivors(answer.detail, answer.detail.versions[-1].round)
+    if not (measured := _survivors(answer.detail, answer.detail.versions[-1].round)):
+        return None
     trained: set[str] = set()
     job, number, digest = question.job, question.number, question.document
     for _ in range(_MAX_ORIGINS):
@@ -245,12 +266,14 @@ async def _trained(stub: "OperatorServiceStub", question: Any, answer: Answer) -
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
             raise
-        version = next((each for each in detail.versions if each.number == number), None)
-        if detail.job.document != digest or version is None:
+        versions = {each.number: each for each in detail.versions if each.number <= number}
+        # Of a long history the coordinator sends the newest rounds. What is not there may hold anybody's updates.
+        if detail.job.document != digest or len(versions) != number + 1:
             return None
-        for each in detail.versions:
-            if 0 < each.number <= number:
-                trained |= _survivors(detail, each.round)
+        for at in range(1, number + 1):
+            if not (there := _survivors(detail, versions[at].round)):
+                return None
+            trained |= there
         earlier = (await fetch_document(stub, detail)).earlier
         if earlier is None:
             return len(measured & trained)
@@ -341,18 +364,19 @@ def _named(job: str, number: int | None) -> str:
     return f"the start of {job}" if number is None else f"version {number} of {job}"
 
 
-def _lines(name: str, question: "Measurement", found: "Result", trained: int | None) -> list[str]:
+def _lines(name: str, question: "Measurement", unit: "Unit", found: "Result", trained: int | None) -> list[str]:
+    units = "rows" if unit == "example" else "members"
     rows = "all their rows" if question.rows == "all" else "rows that they keep back from every training"
     lines = [f"Measurement {name}: {found.members} members measured {_named(question.job, question.number)} on {rows}."]
     if found.whole is None:
-        lines.append("They measured too few rows beside the noise to show an estimate.")
+        lines.append(f"There are too few {units} beside the noise to show an estimate.")
     else:
-        accuracy, loss, units = _words(found.whole)
-        lines.append(f"Accuracy {accuracy}, loss {loss}, over {units} rows.")
+        accuracy, loss, counted = _words(found.whole)
+        lines.append(f"Accuracy {accuracy}, loss {loss}, over {counted} {units}.")
     if found.by_label:
         cells = [[each.label, *_row(each.estimate)] for each in found.by_label]
         lines += ["", table(["LABEL", "RECALL", "LOSS", "ROWS"], cells), ""]
-    lines.append("Errors are those of the noise. The rows are a sample, whose error comes on top.")
+    lines.append(f"Errors are those of the noise. The {units} are a sample, whose error comes on top.")
     return [*lines, _optimism(question, found.members, trained)]
 
 
@@ -374,7 +398,7 @@ def _words(estimate: "Estimate") -> tuple[str, str, str]:
 def _optimism(question: "Measurement", members: int, trained: int | None) -> str:
     """Says whether the version may have been trained on the rows that it was measured on."""
     if trained == 0:
-        return "None of these members has an update in the version, so no row was trained on."
+        return "None of these members has an update in the version."
     who = "These members may have" if trained is None else f"{trained} of these {members} members have"
     if question.rows == "kept-back":
         return (

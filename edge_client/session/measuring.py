@@ -88,7 +88,7 @@ class Measurer:
         """Builds the version.
 
         Raises:
-            DocumentInvalid: the parts do not fit together.
+            DocumentInvalid: the parts do not fit together, or this machine has no room for them.
             TokenizerInvalid, TemplateInvalid: the tokenizer or template cannot cut texts for this model.
         """
         from learning.models.assembly import whole_model
@@ -100,8 +100,8 @@ class Measurer:
             )
         except DocumentInvalid:
             raise
-        except ValueError as error:
-            raise DocumentInvalid(f"the version does not fit the measurement's model: {error}") from error
+        except (ValueError, KeyError, RuntimeError, MemoryError) as error:
+            raise DocumentInvalid(f"the version cannot be built with the measurement's model: {error}") from error
         corpus = EncodedExamples(examples, job, parts.tokenizer, FeatureStore())
         return cls(question, mechanism, module, corpus, kept_back, device)
 

@@ -361,18 +361,23 @@ class Preparer:
             # The receipt of an answer that is sent again names the version that it was charged for.
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, "a question is asked of version 0 alone")
         await self._check_approved(job, manifest, blob)
+        held = await asyncio.to_thread(self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins)
+        if held is not None and not self._budget.paid(held.reservation, job.name, job.digest(), job.mechanism.name):
+            held = None
+        # Before the turn, because a large version may take hours to arrive.
+        building = None if held is not None else await self._counting(job, question, blob, fetch)
         async with self._turn:
             self._check_not_withdrawn(job.name, job)
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 answering = self._budget.answering(job, question)
-            held = await asyncio.to_thread(
-                self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins
-            )
             if held is not None and (paid := self._budget.held_answer(job, held.reservation)) is not None:
                 return Preparation(job, answer_of(held.array), answering, paid)
-            counting = await self._counting(job, question, blob, fetch)
+            if building is None:
+                raise TypeError("an answer that is held was charged")
+            with _unsuitable():
+                counting = await asyncio.to_thread(building)
             with _refusing():
                 reserved = self._budget.reserve_answer(assignment, job, answering)
             stopped = threading.Event()
@@ -395,8 +400,8 @@ class Preparer:
                 raise
             return Preparation(job, update, answering, reserved)
 
-    async def _counting(self, job: JobDocument, question: Question, blob: Blob, fetch: Fetch) -> Counting:
-        """Returns what makes the answer without noise. The data is not read yet.
+    async def _counting(self, job: JobDocument, question: Question, blob: Blob, fetch: Fetch) -> Callable[[], Counting]:
+        """Fetches what an answer needs, and returns what builds the count. The data is not read yet.
 
         Raises:
             PreparationRefused: What was served cannot be used, or this member keeps no rows back to measure on.
@@ -408,15 +413,14 @@ class Preparer:
             with _unsuitable():
                 tokenizer = await fetch_tokenizer(blob, job)
             unit = mechanism.unit
-            return lambda _, stopped: counts_of(question, self._examples, tokenizer, unit, stopped.is_set)
-        if self._kept_back is None:
+            return lambda: lambda _, stopped: counts_of(question, self._examples, tokenizer, unit, stopped.is_set)
+        kept_back = self._kept_back
+        if kept_back is None:
             raise PreparationRefused(Reason.REASON_POLICY_JOB_KIND, "this member keeps no rows back to measure on")
         with _unsuitable():
             parts = await fetch_parts(blob, job, question)
             backbone = await self._backbone(job, fetch)
-            return await asyncio.to_thread(
-                Measurer.of, job, question, mechanism, parts, backbone, self._examples, self._kept_back, self._device
-            )
+        return lambda: Measurer.of(job, question, mechanism, parts, backbone, self._examples, kept_back, self._device)
 
     def _answered(
         self, job: JobDocument, counting: Counting, reserved: BudgetReservation, stopped: threading.Event

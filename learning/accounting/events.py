@@ -140,8 +140,8 @@ class DiscreteGaussian(Part):
     Attributes:
         multiplier: Parameter s of the noise, divided by the L2 distance that one unit can move the vector.
         vector: What it holds. Metrics are counted in fine steps and have a pair of distributions of their own, which
-            would not dominate an answer whose noise is a few whole numbers wide. A breakdown is metrics by label: a
-            replacement can move six of its numbers, so that pair is not known to dominate it.
+            would not dominate an answer whose noise is a few whole numbers wide. A breakdown is metrics by label
+            under replace-one: a replacement can move six numbers, so that pair is not known to dominate it.
     """
 
     kind: Literal["discrete-gaussian"] = "discrete-gaussian"

@@ -37,13 +37,17 @@ __all__ = ["Answering", "answer_of", "event_of_answer", "noised", "std_for", "ve
 def event_of_answer(question: Question, mechanism: OwnDiscreteGaussian, adjacency: Adjacency) -> DiscreteGaussian:
     """What one answer costs a member, whichever attempts it is sent in."""
     multiplier = multiplier_of(question, mechanism, adjacency)
-    return DiscreteGaussian(vector=vector_of(question), multiplier=multiplier, unit=mechanism.unit)
+    return DiscreteGaussian(vector=vector_of(question, adjacency), multiplier=multiplier, unit=mechanism.unit)
 
 
-def vector_of(question: Question) -> Holds:
-    """What an event says that the answer holds, because the accounting knows a pair of distributions for one kind."""
+def vector_of(question: Question, adjacency: Adjacency) -> Holds:
+    """What an event says that the answer holds, because the accounting knows a pair of distributions for one kind.
+
+    Under add-remove a row is in one label's three sums and moves no others, so the pair of metrics dominates a
+    breakdown too. Under replace-one a row that changes its label moves six.
+    """
     match question:
-        case Measurement(breakdown=()):
+        case Measurement(breakdown=breakdown) if not breakdown or adjacency == "add-remove":
             return "metrics"
         case Measurement():
             return "breakdown"

@@ -184,7 +184,7 @@ def test_a_version_trained_without_noise_is_measured_with_it_and_killed_members_
     for name in MEASURING:
         assert len(charges(federation, name, "how-well")) == 1
         ((event, _),) = charges(federation, name, "by-label")
-        assert event["vector"] == "breakdown"
+        assert event["vector"] == "metrics"
     by_label = json.loads(federation.operator("measure", "show", "by-label", "--json"))["result"]["by_label"]
     assert [each["label"] for each in by_label] == list(names)
     seen = 0
