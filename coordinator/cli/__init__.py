@@ -6,7 +6,7 @@ speak to a running coordinator over mutual TLS and work from any machine that ha
 takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
 """
 
-from coordinator.cli import audit, authority, backbone, job, member, operator, passport, store, survey
+from coordinator.cli import audit, authority, backbone, job, measure, member, operator, passport, store, survey
 from coordinator.cli.backup import backup, restore
 from coordinator.cli.evaluate import evaluate
 from coordinator.cli.finetune import finetune
@@ -48,6 +48,7 @@ app.add_typer(operator.app, name="operator", help="Issue, list and revoke operat
 app.add_typer(authority.app, name="authority", help="Show, replace and retire the federation's authority.")
 app.add_typer(job.app, name="job", help="Create, start, inspect and steer training jobs.")
 app.add_typer(survey.app, name="survey", help="Ask members about their data before a job.")
+app.add_typer(measure.app, name="measure", help="Measure a version on members' rows, under noise.")
 app.add_typer(backbone.app, name="backbone", help="Add, list and remove frozen language models.")
 app.command(short_help="Measure versions on your own data.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)

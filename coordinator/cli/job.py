@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["app"]
+__all__ = ["app", "read_bundle_parts"]
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -243,7 +243,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Upload a bundle and start its job. An interrupted upload continues where it stopped."""
-    document, parts = _read_bundle(bundle)
+    document, parts = read_bundle_parts(bundle)
     where = operator_folder(operator, folder)
 
     async def work() -> "operator_pb2.Job":
@@ -331,6 +331,7 @@ def show(
         )
         return
     from coordinator.cli.status import jobs_table
+    from tacit.question import kind_of
 
     typer.echo(jobs_table([detail.job]))
     if detail.job.HasField("approvals"):
@@ -343,6 +344,9 @@ def show(
         typer.echo(f"\nServer optimiser: {server.optimiser}, {numbers}")
     if document is not None and document.tuned_on is not None:
         typer.echo("\nIts numbers were tuned on the operator's own private rows: that is in no epsilon.")
+    if document is not None and document.question is not None:
+        kind, command = kind_of(document.question)
+        typer.echo(f"\nIt is a {kind}: `coordinator {command} show {name}` shows the answer.")
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail))
@@ -414,7 +418,7 @@ def _show(job: "operator_pb2.Job", as_json: bool, done: str) -> None:
         typer.echo(done)
 
 
-def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes | Path]]]":
+def read_bundle_parts(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes | Path]]]":
     """Reads a bundle.
 
     Returns:

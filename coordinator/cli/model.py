@@ -432,6 +432,7 @@ async def fetch_files(
     from tacit.manifest import Manifest
     from tacit.model import PromptedModel
     from tacit.prompt import MAX_BACKBONE_BYTES
+    from tacit.question import kind_of
     from tacit.v1 import operator_pb2
 
     detail: operator_pb2.JobDetail = await stub.GetJob(operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS)
@@ -446,7 +447,8 @@ async def fetch_files(
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
     if document.question is not None:
-        fail(f"job {job} is a survey and has no model; see `coordinator survey show {job}`", ExitCode.USAGE)
+        kind, see = kind_of(document.question)
+        fail(f"job {job} is a {kind} and trains no model; see `coordinator {see} show {job}`", ExitCode.USAGE)
     if not document.complete or document.tokenizer is None:
         fail(
             f"job {job} shares only a part of its model ({document.method.name}), and its members keep the rest, so it "

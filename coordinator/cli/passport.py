@@ -23,6 +23,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from coordinator.cli.measure import measured_facts
 from coordinator.cli.member_audits import Audits
 from toolkit.console import ExitCode, fail, print_json, printable
 
@@ -75,6 +76,13 @@ def make(
         typer.Option(help="A folder that `coordinator export` wrote; its files go in. Repeatable.", show_default=False),
     ] = None,
     audit: Audits = None,
+    measurement: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The name of a measurement of one of the job's versions, which goes in. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -86,7 +94,9 @@ def make(
 
     async def work() -> "Passport":
         async with operator_channel(where) as channel:
-            return await gather_passport(channel, where, job, export or (), audits=audit or ())
+            return await gather_passport(
+                channel, where, job, export or (), audits=audit or (), measurements=measurement or ()
+            )
 
     passport = run(work())
     write_passport(target, passport)
@@ -169,6 +179,7 @@ async def gather_passport(
     *,
     averaged: tuple[int, ...] = (),
     audits: Sequence[Path] = (),
+    measurements: Sequence[str] = (),
 ) -> "Passport":
     """Reads the journal, and signs a job's passport.
 
@@ -180,6 +191,7 @@ async def gather_passport(
         version: the digest that they were made from, for folders that do not say so.
         averaged: the numbers of the versions whose average they are, for such folders.
         audits: files of members' audits that go in.
+        measurements: names of measurements that go in.
 
     Raises:
         CommandFailed: there is no such job, the journal is not intact, or a folder is not one of its exports.
@@ -246,6 +258,7 @@ async def gather_passport(
         record=record,
         withdrawals=history.withdrawals(),
         audits=facts_of(read_audits(audits, authorities, detail.job.document)),
+        measurements=await measured_facts(stub, measurements, detail),
         successors=history.successors(),
     )
 
@@ -356,7 +369,13 @@ def _compare(folder: Path, passport: "Passport") -> list[Any]:
 
 
 def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -> None:
-    from coordinator.cli.passport_page import audit_text, successor_text, summary, withdrawal_text
+    from coordinator.cli.passport_page import (
+        audit_text,
+        measurement_lines,
+        successor_text,
+        summary,
+        withdrawal_text,
+    )
     from coordinator.cli.shown import moment
 
     passport, seal = verdict.passport, verdict.seal
@@ -377,6 +396,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
         typer.echo(f"\n{withdrawal_text(each)}")
     for audit in passport.audits:
         typer.echo(f"\n{audit_text(audit)}")
+    for measured in passport.measurements:
+        typer.echo(printable("\n" + "\n".join(measurement_lines(measured))))
     for follower in passport.successors:
         typer.echo(printable(f"\n{successor_text(follower)}"))
     if export is not None:

@@ -11,8 +11,10 @@ from coordinator.cli.estimated import NOT_MEASURED, SELECTED, with_error
 from coordinator.cli.shown import moment
 from tacit.passport import (
     AuditFacts,
+    EstimateFacts,
     ExportFacts,
     JobFacts,
+    MeasurementFacts,
     Passport,
     RecordFacts,
     Seal,
@@ -26,6 +28,7 @@ __all__ = [
     "accuracy_of",
     "audit_text",
     "estimate_of",
+    "measurement_lines",
     "page_of",
     "spend_of",
     "successor_text",
@@ -90,6 +93,26 @@ def audit_text(audit: AuditFacts) -> str:
     )
 
 
+def measurement_lines(measured: MeasurementFacts) -> list[str]:
+    """A measurement as a sentence, and one for each label of a breakdown."""
+    rows = "all their rows" if measured.rows == "all" else "rows that they keep back from training"
+    who = "how many of them have updates in it is not known"
+    if measured.trained is not None:
+        who = f"{measured.trained} of them have updates in it"
+    first = f"{measured.whole.members} members measured version {measured.number} on {rows} ({who})"
+    lines = [f"{first}: {_numbers('accuracy', measured.whole)}."]
+    for each in measured.by_label:
+        lines.append(f"Label {clean(each.label, 200)}: {_numbers('recall', each.estimate)}.")
+    return lines
+
+
+def _numbers(what: str, estimate: EstimateFacts) -> str:
+    if estimate.accuracy is None or estimate.accuracy_error is None or estimate.loss is None or estimate.units is None:
+        return "too few rows beside the noise"
+    said = f"{what} {with_error(estimate.accuracy, estimate.accuracy_error)}"
+    return f"{said}, loss {estimate.loss:.3f} ± {estimate.loss_error:.2g}, over about {estimate.units:,.0f} rows"
+
+
 def successor_text(successor: SuccessorFacts) -> str:
     """A job that started from this one, as a sentence."""
     held = "no member that had withdrawn by then"
@@ -113,6 +136,7 @@ def summary(passport: Passport) -> dict[str, Any]:
         "versions": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.versions],
         "withdrawals": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.withdrawals],
         "audits": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.audits],
+        "measurements": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.measurements],
         "successors": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.successors],
         "exports": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.exports],
     }
@@ -175,6 +199,9 @@ def page_of(passport: Passport, seal: Seal) -> str:
     left_out = f"<p>{job.versions_left_out} older versions are left out.</p>" if job.versions_left_out else ""
     withdrawn = "".join(f"<p>{escape(withdrawal_text(each))}</p>\n" for each in passport.withdrawals)
     audited = "".join(f"<p>{escape(audit_text(each))}</p>\n" for each in passport.audits)
+    measured = "".join(
+        f"<p>{'<br>'.join(map(escape, measurement_lines(each)))}</p>\n" for each in passport.measurements
+    )
     followed = "".join(f"<p>{escape(successor_text(each))}</p>\n" for each in passport.successors)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Passport of {name}</title>'
@@ -188,6 +215,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
         f"The best version was {SELECTED}.</p>\n"
         + (f"<h2>Withdrawals</h2>\n{withdrawn}" if withdrawn else "")
         + (f"<h2>Audits</h2>\n{audited}" if audited else "")
+        + (f"<h2>Measurements</h2>\n{measured}" if measured else "")
         + (f"<h2>Jobs that started from it</h2>\n{followed}" if followed else "")
         + (f"<h2>Exported files</h2>\n{_table(('version', 'format', 'file', 'SHA-256'), files)}\n" if files else "")
         + "<h2>Job document</h2>\n"

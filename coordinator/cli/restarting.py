@@ -14,6 +14,7 @@ from typing import Any
 from tacit.job import EarlierVersion, JobDocument
 from tacit.limits import MAX_NAME
 from tacit.mechanism import NoMechanism
+from tacit.question import kind_of
 from tacit.v1 import federation_pb2, operator_pb2
 
 __all__ = [
@@ -124,15 +125,16 @@ def plan(
         others: how many other members are enrolled.
 
     Raises:
-        CannotRestart: the job is a survey, adds no noise, needs more members than are left, or was aborted and the
+        CannotRestart: the job asks a question, adds no noise, needs more members than are left, or was aborted and the
             command does not name it; the version was pruned, or holds another member that withdrew; or the job started
             from a version that holds the member's updates.
     """
     name = held.job
     if document.question is not None:
+        kind, command = kind_of(document.question)
         raise CannotRestart(
-            f"{name} is a survey, and no job starts from an answer; ask again under another name with "
-            "`coordinator survey run`",
+            f"{name} is a {kind}, and no job starts from an answer; ask again under another name with "
+            f"`coordinator {command} run`",
             blocks=False,
         )
     aborted = detail.job.status == operator_pb2.JOB_STATUS_ABORTED

@@ -1,31 +1,18 @@
 """`coordinator survey ...`: asks members about their data before a job, and shows what they answered."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.common import (
-    CALL_SECONDS,
-    Dir,
-    Json,
-    Operator,
-    operator_folder,
-    operator_stub,
-    progress_bar,
-    run,
-    table,
-)
+from coordinator.cli.asking import DELTA, Answer, ask, checked, fetch_answer, std_of, write
+from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run, table
 from toolkit.console import ExitCode, fail, print_json, printable
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
     from coordinator.domain.survey import Bin, Counted, Estimated, Suggestions
-    from tacit.job import JobDocument
-    from tacit.survey_file import SurveySpec
-    from tacit.v1 import operator_pb2
 
 __all__ = ["app"]
 
@@ -33,9 +20,6 @@ app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The survey's name.")]
 
-# The delta of a policy that says nothing.
-_DELTA = 1e-6
-_CREATE_SECONDS = 60.0
 # The bins that `survey new` writes.
 _LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 _UNKNOWN = (0, 2, 5, 10, 20, 50)
@@ -67,6 +51,9 @@ def new(
     import json
     import math
     import os
+
+    from tacit.survey import distance_of
+    from tacit.survey_file import SurveySpec
 
     target = Path(f"{name}.toml") if out is None else out
     if target.exists():
@@ -100,56 +87,20 @@ def new(
         )
         return "\n".join((head, *tables))
 
-    spec = _checked(text(1.0), target)
-    try:
-        from learning.accounting.calibration import NotAffordable
-        from learning.survey.answer import std_for
-    except ImportError as error:
-        fail(
-            f"choosing the noise needs the accounting libraries ({error.name or error} is missing); "
-            f"{install_with('coordinator', 'export')}",
-            ExitCode.USAGE,
-        )
-    try:
-        # Rounded up to what the file holds.
-        exact = std_for(spec.question, epsilon, _DELTA, unit=spec.noise.unit)
-    except (NotAffordable, ValueError) as error:
-        fail(f"--epsilon {epsilon:g}: {error}", ExitCode.USAGE)
-    digits = 10 ** (3 - math.floor(math.log10(exact)))
-    std = math.ceil(exact * digits) / digits
-    _checked(text(std), target)
-    try:
-        target.write_text(text(std), encoding="utf-8")
-    except OSError as error:
-        fail(f"{target} cannot be written: {error.strerror}; choose another file with --out", ExitCode.FAILED)
+    spec = checked(SurveySpec, text(1.0), target)
+    distance = distance_of(spec.question, "add-remove", spec.noise.unit)
+    std = std_of("histograms", distance, epsilon, spec.noise.unit)
+    checked(SurveySpec, text(std), target)
+    write(text(std), target)
     one = std * math.sqrt(members)
     if as_json:
         print_json({"survey": name, "file": str(target), "std": std, "epsilon": epsilon, "error": one})
         return
     typer.echo(
-        f"Wrote {target}. An answer costs a member epsilon {epsilon:g} at delta {_DELTA:g} (add-remove). With "
+        f"Wrote {target}. An answer costs a member epsilon {epsilon:g} at delta {DELTA:g} (add-remove). With "
         f"{members} members, a count has a standard error of {one:.3g}."
     )
     typer.echo(f"Next: coordinator survey run {target}")
-
-
-def _checked(text: str, target: Path) -> "SurveySpec":
-    """Reads the file's text as `survey run` will."""
-    import tempfile
-
-    from tacit.documents import DocumentInvalid
-    from tacit.survey_file import SurveySpec
-
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / target.name
-        try:
-            path.write_text(text, encoding="utf-8")
-        except UnicodeEncodeError:
-            fail("no file was written: a name or a label is not UTF-8 text; type it again", ExitCode.USAGE)
-        try:
-            return SurveySpec.from_toml(path)
-        except DocumentInvalid as error:
-            fail(f"no file was written: {str(error).replace(str(path), target.name)}", ExitCode.USAGE)
 
 
 @app.command("run")
@@ -183,21 +134,7 @@ def run_survey(
     except (ValueError, OSError) as error:
         fail(f"no survey was made from {file}: {error}", ExitCode.USAGE)
 
-    async def work() -> "operator_pb2.Job":
-        from tacit.blobs import put_blob
-        from tacit.v1 import operator_pb2
-
-        async with operator_stub(where) as stub:
-            for what, data in made.files.items():
-                with progress_bar(f"uploading {what}", quiet=as_json) as progress:
-                    await put_blob(stub, data, progress=progress)
-            digest = await put_blob(stub, made.document.canonical())
-            answer: operator_pb2.Job = await stub.CreateJob(
-                operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS
-            )
-            return answer
-
-    job = run(work())
+    job = ask(where, made.document, list(made.files.items()), quiet=as_json)
     from coordinator.cli.shown import job_status
 
     if as_json:
@@ -210,26 +147,31 @@ def run_survey(
 def show(name: Name, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
     """Show a survey's answer with its errors, and what it suggests for a job."""
     where = operator_folder(operator, folder)
-    detail, document, values = run(_fetched(where, name))
-    from coordinator.cli.model import members_of
+
+    async def work() -> Answer:
+        async with operator_stub(where) as stub:
+            return await fetch_answer(stub, name)
+
+    fetched = run(work())
     from coordinator.cli.shown import job_status
     from coordinator.domain.survey import answered, suggestions
     from tacit.mechanism import OwnDiscreteGaussian
     from tacit.reason import sentence
+    from tacit.survey import Survey
 
+    detail, document = fetched.detail, fetched.document
     question, mechanism = document.question, document.mechanism
-    if question is None or not isinstance(mechanism, OwnDiscreteGaussian):
+    if not isinstance(question, Survey) or not isinstance(mechanism, OwnDiscreteGaussian):
+        if question is not None:
+            fail(f"{name} is a measurement; see it with `coordinator measure show {name}`", ExitCode.USAGE)
         fail(f"{name} is a job and no survey; see it with `coordinator job show {name}`", ExitCode.USAGE)
     found = said = None
-    if values is not None:
-        members = members_of(detail, detail.versions[-1].round)
+    if fetched.total is not None:
         try:
-            # A version is the mean answer. Its float32 values are off by 2^-24 of themselves at most.
-            total = [each * members for each in values]
-            found = answered(question, mechanism, total, members)
+            found = answered(question, mechanism, fetched.total, fetched.members)
         except ValueError as error:
             fail(f"the answer to {name} cannot be read: {error}", ExitCode.FAILED)
-        said = suggestions(question, mechanism, total, members)
+        said = suggestions(question, mechanism, fetched.total, fetched.members)
     if as_json:
         print_json(
             {
@@ -249,32 +191,6 @@ def show(name: Name, operator: Operator = None, folder: Dir = None, as_json: Jso
         typer.echo(f"`coordinator job show {name}` shows its round and the members that decline it.")
         return
     typer.echo(printable(_text(name, found, said, mechanism.unit)))
-
-
-async def _fetched(where: Path, name: str) -> "tuple[operator_pb2.JobDetail, JobDocument, Sequence[float] | None]":
-    from tacit.blobs import fetch_blob
-    from tacit.documents import DocumentInvalid
-    from tacit.job import JobDocument
-    from tacit.manifest import Manifest
-    from tacit.v1 import operator_pb2
-
-    async with operator_stub(where) as stub:
-
-        async def blob(digest: bytes) -> bytes:
-            data = bytearray()
-            await fetch_blob(stub.FetchBlob, digest, data)
-            return bytes(data)
-
-        detail: operator_pb2.JobDetail = await stub.GetJob(operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS)
-        try:
-            document = JobDocument.from_json(await blob(detail.job.document), what="the survey's document")
-            newest = detail.versions[-1] if detail.versions else None
-            if document.question is None or newest is None or newest.number == 0:
-                return detail, document, None
-            manifest = Manifest.from_json(await blob(document.manifest), what="the manifest")
-            return detail, document, [float(each) for each in manifest.decode(await blob(newest.digest))]
-        except DocumentInvalid as error:
-            fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
 
 
 def _text(name: str, found: "Counted", said: "Suggestions", unit: str) -> str:

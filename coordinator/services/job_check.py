@@ -15,6 +15,7 @@ from coordinator.storage.errors import BlobMissing, StorageError
 from tacit.documents import DocumentInvalid
 from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
+from tacit.measurement import Measurement
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import MAX_BACKBONE_BYTES
 from tacit.reason import Reason
@@ -55,6 +56,16 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
         _check_rvae(document, manifest, *(() if frozen is None else (frozen,)))
         _check_weights(store, manifest, document.weights, "the starting weights")
         _check_bundled(store, document.private, "private")
+        if isinstance(document.question, Measurement):
+            measured = _read(Manifest, store, document.question.manifest, "the version's manifest")
+            if measured.values != document.question.values:
+                raise DocumentInvalid(
+                    f"the version's manifest has {measured.values} values, not {document.question.values}; make the "
+                    "measurement again with `coordinator measure`"
+                )
+            if frozen is not None:
+                measured.check_apart(frozen)
+            _check_weights(store, measured, document.question.weights, "the version")
         if document.tokenizer is not None and not _size(store, document.tokenizer, "the tokenizer"):
             raise DocumentInvalid("the tokenizer is empty; create the bundle again")
         if isinstance(document.model, PromptedModel) and document.model.backbone is not None:

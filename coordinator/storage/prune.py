@@ -33,7 +33,7 @@ from coordinator.storage.withdrawal import restart_points
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 
-__all__ = ["Pruned", "Retention", "best_of", "kept", "prune"]
+__all__ = ["Pruned", "Retention", "best_of", "kept", "prune", "read_document"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _decide(s: Session, store: BlobStore, policy: Retention, now_ms: int, by: st
     gone: dict[str, tuple[int, ...]] = {}
     states = 0
     for job, digest in documents:
-        document = _read(store, job, digest)
+        document = read_document(store, job, digest)
         named.update(document.blobs)
         averaged = 0 if document.average is None else document.average.width
         found = versions(s, job)
@@ -219,7 +219,8 @@ def _exported(s: Session, job: str) -> frozenset[bytes]:
     return frozenset(bytes.fromhex(fields["version"]) for fields in rows if fields.get("exported"))
 
 
-def _read(store: BlobStore, job: str, digest: bytes) -> JobDocument:
+def read_document(store: BlobStore, job: str, digest: bytes) -> JobDocument:
+    """A job's document. Raises: StoreUnusable: it cannot be read."""
     try:
         return JobDocument.from_json(store.get(digest), what=f"the document of job {job}")
     except (BlobMissing, BlobCorrupt, DocumentInvalid) as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import secure_agg
-from edge_client.ledger import surveys
+from edge_client.ledger import questions
 from edge_client.ledger.outlook import Outlook, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
@@ -18,7 +18,9 @@ from learning.survey.answer import event_of_answer
 from learning.text.encoder import PAD, UNKNOWN, TextEncoder
 from tacit.context import context_of
 from tacit.job import JobDocument
+from tacit.measurement import Measurement, metric_noise
 from tacit.mechanism import OwnDiscreteGaussian
+from tacit.question import Question
 from tacit.survey import Survey
 from tacit.vector import layout_of
 
@@ -79,13 +81,13 @@ class QuestionPlan:
         question: What it asks.
         refusals: Why the member would refuse to answer. Without any, it answers.
         epsilon: What the answer costs, at the policy's delta; None if there is no formula.
-        spent: What surveys have cost so far, by the same count.
+        spent: What was spent so far under the same limit, by the same count.
         outlook: How far the budget of the data reaches; None if nobody knows.
         words: The vocabulary; None if the question reads no tokens.
     """
 
     job: JobDocument
-    question: Survey
+    question: Question
     refusals: tuple[str, ...]
     epsilon: float | None = None
     spent: float | None = None
@@ -108,7 +110,7 @@ class QuestionPlan:
             if self.words is None
             else {"digest": self.words.digest.hex(), "size": self.words.size, "words": list(self.words.shown)},
             "epsilon": self.epsilon,
-            "surveys_spent": self.spent,
+            "spent": self.spent,
             "outlook": None if self.outlook is None else self.outlook.as_json(),
             "bytes_a_round": self.bytes_of_answer(self.job.rounds.min_members),
             "max_bytes_a_round": self.bytes_of_answer(self.job.rounds.target_members),
@@ -120,29 +122,26 @@ class QuestionPlan:
         """Says the plan, line by line."""
         mechanism, policy = self.job.mechanism, member.policy
         unit = mechanism.unit if isinstance(mechanism, OwnDiscreteGaussian) else "example"
-        once = {"example": "each row", "person": "each person", "member": "this member"}[unit] + " counts once in each"
-        say(f"{self.job.name}: a question about {len(member.examples)} examples here; {once} histogram")
-        say("  would send these counts with noise, masked, so that only the sum over the cohort can be read:")
-        for histogram in self.question.histograms:
-            say(f"    {_COUNTS[unit][histogram.kind]}:")
-            for name in histogram.names[:-1]:
-                say(f"      {json.dumps(name, ensure_ascii=False)}")
-            say(f"      {histogram.names[-1]}")
+        if isinstance(self.question, Measurement):
+            self._show_measurement(self.question, member, say)
+        else:
+            self._show_survey(self.question, unit, member, say)
         if self.words is not None:
             more = "" if len(self.words.shown) == self.words.size else ", ..."
             listed = ", ".join(json.dumps(word, ensure_ascii=False) for word in self.words.shown)
             say(f"  by a vocabulary of {self.words.size:,} entries, {self.words.digest.hex()[:16]}: {listed}{more}")
         if isinstance(mechanism, OwnDiscreteGaussian):
             say(
-                f"  adds noise of standard deviation {mechanism.std:g} to each count, drawn once; each attempt sends "
-                f"the same numbers; counts well above {mechanism.bound:,} are cut"
+                f"  adds noise of standard deviation {mechanism.std:g} to each number, drawn once; each attempt sends "
+                f"the same numbers; those well above {mechanism.bound:,} are cut"
             )
         sizes = sorted({self.job.rounds.min_members, self.job.rounds.target_members})
         say("  bytes: " + ", ".join(f"{self.bytes_of_answer(size):,} in a cohort of {size}" for size in sizes))
         if self.epsilon is not None:
+            most = questions.allowance_for(policy, self.question)
             say(
-                f"  epsilon {self.epsilon:.3g} for the whole answer; the policy lets all surveys spend "
-                f"{policy.surveys_epsilon:g}, of which {self.spent or 0:.3g} is spent, and all jobs "
+                f"  epsilon {self.epsilon:.3g} for the whole answer; the policy lets all {most.spenders} spend "
+                f"{most.epsilon:g}, of which {self.spent or 0:.3g} is spent, and all jobs "
                 f"{policy.epsilon:g}, at delta {policy.delta:g}"
             )
         for refusal in self.refusals:
@@ -151,8 +150,37 @@ class QuestionPlan:
             approved = " once the stewards have approved it" if policy.asks else ""
             say(f"  the policy allows it: `edge_client run` would answer{approved}")
 
+    def _show_survey(self, question: Survey, unit: str, member: "Member", say: Callable[[str], None]) -> None:
+        once = {"example": "each row", "person": "each person", "member": "this member"}[unit] + " counts once in each"
+        say(f"{self.job.name}: a question about {len(member.examples)} examples here; {once} histogram")
+        say("  would send these counts with noise, masked, so that only the sum over the cohort can be read:")
+        for histogram in question.histograms:
+            say(f"    {_COUNTS[unit][histogram.kind]}:")
+            for name in histogram.names[:-1]:
+                say(f"      {json.dumps(name, ensure_ascii=False)}")
+            say(f"      {histogram.names[-1]}")
 
-def question_plan(job: JobDocument, question: Survey, member: "Member", tokenizer: bytes | None = None) -> QuestionPlan:
+    def _show_measurement(self, question: Measurement, member: "Member", say: Callable[[str], None]) -> None:
+        policy, job = member.policy, self.job
+        version = "a version from a bundle" if question.number is None else f"version {question.number}"
+        say(f"{job.name}: how well {version} of {question.job} does on rows here; nothing is trained")
+        say(f"  version: {question.weights.hex()[:16]}, a {job.model.architecture} of {question.values:,} values")
+        which = f"those that it keeps back from every training (validation_share {policy.validation_share:g})"
+        if question.rows == "all":
+            which = "all of them, also those that models were trained on"
+        say(f"  reads of {len(member.examples)} examples here: {which}")
+        say("  would send with noise, masked, so that only the sum over the cohort can be read:")
+        for label in question.breakdown or (None,):
+            whose = "" if label is None else f" of the rows of {json.dumps(label, ensure_ascii=False)}"
+            say(f"    loss (cut to {question.loss_bound:g}), right answers and number{whose}")
+        if isinstance(job.mechanism, OwnDiscreteGaussian) and question.rows == "all":
+            most = metric_noise(job.mechanism).max_units
+            say(f"  has room for {most:,} rows of a member; of more, a part is measured")
+
+
+def question_plan(
+    job: JobDocument, question: Question, member: "Member", tokenizer: bytes | None = None
+) -> QuestionPlan:
     """Returns the member's own verdict on a question, for the smallest cohort that the job allows."""
     from learning.accounting.gate import epsilon_counted
 
@@ -175,13 +203,14 @@ def question_plan(job: JobDocument, question: Survey, member: "Member", tokenize
         try:
             event = event_of_answer(question, job.mechanism, limit.adjacency)
             state = stored_state(member.home, member.data_name)
-            before = surveys.spent(() if state is None else state.reservations.values())
+            before = questions.spent(question, () if state is None else state.reservations.values())
             epsilon = epsilon_counted([event], limit)
             spent = epsilon_counted(before, limit) if before else 0.0
             reach = outlook(policy, job, event, state, federation=member.identity.federation)
         except (ValueError, LedgerError) as error:
             refusals.append(str(error))
-    if reach is not None and reach.refused_by is not None and policy.surveys_epsilon:
+    if reach is not None and reach.refused_by is not None and questions.allowance_for(policy, question).epsilon:
         refusals.append(f"{reach.refused_by} does not allow the answer now")
-    words = None if tokenizer is None else Words.of(tokenizer)
+    # A measured version's vocabulary is a part of its model, and counts nothing by itself.
+    words = None if tokenizer is None or isinstance(question, Measurement) else Words.of(tokenizer)
     return QuestionPlan(job, question, tuple(refusals), epsilon, spent, reach, words)

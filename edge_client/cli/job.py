@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edge_client.approval.folder import ApprovalRequest
     from edge_client.approval.rules import Standing
     from edge_client.approval.statement import Choice, SignedStatement
+    from tacit.question import Question
 
 __all__ = ["app"]
 
@@ -353,7 +354,7 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path 
     at_most = job.rounds.count * job.rounds.max_attempts
     does = f"  trains      a {job.model.architecture} by {job.method.name}, for the labels {', '.join(job.labels[:20])}"
     if job.question is not None:
-        does = f"  asks        for histograms of {', '.join(each.kind for each in job.question.histograms)}"
+        does = f"  asks        {_asks(job.question)}"
     lines += [
         does,
         f"  rounds      {job.rounds.count}, each of up to {job.rounds.max_attempts} attempts: up to {at_most} vectors",
@@ -372,6 +373,16 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path 
     # Each by itself: a dry run of many parameters is longer than what is shown of one text.
     for line in lines:
         typer.echo(printable(line))
+
+
+def _asks(question: "Question") -> str:
+    from tacit.measurement import Measurement
+
+    if isinstance(question, Measurement):
+        version = "a version" if question.number is None else f"version {question.number}"
+        by = ", by label" if question.breakdown else ""
+        return f"how well {version} of {question.job} does, on {question.rows} rows{by}"
+    return f"for histograms of {', '.join(each.kind for each in question.histograms)}"
 
 
 def _cohorts(least: int, most: int) -> str:

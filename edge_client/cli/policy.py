@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tacit.documents import Document
     from tacit.job import JobDocument, JobSpec
     from tacit.manifest import Manifest
+    from tacit.question import Question
 
 __all__ = ["app", "default_file"]
 
@@ -296,11 +297,18 @@ def _cost(
     sentence = (
         f"{job.rounds.count} rounds with {examples} {units} cost an untouched ledger epsilon {least:.3g} at delta "
         f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}"
-        f"{'' if job.question is None else f', {policy.surveys_epsilon:g} for surveys'}{again}"
+        f"{'' if job.question is None else _of_question(policy, job.question)}{again}"
     )
     if job.metrics is not None:
         sentence += f"; {NOTHING_MEASURED if metrics is None or not policy.measures else metrics.sentence}"
     return _Cost(sentence, least, limit.delta, reach)
+
+
+def _of_question(policy: "Policy", question: "Question") -> str:
+    from edge_client.ledger.questions import allowance_for
+
+    most = allowance_for(policy, question)
+    return f", {most.epsilon:g} for {most.spenders}"
 
 
 def _limits(policy: "Policy") -> str:

@@ -25,7 +25,7 @@ import structlog
 import secure_agg
 from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
-from edge_client.ledger import surveys
+from edge_client.ledger import questions
 from edge_client.ledger.chain import Purpose
 from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import (
@@ -64,8 +64,8 @@ from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
+from tacit.question import Question
 from tacit.reason import Reason
-from tacit.survey import Question
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
@@ -326,12 +326,16 @@ class Budget:
         """Reserves budget for one answer, before anything is counted.
 
         Raises:
-            PolicyRefusal: as in `reserve`, or the budget of surveys is spent.
+            PolicyRefusal: as in `reserve`, or the limit for such questions is spent.
         """
-        spent = surveys.spent(self._ledger.reservations())
-        if (why := surveys.refusal(self._policy, spent, answering.event)) is not None:
+        question = job.question
+        if question is None:
+            raise TypeError(f"job {job.name} asks no question")
+        spent = questions.spent(question, self._ledger.reservations())
+        if (why := questions.refusal(self._policy, question, spent, answering.event)) is not None:
             log.warning("budget_spent", job=job.name, detail=why)
-            raise PolicyRefusal(Reason.REASON_BUDGET_SPENT, "the answer would pass this member's limit for surveys")
+            spenders = questions.allowance_for(self._policy, question).spenders
+            raise PolicyRefusal(Reason.REASON_BUDGET_SPENT, f"the answer would pass this member's limit for {spenders}")
         return self.reserve(assignment, job, answering)
 
     def held_answer(self, job: JobDocument, reservation: int) -> BudgetReservation | None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_client.ledger import surveys
+from edge_client.ledger import questions
 from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.replay import LedgerState, Reservation, as_events, month_of
@@ -80,7 +80,7 @@ class Outlook:
     Attributes:
         rounds: the job's rounds.
         paid: rounds of this job that the ledger has charged or reserved.
-        further: how many more of the job's rounds `epsilon`, `epsilon_a_job` and, of a survey, `surveys_epsilon` allow.
+        further: how many more of the job's rounds `epsilon`, `epsilon_a_job` and a question's own limit allow.
         spent_by: the key that allows no more; None if all rounds are allowed.
         month: the present month, YYYY-MM in UTC.
         this_month: how many of `further` the month allows; None without `epsilon_a_month`.
@@ -187,10 +187,11 @@ def outlook(
         if alone < further:
             further, spent_by = alone, "epsilon_a_job"
     if job.question is not None:
-        of_surveys = Counter(surveys.spent(state.reservations.values()))
-        alone = affordable(policy.surveys_epsilon, of_surveys) if policy.surveys_epsilon else 0
+        most = questions.allowance_for(policy, job.question)
+        alike = Counter(questions.spent(job.question, state.reservations.values()))
+        alone = affordable(most.epsilon, alike) if most.epsilon else 0
         if alone < further:
-            further, spent_by = alone, "surveys_epsilon"
+            further, spent_by = alone, most.key
     this_month = None
     if policy.epsilon_a_month is not None:
         this_month = min(further, affordable(policy.epsilon_a_month, state.spent_in(month)))

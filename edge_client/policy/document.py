@@ -168,9 +168,10 @@ class PolicyDocument(Document):
         default=0.0,
         ge=0,
         le=1000,
-        description="Part of epsilon that noised metrics may spend, over all jobs, counted as if they were alone. If a "
-        "job orders metrics, this member then measures its versions on rows that it keeps back from every training. "
-        "0: it keeps nothing back, measures nothing, and sends noise alone.",
+        description="Part of epsilon that noised metrics and measurements may spend, over all jobs, counted as if they "
+        "were alone. If a job orders metrics, this member then measures its versions on rows that it keeps back from "
+        "every training, and it answers measurements. 0: it keeps nothing back, measures nothing, and sends noise "
+        "alone.",
     )
     validation_share: float = Field(
         default=0.1,

@@ -22,7 +22,8 @@ _MAX_BESIDE_TWO = 3
 
 def _architectures(policy: PolicyDocument, offer: Offer) -> Finding:
     kind = offer.job.model.architecture
-    says = "the job trains a {job}; the policy allows {policy}"
+    does = "trains" if offer.job.question is None else "measures"
+    says = f"the job {does} a {{job}}; the policy allows {{policy}}"
     return Finding(kind, listed(policy.architectures), fits_any(kind, policy.architectures), says)
 
 

@@ -33,6 +33,7 @@ from learning.accounting.events import Adjacency
 from learning.synthesis.setting import NO_GUARANTEE
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
 from tacit.context import promise_of
+from tacit.measurement import Measurement
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -43,8 +44,9 @@ from tacit.mechanism import (
     OwnDiscreteGaussian,
 )
 from tacit.model import RvaeModel
+from tacit.question import multiplier_of
 from tacit.reason import Reason
-from tacit.survey import multiplier_of
+from tacit.survey import Survey
 from tacit.vector import NOISE_ROOM
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "CONDITIONS",
     "JOB",
     "LOG",
+    "MEASUREMENT",
     "QUESTION",
     "ROSTER",
     "SUM",
@@ -101,7 +104,8 @@ def counted_multiplier(mechanism: Mechanism, policy: PolicyDocument) -> float | 
 
 def on_job(policy: PolicyDocument, job: Job, federation: bytes | None) -> Iterator[Verdict]:
     """The verdicts on a job document. federation: fingerprint of the authority that this member enrolled under."""
-    yield from judge(policy, JOB if job.question is None else QUESTION, Offer(job, federation))
+    rules = JOB if job.question is None else MEASUREMENT if isinstance(job.question, Measurement) else QUESTION
+    yield from judge(policy, rules, Offer(job, federation))
     yield from _on_attempts(policy, job)
 
 
@@ -324,12 +328,24 @@ def _max_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
 
 def _surveys(policy: PolicyDocument, offer: Offer) -> Finding:
     most = in_words(policy.surveys_epsilon)
-    if offer.job.question is None:
-        return Finding("trains", most, True, "the job {job}, so the limit {policy} of surveys does not apply")
+    if not isinstance(offer.job.question, Survey):
+        does = "trains" if offer.job.question is None else "measures"
+        return Finding(does, most, True, "the job {job}, so the limit {policy} of surveys does not apply")
     kinds = listed(each.kind for each in offer.job.question.histograms)
     says = "the job asks for histograms of {job}; the policy lets surveys spend {policy}"
     advice = "to answer surveys, write surveys_epsilon = 0.5 in policy.toml"
     return Finding(kinds, most, policy.surveys_epsilon > 0, says, advice)
+
+
+def _measurements(policy: PolicyDocument, offer: Offer) -> Finding:
+    most, question = in_words(policy.metrics_epsilon), offer.job.question
+    if not isinstance(question, Measurement):
+        return Finding("measures nothing", most, True, "the job {job}, so the limit {policy} does not apply")
+    by = " by label" if question.breakdown else ""
+    which = "all rows" if question.rows == "all" else "rows that this member keeps back"
+    says = "the job measures a version on {job}; the policy lets metrics and measurements spend {policy}"
+    advice = "to measure versions, and keep rows back from every training, write metrics_epsilon = 1.0 in policy.toml"
+    return Finding(f"{which}{by}", most, policy.measures, says, advice)
 
 
 def _min_noise_of_answer(policy: PolicyDocument, offer: Offer) -> Finding:
@@ -361,6 +377,13 @@ QUESTION: tuple[Rule[Offer], ...] = (
         _min_noise_of_answer,
         lambda p: p.min_noise_multiplier is None,
     ),
+)
+
+# About a job that asks for a measurement. It runs a model, and trains none.
+MEASUREMENT: tuple[Rule[Offer], ...] = (
+    *QUESTION,
+    Rule("metrics_epsilon", When.JOB, Reason.REASON_POLICY_JOB_KIND, _measurements),
+    *(each for each in MODEL if each.key in ("architectures", "backbones", "vocabularies")),
 )
 
 # About a job that trains.

@@ -61,6 +61,13 @@ class KeptBack:
         measured = self.split.measured(self.units, metrics.max_units, self.population)
         return ValidationData(_with_planted(measured, planted), self.units)
 
+    def to_answer(self, max_units: int, *, everything: bool) -> "ValidationData":
+        """The rows that this member measures in answer to a measurement: those that it keeps back, or all."""
+        from learning.validation.measuring import ValidationData
+
+        measured = self.split.measured(self.units, max_units, self.population, everything=everything)
+        return ValidationData(measured, self.units)
+
 
 def _with_planted(rows: "NDArray[np.bool_]", planted: int) -> "NDArray[np.bool_]":
     import numpy as np

@@ -44,6 +44,7 @@ from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.answers import HeldAnswer, HeldAnswers
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
+from edge_client.session.measuring import Counting, Measurer, fetch_parts
 from edge_client.withdrawal.folder import WithdrawalFolder
 from learning.artifacts import (
     Blob,
@@ -70,13 +71,14 @@ from learning.text.tables import TableInvalid
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.measurement import Measurement
 from tacit.mechanism import NoMechanism, OwnDiscreteGaussian
 from tacit.messages import Assignment
 from tacit.method import keeps_anything, keeps_state
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import reads_pairs
+from tacit.question import Question
 from tacit.reason import Reason
-from tacit.survey import Question
 
 if TYPE_CHECKING:
     import numpy as np
@@ -287,7 +289,7 @@ class Preparer:
         with _unsuitable():
             manifest = await fetch_manifest(blob, job)
         if job.question is not None:
-            return await self._answer(assignment, job, job.question, manifest, blob)
+            return await self._answer(assignment, job, job.question, manifest, blob, fetch)
         with _refusing():
             self._policy.check_manifest(manifest)
         await self._check_approved(job, manifest, blob)
@@ -340,12 +342,19 @@ class Preparer:
                 self._withdrawn.check(name, job)
 
     async def _answer(
-        self, assignment: Assignment, job: JobDocument, question: Question, manifest: Manifest, blob: Blob
+        self,
+        assignment: Assignment,
+        job: JobDocument,
+        question: Question,
+        manifest: Manifest,
+        blob: Blob,
+        fetch: Fetch,
     ) -> Preparation:
         """Returns the answer to a question: the one that is held and charged, or else a new one with new noise.
 
         Nothing that the data decides reaches the coordinator but through the noise: a row that fits no bin counts as
-        other, and a failure after the data was read is charged and says nothing of it.
+        other, one whose label the version lacks contributes nothing, and a failure after the data was read is charged
+        and says nothing of it.
         """
         if self._answers is None:
             raise PreparationRefused(Reason.REASON_POLICY_JOB_KIND, "this member holds no answers, so it gives none")
@@ -353,23 +362,27 @@ class Preparer:
             # The receipt of an answer that is sent again names the version that it was charged for.
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, "a question is asked of version 0 alone")
         await self._check_approved(job, manifest, blob)
-        with _unsuitable():
-            tokenizer = await fetch_tokenizer(blob, job)
+        held = await asyncio.to_thread(self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins)
+        if held is not None and not self._budget.paid(held.reservation, job.name, job.digest(), job.mechanism.name):
+            held = None
+        # Before the turn, because a large version may take hours to arrive.
+        building = None if held is not None else await self._counting(job, question, blob, fetch)
         async with self._turn:
             self._check_not_withdrawn(job.name, job)
             await self._check_approved(job, manifest, blob)
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 answering = self._budget.answering(job, question)
-            held = await asyncio.to_thread(
-                self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins
-            )
             if held is not None and (paid := self._budget.held_answer(job, held.reservation)) is not None:
                 return Preparation(job, answer_of(held.array), answering, paid)
+            if building is None:
+                raise TypeError("an answer that is held was charged")
+            with _unsuitable():
+                counting = await asyncio.to_thread(building)
             with _refusing():
                 reserved = self._budget.reserve_answer(assignment, job, answering)
             stopped = threading.Event()
-            task = asyncio.create_task(asyncio.to_thread(self._answered, job, question, tokenizer, reserved, stopped))
+            task = asyncio.create_task(asyncio.to_thread(self._answered, job, counting, reserved, stopped))
             try:
                 update = await asyncio.shield(task)
             except Exception as error:
@@ -388,24 +401,40 @@ class Preparer:
                 raise
             return Preparation(job, update, answering, reserved)
 
+    async def _counting(self, job: JobDocument, question: Question, blob: Blob, fetch: Fetch) -> Callable[[], Counting]:
+        """Fetches what an answer needs, and returns what builds the count. The data is not read yet.
+
+        Raises:
+            PreparationRefused: What was served cannot be used, or this member keeps no rows back to measure on.
+        """
+        mechanism = job.mechanism
+        if not isinstance(mechanism, OwnDiscreteGaussian):
+            raise TypeError("a question is answered with noise")
+        if not isinstance(question, Measurement):
+            with _unsuitable():
+                tokenizer = await fetch_tokenizer(blob, job)
+            unit = mechanism.unit
+            return lambda: lambda _, stopped: counts_of(question, self._examples, tokenizer, unit, stopped.is_set)
+        kept_back = self._kept_back
+        if kept_back is None:
+            raise PreparationRefused(Reason.REASON_POLICY_JOB_KIND, "this member keeps no rows back to measure on")
+        with _unsuitable():
+            parts = await fetch_parts(blob, job, question)
+            backbone = await self._backbone(job, fetch)
+        return lambda: Measurer.of(job, question, mechanism, parts, backbone, self._examples, kept_back, self._device)
+
     def _answered(
-        self,
-        job: JobDocument,
-        question: Question,
-        tokenizer: bytes | None,
-        reserved: BudgetReservation,
-        stopped: threading.Event,
+        self, job: JobDocument, counting: Counting, reserved: BudgetReservation, stopped: threading.Event
     ) -> Update:
         """Counts, adds noise and holds the answer on the disk. Runs in a thread, until `stopped` at most.
 
         Raises:
-            CountingStopped: It was stopped.
+            CountingStopped, TrainingCancelled: It was stopped.
         """
         mechanism = job.mechanism
         if self._answers is None or reserved.reservation is None or not isinstance(mechanism, OwnDiscreteGaussian):
             raise TypeError("a question is answered with noise, charged and held")
-        counts = counts_of(question, self._examples, tokenizer, mechanism.unit, stopped.is_set)
-        update = noised(counts, mechanism, self._random)
+        update = noised(counting(self._random, stopped), mechanism, self._random)
         values = tuple(int(each) for each in update.change)
         held = HeldAnswer(
             job_document=job.digest(),

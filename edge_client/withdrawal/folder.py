@@ -25,6 +25,7 @@ from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import PolicyRefusal
 from tacit.documents import Document, DocumentInvalid, Part
 from tacit.job import JobDocument
+from tacit.measurement import Measurement
 from tacit.reason import Reason
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, request_bytes
 from toolkit.durable import durable_file, sync_folder
@@ -165,7 +166,7 @@ class WithdrawalFolder:
         return next((each for each in self.all() if each.request.job is None), None)
 
     def check(self, name: str, job: JobDocument | None = None) -> None:
-        """Checks that this member has not withdrawn from a job, nor from the one that it starts from.
+        """Checks that this member has not withdrawn from a job, nor from the one that it starts from or measures.
 
         Args:
             name: the job's name.
@@ -187,6 +188,11 @@ class WithdrawalFolder:
         if job is not None and job.earlier is not None and job.earlier.job in scopes:
             raise PolicyRefusal(
                 Reason.REASON_MEMBER_WITHDREW, f"this member withdrew from {job.earlier.job}, from which {name} starts"
+            )
+
+        if job is not None and isinstance(job.question, Measurement) and job.question.job in scopes:
+            raise PolicyRefusal(
+                Reason.REASON_MEMBER_WITHDREW, f"this member withdrew from {job.question.job}, which {name} measures"
             )
 
     def _file(self, job: str | None) -> Path:

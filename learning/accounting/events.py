@@ -18,6 +18,7 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteGaussianSum",
     "FixedLotGaussian",
+    "Holds",
     "Laplace",
     "PrivacyEvent",
     "SampledGaussian",
@@ -125,21 +126,26 @@ class DiscreteGaussianSum(_Steps):
     values: _Count
 
 
+# What a vector of whole numbers holds.
+Holds = Literal["metrics", "histograms", "breakdown"]
+
+
 class DiscreteGaussian(Part):
     """`steps` vectors of whole numbers with discrete Gaussian noise of one member, drawn once for each vector.
 
-    The vector is a survey's answer, or metrics alone; beside a training these are a part of its event (`Beside`). A
-    vector that is sent again carries the same noise, and is the same release. Adjacency: that of `multiplier`,
+    The vector is an answer to a survey or a measurement. Metrics beside a training are part of its event (`Beside`).
+    A vector that is sent again carries the same noise and is the same release. Adjacency: that of `multiplier`,
     which differs between the two (`learning.accounting.costs.event_of_metrics`).
 
     Attributes:
         multiplier: Parameter s of the noise, divided by the L2 distance that one unit can move the vector.
         vector: What it holds. Metrics are counted in fine steps and have a pair of distributions of their own, which
-            would not dominate an answer whose noise is a few whole numbers wide.
+            would not dominate an answer whose noise is a few whole numbers wide. A breakdown is metrics by label
+            under replace-one: a replacement can move six numbers, so that pair is not known to dominate it.
     """
 
     kind: Literal["discrete-gaussian"] = "discrete-gaussian"
-    vector: Literal["metrics", "histograms"] = "metrics"
+    vector: Holds = "metrics"
     multiplier: _Positive
     steps: _Count = 1
     unit: Unit = "example"
@@ -163,10 +169,10 @@ def metrics_beside(event: PrivacyEvent) -> Beside | None:
 
 
 def metrics_alone(event: PrivacyEvent) -> DiscreteGaussian | None:
-    """What was measured in an event, without its training; None if nothing was."""
+    """What was measured in an event, in steps or by label, without its training; None if nothing was."""
     beside = metrics_beside(event)
     if beside is None or not beside.measured:
-        return event if isinstance(event, DiscreteGaussian) and event.vector == "metrics" else None
+        return event if isinstance(event, DiscreteGaussian) and event.vector != "histograms" else None
     return DiscreteGaussian(multiplier=beside.multiplier, steps=beside.measured, unit=event.unit)
 
 

@@ -1,4 +1,4 @@
-"""A member's answer to a question: its counts with its own noise, drawn once, and what that costs.
+"""A member's answer to a question: its whole numbers with its own noise, drawn once, and what that costs.
 
 Guarantees: the noise is drawn from the cryptographic source passed in, and from nothing else. Values beyond the ring's
 room are cut after the noise was added, which costs no privacy. `Answering.encode` turns an answer into the same vector
@@ -6,7 +6,7 @@ for every attempt, whatever its random source gives.
 
 Claim. Sending an answer, in however many attempts, is one `discrete-gaussian` event. Only this member's own noise
 counts, because a coordinator can subtract the sums of two attempts (`tests/attacks/test_survey_asked_twice.py`).
-docs/surveys.md has the proof.
+docs/surveys.md and docs/measurements.md have the proofs.
 """
 
 from dataclasses import dataclass
@@ -17,33 +17,49 @@ from numpy.typing import NDArray
 
 import secure_agg
 from learning.accounting.calibration import calibrate
-from learning.accounting.events import Adjacency, DiscreteGaussian
+from learning.accounting.events import Adjacency, DiscreteGaussian, Holds
 from learning.accounting.filter import Limit
 from learning.mechanisms.contribution import Update
 from secure_agg.discrete_gaussian import MAX_STD, MIN_STD
 from tacit.job import JobDocument
+from tacit.measurement import Measurement
 from tacit.mechanism import OwnDiscreteGaussian, Unit
-from tacit.survey import Question, distance_of, multiplier_of
+from tacit.question import Question, multiplier_of
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from learning.training.local import TrainingResult
     from learning.training.task import LocalTraining
 
-__all__ = ["Answering", "answer_of", "event_of_answer", "noised", "std_for"]
+__all__ = ["Answering", "answer_of", "event_of_answer", "noised", "std_for", "vector_of"]
 
 
 def event_of_answer(question: Question, mechanism: OwnDiscreteGaussian, adjacency: Adjacency) -> DiscreteGaussian:
     """What one answer costs a member, whichever attempts it is sent in."""
     multiplier = multiplier_of(question, mechanism, adjacency)
-    return DiscreteGaussian(vector="histograms", multiplier=multiplier, unit=mechanism.unit)
+    return DiscreteGaussian(vector=vector_of(question, adjacency), multiplier=multiplier, unit=mechanism.unit)
+
+
+def vector_of(question: Question, adjacency: Adjacency) -> Holds:
+    """What an event says that the answer holds, because the accounting knows a pair of distributions for one kind.
+
+    Under add-remove a row is in one label's three sums and moves no others, so the pair of metrics dominates a
+    breakdown too. Under replace-one a row that changes its label moves six.
+    """
+    match question:
+        case Measurement(breakdown=breakdown) if not breakdown or adjacency == "add-remove":
+            return "metrics"
+        case Measurement():
+            return "breakdown"
+        case _:
+            return "histograms"
 
 
 def noised(counts: NDArray[np.int64], mechanism: OwnDiscreteGaussian, random: secure_agg.RandomSource) -> Update:
     """Adds this member's noise. Call it once for a question, after its event is reserved.
 
     Args:
-        counts: (B,) whole numbers, from `learning.survey.counts`.
+        counts: (B,) whole numbers, from `learning.survey.counts` or `learning.validation.measuring`.
         mechanism: The numbers of the noise.
         random: Source of the noise.
 
@@ -62,18 +78,30 @@ def answer_of(values: NDArray[np.int64]) -> Update:
 
 
 def std_for(
-    question: Question, epsilon: float, delta: float, adjacency: Adjacency = "add-remove", unit: Unit = "example"
+    vector: Holds,
+    distance: float,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "add-remove",
+    unit: Unit = "example",
 ) -> float:
     """The smallest std, of three digits times the distance, whose answer an empty ledger of (epsilon, delta) admits.
+
+    Args:
+        vector: What the answer holds.
+        distance: How far one unit can move it under this adjacency.
+        epsilon: What it may cost.
+        delta: The delta of that.
+        adjacency: The ledger's.
+        unit: What the ledger protects.
 
     Raises:
         NotAffordable: No noise is enough.
         ValueError: epsilon or delta is out of range.
     """
-    distance = distance_of(question, adjacency, unit)
 
     def event_at(multiplier: float) -> DiscreteGaussian:
-        return DiscreteGaussian(vector="histograms", multiplier=multiplier, unit=unit)
+        return DiscreteGaussian(vector=vector, multiplier=multiplier, unit=unit)
 
     found = distance * calibrate(event_at, 1, Limit(epsilon, delta, adjacency, unit))
     return min(max(found, MIN_STD), MAX_STD)

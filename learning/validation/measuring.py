@@ -10,18 +10,19 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from learning.models.classifier import TextClassifier
 from learning.text.corpus import EncodedArrays
 from learning.training.local import TrainingCancelled, logits_of
-from learning.validation.contribution import metrics_of
+from learning.validation.contribution import by_label, metrics_of
 from secure_agg import RandomSource
 
 __all__ = ["ValidationData", "measure"]
 
 # Rows that are measured, one after another, before the next look at whether to stop.
-_ROWS = 64
+_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def measure(
     *,
     device: str,
     cancelled: Callable[[], bool],
+    labels: int | None = None,
 ) -> NDArray[np.int64]:
     """The sums over the units of some rows, without noise. They must not leave the member.
 
@@ -56,21 +58,45 @@ def measure(
         loss_bound: A row's loss is clipped to this, in nats.
         random: Source of the rounding's randomness.
         device: Where to compute.
-        cancelled: Asked before each row.
+        cancelled: Asked before every few rows.
+        labels: The number of labels, for a breakdown: the rows of each label are summed apart. None: all rows are
+            summed together.
 
     Returns:
-        (3,) whole numbers, in steps.
+        (3,) whole numbers, in steps; (3 labels,) of a breakdown, label after label.
 
     Raises:
         TrainingCancelled: `cancelled` returned True.
     """
     losses, correct = np.full(len(rows.ids), np.inf), np.zeros(len(rows.ids), dtype=np.bool_)
+    # Subnormal products take a processor many times longer. A version could be made so that only a chosen word has
+    # them, and the time until READY would tell whether a row holds it.
+    flushes = torch.set_flush_denormal(True)
+    try:
+        _measure_into(losses, correct, module, rows, device, cancelled)
+    finally:
+        if flushes:
+            # The thread goes on to train, whose updates must not depend on what was measured before.
+            torch.set_flush_denormal(False)
+    of_rows = [units[at] for at in rows.usable.tolist()]
+    if labels is None:
+        return metrics_of(losses, correct, of_rows, loss_bound, random)
+    return by_label(losses, correct, rows.labels, labels, of_rows, loss_bound, random)
+
+
+def _measure_into(
+    losses: NDArray[np.float64],
+    correct: NDArray[np.bool_],
+    module: TextClassifier,
+    rows: EncodedArrays,
+    device: str,
+    cancelled: Callable[[], bool],
+) -> None:
     for first in range(0, len(rows.ids), _ROWS):
         if cancelled():
             raise TrainingCancelled(f"measuring was stopped after {first} of {len(rows.ids)} rows")
         here = slice(first, first + _ROWS)
         losses[here], correct[here] = _measured(module, rows.ids[here], rows.labels[here], device)
-    return metrics_of(losses, correct, [units[at] for at in rows.usable.tolist()], loss_bound, random)
 
 
 def _measured(

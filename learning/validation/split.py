@@ -71,8 +71,10 @@ class Split:
         """
         return self._below(units, self._share)
 
-    def measured(self, units: Sequence[bytes], max_units: int, population: int | None = None) -> NDArray[np.bool_]:
-        """Which rows of validation data a member measures, shape (N,): a part of `kept_back`.
+    def measured(
+        self, units: Sequence[bytes], max_units: int, population: int | None = None, *, everything: bool = False
+    ) -> NDArray[np.bool_]:
+        """Which rows a member measures, shape (N,): a part of `kept_back`, or of all rows.
 
         All of them, unless there may be more units than a vector has room for. Then fewer are measured, by a threshold
         that depends on N alone. A threshold that looked at the units would let one row push another out.
@@ -82,11 +84,12 @@ class Split:
             max_units: Units that the vector has room for.
             population: N, which is public; None: the rows. If persons are the units, it must be their number, because a
                 person moves that of the rows by more than one.
+            everything: Whether rows that are trained on are measured too.
         """
         # Six standard deviations of a binomial number of units. The vector is cut if there are more after all.
         population = len(units) if population is None else population
         room = max(0.0, max_units - 6 * math.sqrt(max_units))
-        return self._below(units, min(self._share, room / max(1, population)))
+        return self._below(units, min(1.0 if everything else self._share, room / max(1, population)))
 
     def _below(self, units: Sequence[bytes], share: float) -> NDArray[np.bool_]:
         below = int(share * _RANGE)

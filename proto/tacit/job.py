@@ -32,10 +32,11 @@ from tacit.job_parts import (
     earlier_version,
 )
 from tacit.limits import MAX_LABELS
+from tacit.measurement import Measurement
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.method import FedVocab, OwnVocabulary, keeps_anything, private_parts
 from tacit.model import NoModel, PromptedModel, RvaeModel, TransformerModel
-from tacit.survey import Question
+from tacit.question import QuestionTable
 from tacit.vector import check_layout
 
 __all__ = [
@@ -135,10 +136,10 @@ class JobSpec(JobBody):
 class JobDocument(JobBody):
     """A job as it is run: with digests instead of files."""
 
-    # Empty in a job that asks a question, which names labels itself if it asks about any.
+    # Empty in a survey, which names labels itself if it asks about any.
     labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = ()
     # What the job asks its members instead of training with them. None: it trains.
-    question: Question | None = None
+    question: QuestionTable | None = None
     manifest: Digest
     weights: Digest
     values: int = Field(ge=1)
@@ -156,8 +157,11 @@ class JobDocument(JobBody):
     def _checks(self) -> Self:
         if self.question is not None:
             check_question(self, self.question, self.values, tokenizer=self.tokenizer is not None)
-            if any(each is not None for each in (self.private, self.frozen, self.earlier)):
-                raise ValueError("private, frozen, earlier: a job with a question has no model; leave these keys out")
+            if self.private is not None or self.earlier is not None:
+                raise ValueError("private, earlier: a job with a question trains nothing; leave these keys out")
+            if isinstance(self.model, PromptedModel) and self.model.backbone is None:
+                raise ValueError("model.backbone: missing; make the measurement with `coordinator measure`")
+            self._check_frozen()
             check_layout(self, self.values)
             return self
         if isinstance(self.model, NoModel) or isinstance(self.mechanism, OwnDiscreteGaussian):
@@ -201,6 +205,8 @@ class JobDocument(JobBody):
     def files(self) -> dict[str, bytes]:
         """The digests that the document names, by the file's name in the bundle."""
         named = {"manifest.json": self.manifest, "weights.bin": self.weights}
+        if isinstance(self.question, Measurement):
+            named |= {"version.json": self.question.manifest, "version.bin": self.question.weights}
         if self.tokenizer is not None:
             named["tokenizer.json"] = self.tokenizer
         if self.private is not None:

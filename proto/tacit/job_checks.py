@@ -5,6 +5,7 @@ from tacit.context import min_honest_between, promised
 from tacit.corpus import MAX_GUIDED_LABELS
 from tacit.job_body import JobBody
 from tacit.job_parts import Training, VocabularyFile
+from tacit.measurement import Measurement, metric_noise
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -26,8 +27,9 @@ from tacit.method import (
 )
 from tacit.model import NoModel, PromptedModel, RvaeModel
 from tacit.prompt import BitFit, check_prompted_method
+from tacit.question import Question
 from tacit.server_optimiser import FedAvgServer
-from tacit.survey import Question
+from tacit.survey import Survey
 
 __all__ = ["check_body", "check_question", "min_honest"]
 
@@ -88,15 +90,14 @@ def check_question(job: JobBody, question: Question, values: int, *, tokenizer: 
     Raises:
         ValueError: they do not; the text names them and says what to do.
     """
+    command = f"`coordinator {question.kind}`"
     if not isinstance(job.mechanism, OwnDiscreteGaussian):
-        raise ValueError(
-            "mechanism: answers are noised by discrete-gaussian; make the survey with `coordinator survey`"
-        )
+        raise ValueError(f"mechanism: answers are noised by discrete-gaussian; make the job with {command}")
     if values != question.bins:
-        raise ValueError(f"values: the question has {question.bins} bins, not {values}; make the survey again")
+        raise ValueError(f"values: the answer has {question.bins} numbers, not {values}; make the job with {command}")
     if tokenizer != question.reads_tokens:
         need = "needs a tokenizer" if question.reads_tokens else "reads no tokens"
-        raise ValueError(f"tokenizer: the question {need}; make the survey again with `coordinator survey`")
+        raise ValueError(f"tokenizer: the question {need}; make the job with {command}")
     if job.rounds.count != 1:
         raise ValueError("rounds.count: a question is asked in one round; set count = 1")
     aggregation = job.aggregation
@@ -105,9 +106,10 @@ def check_question(job: JobBody, question: Question, values: int, *, tokenizer: 
             "aggregation: an answer has one sum, and members bound and noise it themselves; leave groups, clip and "
             "noise_after out"
         )
+    if isinstance(question, Measurement):
+        _check_measurement(job, question, job.mechanism)
     trains = {
-        "model": isinstance(job.model, NoModel),
-        "labels": not job.labels,
+        **({"model": isinstance(job.model, NoModel), "labels": not job.labels} if isinstance(question, Survey) else {}),
         "method": job.method == FedAvg(),
         "server": job.server == FedAvgServer(),
         "training": job.training == Training(),
@@ -121,6 +123,22 @@ def check_question(job: JobBody, question: Question, values: int, *, tokenizer: 
     if vain := [key for key, fits in trains.items() if not fits]:
         raise ValueError(f"{', '.join(vain)}: a job with a question trains nothing; leave these keys out")
     min_honest(job)
+
+
+def _check_measurement(job: JobBody, question: Measurement, mechanism: OwnDiscreteGaussian) -> None:
+    """A measurement is of a classifier that is whole, in numbers that its estimate can be read from."""
+    if isinstance(job.model, NoModel | RvaeModel):
+        raise ValueError("model: a measurement is of a classifier; an rvae generates text and labels none")
+    if len(job.labels) < 2 or len(set(job.labels)) != len(job.labels):
+        raise ValueError("labels: must be those of the version, two or more, each once")
+    if question.breakdown not in ((), job.labels):
+        raise ValueError("question.breakdown: must be all labels of the version in its order, or empty")
+    if question.breakdown and mechanism.unit != "example":
+        raise ValueError(
+            f"question.breakdown: one {mechanism.unit} has rows of several labels, and would move all their means; "
+            "break down only where the unit is an example"
+        )
+    _ = metric_noise(mechanism)
 
 
 def _check_method(job: JobBody) -> None:

@@ -128,13 +128,13 @@ class DistributedGaussian(Part):
 class OwnDiscreteGaussian(Part):
     """Discrete Gaussian noise of each member's own on whole numbers, drawn once for a question. Only for questions.
 
-    The multiplier that a ledger counts follows from the question (`tacit.survey.multiplier_of`).
+    The multiplier that a ledger counts follows from the question (`tacit.question.multiplier_of`).
     """
 
     name: Literal["discrete-gaussian"] = "discrete-gaussian"
-    # Parameter s of the noise that each member adds to each of its counts.
+    # Parameter s of the noise that each member adds to each number of its answer.
     std: float = Field(ge=1 / 16, le=65536)
-    # The largest count of one member that the ring has room for. A larger one is cut to it, after the noise was added.
+    # The largest number of one answer that the ring has room for. A larger one is cut to it, after the noise was added.
     bound: int = Field(default=100_000, ge=1, le=10_000_000)
     unit: Unit = "example"
 

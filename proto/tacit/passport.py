@@ -11,6 +11,7 @@ openssl, jq and sha256sum are enough to verify the file (docs/passport.md).
     export-N       `ExportFacts`, one for each exported folder
     withdrawal-N   `WithdrawalFacts`, one for each withdrawal that concerns the job
     audit-N        `AuditFacts`, one for each member's audit that the operator put in
+    measurement-N  `MeasurementFacts`, one for each measurement that the operator put in
     successor-N    `SuccessorFacts`, one for each job that started from a version of this one
     record         `RecordFacts`: the audit journal's head and the roster log's
 
@@ -27,14 +28,16 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
 from tacit.bundle import Averaged, BundledFile, FileName
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part, Short
 from tacit.job_parts import Name
+from tacit.measurement import MAX_BREAKDOWN
 
 __all__ = [
     "ALWAYS",
     "MAX_AUDITS",
     "MAX_EVALUATIONS",
     "MAX_EXPORTS",
+    "MAX_MEASUREMENTS",
     "MAX_PASSPORT_BYTES",
     "MAX_SECTIONS",
     "MAX_SUCCESSORS",
@@ -46,6 +49,8 @@ __all__ = [
     "EvaluationFacts",
     "ExportFacts",
     "JobFacts",
+    "LabelEstimate",
+    "MeasurementFacts",
     "NotAPassport",
     "Passport",
     "RecordFacts",
@@ -64,6 +69,7 @@ MAX_EVALUATIONS: Final = 16
 MAX_EXPORTS: Final = 16
 MAX_WITHDRAWALS: Final = 1_000
 MAX_AUDITS: Final = 64
+MAX_MEASUREMENTS: Final = 64
 MAX_SUCCESSORS: Final = 100
 MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
@@ -75,11 +81,11 @@ _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
     str,
     StringConstraints(
-        pattern=r"^(authorities|document|job|record|(version|export|withdrawal|audit|successor)-[0-9]{1,7})$"
+        pattern=r"^(authorities|document|job|record|(version|export|withdrawal|audit|measurement|successor)-[0-9]{1,7})$"
     ),
 ]
 # The sections that a passport may have.
-MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + MAX_AUDITS + MAX_SUCCESSORS + 4
+MAX_SECTIONS: Final = MAX_VERSIONS + MAX_EXPORTS + MAX_WITHDRAWALS + MAX_AUDITS + MAX_MEASUREMENTS + MAX_SUCCESSORS + 4
 # The sections that every passport has.
 ALWAYS: Final = ("authorities", "document", "job", "record")
 
@@ -250,6 +256,32 @@ class AuditFacts(Document):
     canaries: int = Field(ge=0)
 
 
+class LabelEstimate(Part):
+    """What members measured of the rows of one label. Its accuracy is the label's recall."""
+
+    label: Label
+    estimate: EstimateFacts
+
+
+class MeasurementFacts(Document):
+    """A version measured on members' rows under noise, in a job of its own (docs/measurements.md)."""
+
+    max_bytes: ClassVar[int] = 1024 * 1024
+
+    name: Name
+    # SHA-256 of the measurement's document, and of the published mean of its answers.
+    document: Digest
+    answer: Digest
+    number: int = Field(ge=0)
+    version: Digest
+    rows: Literal["kept-back", "all"]
+    # How many members in the sum have updates in the version. None: a part of its history is not known.
+    trained: int | None = Field(default=None, ge=0)
+    # Over all rows.
+    whole: EstimateFacts
+    by_label: Annotated[tuple[LabelEstimate, ...], AtMost(MAX_BREAKDOWN)] = ()
+
+
 class SuccessorFacts(Document):
     """A job that started from a version of this one."""
 
@@ -347,6 +379,11 @@ class Passport(Document):
     def audits(self) -> tuple[AuditFacts, ...]:
         """The audits in order. Raises: DocumentInvalid: a section is not what its name says."""
         return tuple(AuditFacts.from_json(self.section(name), what=name) for name in self._named("audit"))
+
+    @property
+    def measurements(self) -> tuple[MeasurementFacts, ...]:
+        """The measurements in order. Raises: DocumentInvalid: a section is not what its name says."""
+        return tuple(MeasurementFacts.from_json(self.section(name), what=name) for name in self._named("measurement"))
 
     @property
     def successors(self) -> tuple[SuccessorFacts, ...]:

@@ -22,6 +22,7 @@ from tacit.passport import (
     AuditFacts,
     ExportFacts,
     JobFacts,
+    MeasurementFacts,
     Passport,
     RecordFacts,
     Seal,
@@ -46,6 +47,7 @@ def make_passport(
     record: RecordFacts,
     withdrawals: Sequence[WithdrawalFacts] = (),
     audits: Sequence[AuditFacts] = (),
+    measurements: Sequence[MeasurementFacts] = (),
     successors: Sequence[SuccessorFacts] = (),
 ) -> Passport:
     """Signs a passport.
@@ -62,6 +64,7 @@ def make_passport(
         record: the heads of journal and roster log.
         withdrawals: the withdrawals that concern the job.
         audits: members' audits of its versions.
+        measurements: what members measured of its versions under noise.
         successors: the jobs that started from one of its versions.
     """
     sections = {
@@ -73,6 +76,7 @@ def make_passport(
         **{f"export-{number}": each.canonical() for number, each in enumerate(exports, start=1)},
         **{f"withdrawal-{number}": each.canonical() for number, each in enumerate(withdrawals, start=1)},
         **{f"audit-{number}": each.canonical() for number, each in enumerate(audits, start=1)},
+        **{f"measurement-{number}": each.canonical() for number, each in enumerate(measurements, start=1)},
         **{f"successor-{number}": each.canonical() for number, each in enumerate(successors, start=1)},
     }
     der = certificate.public_bytes(serialization.Encoding.DER)
@@ -213,7 +217,7 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
         job = JobFacts.from_json(passport.section("job"), what="the section job")
         record = RecordFacts.from_json(passport.section("record"), what="the section record")
         versions, exports, withdrawals = passport.versions, passport.exports, passport.withdrawals
-        audits, successors = passport.audits, passport.successors
+        audits, measurements, successors = passport.audits, passport.measurements, passport.successors
     except DocumentInvalid as error:
         yield Finding("sections", str(error))
         return
@@ -238,6 +242,9 @@ def _contradictions(passport: Passport, seal: Seal) -> Iterator[Finding]:
     for number, audit in enumerate(audits, start=1):
         if audit.number not in by_number or by_number[audit.number].version != audit.version:
             yield Finding(f"audit-{number}", f"no version {audit.number} has the digest that was audited")
+    for number, measured in enumerate(measurements, start=1):
+        if measured.number not in by_number or by_number[measured.number].version != measured.version:
+            yield Finding(f"measurement-{number}", f"no version {measured.number} has the digest that was measured")
     for number, successor in enumerate(successors, start=1):
         if successor.entry > record.journal_entry:
             yield Finding(f"successor-{number}", "its entry comes after the journal's head")

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tacit.documents import AtMost, Label, Part, table_of
 from tacit.limits import MAX_LABELS
-from tacit.mechanism import OwnDiscreteGaussian, Unit
+from tacit.mechanism import Unit
 
 __all__ = [
     "MAX_LENGTH",
@@ -34,12 +34,10 @@ __all__ = [
     "HistogramTable",
     "LabelHistogram",
     "LengthHistogram",
-    "Question",
     "RowHistogram",
     "Survey",
     "UnknownHistogram",
     "distance_of",
-    "multiplier_of",
 ]
 
 # The largest bound on a length in tokens: as `max_tokens` of a model.
@@ -153,11 +151,7 @@ class Survey(Part):
         return any(isinstance(each, LengthHistogram | UnknownHistogram) for each in self.histograms)
 
 
-# A job with a question asks its members instead of training with them. There is one kind so far.
-Question = Survey
-
-
-def distance_of(question: Question, adjacency: Literal["add-remove", "replace-one"], unit: Unit) -> float:
+def distance_of(question: Survey, adjacency: Literal["add-remove", "replace-one"], unit: Unit) -> float:
     """The L2 distance that one unit can move a member's answer, in whole counts."""
     asked = len(question.histograms)
     if adjacency == "replace-one":
@@ -168,10 +162,3 @@ def distance_of(question: Question, adjacency: Literal["add-remove", "replace-on
     root = math.isqrt(squared)
     # Never below the true root, which is what the accounting divides by.
     return float(root) if root * root == squared else math.nextafter(math.sqrt(squared), math.inf)
-
-
-def multiplier_of(
-    question: Question, mechanism: OwnDiscreteGaussian, adjacency: Literal["add-remove", "replace-one"]
-) -> float:
-    """The noise multiplier of one answer, as a ledger of this adjacency counts it."""
-    return mechanism.std / distance_of(question, adjacency, mechanism.unit)

@@ -237,7 +237,7 @@ def _sealed(data: bytes) -> None:
 
 
 # Documents that a person writes.
-_WRITTEN = ("JobSpec", "Policy", "CoordinatorConfig", "OperatorConfig")
+_WRITTEN = ("JobSpec", "Policy", "CoordinatorConfig", "OperatorConfig", "SurveySpec", "MeasurementSpec")
 
 TARGETS: Mapping[str, Target] = {
     "member_message": partial(_message, federation_pb2.MemberMessage, coordinator_reads),

@@ -84,7 +84,7 @@ def test_members_that_were_killed_send_the_same_answer_again_at_no_further_cost(
     assert [each["kind"] for each in plan["question"]["histograms"]] == ["labels", "lengths", "unknown", "rows"]
     assert plan["takes_part"]
     assert plan["epsilon"] > 1
-    assert plan["surveys_spent"] == 0
+    assert plan["spent"] == 0
     (refusing,) = dry_run(federation, "quiet")
     assert not refusing["takes_part"]
     assert "surveys_epsilon: the job asks for histograms of labels, lengths, unknown, rows" in refusing["refusals"][0]

@@ -24,6 +24,7 @@ from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
 from tacit.job import Aggregation, Audit, Average, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile
+from tacit.measurement_file import MeasurementNoise, MeasurementSpec
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -229,6 +230,16 @@ def test_the_surveys_page_lists_every_key_and_default(heading, model):
         model,
         tables,
     )
+
+
+@pytest.mark.parametrize(("heading", "model"), [("measurement.toml", MeasurementSpec), ("Noise", MeasurementNoise)])
+def test_the_measurements_page_lists_every_key_and_default(heading, model):
+    tables = frozenset({"rounds", "aggregation"} & model.model_fields.keys())
+    text = section(DOCS / "measurements.md", heading)
+    listed = {re.findall(r"`([^`]+)`", cells[0])[0] for cells in rows(text)}
+    assert tables <= listed
+    kept = (line for line in text.splitlines(True) if not any(f"| `{key}` |" in line for key in tables))
+    check_keys("".join(kept), model, tables)
 
 
 def test_the_surveys_page_lists_every_kind_of_histogram():

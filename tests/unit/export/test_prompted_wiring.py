@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 import secure_agg
-from coordinator.cli.job import _read_bundle
+from coordinator.cli.job import read_bundle_parts
 from coordinator.services.job_check import check_job
 from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import BlobStore, open_blobs
@@ -133,7 +133,7 @@ def test_a_bundle_never_reads_the_backbone_into_memory(folder, job):
     assert document.blobs == tuple(document.files.values())
     assert job.backbone == folder / "bundle" / BACKBONE_FILE
     assert hashlib.sha256(job.backbone.read_bytes()).digest() == document.model.backbone
-    read, parts = _read_bundle(folder / "bundle")
+    read, parts = read_bundle_parts(folder / "bundle")
     assert read == document
     assert {name: type(source) for name, source in parts if isinstance(source, Path)} == {
         BACKBONE_FILE: type(job.backbone)
@@ -149,7 +149,7 @@ def test_a_changed_backbone_is_found_before_the_upload(folder, tmp_path):
     with pytest.raises(BundleInvalid, match=r"backbone\.safetensors differs from what bundle\.json lists"):
         read_job_bundle(folder / "damaged")
     with pytest.raises(CommandFailed, match=r"backbone\.safetensors differs"):
-        _read_bundle(folder / "damaged")
+        read_bundle_parts(folder / "damaged")
 
 
 def test_max_tokens_beyond_the_backbones_positions_is_refused(folder):

@@ -53,11 +53,13 @@ from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
 from tacit.limits import MAX_AVERAGED
 from tacit.manifest import Manifest
+from tacit.measurement_file import MeasurementSpec
 from tacit.passport import (
     MAX_SECTIONS,
     AuditFacts,
     ExportFacts,
     JobFacts,
+    MeasurementFacts,
     Passport,
     RecordFacts,
     Seal,
@@ -369,6 +371,18 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "confidence": 0.95,
         "canaries": 100,
     },
+    MeasurementFacts: {
+        "schema": 1,
+        "name": "how-well",
+        "document": HEX,
+        "answer": HEX,
+        "number": 1,
+        "version": HEX,
+        "rows": "all",
+        "trained": 2,
+        "whole": {"members": 3},
+        "by_label": [{"label": "a", "estimate": {"members": 3}}],
+    },
     SignedStatement: {"schema": 1, "statement": STATEMENT, "signature": "00" * 64},
     ApprovalRequest: {
         "schema": 1,
@@ -430,6 +444,7 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "noise": {"std": 10.0},
         "histograms": [{"kind": "labels", "labels": ["a"]}],
     },
+    MeasurementSpec: {"schema": 1, "name": "how-well", "version": "desk:best", "noise": {"std": 10.0}},
     NoisedHistogram: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "counts": [1]},
     IdentityDocument: {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},
     Pin: {"schema": 1, "ledger": "00", "sequence": 1, "head": HEX},
@@ -597,6 +612,16 @@ _ASKS = {
     "question": {"kind": "survey", "histograms": _HISTOGRAMS},
     "values": 8,
 }
+_MEASURES = {
+    **{key: value for key, value in _ASKS.items() if key not in ("model", "question")},
+    "mechanism": {"name": "discrete-gaussian", "std": 10.0, "bound": 3200},
+    "labels": [_word(number) for number in range(1000)],
+    "tokenizer": HEX,
+    "question": {"kind": "measure", "job": "desk", "document": HEX, "weights": HEX, "manifest": HEX, "values": 1},
+    "values": 3000,
+}
+MORE.append((JobDocument, _ASKS))
+MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
 
@@ -723,6 +748,15 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         lambda number: _HISTOGRAMS[number % 4],
     ),
     "SurveySpec.tags": (SurveySpec, _SURVEY, "tags", 16, _word),
+    "MeasurementFacts.by_label": (
+        MeasurementFacts,
+        EXAMPLES[MeasurementFacts],
+        "by_label",
+        1000,
+        lambda number: {"label": _word(number), "estimate": {"members": 3}},
+    ),
+    "MeasurementSpec.tags": (MeasurementSpec, EXAMPLES[MeasurementSpec], "tags", 16, _word),
+    "Measurement.breakdown": (JobDocument, _MEASURES, "question.breakdown", 1000, _word),
     "JobDocument.labels": (JobDocument, _JOB, "labels", 10_000, _word),
     "LabelHistogram.labels": (SurveySpec, _SURVEY, "histograms.0.labels", 10_000, _word),
     "Survey.histograms": (JobDocument, _ASKS, "question.histograms", 4, lambda number: _HISTOGRAMS[number % 4]),

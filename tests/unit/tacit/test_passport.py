@@ -14,9 +14,12 @@ from tacit.documents import DocumentInvalid
 from tacit.identity import Role, sign
 from tacit.passport import (
     SIGNED_PREFIX,
+    EstimateFacts,
     EvaluationFacts,
     ExportFacts,
     JobFacts,
+    LabelEstimate,
+    MeasurementFacts,
     NotAPassport,
     Passport,
     RecordFacts,
@@ -212,3 +215,49 @@ def test_a_seal_names_a_job_as_jobs_are_named(name):
     assert Seal.from_json(json.dumps({**seal, "job": "desk", "sections": {}}).encode()).job == "desk"
     with pytest.raises(DocumentInvalid, match="job"):
         Seal.from_json(json.dumps({**seal, "job": name, "sections": {}}).encode())
+
+
+def measured(**changes):
+    shown = EstimateFacts(
+        members=4, accuracy=0.7, accuracy_error=0.02, loss=1.1, loss_error=0.1, units=300, units_error=9
+    )
+    facts = {
+        "name": "how-well",
+        "document": DIGEST,
+        "answer": DIGEST,
+        "number": 1,
+        "version": version(1).version,
+        "rows": "all",
+        "trained": 3,
+        "whole": shown,
+        "by_label": (
+            LabelEstimate(label="<b>", estimate=shown),
+            LabelEstimate(label="rare", estimate=EstimateFacts(members=4)),
+        ),
+    }
+    return MeasurementFacts(**{**facts, **changes})
+
+
+def test_a_measurement_is_of_a_version_that_the_passport_has_and_shown_with_errors():
+    from coordinator.cli.passport_page import measurement_lines, page_of
+
+    held = made(measurements=[measured()])
+    verdict = verify_passport(held.to_bytes(), OURS)
+    assert (verdict.findings, verdict.passport.measurements) == ((), (measured(),))
+    assert (
+        "no version 1 has the digest that was measured"
+        in findings(made(measurements=[measured(version=DIGEST)]).to_bytes())["measurement-1"]
+    )
+    first, label, rare = measurement_lines(measured())
+    assert first.startswith(
+        "4 members measured version 1 on all their rows (3 of them have updates in it): accuracy 70.0 %"
+    )
+    assert "± 2" in first
+    assert "recall 70.0 % ± 2" in label
+    assert rare == "Label rare: too few rows beside the noise."
+    assert "is not known" in measurement_lines(measured(trained=None))[0]
+    page = page_of(verdict.passport, verdict.seal)
+    assert "<h2>Measurements</h2>" in page
+    assert "<b>" not in page.split("<h2>Measurements</h2>")[1].split("<h2>Job document")[0]
+    with pytest.raises(ValidationError, match="all its numbers and their errors"):
+        EstimateFacts(members=4, accuracy=0.7)

@@ -46,7 +46,7 @@ def test_a_survey_document_is_read_as_it_was_written():
     ("changes", "said"),
     [
         ({"mechanism": {"name": "none"}}, "mechanism: answers are noised by discrete-gaussian"),
-        ({"values": 7}, "values: the question has 6 bins, not 7"),
+        ({"values": 7}, "values: the answer has 6 numbers, not 7"),
         ({"tokenizer": "00" * 32}, "tokenizer: the question reads no tokens"),
         ({"rounds": {"count": 2}}, "rounds.count: a question is asked in one round"),
         ({"aggregation": {"groups": 3}}, "aggregation: an answer has one sum"),
@@ -58,9 +58,9 @@ def test_a_survey_document_is_read_as_it_was_written():
         ({"training": {"epochs": 2}}, "training: a job with a question trains nothing"),
         ({"model": {"architecture": "textcnn"}}, "model: a job with a question trains nothing"),
         ({"question": None}, "question: missing; a job without one trains a model"),
-        ({"frozen": {"manifest": "00" * 32, "weights": "00" * 32, "values": 1}}, "private, frozen, earlier: "),
+        ({"frozen": {"manifest": "00" * 32, "weights": "00" * 32, "values": 1}}, "frozen: this job freezes nothing"),
         ({"question": {"kind": "survey", "histograms": []}}, "question.histograms: must have 1 entries or more"),
-        ({"question": {"kind": "survey", "code": "x"}}, "question.code: unknown key"),
+        ({"question": {"kind": "survey", "code": "x"}}, "question.code: survey has no such key"),
         (
             {"mechanism": {"name": "discrete-gaussian", "std": 60000.0, "bound": 10_000_000}},
             "bound, rounds.target_members",

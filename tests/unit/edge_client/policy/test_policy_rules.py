@@ -26,6 +26,7 @@ from tacit.corpus import CorpusOrder
 from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
 from tacit.manifest import Manifest, Tensor
+from tacit.measurement import Measurement
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -36,7 +37,7 @@ from tacit.mechanism import (
     PersonRows,
 )
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, Method
-from tacit.model import NoModel, RvaeModel, TransformerModel
+from tacit.model import BiLSTMModel, NoModel, RvaeModel, TransformerModel
 from tacit.prompt import PromptedModel
 from tacit.reason import Reason
 from tacit.survey import LabelHistogram, RowHistogram, Survey
@@ -139,6 +140,16 @@ def a_survey(**changes: Any) -> JobDocument:
     return JobDocument.model_validate(job_document().model_dump() | unused | base | changes)
 
 
+def a_measurement(**changes: Any) -> JobDocument:
+    """A job that asks how well a version does on kept-back rows, under add-remove with a distance of 32 sqrt(3)."""
+    question = Measurement(
+        job="desk", document=bytes(32), weights=bytes(32), manifest=bytes(32), values=1, **changes.pop("asks", {})
+    )
+    noise = OwnDiscreteGaussian(std=32 * math.sqrt(3) * 10, bound=64_000)
+    base = {"question": question, "mechanism": noise, "values": question.bins, "rounds": Rounds(count=1)}
+    return JobDocument.model_validate(job_document().model_dump() | base | changes)
+
+
 ASKED = Survey(histograms=(LabelHistogram(labels=("a", "b")), RowHistogram(at_most=(10, 100))))
 
 
@@ -156,6 +167,34 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         a_survey(),
         Reason.REASON_POLICY_JOB_KIND,
         ("labels, rows", "surveys spend 0", "surveys_epsilon = 0.5"),
+    ),
+    "metrics_epsilon": (
+        {},
+        a_job(),
+        a_measurement(),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("rows that this member keeps back", "spend 0", "metrics_epsilon = 1.0"),
+    ),
+    "architectures of a measurement": (
+        {"metrics_epsilon": 1.0, "architectures": ("textcnn",)},
+        a_measurement(),
+        a_measurement(model=BiLSTMModel()),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("measures a bilstm", "textcnn"),
+    ),
+    "min_noise_multiplier of a measurement": (
+        {"metrics_epsilon": 1.0, "min_noise_multiplier": 9.99},
+        a_measurement(),
+        a_measurement(mechanism=OwnDiscreteGaussian(std=32 * math.sqrt(3) * 9.98, bound=64_000)),
+        Reason.REASON_POLICY_NOISE,
+        ("9.98", "9.99"),
+    ),
+    "min_cohort of a measurement": (
+        {"metrics_epsilon": 1.0, "min_cohort": 10},
+        a_measurement(),
+        a_measurement(rounds=Rounds(count=1, min_members=3, target_members=9)),
+        Reason.REASON_POLICY_COHORT,
+        ("9", "10"),
     ),
     "min_noise_multiplier of an answer": (
         {"surveys_epsilon": 1.0, "min_noise_multiplier": 9.99},
@@ -526,6 +565,7 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
                 "assumed_corrupt": 0,
                 "min_cohort": 2,
                 "surveys_epsilon": 1.0,
+                "metrics_epsilon": 1.0,
             }
         )
         if rule == "unit":
@@ -700,7 +740,8 @@ def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon", "max_canaries"}
     # `min_witnesses` counts them.
     no_rules |= {"witnesses", "members_witness"}
-    # The ledger counts what metrics spend, and nobody learns whether it was too much.
+    # The ledger counts what metrics beside a training spend, and nobody learns whether it was too much. Only a
+    # measurement is declined by it.
     no_rules |= {"metrics_epsilon", "validation_share"}
     # The desk compares these with what stewards signed.
     no_rules |= {"stewards", "min_approvals", "max_approval_days"}
@@ -708,7 +749,10 @@ def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     assert len(set(rules)) == len(rules)
     assert set(rules) == Policy.model_fields.keys() - no_rules
     by_ledger = {"epsilon", "epsilon_a_month", "epsilon_a_job", "authorities"}
-    assert {case.split()[0] for case in BOTH_SIDES} | by_ledger == set(rules)
+    assert {case.split()[0] for case in BOTH_SIDES} | by_ledger == set(rules) | {"metrics_epsilon"}
+    measuring = [verdict.rule for verdict in Policy().explain(a_measurement())]
+    assert {"metrics_epsilon", "architectures", "backbones", "vocabularies", "min_cohort"} <= set(measuring)
+    assert not {"mechanisms", "base_models", "shared_parameters"} & set(measuring)
 
 
 # ---- conditions that cannot be read, rules that cannot be decided -----------------------------------------------

@@ -21,6 +21,7 @@ from edge_client.private_store import PrivateStore
 from edge_client.session import preparation
 from edge_client.session.answers import HeldAnswer, HeldAnswers
 from edge_client.session.keeping import Keeper
+from edge_client.session.kept_back import KeptBack
 from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from export.survey import make_survey
 from learning.survey.counts import counts_of
@@ -96,6 +97,7 @@ class Place:
             None,
             Keeper(PrivateStore(self.folder / "home", self.identity.federation, "data"), self.examples),
             answers=self.answers,
+            kept_back=KeptBack.of(self.folder / "home", policy, self.examples),
             desk=Desk(self.folder / "home", policy, self.budget, **about) if desk else None,
         )
 

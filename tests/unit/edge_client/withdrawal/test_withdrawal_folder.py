@@ -14,6 +14,7 @@ from tacit.reason import Reason
 from tacit.withdrawal import check_request
 from tests.support import party
 from tests.support.fleet import job_document
+from tests.support.measurements import bundled, measuring
 
 
 @pytest.fixture
@@ -43,6 +44,14 @@ def test_it_counts_at_once_and_after_a_restart(identity, folder):
     assert (identity.home / "withdrawals" / "jobs" / "desk.json").stat().st_mode & 0o777 == 0o600
     # The same again is the same request, so the coordinator has one to keep.
     assert folder.ask(identity, "desk") == kept
+
+
+def test_a_measurement_of_it_counts_too(identity, folder, tmp_path):
+    subject, _ = bundled(tmp_path)
+    job, _ = measuring(subject, bytes(32))
+    folder.check("asked", job)
+    folder.ask(identity, "desk")
+    assert "withdrew from desk, which asked measures" in refused(folder, "asked", job).detail
 
 
 def test_a_job_that_starts_from_it_counts_too_and_for_good_counts_for_all(identity, folder):

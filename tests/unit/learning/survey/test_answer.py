@@ -16,6 +16,7 @@ from learning.accounting.spend import epsilon_pld, merged
 from learning.survey.answer import Answering, event_of_answer, noised, std_for
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from tacit.mechanism import OwnDiscreteGaussian
+from tacit.question import distance_of
 from tacit.survey import LabelHistogram, RowHistogram, Survey
 from tacit.vector import layout_of
 from tests.support.random_sources import Seeded
@@ -126,7 +127,7 @@ def test_the_std_for_an_epsilon_is_the_least_that_its_ledger_admits(question, ad
     def counts(std):
         return epsilon_counted([event_of_answer(question, OwnDiscreteGaussian(std=std, unit=unit), adjacency)], limit)
 
-    std = std_for(question, epsilon, 1e-6, adjacency, unit)
+    std = std_for("histograms", distance_of(question, adjacency, unit), epsilon, 1e-6, adjacency, unit)
     assert counts(std) <= epsilon
     assert counts(0.98 * std) > epsilon
 

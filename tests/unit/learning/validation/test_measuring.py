@@ -189,3 +189,21 @@ def test_another_job_that_measures_fewer_rows_of_the_same_data_measures_those():
     for mask in (many, few, many):
         assert corpus.read_validation(mask).usable.tolist() == np.flatnonzero(mask).tolist()
     assert corpus.read_validation(many) is corpus.read_validation(many)
+
+
+def test_no_row_takes_longer_for_subnormal_products_and_trainings_are_as_before(monkeypatch):
+    """A version could be made so that one word alone has them. The time until READY would tell who has the word."""
+    tiny = torch.full((8,), 2.0e-39)
+    seen = []
+
+    def watched(module, ids, **more):
+        seen.append(float((tiny * 0.5).sum()))
+        return logits_of(module, ids, **more)
+
+    monkeypatch.setattr("learning.validation.measuring.logits_of", watched)
+    corpus, module = version(rows_of(count=5))
+    before = float((tiny * 0.5).sum())
+    assert before > 0
+    measure(module, corpus.read(), range(5), 5.0, Seeded("r"), device="cpu", cancelled=lambda: False)
+    assert set(seen) == {0.0}
+    assert float((tiny * 0.5).sum()) == before
