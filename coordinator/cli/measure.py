@@ -186,6 +186,12 @@ async def _version_of(where: Path, job: str, wanted: str) -> "Subject":
     async with operator_stub(where) as stub:
         detail: operator_pb2.JobDetail = await stub.GetJob(operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS)
         found = chosen_version(detail, wanted)
+        if found.pruned:
+            fail(
+                f"version {found.number} of {job} was pruned, so nobody can measure it; put it back from a backup, or "
+                "name another version",
+                ExitCode.NOT_FOUND,
+            )
         return Subject(await fetch_document(stub, detail), found.digest, found.number)
 
 

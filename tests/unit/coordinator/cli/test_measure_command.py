@@ -1,6 +1,7 @@
 """`coordinator measure new` offline, and what `show` prints."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cli.asking import Answer
-from coordinator.cli.measure import _lines, _trained
+from coordinator.cli.measure import _lines, _trained, _version_of
 from coordinator.domain.measurement import result_of
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
@@ -147,6 +148,22 @@ def test_it_says_whether_the_number_may_be_too_good(rows, trained, said):
     question = WHOLE.model_copy(update={"rows": rows})
     found = result_of(question, NOISE, [-6400.0, 9600.0, 32_000.0], 4)
     assert said in "\n".join(_lines("m", question, "example", found, trained))
+
+
+def test_a_pruned_version_is_not_asked_about(monkeypatch):
+    made = detail_of("desk", [["north"], ["north"]])
+    made.versions[1].pruned = True
+    stub = Answers(monkeypatch, desk=made)
+    stub.documents["desk"] = "the document"
+
+    @contextlib.asynccontextmanager
+    async def operator_stub(where):
+        yield stub
+
+    monkeypatch.setattr("coordinator.cli.measure.operator_stub", operator_stub)
+    with pytest.raises(CommandFailed, match="version 1 of desk was pruned"):
+        asyncio.run(_version_of(Path(), "desk", "1"))
+    assert asyncio.run(_version_of(Path(), "desk", "2")).number == 2
 
 
 class Answers:
