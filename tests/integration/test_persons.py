@@ -75,7 +75,7 @@ def town(tmp_path_factory):
         lines = (EXAMPLES / "train.jsonl").read_text().splitlines()
         for number, name in enumerate(MEMBERS):
             rows = [json.loads(line) for line in lines[120 * number : 120 * (number + 1)]]
-            written = [json.dumps(row | {"author": person_of(at)}) + "\n" for at, row in enumerate(rows)]
+            written = [json.dumps(row | {"author": person_of(at), "reader": at}) + "\n" for at, row in enumerate(rows)]
             (folder / f"{name}.jsonl").write_text("".join(written))
         made_encoder(folder / "encoder")
         labels = json.dumps(sorted({json.loads(line)["label"] for line in lines}))
@@ -142,7 +142,7 @@ def test_the_exported_model_answers(town, tmp_path):
     ("more", "said"),
     [
         ((), "the policy protects persons"),
-        (("--person", "label"), "opened with persons by column 'author', but 'label' is asked for"),
+        (("--person", "reader"), "opened with persons by column 'author', but 'reader' is asked for"),
         (("--person", "nobody"), "no column 'nobody'"),
     ],
 )
