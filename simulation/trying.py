@@ -135,8 +135,8 @@ def check_job(job: JobSpec) -> None:
         )
     if isinstance(job.mechanism, DpSgd) and job.mechanism.unit == "person":
         raise ValueError(
-            'unit = "person": the rows are read without persons, so this would play another mechanism; try the job with '
-            'unit = "example"'
+            'unit = "person": the rows are read without persons, so this would play another mechanism; try the job '
+            'with unit = "example"'
         )
     if keeps_anything(job.method):
         raise ValueError(
