@@ -114,7 +114,7 @@ def test_what_rows_were_charged_counts_as_that_of_groups_in_every_replay(tmp_pat
             ledger.count_persons("author", 3)
     state = state_of(tmp_path)
     assert state.charged == {group: 4, OF_PERSON: 1}
-    assert [sum(counts.values()) for counts in state.by_month.values()] == [5]
+    assert list(state.by_month.values()) == [{group: 4, OF_PERSON: 1}]
     assert verify(ledger_path(tmp_path, "data")).sound
 
 
@@ -126,6 +126,17 @@ def test_a_ledger_whose_rows_spent_too_much_for_a_person_stays_one_of_rows(tmp_p
             ledger.count_persons("author", 200)
         assert (ledger.head, ledger.limit) == (before, ROWS)
         charged(ledger, OF_ROW)
+
+
+def test_what_a_month_admits_of_rows_may_be_too_much_for_persons(tmp_path):
+    (tmp_path / "ledgers").mkdir()
+    with Ledger.open(ledger_path(tmp_path, "data"), "data", ROWS, monthly=0.5) as ledger:
+        charged(ledger, OF_ROW, 3)
+        group = epsilon_counted([of_person(OF_ROW, 8)] * 3, PERSONS)
+        assert 0.5 < group < ROWS.epsilon
+        with pytest.raises(BudgetSpent, match=r"the limit of 20\d\d-\d\d is epsilon 0.5"):
+            ledger.count_persons("author", 8)
+        assert ledger.limit == ROWS
 
 
 def test_a_chain_that_counts_persons_beyond_the_limit_is_no_sound_one(tmp_path):
@@ -204,6 +215,16 @@ def test_rows_with_the_same_text_may_all_have_been_one_persons(tmp_path):
     found = count_persons(ledger_path(tmp_path, "data"), "data", [before[0], *DATA], "author", None, record=False)
     # Ann has three rows now; 49 more had the text of one of them.
     assert (found.now, found.gone, found.rows) == (3, 49, 52)
+
+
+def test_nobody_can_tell_what_is_gone_under_another_key_of_marks(tmp_path):
+    with opened(tmp_path, ROWS) as ledger:
+        charged(ledger, OF_ROW)
+        ledger.data_seen(marks(tmp_path, persons=False))
+    (tmp_path / "ledgers" / "marks.key").unlink()
+    with pytest.raises(LedgerError, match="marked under another key, so nobody can tell which rows are gone"):
+        count_persons(ledger_path(tmp_path, "data"), "data", DATA, "author", 9, record=True)
+    assert state_of(tmp_path).persons is None
 
 
 def test_the_group_is_the_largest_person_and_every_text_that_is_gone(tmp_path):
