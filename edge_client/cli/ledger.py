@@ -164,7 +164,7 @@ def export(
 ) -> None:
     """Write a ledger with its receipts as JSON lines, for somebody else to verify.
 
-    The file holds names of jobs and members, sizes, times and digests.
+    The file holds names of jobs and members, sizes, times and digests, and the column of persons if there is one.
     It holds no text, and nothing by which a text could be looked up.
     """
     from edge_client.ledger import verification
