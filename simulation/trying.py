@@ -28,7 +28,7 @@ from simulation.verdict import Verdict, verdict
 from simulation.word_counts import predicted
 from tacit.job import JobSpec
 from tacit.job_parts import Training
-from tacit.mechanism import NoMechanism
+from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import FedAvg, keeps_anything
 from tacit.model import RvaeModel
 from tacit.prompt import Cloze, Head, NoInjection, PromptedModel, reads_pairs
@@ -132,6 +132,11 @@ def check_job(job: JobSpec) -> None:
     if isinstance(job.model, RvaeModel):
         raise ValueError(
             "an rvae has no accuracy to try it by; measure a classifier on its texts (coordinator finetune)"
+        )
+    if isinstance(job.mechanism, DpSgd) and job.mechanism.unit == "person":
+        raise ValueError(
+            'unit = "person": the rows are read without persons, so this would play another mechanism; try the job '
+            'with unit = "example"'
         )
     if keeps_anything(job.method):
         raise ValueError(

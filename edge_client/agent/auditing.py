@@ -16,6 +16,7 @@ from edge_client.agent.own_model import UNWATCHED, Fetched, Watch, fetch_own, fe
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.canaries import Planted
 from learning.text.data import DataInvalid, Example, read_data
+from learning.text.persons import unit_of_job
 from tacit.documents import DocumentInvalid
 from tacit.mechanism import NoMechanism
 from tacit.method import keeps_anything
@@ -73,6 +74,12 @@ def audit_own(
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
     held_out = [] if audit.held_out is None else _held_out(audit.held_out, options)
     found = fetch_own(name, member, options, generators=True)
+    if unit_of_job(found.job) == "person":
+        fail(
+            f"{name} protects persons, and an audit's canaries are rows: a rehearsal by row would test another "
+            "mechanism than the one that ran; audit a job by row",
+            ExitCode.USAGE,
+        )
     planted = _planted(found, member)
     start = fetch_start(found, member) if found.number and (planted is not None or held_out) else None
     claim = _claimed(found, member, options)
@@ -294,7 +301,7 @@ def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | Non
         if path.exists():
             with reading(path) as store:
                 events = [
-                    each.event
+                    each.as_reserved
                     for each in replayed(store).reservations.values()
                     if each.released is None and (each.purpose.federation, each.purpose.job) == ours
                 ]

@@ -59,7 +59,9 @@ def persons(
         int | None,
         typer.Option(
             min=1,
-            help="The most rows that a person ever had in this data, if that is more than can be seen now.",
+            max=10**9,
+            help="The most rows that a person ever had in this data. --record needs it: what can be seen is a lower "
+            "bound, which the command prints without it.",
             show_default=False,
         ),
     ] = None,
@@ -81,6 +83,11 @@ def persons(
     from learning.text.data import DataInvalid, read_data
     from toolkit.console import CommandFailed
 
+    if record and max_rows is None:
+        fail(
+            "give --max-rows K, the most rows that a person ever had; without --record, this command prints the least",
+            ExitCode.USAGE,
+        )
     (path,) = _ledgers(home, data_name)
     try:
         rows = read_data(data, text=text, label=label, text_b=text_b, person=person, skip_invalid=skip_invalid)
@@ -157,7 +164,7 @@ def export(
 ) -> None:
     """Write a ledger with its receipts as JSON lines, for somebody else to verify.
 
-    The file holds names of jobs and members, sizes, times and digests.
+    The file holds names of jobs and members, sizes, times and digests, and the column of persons if there is one.
     It holds no text, and nothing by which a text could be looked up.
     """
     from edge_client.ledger import verification

@@ -132,6 +132,8 @@ def counted_units(unit: str, examples: int | None, persons: int | None) -> int:
                 "give --persons N, how many persons your examples are of; the sampling rate follows from it",
                 ExitCode.USAGE,
             )
+        if examples is not None:
+            fail("--examples counts rows, and persons are protected; leave it out", ExitCode.USAGE)
         return persons
     if persons is not None:
         fail(f"--persons counts persons, and one {unit} is protected; give --examples N", ExitCode.USAGE)
@@ -218,7 +220,7 @@ def _templates(name: MechanismName, chosen: dict[str, Any]) -> "list[Noised]":
         fail(f"{name} does not take {', '.join(strange)}; leave it out, or choose another --mechanism", ExitCode.USAGE)
     numbers = {key: chosen[option] for option, key in known.items() if chosen[option] not in (None, [])}
     lots = numbers.pop("lot", [None])
-    if numbers.get("unit") == "person":
+    if numbers.get("unit") == "person" and name == "dp-sgd":
         # How many rows of a person a draw uses moves no figure of a plan.
         numbers["person"] = {"max_examples": 1}
     multiplier = {"epsilon": 1.0} if name == "laplace-update" else {"noise_multiplier": 1.0}

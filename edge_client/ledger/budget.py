@@ -38,7 +38,7 @@ from edge_client.ledger.ledger import (
     ledger_path,
 )
 from edge_client.ledger.outlook import may_measure, room_for_metrics
-from edge_client.ledger.overlap import digest_of_marks, marks_key, marks_of
+from edge_client.ledger.overlap import Marks, digest_of_marks, marks_key, marks_of
 from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
     NO_ATTEMPT,
@@ -62,7 +62,7 @@ from learning.survey.answer import Answering, event_of_answer
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
-from tacit.mechanism import OwnDiscreteGaussian
+from tacit.mechanism import OwnDiscreteGaussian, Unit
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.question import Question
 from tacit.reason import Reason
@@ -680,21 +680,36 @@ def _has_steps_for(event: PrivacyEvent, spent: Sequence[PrivacyEvent]) -> bool:
     return whole is not None and plan_of(whole).steps == whole.steps
 
 
-def _check_not_charged_for_rows(path: Path, name: str) -> None:
-    """Checks that a ledger of rows, which has seen at least half of this data's texts, was charged for nothing.
+def _check_other_unit(path: Path, name: str, marks: Marks, unit: Unit) -> None:
+    """Checks that no other ledger of this home, whose unit differs, was charged for a text of this data.
 
-    A ledger of persons beside it would promise these persons what was spent before.
+    A ledger of persons beside one of rows, or the reverse, would promise these persons what was spent before.
+
+    Args:
+        path: the ledger that is about to be opened.
+        name: the member's own name for its data.
+        marks: those of its data.
+        unit: its unit.
 
     Raises:
-        LimitFixed: it was.
+        LimitFixed: one was, or its texts were marked under another key, so nobody can tell.
     """
-    with reading(path) as store:
-        state = replayed(store)
-    if state.limit is not None and state.limit.unit == "example" and state.spent().total():
+    units = {"example", "person"}
+    for other in sorted(each for each in path.parent.glob("*.db") if each != path):
+        with reading(other) as store:
+            state = replayed(store)
+            if state.limit is None or {state.limit.unit, unit} != units or not state.spent().total():
+                continue
+            seen = state.data_seen
+            unknown = seen is None or seen.key != marks.key
+            common = 0 if unknown else len(store.marks() & marks.values)
+        if not unknown and not common:
+            continue
+        texts = "an unknown number" if unknown else f"{common:,}"
         raise LimitFixed(
-            f"the texts of {name} were charged by row in the ledger of {path.stem}, so a new ledger of persons would "
-            f"forget what was spent. Give --data-name {path.stem}, and count that ledger by person with `edge_client "
-            f"ledger persons --data-name {path.stem}`"
+            f"the ledger of {other.stem} was charged by {state.limit.unit} for {texts} of the texts of {name}, and one "
+            f"by {unit} beside it would forget that. Give --data-name {other.stem} and that unit, leave these texts "
+            "out, or turn a ledger of rows into one of persons with `edge_client ledger persons`"
         )
 
 
@@ -727,6 +742,7 @@ def open_budget(
     """
     path = ledger_path(home, name)
     marks = marks_of(marks_key(path.parent), texts, persons)
+    _check_other_unit(path, name, marks, policy.unit)
     with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month, column=column) as ledger:
         for found in ledger.recover():
             log.warning(
@@ -744,8 +760,6 @@ def open_budget(
                 log.warning(
                     "data_in_two_ledgers", this=name, other=other, examples="unknown" if count is None else count
                 )
-            if column is not None and count and 2 * count >= len(marks.values):
-                _check_not_charged_for_rows(ledger_path(home, other), name)
         receipts = ReceiptBook(home / "receipts")
         receipts.recover(ledger)
         yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values))

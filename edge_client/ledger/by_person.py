@@ -2,9 +2,10 @@
 
 What was charged for one row bounds what a person with k rows has spent (`learning.accounting.groups`), where k is the
 most rows that a person had whenever something was charged. The ledger knows the texts that it was charged for by their
-marks, and not whose they were. So k is the most rows that a person has now, plus every text that was there before and
-is not now: all of these may have been one person's. A member that knows of more (a text that stood in several rows that
-are gone) must say so.
+marks, and not whose they were. What can be seen is the most rows that a person has now, plus every text that was there
+before and is not now, plus as many rows as the data ever had beyond its distinct texts: all of these may have been one
+person's. What cannot be seen is whether a text that is still there was another person's then. So the member itself says
+k, at least what can be seen, and what is recorded is its word, not a count of its data.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ class Counted:
     Attributes:
         rows: k, the most rows of a person that are counted on.
         now: The most rows that a person has now.
-        gone: Texts that were there before and are not now.
+        gone: Rows that were there before and may be gone.
         of_row: Epsilon of what was charged, for one row.
         of_person: The same for one person.
         limit: Epsilon of the limit.
@@ -54,14 +55,17 @@ class Counted:
         """The figures in words."""
         said = (
             f"What was charged counts as epsilon {self.of_row:.3g} for a row, and as epsilon {self.of_person:.3g} for "
-            f"a person with at most {self.rows:,} rows (the largest has {self.now:,} now; {self.gone:,} texts are "
-            f"gone); the limit is {self.limit:g}."
+            f"a person with at most {self.rows:,} rows (the largest has {self.now:,} now; {self.gone:,} rows "
+            f"may be gone); the limit is {self.limit:g}."
         )
         if self.recorded:
             return f"{said} The ledger counts persons by column {self.column!r} from now on."
         if self.of_person > self.limit:
             return f'{said} That is more than the limit, so keep unit = "example" for this data.'
-        return f"{said} Nothing has changed; --record counts persons from now on."
+        return (
+            f"{said} Nothing has changed. --record --max-rows {self.rows} counts persons from now on: say so only if "
+            "no person ever had more rows, and the column was the same then."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -78,7 +82,7 @@ def count_persons(
         name: the member's own name for the data.
         examples: the data now, with persons.
         column: names them.
-        max_rows: the most rows that a person ever had, if the member knows of more than can be seen.
+        max_rows: the most rows that a person ever had, as the member says it; None: what can be seen.
         record: whether to count persons from now on.
 
     Raises:
@@ -100,7 +104,12 @@ def count_persons(
                 f"the texts of {name} were marked under another key, so nobody can tell which rows are gone; put "
                 f"{path.parent / 'marks.key'} back"
             )
-        rows = max(now + gone, max_rows or 1)
+        seen = now + gone
+        rows = seen if max_rows is None else max_rows
+        if rows < seen:
+            raise LedgerError(
+                f"--max-rows {rows} is too few: a person may have had {seen} rows ({now} now, and {gone} may be gone)"
+            )
         charged = [each.event for each in ledger.reservations() if each.released is None]
         of_row = epsilon_counted(charged, limit)
         of_group = epsilon_counted([of_person(each, rows) for each in charged], replace(limit, unit="person"))

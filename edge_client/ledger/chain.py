@@ -165,7 +165,8 @@ class DataSeen(Part):
 
     # Examples in the data at that time.
     examples: _Number
-    # Of these, examples marked for the first time.
+    # Of these, distinct texts; and distinct texts marked for the first time.
+    texts: _Number
     new: _Number
     # Number of all marks after this record, and SHA-256 over them in order.
     marks: _Number

@@ -478,11 +478,12 @@ class Ledger:
         self._open()
         before = self._writer.marks()
         added, new = marks.all - before, len(marks.values - before)
-        seen, now = self._state.data_seen, (marks.examples, marks.key, marks.persons)
-        if added or seen is None or (seen.examples, seen.key, seen.persons) != now:
+        seen, now = self._state.data_seen, (marks.examples, len(marks.values), marks.key, marks.persons)
+        if added or seen is None or (seen.examples, seen.texts, seen.key, seen.persons) != now:
             after = before | added
             body = DataSeen(
                 examples=marks.examples,
+                texts=len(marks.values),
                 new=new,
                 marks=len(after),
                 digest=digest_of_marks(after),
@@ -502,12 +503,14 @@ class Ledger:
         return sum(text in before and mark not in before for mark, text in marks.of_persons)
 
     def gone(self, marks: Marks) -> int | None:
-        """Marked texts that are not in the data now; None: they were marked under another key."""
+        """Rows that were there before and may be gone: marked texts that are not in the data now, and as many rows as
+        the data ever had more than distinct texts. None: the texts were marked under another key.
+        """
         self._open()
         seen = self._state.data_seen
         if seen is not None and seen.key != marks.key:
             return None
-        return sum(not mark & 1 for mark in self._writer.marks() - marks.values)
+        return sum(not mark & 1 for mark in self._writer.marks() - marks.values) + self._state.most_repeated
 
     def count_persons(self, column: str, rows: int) -> None:
         """Counts persons from now on: what was charged for one row counts as what a person with `rows` rows had.

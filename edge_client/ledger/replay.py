@@ -121,6 +121,8 @@ class LedgerState:
     # Sequence number and body of each receipt's record, by the receipt's digest.
     receipts: dict[bytes, tuple[int, ReceiptKept]] = field(default_factory=dict)
     data_seen: DataSeen | None = None
+    # The most rows that the data ever had beyond its distinct texts: one person may have had all of them.
+    most_repeated: int = 0
     # Whose rows belong together; None if the unit is no person.
     persons: PersonsNamed | None = None
     # Stewards' statements by digest, in the order of their records; and those whose time was over.
@@ -274,6 +276,7 @@ class LedgerState:
                 self._name_persons(body)
             case DataSeen() as body:
                 self.data_seen = body
+                self.most_repeated = max(self.most_repeated, body.examples - body.texts)
             case ApprovalKept() as body:
                 self.approvals[body.signed.digest()] = body
             case ApprovalLapsed(approval=approval):

@@ -6,7 +6,8 @@ bounds what the event reveals about all of the person's rows together, under add
     sampled-gaussian    multiplier / k, rate 1 - (1 - rate)^k: some of the rows are drawn with this probability, and
                         together move the sum by at most k times as much as one
     laplace             the same: its noise is scaled to the distance between any two outputs
-    discrete-gaussian-sum   the same: its distance is the diameter of all outputs that clipping leaves
+    discrete-gaussian-sum   distance * k: one row after another. (For an update that is clipped as a whole the distance
+                        covers any change already; for a histogram of labels it is that of one row.)
     discrete-gaussian   multiplier / k: one row after another
     fixed-lot-gaussian  none; the ledger of a person is add-remove
 
@@ -66,7 +67,9 @@ def of_person(event: PrivacyEvent, rows: int) -> PrivacyEvent:
             }
         case DiscreteGaussian():
             changes["multiplier"] = event.multiplier / rows
-        case Laplace() | DiscreteGaussianSum():
+        case DiscreteGaussianSum():
+            changes["distance"] = event.distance * rows
+        case Laplace():
             pass
     if not isinstance(event, DiscreteGaussian) and event.metrics is not None:
         beside = event.metrics

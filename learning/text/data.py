@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import re
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -299,12 +300,12 @@ def _label_of(value: object, column: str, where: _Place) -> str:
 
 
 def _person_of(value: object, column: str, where: _Place) -> str:
-    """A row's person: its cell without white space around it, compared byte by byte."""
+    """A row's person: its cell in Unicode's composed form (NFC), without white space around it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise where.wrong(f"no person in column {column!r}; fill the row or leave it out")
-    return value.strip()
+    return unicodedata.normalize("NFC", value.strip())
 
 
 def read_examples(
@@ -359,6 +360,10 @@ def read_data(
     """
     if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
         raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
+    if person is not None and person in (text, label, text_b):
+        raise DataInvalid(
+            f"--person {person} is the column of the text or the label; name the one that says whose it is"
+        )
     read = _FORMATS.get(_suffix(path))
     if read is None:
         raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")

@@ -1,7 +1,7 @@
 """Whose rows belong together: persons of a data set, and how many rows each has. No torch.
 
-A person is a value of the column that the member names: the same bytes, the same person. A row without one (a planted
-canary) is a person of its own, so it moves no other person's.
+A person is a value of the column that the member names: the same characters (NFC), the same person. A row without one
+(a planted canary) is a person of its own, so it moves no other person's.
 """
 
 from collections import Counter

@@ -245,7 +245,7 @@ BODY: dict[str, dict[str, Any]] = {
     },
     "limit_lowered": {"epsilon": 4.0, "delta": 1e-6, "monthly": 1.0},
     "persons_named": {"column": "patient", "rows": 50},
-    "data_seen": {"examples": 5, "new": 5, "marks": 5, "digest": HEX, "key": "00" * 8, "persons": 3},
+    "data_seen": {"examples": 5, "texts": 5, "new": 5, "marks": 5, "digest": HEX, "key": "00" * 8, "persons": 3},
     "recovered": {"released": [1, 2], "unknown": [[3, 4]]},
     "approval": {"statement": STATEMENT, "signature": "00" * 64},
     "approval_lapsed": {"approval": HEX},

@@ -6,6 +6,7 @@ from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerUnwritable, LimitFixed
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.events import Laplace
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from tacit.attempt import AttemptId
@@ -71,24 +72,29 @@ def test_a_ledger_of_persons_does_not_forget_what_rows_of_the_same_data_were_cha
         policy, column = Policy(unit="person" if by_person else "example"), "author" if by_person else None
         return open_budget(tmp_path, identity, policy, texts, name=name, persons=persons, column=column)
 
-    old, half, few = ["a", "b", "c", "d"], ["a", "b", "e", "f"], ["a", "e", "f", "g"]
+    old, one, none = ["a", "b", "c", "d"], ["a", "e", "f", "g"], ["e", "f", "g"]
     with opened_as("rows", old, by_person=False):
         pass
     # Nothing was charged yet, so there is nothing to forget.
     with opened_as("early", old, by_person=True):
         pass
     with opened_as("rows", old, by_person=False) as budget:
-        reserved(budget, job(GAUSSIAN))
         budget.charge(attempt(), reserved(budget, job(GAUSSIAN), 2))
-    for texts in (old, half):
-        with (
-            pytest.raises(LimitFixed, match=r"charged by row in the ledger of rows.*ledger persons --data-name rows"),
-            opened_as("other", texts, by_person=True),
-        ):
+    for texts, said in ((old, "charged by example for 4 of the texts"), (one, "charged by example for 1 of the texts")):
+        with pytest.raises(LimitFixed, match=said), opened_as("other", texts, by_person=True):
             pass
-    with opened_as("new", few, by_person=True):
+    assert not (tmp_path / "ledgers" / "other.db").exists()
+    with opened_as("new", none, by_person=True) as budget:
+        budget.charge_beside(
+            Laplace(epsilon=0.1, unit="person"), job(GAUSSIAN), round=1, version=bytes(32), mechanism="x"
+        )
+    # In the other direction as well, and where nobody can tell.
+    with pytest.raises(LimitFixed, match="charged by person for 3 of the texts"), opened_as("x", none, by_person=False):
         pass
-    with opened_as("again", old, by_person=False):
+    with opened_as("rows", old, by_person=False):
+        pass
+    (tmp_path / "ledgers" / "marks.key").unlink()
+    with pytest.raises(LimitFixed, match="for an unknown number of the texts"), opened_as("y", ["z"], by_person=True):
         pass
 
 

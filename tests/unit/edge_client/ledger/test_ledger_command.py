@@ -197,14 +197,18 @@ def test_a_ledger_of_rows_is_shown_as_persons_and_turned_into_one(home, tmp_path
     code, said = asked(data)
     assert (code, 'That is more than the limit, so keep unit = "example"' in said) == (0, True)
     code, said = asked(data, "--record")
+    assert (code, "give --max-rows K" in said) == (int(ExitCode.USAGE), True)
+    code, said = asked(data, "--record", "--max-rows", 1)
+    assert (code, "--max-rows 1 is too few: a person may have had 2 rows" in said) == (int(ExitCode.REFUSED), True)
+    code, said = asked(data, "--record", "--max-rows", 2)
     assert (code, "for a person with 2 rows. Keep unit" in said) == (int(ExitCode.REFUSED), True)
     code, said = ended("persons", "--data", data, "--person", "nobody", "--home", home)
     assert (code, "no column 'nobody'" in said) == (int(ExitCode.USAGE), True)
 
     code, said = asked(apart)
-    assert (code, "Nothing has changed; --record counts persons" in said) == (0, True)
+    assert (code, "Nothing has changed. --record --max-rows 1 counts persons" in said) == (0, True)
     assert json.loads(asked(apart, "--max-rows", 7, "--json")[1])["rows"] == 7
-    code, said = asked(apart, "--record")
+    code, said = asked(apart, "--record", "--max-rows", 1)
     assert (code, "counts persons by column 'patient' from now on" in said) == (0, True)
     code, shown = ended("show", "--home", home)
     assert "one person" in shown

@@ -7,7 +7,15 @@ import pytest
 from edge_client.ledger.by_person import count_persons
 from edge_client.ledger.chain import PersonsNamed, Purpose, RecordInvalid, record_after
 from edge_client.ledger.history import replayed
-from edge_client.ledger.ledger import BudgetSpent, EventUnaccountable, Ledger, LedgerMisused, LimitFixed, ledger_path
+from edge_client.ledger.ledger import (
+    BudgetSpent,
+    EventUnaccountable,
+    Ledger,
+    LedgerError,
+    LedgerMisused,
+    LimitFixed,
+    ledger_path,
+)
 from edge_client.ledger.overlap import marks_key, marks_of
 from edge_client.ledger.store import reading
 from edge_client.ledger.verification import verify
@@ -106,7 +114,7 @@ def test_what_rows_were_charged_counts_as_that_of_groups_in_every_replay(tmp_pat
             ledger.count_persons("author", 3)
     state = state_of(tmp_path)
     assert state.charged == {group: 4, OF_PERSON: 1}
-    assert [sum(counts.values()) for counts in state.by_month.values()] == [5]
+    assert list(state.by_month.values()) == [{group: 4, OF_PERSON: 1}]
     assert verify(ledger_path(tmp_path, "data")).sound
 
 
@@ -118,6 +126,17 @@ def test_a_ledger_whose_rows_spent_too_much_for_a_person_stays_one_of_rows(tmp_p
             ledger.count_persons("author", 200)
         assert (ledger.head, ledger.limit) == (before, ROWS)
         charged(ledger, OF_ROW)
+
+
+def test_what_a_month_admits_of_rows_may_be_too_much_for_persons(tmp_path):
+    (tmp_path / "ledgers").mkdir()
+    with Ledger.open(ledger_path(tmp_path, "data"), "data", ROWS, monthly=0.5) as ledger:
+        charged(ledger, OF_ROW, 3)
+        group = epsilon_counted([of_person(OF_ROW, 8)] * 3, PERSONS)
+        assert 0.5 < group < ROWS.epsilon
+        with pytest.raises(BudgetSpent, match=r"the limit of 20\d\d-\d\d is epsilon 0.5"):
+            ledger.count_persons("author", 8)
+        assert ledger.limit == ROWS
 
 
 def test_a_chain_that_counts_persons_beyond_the_limit_is_no_sound_one(tmp_path):
@@ -187,6 +206,27 @@ def test_two_ledgers_of_persons_share_texts_and_count_each_once(tmp_path):
         assert first.overlap([ledger_path(tmp_path, "two")]) == {"two": 2}
 
 
+def test_rows_with_the_same_text_may_all_have_been_one_persons(tmp_path):
+    before = [Example("ok", "x", None, "ann")] * 50 + DATA
+    with opened(tmp_path, ROWS) as ledger:
+        charged(ledger, OF_ROW)
+        ledger.data_seen(marks(tmp_path, before, persons=False))
+        ledger.data_seen(marks(tmp_path, [before[0], *DATA], persons=False))
+    found = count_persons(ledger_path(tmp_path, "data"), "data", [before[0], *DATA], "author", None, record=False)
+    # Ann has three rows now; 49 more had the text of one of them.
+    assert (found.now, found.gone, found.rows) == (3, 49, 52)
+
+
+def test_nobody_can_tell_what_is_gone_under_another_key_of_marks(tmp_path):
+    with opened(tmp_path, ROWS) as ledger:
+        charged(ledger, OF_ROW)
+        ledger.data_seen(marks(tmp_path, persons=False))
+    (tmp_path / "ledgers" / "marks.key").unlink()
+    with pytest.raises(LedgerError, match="marked under another key, so nobody can tell which rows are gone"):
+        count_persons(ledger_path(tmp_path, "data"), "data", DATA, "author", 9, record=True)
+    assert state_of(tmp_path).persons is None
+
+
 def test_the_group_is_the_largest_person_and_every_text_that_is_gone(tmp_path):
     before = [*DATA, Example("d", "x", None, "ann"), Example("e", "x", None, "cleo")]
     with opened(tmp_path, ROWS) as ledger:
@@ -200,7 +240,9 @@ def test_the_group_is_the_largest_person_and_every_text_that_is_gone(tmp_path):
     assert state_of(tmp_path).persons is None
     # The member may know of more rows, never of fewer.
     assert count_persons(path, "data", DATA, "author", 6, record=False).rows == 6
-    assert count_persons(path, "data", DATA, "author", 1, record=True).rows == 4
+    with pytest.raises(LedgerError, match="--max-rows 3 is too few: a person may have had 4 rows"):
+        count_persons(path, "data", DATA, "author", 3, record=True)
+    assert count_persons(path, "data", DATA, "author", 4, record=True).rows == 4
     assert state_of(tmp_path).persons == PersonsNamed(column="author", rows=4)
     with pytest.raises(LimitFixed, match="counts one person, not rows"):
         count_persons(path, "data", DATA, "author", None, record=True)

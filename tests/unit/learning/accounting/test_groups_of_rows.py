@@ -20,6 +20,8 @@ from learning.accounting.gate import PrivacyFilter, epsilon_counted
 from learning.accounting.groups import of_person
 from learning.accounting.renyi import EventUnaccountable
 from learning.accounting.spend import epsilon_pld
+from learning.synthesis.labels import histogram_event
+from learning.text.data import Example
 from tacit.mechanism import DpSgd, PersonRows
 
 DELTA = 1e-5
@@ -119,8 +121,22 @@ def test_the_divergence_of_any_group_stays_below_the_bound():
 
 
 def test_noise_that_covers_any_change_covers_a_person_at_the_same_cost():
-    for event in (Laplace(epsilon=0.5), DiscreteGaussianSum(honest=2, std=40.0, distance=9.0, values=100)):
-        assert of_person(event, 50) == event.model_copy(update={"unit": "person"})
+    event = Laplace(epsilon=0.5)
+    assert of_person(event, 50) == event.model_copy(update={"unit": "person"})
+
+
+def test_a_person_moves_a_histogram_of_labels_by_all_its_rows():
+    """A released corpus' histogram is a sum of one share, whose distance is that of one row. A person has k of them."""
+    event = histogram_event(10.0, 5, "add-remove")
+    found = of_person(event, 50)
+    assert isinstance(found, DiscreteGaussianSum)
+    examples = [Example("x", "a")] * 53
+    with_person, without = (np.bincount([0] * count, minlength=5) for count in (len(examples), 3))
+    assert float(np.linalg.norm(with_person - without)) == 50 <= found.distance
+    # As far apart as a plain Gaussian of that multiplier, never less.
+    exact = epsilon_pld([SampledGaussian(multiplier=10.0 / 50, rate=1.0)], DELTA, "add-remove")
+    assert exact is not None
+    assert epsilon_counted([found], PERSON) >= exact
 
 
 def test_counts_and_metrics_move_with_each_row():

@@ -283,6 +283,9 @@ def test_a_plan_by_person_counts_persons(tmp_path):
     assert said["rate"] == 0.2
     assert "give --persons N" in fails(path, "--examples", 2000)
     assert "give --persons N" in fails("--unit", "person", "--examples", 5, "--rounds", 2)
+    assert "--examples counts rows, and persons are protected" in fails(path, "--persons", 200, "--examples", 900)
+    said = fails("--unit", "person", "--mechanism", "distributed-gaussian", "--persons", 5, "--rounds", 2)
+    assert "only dp-sgd draws and clips persons" in said
     assert "--persons counts persons, and one example is protected" in fails("--persons", 5, "--rounds", 2)
 
 

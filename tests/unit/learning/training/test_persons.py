@@ -1,6 +1,7 @@
 """Persons in DP-SGD: who is drawn, which rows, and the clipped sum beside a loop over persons."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from learning.mechanisms.noise import draw_poisson
 from learning.models import build
 from learning.models.classifier import TextClassifier
+from learning.training import persons as drawing
 from learning.training.clipping import ClippedGradients, Groups, PerExampleGradientsUnavailable
 from learning.training.head import clipped_sums_of_persons, train_private_head
 from learning.training.persons import DrawnPersons, Persons
@@ -21,6 +24,7 @@ from tacit.job import Training
 from tacit.mechanism import DpSgd, PersonRows
 from tacit.model import TextCNNModel
 from tests.support.apart import assert_same
+from tests.support.audited_jobs import NOISED, rows_of, subject_of
 from tests.support.random_sources import Seeded
 from tests.support.tiny_prompts import PAIRS, prompted, texts
 
@@ -85,7 +89,7 @@ def test_a_prompted_models_sum_is_that_of_a_loop_over_persons(family, injection)
         assert sum(float(each.square().sum()) for each in found.values()) > 0
 
 
-def test_long_rows_take_the_gradients_themselves_and_short_ones_their_products(monkeypatch) -> None:
+def test_long_rows_take_the_gradients_themselves_and_short_ones_their_products() -> None:
     # 9 positions squared exceed 3 x 5 weights, 2 squared do not; both norms are those of the gradient.
     from learning.training import clipping
 
@@ -98,6 +102,11 @@ def test_long_rows_take_the_gradients_themselves_and_short_ones_their_products(m
         exact = (g.double().transpose(1, 2) @ x.double()).square().sum(dim=(1, 2))
         assert torch.allclose(found, exact, rtol=1e-4)
         assert bool((found >= exact).all())
+        # Where positions cancel, float32 cancels only up to its rounding, so the norm is that of what may be left.
+        x, g = torch.ones(1, positions, 5), torch.ones(1, positions, 3)
+        g[:, : positions // 2] *= -(positions - positions // 2) / (positions // 2)
+        apart = float((x.norm(dim=2) * g.norm(dim=2)).sum())
+        assert float(clipping._Linear(layer, x, g).squared_norms()["weight"]) >= (2.0**-10 * apart) ** 2 * 0.99
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -267,6 +276,24 @@ def test_a_head_trains_by_person_and_an_empty_member_sends_noise() -> None:
             persons=persons,
         )
         assert not torch.equal(before, made.weight)
+
+
+def test_the_rate_that_is_drawn_is_the_rate_that_is_charged(monkeypatch):
+    """All persons count among the N, also one of whom no row has a label of the job."""
+    asked = []
+    monkeypatch.setattr(
+        drawing,
+        "draw_poisson",
+        lambda count, rate, random: asked.append((count, rate)) or draw_poisson(count, rate, random),
+    )
+    unit = {"unit": "person", "person": {"max_examples": 3}}
+    subject = subject_of("head", {**NOISED, "lot": 2, **unit})
+    rows = [replace(each, person=f"person {at // 5}") for at, each in enumerate(rows_of(20))]
+    strange = [replace(each, person="strange", label="no label of the job") for each in rows_of(6)]
+    subject.release([*rows, *strange], SystemRandom(), seed=0)
+    event = subject.protection(5).event
+    assert event is not None
+    assert set(asked) == {(5, event.rate)} == {(5, 0.4)}
 
 
 def head(seed=0) -> nn.Linear:
