@@ -308,9 +308,10 @@ def _privacy(document: JobDocument) -> list[str]:
 def _protection(mechanism: Mechanism) -> str:
     match mechanism:
         case DpSgd(noise_multiplier=noise, clip=clip, lot=lot, steps=steps):
+            correlated = f" Its noise was correlated over {mechanism.band} steps." if mechanism.band > 1 else ""
             return (
                 f"Each member ran DP-SGD for one example of its data: noise multiplier {noise:g}, clip {clip:g}, "
-                f"expected lot {lot}, {steps} steps a round."
+                f"expected lot {lot}, {steps} steps a round.{correlated}"
             )
         case GaussianUpdate(noise_multiplier=noise, clip=clip, lot=lot, sampling=sampling):
             return (

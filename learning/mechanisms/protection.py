@@ -123,16 +123,24 @@ class _PrivateSteps(_Noised):
         from learning.training.head import train_private_head
         from learning.training.private import train_private
 
-        rate = min(1.0, self.mechanism.lot / task.population)
+        mechanism, correlated = self.mechanism, task.correlated
+        rate = min(1.0, mechanism.lot / task.population)
+        if correlated is not None:
+            # What the ledger was charged for the whole job holds, whatever has changed since.
+            rate = correlated.rate
+            mechanism = mechanism.model_copy(update={"noise_multiplier": correlated.multiplier})
         if task.features is not None:
             return train_private_head(
                 task.head,
                 task.features,
                 task.labels,
                 task.recipe,
-                self.mechanism,
+                mechanism,
                 random=random,
                 rate=rate,
+                ids=task.ids,
+                pad_id=task.module.pad_id,
+                correlated=correlated,
                 progress=task.progress,
                 cancelled=task.cancelled,
             )
@@ -145,8 +153,9 @@ class _PrivateSteps(_Noised):
                     task.ids,
                     task.labels,
                     task.recipe,
-                    self.mechanism,
+                    mechanism,
                     random=random,
+                    correlated=correlated,
                     seed=task.seed,
                     device=task.device,
                     progress=task.progress,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.methods import Setting, phases_of
 from learning.models.classifier import TextClassifier
 from learning.models.division import EVERYTHING_SHARED, Division
@@ -44,6 +45,8 @@ class LocalTraining:
     failed: Callable[[str], None] = lambda _: None
     # (U, width) What the head reads of each row of `ids`, if only a head is trained. None: the whole module reads ids.
     features: NDArray[np.float32] | None = None
+    # The job's steps on this machine, if its noise is correlated.
+    correlated: CorrelatedSteps | None = None
 
     @classmethod
     def of_all(
