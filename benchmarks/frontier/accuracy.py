@@ -17,13 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from benchmarks.frontier.setup import DATASETS, METHODS, KeptFeatures, job_of, read_data
-from benchmarks.frontier.training import START, Recipe, Trained, candidates, inner_candidates, trained
+from benchmarks.frontier.training import START, Recipe, Trained, candidates, inner_candidates, lot_candidates, trained
 from benchmarks.library.record import Figure, Results, open_results, parser, summarise
 
 __all__ = ["EPSILONS", "GOALS", "SEEDS", "Cell", "cells_of", "main", "run"]
+
+# Full lots, lots of `training.LOT` examples, or the same lots with noise that is correlated over all steps.
+Mechanism = Literal["dp-sgd", "dp-sgd, lots", "dp-sgd, correlated"]
 
 BENCH, SEARCH = "frontier", "frontier_search"
 SEEDS = (0, 1, 2)
@@ -48,6 +51,7 @@ class Cell:
     members: int
     epsilon: float | None
     method: str
+    mechanism: Mechanism = "dp-sgd"
 
     @property
     def case(self) -> dict[str, Any]:
@@ -57,23 +61,28 @@ class Cell:
             "members": self.members,
             "epsilon": "none" if self.epsilon is None else self.epsilon,
             "method": self.method,
-            "mechanism": "none" if self.epsilon is None else "dp-sgd",
+            "mechanism": "none" if self.epsilon is None else self.mechanism,
         }
 
     @property
     def goal(self) -> dict[str, float]:
         """The goal as a field of the cell's lines, if it has one."""
-        goals = GOALS.get((self.dataset, self.members), {})
+        goals = GOALS.get((self.dataset, self.members), {}) if self.mechanism == "dp-sgd" else {}
         return {"goal": goals[self.epsilon]} if self.epsilon in goals else {}
 
 
 def cells_of(
-    datasets: Sequence[str], members: Sequence[int], epsilons: Sequence[float | None], methods: Sequence[str]
+    datasets: Sequence[str],
+    members: Sequence[int],
+    epsilons: Sequence[float | None],
+    methods: Sequence[str],
+    mechanisms: Sequence[Mechanism] = ("dp-sgd",),
 ) -> list[Cell]:
-    """Return the cells, those with a goal first."""
+    """Return the cells, those with a goal first. Lots are for heads over features that are kept, and need noise."""
     found = [
-        Cell(dataset, count, epsilon, method)
-        for dataset, count, epsilon, method in product(datasets, members, epsilons, methods)
+        Cell(dataset, count, epsilon, method, mechanism)
+        for dataset, count, epsilon, method, mechanism in product(datasets, members, epsilons, methods, mechanisms)
+        if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached)
     ]
     return sorted(found, key=lambda cell: not cell.goal)
 
@@ -114,8 +123,7 @@ class Bench:
 
         Candidates go further and further. The climb begins at START, and turns round once if the next is no better.
         """
-        tried = candidates if METHODS[cell.method].cached else inner_candidates
-        ladder, scores = tried(cell.epsilon), dict[Recipe, float]()
+        ladder, scores = _ladder(cell), dict[Recipe, float]()
         at = START
         for step in (0, 1, -1):
             while 0 <= at + step < len(ladder):
@@ -155,9 +163,17 @@ class Bench:
                 began = time.process_time()
                 found = self.train(cell, recipe, seed, trial=False)
                 more = {**cell.goal, "recipe": recipe.as_json(), "noise_multiplier": found.noise_multiplier}
+                if found.band > 1:
+                    more["band"] = found.band
                 more |= {"trained_values": found.values, "cpu_seconds": round(time.process_time() - began, 1)}
                 self.results.add(cell.case, [Figure("test_accuracy", round(found.accuracy, 5), more=more)], seed=seed)
         summarise(self.results, cell.case, SEEDS, keep=("goal", "recipe", "noise_multiplier"))
+
+
+def _ladder(cell: Cell) -> list[Recipe]:
+    if cell.epsilon is not None and cell.mechanism != "dp-sgd":
+        return lot_candidates(cell.epsilon, correlated=cell.mechanism == "dp-sgd, correlated")
+    return (candidates if METHODS[cell.method].cached else inner_candidates)(cell.epsilon)
 
 
 def record_majority(results: Results, datasets: Sequence[str]) -> None:
@@ -184,10 +200,13 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--members", nargs="+", type=int, default=list(MEMBERS), choices=MEMBERS)
     options.add_argument("--epsilon", nargs="+", type=_epsilon, default=list(EPSILONS), help="numbers, or none")
     options.add_argument("--method", nargs="+", default=list(METHODS), choices=list(METHODS))
+    options.add_argument(
+        "--mechanism", nargs="+", default=["dp-sgd"], choices=get_args(Mechanism), help="full lots, lots, or bands"
+    )
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
     options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
     chosen = options.parse_args(words)
-    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method)
+    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method, chosen.mechanism)
     results, searched = (open_results(name, quick=chosen.quick, revision=REVISION) for name in (BENCH, SEARCH))
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         until = time.monotonic() + 60 * chosen.minutes

@@ -130,7 +130,9 @@ def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
     rows: dict[Key, dict[Any, Line]] = {}
     for line in _scored(lines):
         case = line["case"]
-        rows.setdefault((case["dataset"], case["members"], case["method"]), {})[case["epsilon"]] = line
+        # Full lots have the method's name alone.
+        more = case["mechanism"].removeprefix("dp-sgd") if case["epsilon"] != "none" else ""
+        rows.setdefault((case["dataset"], case["members"], case["method"] + more), {})[case["epsilon"]] = line
     return rows
 
 

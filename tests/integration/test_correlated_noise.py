@@ -15,7 +15,7 @@ from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.mechanisms.banded import best_coefficients
-from tests.support.processes import (  # type: ignore[attr-defined]
+from tests.support.processes import (
     PATIENCE,
     Proxy,
     behind,
@@ -26,7 +26,8 @@ from tests.support.processes import (  # type: ignore[attr-defined]
 pytestmark = pytest.mark.timeout(600)
 
 MEMBERS = ("north", "east", "south")
-ROUNDS, STEPS, BAND, EXAMPLES, LOT = 4, 3, 4, 360, 40
+# Nine steps use an example three times, and so do twelve: there is room for one round that is repeated.
+ROUNDS, STEPS, BAND, EXAMPLES, LOT = 3, 3, 4, 360, 40
 EVENT = SampledGaussian(multiplier=3.0, rate=BAND * LOT / EXAMPLES, steps=3)
 MECHANISM = (
     f'[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 3.0\nlot = {LOT}\nsteps = {STEPS}\n'
@@ -58,7 +59,7 @@ def steps_of(federation, name, job):
 
 def test_a_job_to_its_end_with_a_member_killed_while_it_sends(federation):
     job, home = "correlated", federation.home("south")
-    federation.job(job, mechanism=MECHANISM, count=ROUNDS, min_members=2, target_members=3)
+    federation.job(job, mechanism=MECHANISM, count=ROUNDS, min_members=3, target_members=3)
     address = home / "identity" / "identity.json"
     before = address.read_bytes()
     proxy = Proxy(federation.port)
@@ -94,14 +95,14 @@ def test_a_job_to_its_end_with_a_member_killed_while_it_sends(federation):
         # One event for the whole job, however many rounds and attempts. No step twice, and none left out.
         assert events == [EVENT]
         assert through == [STEPS * (number + 1) for number in range(len(through))]
-        assert len(through) <= ROUNDS
+        assert ROUNDS - 1 <= len(through) <= ROUNDS + 1
     # The job is over, and so is its noise.
     assert not noise.exists()
 
 
 def test_a_home_whose_noise_was_put_back_takes_no_more_steps(federation):
     job, home = "put-back", federation.home("east")
-    federation.job(job, mechanism=MECHANISM, count=ROUNDS, min_members=2, target_members=3)
+    federation.job(job, mechanism=MECHANISM, count=30, min_members=3, target_members=3)
     noise = home / "noise" / job / f"{job}.noise"
     first = start(federation, "east", job)
     others = [start(federation, name, job) for name in ("north", "south")]
@@ -109,14 +110,12 @@ def test_a_home_whose_noise_was_put_back_takes_no_more_steps(federation):
     first.stop()
     through, _ = steps_of(federation, "east", job)
     assert through
-    assert noise.exists()
-    # A snapshot of the folder from before the first round.
+    # As if the folder came from a snapshot before the first round.
     shutil.rmtree(noise.parent)
     again = start(federation, "east", job)
-    declined = again.wait_for("noise_lost", "job_over", job=job)
-    federation.finished(job)
-    if declined["event"] == "noise_lost":
-        assert "put back the newest copy" in declined["detail"]
+    lost = again.wait_for("noise_lost", job=job)
+    assert "put back the newest copy" in lost["detail"]
+    again.wait_for("declined", job=job)
     assert steps_of(federation, "east", job)[0] == through
     for each in (again, *others):
-        each.process.wait(timeout=PATIENCE)
+        each.stop()
