@@ -500,7 +500,8 @@ class Budget:
                 self._release(number, "its noise cannot be kept")
             raise
         steps = StepsHeld(correlated, correlated.step, mechanism.steps)
-        self._users.setdefault(number, []).append(steps)
+        if not self._ledger.reservation(number).charged:
+            self._users.setdefault(number, []).append(steps)
         return BudgetReservation(job, purpose, number, each_attempt=False, steps=steps)
 
     def _held_for(self, job: JobDocument) -> int | None:
@@ -559,6 +560,8 @@ class Budget:
             raise self._failing(error) from error
         self._ledger.step(number, correlated.band, correlated.step)
         steps.committed = True
+        # From now on nobody releases it, and the rows of other rounds need no memory.
+        self._users.pop(number, None)
 
     def job_over(self, job: str) -> None:
         """Deletes the noise of a job that is over."""

@@ -157,9 +157,15 @@ def test_missing_noise_is_detected(short, name):
     assert bound > claim
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "gaussian-update", "laplace-update"])
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd, correlated", "gaussian-update", "laplace-update"])
 def test_broken_clipping_is_detected(short, name):
     bound, claim = short(name, "clipping")
+    assert bound > claim
+
+
+def test_examples_that_are_drawn_too_often_are_detected():
+    (subject,) = (each for each in subjects() if each.name == "dp-sgd, correlated")
+    bound, claim = (each.value for each in canary_audit(subject, "separation", 400, 30))
     assert bound > claim
 
 

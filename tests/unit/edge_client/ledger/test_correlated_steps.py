@@ -9,6 +9,7 @@ from edge_client.ledger.chain import Stepped
 from edge_client.ledger.history import LedgerRolledBack
 from edge_client.ledger.ledger import Ledger, LedgerMisused, ledger_path
 from edge_client.ledger.noise import NoiseStore
+from edge_client.ledger.outlook import outlook, stored_state
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.costs import event_of_job
 from learning.mechanisms.banded import best_coefficients
@@ -290,3 +291,34 @@ def test_the_ledger_itself_refuses_steps_that_are_over_or_not_paid_for(opened, t
         steps = [each.body for each in ledger.records() if isinstance(each.body, Stepped)]
         assert [each.through for each in steps] == [STEPS, 12]
         assert ledger.reservation(number).steps == 12
+
+
+def test_the_outlook_counts_the_job_as_a_whole(opened, tmp_path):
+    event = event_of_job(DOCUMENT, DOCUMENT.mechanism, EXAMPLES)
+    opened(tmp_path / "elsewhere")
+    before = outlook(KEEPS, DOCUMENT, event, None)
+    assert (before.possible, before.paid, before.refused_by) == (ROUNDS, 0, None)
+    tight = outlook(Policy(epsilon=0.01), DOCUMENT, event, None)
+    assert (tight.possible, tight.refused_by) == (0, "epsilon")
+    budget = opened()
+    budget.charge(attempt(), trained(budget))
+    opened(tmp_path / "elsewhere")
+    # The other rounds are paid for, so a limit that is nearly reached allows them.
+    after = outlook(Policy(epsilon=0.01), DOCUMENT, event, stored_state(tmp_path, "data"))
+    assert (after.possible, after.paid, after.further) == (ROUNDS, 1, ROUNDS - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"metrics": {"noise_multiplier": 28.0}}, "metrics are charged with a round"),
+        ({"method": {"name": "fedvocab"}}, "has members keep parameters"),
+        ({"rounds": {"count": 1, "min_members": 5, "target_members": 5}, "steps": 2}, "fewer than its noise has bands"),
+        ({"audit": {}}, "canaries are counted for independent steps"),
+    ],
+)
+def test_what_has_no_event_beside_it_is_refused(changes, why):
+    mechanism = DP_SGD | {"coefficients": best_coefficients(BAND, 12), "steps": changes.pop("steps", STEPS)}
+    rounds = {"count": ROUNDS, "min_members": 5, "target_members": 5}
+    with pytest.raises(ValueError, match=why):
+        job(mechanism, **{"rounds": rounds, "values": 7} | changes)

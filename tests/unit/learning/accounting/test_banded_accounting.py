@@ -1,12 +1,15 @@
 """What a job with correlated noise costs: one event, beside jax-privacy's and dp-accounting's numbers and by hand."""
 
+import json
 import math
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from edge_client.cli import app
 from learning.accounting.banded_plan import bands_of, best_of, with_band
 from learning.accounting.costs import event_of_job, event_of_round, rate_of, releases_of
 from learning.accounting.events import SampledGaussian
@@ -14,7 +17,9 @@ from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_homogeneous
 from learning.accounting.planning import Setting, cost_of_job, noise_to_signal
 from learning.accounting.spend import spend
+from learning.auditing.subject import Subject
 from learning.mechanisms.banded import best_coefficients
+from tacit.job import JobSpec
 from tacit.mechanism import DpSgd
 from tests.unit.learning.mechanisms.test_banded import dense
 from tests.unit.learning.mechanisms.test_mechanisms import DP_SGD, job
@@ -132,3 +137,33 @@ def test_correlated_noise_adds_up_more_slowly_than_a_random_walk():
     correlated = with_band(independent, 4, 10)
     assert noise_to_signal(correlated, 100, 10_000) < 0.7 * noise_to_signal(independent, 100, 10_000)
     assert noise_to_signal(independent, 100, 10_000) == pytest.approx(10 / (100 * math.sqrt(10)))
+
+
+def test_the_plan_prints_the_error_and_the_line_to_write(tmp_path):
+    (tmp_path / "words.txt").write_text("good\nbad\nwell\n")
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'schema = 1\nname = "q"\nlabels = ["a", "b"]\nvocabulary = {file = "words.txt", kind = "words"}\n'
+        '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 1.0\nlot = 100\nsteps = 5\n'
+        "[rounds]\ncount = 8\nmin_members = 3\ntarget_members = 3\n"
+    )
+    words = ["privacy", "plan", str(path), "--examples", "1000"]
+    shown = CliRunner().invoke(app, [*words, "--epsilon", "1", "--epsilon", "16"])
+    assert shown.exit_code == 0, shown.output
+    said = json.loads(CliRunner().invoke(app, [*words, "--epsilon", "16", "--json"]).stdout)
+    (rows,) = (each["rows"] for each in said["bands"])
+    best = min(rows, key=lambda row: row["error"])
+    assert best["band"] > 1
+    line = f"noise_multiplier = {best['multiplier']:g}, coefficients = {best['coefficients']}"
+    assert f"For epsilon 16: {line}" in shown.output
+    assert "For epsilon 1:" not in shown.output
+    # What it says is a job, and the job costs at most that epsilon.
+    text = path.read_text().replace("noise_multiplier = 1.0", line.replace(", coefficients", "\ncoefficients"))
+    path.write_text(text)
+    cost = cost_of_job(JobSpec.from_toml(path), Setting(1000, 8, 1e-6), (16.0,))
+    assert cost.rows[0].rounds == 8
+
+
+def test_an_audit_refuses_to_rehearse_one_round_of_it():
+    with pytest.raises(ValueError, match="correlated across rounds"):
+        Subject(banded(), None, b"", b"")

@@ -62,6 +62,18 @@ def test_the_covariance_of_what_a_training_adds():
     assert np.all(np.rint(seen * std / lattice_step(std)) * lattice_step(std) == pytest.approx(seen * std))
 
 
+def test_every_parameter_has_a_part_of_the_row_of_its_own():
+    module = nn.Linear(3, 4)
+    steps = begun(16)
+    for _ in range(BAND - 1):
+        for each in module.parameters():
+            each.grad = torch.zeros_like(each)
+        add_noise(module, list(module.parameters()), 0.5, 0.5, SystemRandom(), steps)
+    seen = torch.cat([each.grad.flatten() for each in module.parameters()]).double().numpy()
+    assert np.allclose(seen, 0.5 * steps.rows[(BAND - 2) % (BAND - 1)], atol=lattice_step(0.5))
+    assert len(np.unique(steps.rows)) == steps.rows.size
+
+
 def test_a_skipped_step_leaves_the_rows_as_if_it_had_been_taken():
     taken, skipped = begun(), begun()
     random = Seeded("skipping")
