@@ -56,6 +56,7 @@ from numpy.typing import NDArray
 from benchmarks.library.record import Figure, open_results, parser
 
 __all__ = [
+    "CORRELATED",
     "epsilon_of_gaussian",
     "gaussian_bound",
     "one_run_bound",
