@@ -323,9 +323,10 @@ def _protection(mechanism: Mechanism) -> str:
             what = "example"
             if person is not None:
                 what = f"person with all its rows, of whom a draw used at most {person.max_examples},"
+            correlated = f" Its noise was correlated over {mechanism.band} steps." if mechanism.band > 1 else ""
             return (
                 f"Each member ran DP-SGD for one {what} of its data: noise multiplier {noise:g}, clip {clip:g}, "
-                f"expected lot {lot}, {steps} steps a round."
+                f"expected lot {lot}, {steps} steps a round.{correlated}"
             )
         case GaussianUpdate(noise_multiplier=noise, clip=clip, lot=lot, sampling=sampling):
             return (

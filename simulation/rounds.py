@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from learning.accounting.events import PrivacyEvent
+from learning.accounting.events import PrivacyEvent, SampledGaussian
 from learning.mechanisms.contribution import Update
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
 from learning.prompts.features import FeatureStore
 from learning.text.corpus import EncodedExamples
@@ -36,6 +37,7 @@ from secure_agg.session import NONCE_BYTES
 from simulation.server import Server, Stepped
 from tacit.context import thresholds_of
 from tacit.job import JobDocument
+from tacit.mechanism import DpSgd
 from tacit.model import PromptedModel
 from tacit.vector import layout_of
 
@@ -52,6 +54,7 @@ __all__ = [
     "Round",
     "backbone_of",
     "corpora_of",
+    "correlated_steps",
     "draw",
     "federate",
     "play_round",
@@ -227,6 +230,22 @@ def stepped(
     return server.publish(job, sums, base, random, state)
 
 
+def correlated_steps(
+    job: JobDocument, examples: int, random: RandomSource, own: OwnNumbers | None = None
+) -> CorrelatedSteps | None:
+    """Return the steps of one member in a job that begins, as its budget makes them; None for independent noise.
+
+    Args:
+        examples: N, the member's.
+        random: source of the key of its classes.
+        own: the member's own numbers.
+    """
+    event, mechanism = protection_of(job, examples, own=own).event, job.mechanism
+    if not isinstance(mechanism, DpSgd) or mechanism.band == 1 or not isinstance(event, SampledGaussian):
+        return None
+    return CorrelatedSteps.begun(mechanism.coefficients, event.multiplier, event.rate, random.bytes(32), job.values)
+
+
 def play_round(
     bundle: "JobBundle",
     base: Vector,
@@ -239,6 +258,7 @@ def play_round(
     server: Server,
     device: str = "cpu",
     cancelled: Callable[[], bool] = lambda: False,
+    steps: Sequence[CorrelatedSteps | None] | None = None,
 ) -> Round:
     """Play one round with every member that still sends.
 
@@ -249,6 +269,7 @@ def play_round(
         server: makes the next version, with `state`.
         device: where members train, from `pick_device`.
         cancelled: asked before every step of a member.
+        steps: the members' steps (`correlated_steps`), which go on; None if the job's noise is independent.
 
     Raises:
         TrainingCancelled: `cancelled` returned True.
@@ -278,6 +299,7 @@ def play_round(
                 protection=watched,
                 frozen=bundle.frozen,
                 backbone=backbone,
+                correlated=None if steps is None else steps[place],
                 random=random,
                 seed=_seed(job, number, place),
                 device=device,
@@ -316,10 +338,13 @@ def federate(
     values = bundle.manifest.decode(bundle.weights)
     corpora = corpora_of(bundle, members, features)
     state = server.state(bundle.document)
+    steps = [correlated_steps(bundle.document, len(member.examples), source, member.own) for member in members]
     for number in range(1, rounds + 1):
         if sum(member.sends(number) for member in members) < MIN_COHORT:
             return
-        done = play_round(bundle, values, members, corpora, number, source, state, server=server, cancelled=cancelled)
+        done = play_round(
+            bundle, values, members, corpora, number, source, state, server=server, cancelled=cancelled, steps=steps
+        )
         values, state = done.values, server.state(bundle.document, state)
         yield done
 

@@ -17,14 +17,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from benchmarks.frontier.setup import DATASETS, METHODS, KeptFeatures, job_of, read_data
-from benchmarks.frontier.training import START, FrontierUnit, Recipe, Trained, candidates, inner_candidates, trained
+from benchmarks.frontier.training import (
+    START,
+    FrontierUnit,
+    Recipe,
+    Trained,
+    candidates,
+    inner_candidates,
+    lot_candidates,
+    trained,
+)
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser, summarise
 from learning.training.device import pick_device
 
 __all__ = ["EPSILONS", "GOALS", "SEEDS", "Cell", "cells_of", "main", "run"]
+
+# Full lots, lots of `training.LOT` examples, or the same lots with noise that is correlated over all steps.
+Mechanism = Literal["dp-sgd", "dp-sgd, lots", "dp-sgd, correlated"]
 
 BENCH, SEARCH = "frontier", "frontier_search"
 SEEDS = (0, 1, 2)
@@ -51,6 +63,7 @@ class Cell:
     method: str
     # What dp-sgd protects: a row, or all rows of a person (an abstract of CSAbstruct).
     unit: FrontierUnit = "example"
+    mechanism: Mechanism = "dp-sgd"
 
     @property
     def case(self) -> dict[str, Any]:
@@ -60,7 +73,7 @@ class Cell:
             "members": self.members,
             "epsilon": "none" if self.epsilon is None else self.epsilon,
             "method": self.method,
-            "mechanism": "none" if self.epsilon is None else "dp-sgd",
+            "mechanism": "none" if self.epsilon is None else self.mechanism,
             # Left out by row, so that cells measured before persons were units keep their names.
             **({} if self.unit == "example" else {"unit": self.unit}),
         }
@@ -68,7 +81,8 @@ class Cell:
     @property
     def goal(self) -> dict[str, float]:
         """The goal as a field of the cell's lines, if it has one."""
-        goals = GOALS.get((self.dataset, self.members), {}) if self.unit == "example" else {}
+        plain = self.unit == "example" and self.mechanism == "dp-sgd"
+        goals = GOALS.get((self.dataset, self.members), {}) if plain else {}
         return {"goal": goals[self.epsilon]} if self.epsilon in goals else {}
 
 
@@ -78,12 +92,20 @@ def cells_of(
     epsilons: Sequence[float | None],
     methods: Sequence[str],
     units: Sequence[FrontierUnit] = ("example",),
+    mechanisms: Sequence[Mechanism] = ("dp-sgd",),
 ) -> list[Cell]:
-    """Return the cells, those with a goal first. A cell by person has noise, and a data set that names persons."""
+    """Return the cells, those with a goal first.
+
+    A cell by person has noise and full lots, and a data set that names persons. Lots are for heads over features that
+    are kept, and need noise.
+    """
     found = [
-        Cell(dataset, count, epsilon, method, unit)
-        for dataset, count, epsilon, method, unit in product(datasets, members, epsilons, methods, units)
-        if unit == "example" or (epsilon is not None and DATASETS[dataset].person is not None)
+        Cell(dataset, count, epsilon, method, unit, mechanism)
+        for dataset, count, epsilon, method, unit, mechanism in product(
+            datasets, members, epsilons, methods, units, mechanisms
+        )
+        if unit == "example" or (epsilon is not None and DATASETS[dataset].person is not None and mechanism == "dp-sgd")
+        if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached)
     ]
     return sorted(found, key=lambda cell: not cell.goal)
 
@@ -140,8 +162,7 @@ class Bench:
 
         Candidates go further and further. The climb begins at START, and turns round once if the next is no better.
         """
-        tried = candidates if METHODS[cell.method].cached else inner_candidates
-        ladder, scores = tried(cell.epsilon), dict[Recipe, float]()
+        ladder, scores = _ladder(cell), dict[Recipe, float]()
         at = START
         for step in (0, 1, -1):
             while 0 <= at + step < len(ladder):
@@ -181,12 +202,20 @@ class Bench:
                 began = time.process_time()
                 found = self.train(cell, recipe, seed, trial=False)
                 more = {**cell.goal, "recipe": recipe.as_json(), "noise_multiplier": found.noise_multiplier}
+                if found.band > 1:
+                    more["band"] = found.band
                 more |= {"trained_values": found.values, "cpu_seconds": round(time.process_time() - began, 1)}
                 self.results.add(cell.case, [self._figure("test_accuracy", found, more)], seed=seed)
         summarise(self.results, cell.case, SEEDS, keep=("goal", "recipe", "noise_multiplier", "device"))
 
     def _figure(self, name: str, found: Trained, more: Mapping[str, Any] | None = None) -> Figure:
         return Figure(name, round(found.accuracy, 5), more={**(more or {}), "device": self.device_name})
+
+
+def _ladder(cell: Cell) -> list[Recipe]:
+    if cell.epsilon is not None and cell.mechanism != "dp-sgd":
+        return lot_candidates(cell.epsilon, correlated=cell.mechanism == "dp-sgd, correlated")
+    return (candidates if METHODS[cell.method].cached else inner_candidates)(cell.epsilon)
 
 
 def record_majority(results: Results, datasets: Sequence[str]) -> None:
@@ -214,6 +243,9 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--epsilon", nargs="+", type=_epsilon, default=list(EPSILONS), help="numbers, or none")
     options.add_argument("--method", nargs="+", default=list(METHODS), choices=list(METHODS))
     options.add_argument("--unit", nargs="+", default=["example"], choices=["example", "person"])
+    options.add_argument(
+        "--mechanism", nargs="+", default=["dp-sgd"], choices=get_args(Mechanism), help="full lots, lots, or bands"
+    )
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
     options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
     options.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="where members train")
@@ -222,7 +254,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     chosen = options.parse_args(words)
     device = pick_device(chosen.device)
-    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method, chosen.unit)
+    cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method, chosen.unit, chosen.mechanism)
     results, searched = (
         open_results(name, quick=chosen.quick, revision=REVISION, folder=chosen.results) for name in (BENCH, SEARCH)
     )

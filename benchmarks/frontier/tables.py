@@ -148,7 +148,9 @@ def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
     rows: dict[Key, dict[Any, Line]] = {}
     for line in _scored(lines):
         case = line["case"]
-        method = case["method"] + (", by person" if case.get("unit") == "person" else "")
+        # Full lots have the method's name alone.
+        more = case["mechanism"].removeprefix("dp-sgd") if case["epsilon"] != "none" else ""
+        method = case["method"] + more + (", by person" if case.get("unit") == "person" else "")
         rows.setdefault((case["dataset"], case["members"], method), {})[case["epsilon"]] = line
     return rows
 

@@ -20,7 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.frontier.setup import KeptFeatures, Start, module_of
-from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
+from benchmarks.library.simulation import Member, backbone_of, corpora_of, correlated_steps, play_round
+from learning.accounting.banded_plan import bands_of, best_of, with_band
+from learning.accounting.calibration import calibrate
+from learning.accounting.costs import rate_of
+from learning.accounting.events import PrivacyEvent, SampledGaussian
+from learning.accounting.filter import Limit
 from learning.accounting.planning import Setting, rows_of
 from learning.mechanisms.protection import protection_of
 from learning.prompts.features import features_of, kind_of
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELTA",
+    "LOT",
     "MAX_EXAMPLES",
     "START",
     "FrontierUnit",
@@ -50,6 +56,7 @@ __all__ = [
     "accuracy_of",
     "candidates",
     "inner_candidates",
+    "lot_candidates",
     "multiplier_at",
     "trained",
 ]
@@ -61,6 +68,9 @@ FrontierUnit = Literal["example", "person"]
 DELTA = 1e-5
 # Rows of a person that a draw uses: all of nearly every abstract of CSAbstruct.
 MAX_EXAMPLES = 16
+# Examples of a step where lots are not full: an eighth of a member's part of TREC among three.
+LOT = 225
+_LOT_STEPS, _LOT_ROUNDS = 12, 10
 # Place among the candidates of the first that is tried.
 START = 2
 
@@ -83,11 +93,13 @@ class Recipe:
     # Examples in a step under dp-sgd. None: all.
     lot: int | None = None
     batch: int = 256
+    # Whether noise is correlated, with the bands from 2 on that `privacy plan` finds best.
+    correlated: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the recipe as it is written in results."""
         # What a recipe does not say is what it says by default, so that a new field leaves measured cells as they are.
-        new = {"lot", "batch"}
+        new = {"lot", "batch", "correlated"}
         return {
             each.name: getattr(self, each.name)
             for each in fields(self)
@@ -102,6 +114,23 @@ class Trained:
     accuracy: float
     noise_multiplier: float | None
     values: int
+    band: int = 1
+
+
+def lot_candidates(epsilon: float, *, correlated: bool) -> list[Recipe]:
+    """Return the recipes of a head whose steps read LOT examples, by ascending rate: as far as with full lots."""
+    steps = _LOT_STEPS * _LOT_ROUNDS
+    return [
+        replace(
+            each,
+            learning_rate=each.learning_rate * each.steps * each.rounds / steps,
+            steps=_LOT_STEPS,
+            rounds=_LOT_ROUNDS,
+            lot=LOT,
+            correlated=correlated,
+        )
+        for each in candidates(epsilon)
+    ]
 
 
 def candidates(epsilon: float | None) -> list[Recipe]:
@@ -127,6 +156,26 @@ def inner_candidates(epsilon: float | None) -> list[Recipe]:
 
 def _inner(rate: float, *, steps: int, rounds: int, lot: int | None = None, batch: int = 256) -> Recipe:
     return Recipe("labels", "adam", rate, steps, rounds, clip=1.0, lot=lot, batch=batch)
+
+
+@cache
+def banded_at(epsilon: float, recipe: Recipe, examples: int, lot: int) -> DpSgd:
+    """Return the mechanism with correlated noise of least error, of those with two bands or more.
+
+    Raises:
+        ValueError: the lot leaves no room for two bands.
+    """
+    asked = DpSgd(noise_multiplier=1.0, clip=recipe.clip, lot=lot, steps=recipe.steps)
+    rows = bands_of(asked, examples, recipe.rounds, Limit(epsilon, DELTA))[1:]
+    if not rows:
+        raise ValueError(f"lots of {lot} leave no room for two bands among {examples} examples")
+    banded = with_band(asked, best_of(rows).band, recipe.rounds)
+
+    def event(multiplier: float) -> PrivacyEvent:
+        drawn = -(-recipe.steps * recipe.rounds // banded.band)
+        return SampledGaussian(multiplier=multiplier, rate=rate_of(banded, examples), steps=drawn)
+
+    return banded.model_copy(update={"noise_multiplier": calibrate(event, 1, Limit(epsilon, DELTA))})
 
 
 @cache
@@ -175,11 +224,14 @@ def trained(
         asked["epochs"] = recipe.steps
     else:
         lot = min(recipe.lot or max(sizes), max(sizes))
-        multiplier = multiplier_at(epsilon, replace(recipe, learning_rate=1.0), min(sizes), lot)
         rows = PersonRows(max_examples=MAX_EXAMPLES) if unit == "person" else None
-        mechanism = DpSgd(
-            noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps, unit=unit, person=rows
-        )
+        if recipe.correlated:
+            mechanism = banded_at(epsilon, recipe, min(sizes), lot)
+        else:
+            multiplier = multiplier_at(epsilon, replace(recipe, learning_rate=1.0), min(sizes), lot)
+            mechanism = DpSgd(
+                noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps, unit=unit, person=rows
+            )
         if device == "cuda" and recipe.lot:
             # `batch` only bounds the examples in memory. A GPU takes as long for a part of a lot as for all of it.
             asked["batch"] = 2 * recipe.lot
@@ -195,18 +247,20 @@ def trained(
     for corpus in corpora:
         corpus.features = store
     values = _rounds(here, parts, corpora, seed, device)
-    noise = mechanism.noise_multiplier if isinstance(mechanism, DpSgd) else None
-    return Trained(accuracy_of(here, values, scored, store, device), noise, here.document.values)
+    noise, band = (mechanism.noise_multiplier, mechanism.band) if isinstance(mechanism, DpSgd) else (None, 1)
+    return Trained(accuracy_of(here, values, scored, store, device), noise, here.document.values, band)
 
 
 def _rounds(
     bundle: "JobBundle", parts: Sequence[Member], corpora: Sequence[EncodedExamples], seed: int, device: str
 ) -> Vector:
     values = bundle.manifest.decode(bundle.weights)
+    keys = SeededRandom(f"{seed}/classes")
+    steps = [correlated_steps(bundle.document, len(part.examples), keys) for part in parts]
     for number in range(1, bundle.document.rounds.count + 1):
         random = SeededRandom(f"{seed}/{number}")
         if len(parts) > 1:
-            values = play_round(bundle, values, parts, corpora, number, random, device=device).values
+            values = play_round(bundle, values, parts, corpora, number, random, device=device, steps=steps).values
             continue
         (part,), (corpus,) = parts, corpora
         update = train_update(
@@ -217,6 +271,7 @@ def _rounds(
             protection=protection_of(bundle.document, population_of(part.examples, unit_of_job(bundle.document))),
             frozen=bundle.frozen,
             backbone=backbone_of(bundle),
+            correlated=steps[0],
             random=random,
             seed=seed,
             device=device,

@@ -4,7 +4,17 @@ from functools import partial
 
 from coordinator.rounds.in_memory import InMemory
 from simulation import rounds
-from simulation.rounds import MIN_COHORT, Groups, Lengths, Member, Round, backbone_of, corpora_of, draw
+from simulation.rounds import (
+    MIN_COHORT,
+    Groups,
+    Lengths,
+    Member,
+    Round,
+    backbone_of,
+    corpora_of,
+    correlated_steps,
+    draw,
+)
 
 __all__ = [
     "MIN_COHORT",
@@ -14,6 +24,7 @@ __all__ = [
     "Round",
     "backbone_of",
     "corpora_of",
+    "correlated_steps",
     "draw",
     "federate",
     "play_round",

@@ -30,7 +30,12 @@ trainings. Two bounds follow from the two error rates (Clopper and Pearson 1934,
 absent by a fair coin. The adversary guesses for those that it is surest of (Steinke, Nasr, Jagielski 2023, Theorem 5.2:
 valid for any (epsilon, delta)-DP mechanism, at 95 %). Another training fixed the number of guesses.
 
-**Defects.** noise: every sampler adds nothing. clipping, for dp-sgd: the batch is clipped as if it were one example, as
+**Correlated noise.** The adversary sees every step and not their sum alone, since the noise of one step says what the
+next ones take back. It multiplies the steps by the matrix, which makes the noise independent again, and adds them up as
+the canary's class moves them.
+
+**Defects.** separation, for correlated noise: each step draws from all examples, so that the canary is in steps whose
+rows meet. noise: every sampler adds nothing. clipping, for dp-sgd: the batch is clipped as if it were one example, as
 happens if a parameter is broadcast over it (the check that refuses such a module is removed too). clipping, for the
 others: the update is not clipped at all. unclipped, for dp-sgd: no gradient is clipped, as happens if a parameter is
 forgotten; the audit detects this defect without any assumption. The ring refuses a vector longer than the clip, so
@@ -51,6 +56,7 @@ from numpy.typing import NDArray
 from benchmarks.library.record import Figure, open_results, parser
 
 __all__ = [
+    "CORRELATED",
     "epsilon_of_gaussian",
     "gaussian_bound",
     "one_run_bound",
@@ -73,7 +79,8 @@ GAIN = 100.0
 # Start at which the model is nearly sure of the other examples' label (probability 0.95), and the canary's is wrong.
 SURE = -math.log(19) / GAIN
 
-Broken = Literal["none", "noise", "clipping", "unclipped"]
+Broken = Literal["none", "noise", "clipping", "unclipped", "separation"]
+CORRELATED = "dp-sgd, correlated"
 Values = NDArray[np.float64]
 
 
@@ -207,6 +214,8 @@ class Subject:
     recipe: Any
     # Whether the claim is a Gaussian mechanism's epsilon.
     gaussian: bool = True
+    # Rounds of the job; None: the default.
+    rounds: int | None = None
 
     def job(self, words: int) -> Any:
         """Return a job with this mechanism. Its digests are never fetched."""
@@ -220,7 +229,7 @@ class Subject:
                 "labels": ("no", "yes"),
                 "training": self.recipe,
                 "mechanism": self.mechanism,
-                "rounds": {"target_members": 3},
+                "rounds": {"target_members": 3} | ({} if self.rounds is None else {"count": self.rounds}),
                 "manifest": digest,
                 "tokenizer": digest,
                 "weights": digest,
@@ -231,6 +240,7 @@ class Subject:
 
 def subjects() -> tuple[Subject, ...]:
     """Return every mechanism, with an epsilon of about 2 to 4.5 a round."""
+    from learning.mechanisms.banded import best_coefficients
     from tacit.job import Training
     from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
 
@@ -241,6 +251,13 @@ def subjects() -> tuple[Subject, ...]:
     return (
         # The lot exceeds the data, so each of four steps draws everything. mu = sqrt(4) / 2.
         Subject("dp-sgd", DpSgd(noise_multiplier=2.0, lot=10, steps=4), slow),
+        # Six steps in three classes, so the canary is in two of them. mu = sqrt(2) / 1.2.
+        Subject(
+            CORRELATED,
+            DpSgd(noise_multiplier=1.2, lot=10, steps=1, coefficients=best_coefficients(3, 6)),
+            slow,
+            rounds=6,
+        ),
         Subject("gaussian-update", GaussianUpdate(noise_multiplier=2.0, lot=10), fast),
         Subject("laplace-update", LaplaceUpdate(epsilon=2.0), fast, gaussian=False),
         Subject("distributed-gaussian", DistributedGaussian(noise_multiplier=2.0), fast),
@@ -259,6 +276,8 @@ def release(
     from tacit.mechanism import DistributedGaussian
     from tacit.vector import grid_of, layout_of
 
+    if subject.name == CORRELATED:
+        return release_of_steps(subject, job, module, ids, labels, seed)
     random = Repeatable(seed)
     before = shared_parameters(module)["embedding.weight"].ravel()
     protection = protection_of(job, len(ids))
@@ -271,6 +290,40 @@ def release(
     update = Update(protected, len(ids), 0.0, 0, 0)
     encoded = protection.encode(job, update, 3, random)
     return secure_agg.decode_distributed(encoded, grid_of(job), layout_of(job, 3).bits)
+
+
+def release_of_steps(
+    subject: Subject, job: Any, module: Any, ids: NDArray[np.int64], labels: NDArray[np.int64], seed: str
+) -> Values:
+    """Return the steps of a job with correlated noise, weighed as an example of label 1 moves them, (words + 1,)."""
+    from dataclasses import replace
+
+    from learning.mechanisms.correlated import CorrelatedSteps, classes_of
+    from learning.mechanisms.protection import protection_of
+    from learning.models import shared_parameters
+    from learning.training.task import LocalTraining
+
+    def classes(key: bytes) -> NDArray[np.int64]:
+        both = np.full((2, 1), WORD)
+        return classes_of(key, job.mechanism.band, both, np.ones(2, dtype=np.int64), np.array([0, 1]))
+
+    # The text that is always there and the canary share a class, so that they meet in a batch.
+    key = next(each for n in range(1000) if len(set(classes(each := n.to_bytes(32, "little")))) == 1)
+    band, count, random = job.mechanism.band, job.rounds.count, Repeatable(seed)
+    protection = protection_of(job, len(ids))
+    steps = CorrelatedSteps.begun(
+        job.mechanism.coefficients, job.mechanism.noise_multiplier, min(1.0, band * 10 / len(ids)), key, job.values
+    )
+    task = LocalTraining.of_all(module, ids, labels, subject.recipe, 0, "cpu", lambda _: None, lambda: False)
+    changes = []
+    for _ in range(count):
+        before = shared_parameters(module)["embedding.weight"].ravel().copy()
+        protection.train(replace(task, correlated=steps), random)
+        changes.append(shared_parameters(module)["embedding.weight"].ravel() - before)
+    matrix = sum(each * np.eye(count, k=-j) for j, each in enumerate(job.mechanism.coefficients))
+    moved = matrix @ (np.arange(count) % band == classes(key)[1])
+    found: Values = moved @ (matrix @ np.array(changes, dtype=np.float64)) / np.linalg.norm(moved)
+    return found
 
 
 def claimed(job: Any, examples: int, **changes: Any) -> float:
@@ -291,9 +344,13 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
     import secure_agg
     from learning.mechanisms import noise
     from learning.mechanisms import protection as mechanisms
+    from learning.mechanisms.correlated import CorrelatedSteps
     from learning.training import private
     from learning.training.clipping import ClippedGradients
     from secure_agg.discrete_gaussian import DiscreteGaussian
+
+    def of_all(self: Any, classes: Values, random: Any) -> NDArray[np.int64]:
+        return noise.draw_poisson(len(classes), self.rate, random)
 
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     patches: dict[tuple[Broken, str], list[tuple[Any, str, Any]]] = {
@@ -312,9 +369,12 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
             (ClippedGradients, "add", _not_clipped),
             (private, "check_examples_apart", nothing),
         ],
+        ("separation", CORRELATED): [(CorrelatedSteps, "draw", of_all)],
         ("clipping", "gaussian-update"): [(secure_agg, "clip_l2", lambda change, _: change.astype(np.float64))],
         ("clipping", "laplace-update"): [(mechanisms, "_clip_l1", lambda change, _: change.astype(np.float64))],
     }
+    for broken_too in ("noise", "clipping", "unclipped"):
+        patches[broken_too, CORRELATED] = patches[broken_too, "dp-sgd"]
     with ExitStack() as stack:
         for target, name, instead in patches[broken, subject.name] if broken != "none" else []:
             stack.enter_context(mock.patch.object(target, name, instead))
@@ -326,7 +386,7 @@ def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0) -> 
     trained, found = _gradient_of_all(self, losses)
     norm = math.sqrt(sum(float(g.square().sum()) for g in found))
     for parameter, g in zip(trained, found, strict=True):
-        parameter.grad.add_(g, alpha=scale * min(1.0, clip / norm))
+        parameter.grad.add_(g, alpha=scale * (min(1.0, clip / norm) if norm else 1.0))
 
 
 def _not_clipped(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
@@ -447,7 +507,12 @@ def cells() -> list[tuple[dict[str, Any], Subject | None, Broken]]:
     found: list[tuple[dict[str, Any], Subject | None, Broken]] = []
     ways: Sequence[Broken] = ("none", "noise", "clipping")
     for subject in subjects():
-        of_it = {"dp-sgd": (*ways, "unclipped"), "distributed-gaussian": ways[:2]}.get(subject.name, ways)
+        more: dict[str, Sequence[Broken]] = {
+            "dp-sgd": (*ways, "unclipped"),
+            CORRELATED: (*ways, "separation"),
+            "distributed-gaussian": ways[:2],
+        }
+        of_it = more.get(subject.name, ways)
         found += [({"mechanism": subject.name, "broken": each, "audit": "canary"}, subject, each) for each in of_it]
     # A batch clipped as one example reveals less about each of thousands, so this audit could not detect that defect.
     of_many: Sequence[Broken] = ("none", "noise", "unclipped")

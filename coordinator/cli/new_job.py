@@ -27,6 +27,8 @@ _RECIPES = Path(__file__).parent / "job_recipes"
 # A head over pairs has no such start: a label is one text.
 _LABELS_START = '# The layer starts at what the labels\' names mean to the encoder.\nstart = "labels"'
 _NOISY_ROUNDS = 10
+# Correlated noise has members keep rows of it, and charges a job as a whole. Less than a twentieth is not worth that.
+_WORTH_CORRELATING = 0.95
 _MANY_LABELS = 20
 _FEW_EXAMPLES = 500
 
@@ -73,6 +75,7 @@ class _Noise:
     multiplier: float
     lot: int
     steps: int
+    coefficients: tuple[float, ...] = (1.0,)
 
 
 def job_file(answers: Answers) -> str:
@@ -186,9 +189,11 @@ def _private_rate(answers: Answers, noise: _Noise) -> float:
 
 
 def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
-    """The least noise at which all rounds pass the ledger's gate. A head takes few steps on all examples
-    (`simulation.suggestion`, rule 8), another model a third of them in a draw.
+    """The least noise at which all rounds pass the ledger's gate; correlated, if that leaves less of it in the model.
+
+    A head takes few steps on all examples (`simulation.suggestion`, rule 8), another model a third of them in a draw.
     """
+    from learning.accounting.banded_plan import bands_of, best_of
     from learning.accounting.calibration import NotAffordable, calibrate
     from learning.accounting.costs import adjacency_of, event_of_round
     from learning.accounting.spend import Limit
@@ -207,6 +212,10 @@ def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
         found = calibrate(lambda each: event_of_round(mechanism(each), answers.examples), rounds, limit)
     except NotAffordable as error:
         raise JobNotMade(f"epsilon: {error}") from None
+    rows = bands_of(mechanism(1.0), answers.examples, rounds, limit)
+    best = best_of(rows)
+    if best.error < _WORTH_CORRELATING * rows[0].error:
+        return _Noise(best.multiplier, lot, steps, best.coefficients)
     return _Noise(found, lot, steps)
 
 
@@ -223,12 +232,32 @@ def _mechanism(answers: Answers, noise: _Noise, rounds: int) -> str:
         lot=noise.lot,
         clip=f"{HEAD_CLIP if head else 1.0:g}",
         steps=noise.steps,
-        fewer="" if head else "A member with fewer examples can take part in fewer rounds.",
+        fewer=_fewer(noise, head),
+        coefficients=_correlated(noise),
         draws=f"Each of {noise.steps} steps takes all examples of a member, if it has at most {noise.lot}."
         if head
         else f"A member with N examples draws each with probability {noise.lot} / N, {noise.steps} times a round.",
     )
     return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _fewer(noise: _Noise, head: bool) -> str:
+    if head:
+        return ""
+    if len(noise.coefficients) > 1:
+        return "The first round is charged for all of them, so a member with fewer examples may have no room for it."
+    return "A member with fewer examples can take part in fewer rounds."
+
+
+def _correlated(noise: _Noise) -> str:
+    bands = len(noise.coefficients)
+    if bands == 1:
+        return ""
+    return (
+        "\n# Later steps take back a part of the noise of earlier ones (docs/correlated-noise.md). An example is then\n"
+        f"# in one of {bands} classes, and is drawn {bands} times as often in the steps of its class.\n"
+        f"coefficients = {list(noise.coefficients)}"
+    )
 
 
 def _checked(text: str) -> str:

@@ -464,6 +464,7 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
         LedgerError: The ledger cannot be read.
     """
     from learning.accounting.calibration import repeated
+    from learning.accounting.costs import releases_of
     from learning.accounting.gate import epsilon_counted
 
     policy, federation = member.policy, member.identity.federation
@@ -478,7 +479,7 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     ).event
     if event is None:
         return None, None, None, None
-    limit, rounds = policy.limit(), job.rounds.count
+    limit, rounds = policy.limit(), releases_of(job.mechanism, job.rounds.count)
     reach = outlook(policy, job, event, state, federation=federation)
     one, every = (epsilon_counted([repeated(event, count)], limit) for count in (1, rounds))
     metrics = cost_of_metrics(event, rounds, limit, policy.metrics_epsilon) if policy.measures else None
@@ -607,15 +608,21 @@ def _kept(job: JobDocument) -> str:
     return kept
 
 
-def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> None:
-    job = plan.job
+def _show_work(job: JobDocument, member: Member, say: Callable[[str], None]) -> None:
     # Under dp-sgd the mechanism sets the number of steps, and epochs mean nothing.
     work = f"{job.mechanism.steps} steps" if isinstance(job.mechanism, DpSgd) else f"{job.training.epochs} epochs"
     say(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
+    if isinstance(job.mechanism, DpSgd) and job.mechanism.band > 1:
+        say(f"  correlated noise, {job.mechanism.band} bands: the first round is charged for the whole job")
     if reads_pairs(job.model):
         say("  reads pairs: the text and the second text of each row")
     if (persons := _persons(job, member)) is not None:
         say(f"  protects persons: {persons.sentence}")
+
+
+def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> None:
+    job = plan.job
+    _show_work(job, member, say)
     say("  would send, masked, so that only the sum over the cohort can be read:")
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)

@@ -258,6 +258,7 @@ def _cost(
     from edge_client.ledger.outlook import may_measure, outlook, stored_state
     from edge_client.ledger.store import LedgerError
     from learning.accounting.calibration import repeated
+    from learning.accounting.costs import releases_of
     from learning.accounting.gate import epsilon_counted
     from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
     from learning.accounting.renyi import EventUnaccountable
@@ -285,7 +286,7 @@ def _cost(
             )
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
-        least = epsilon_counted([repeated(protection.event, job.rounds.count)], limit)
+        least = epsilon_counted([repeated(protection.event, releases_of(job.mechanism, job.rounds.count))], limit)
         metrics = cost_of_metrics(protection.event, job.rounds.count, limit, policy.metrics_epsilon)
         reach = outlook(policy, job, protection.event, state, federation=federation)
     except LedgerError as error:

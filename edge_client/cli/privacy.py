@@ -1,5 +1,6 @@
 """`edge_client privacy plan` weighs noise, budget and accuracy against each other, before anyone joins."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from edge_client.cli.options import Json, PersonCount
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
+    from learning.accounting.banded_plan import BandRow
     from learning.accounting.costs import Noised
     from learning.accounting.expected_noise import ExpectedNoise
     from learning.accounting.planning import Row, Setting
@@ -293,8 +295,11 @@ def _print_job(
     if not isinstance(mechanism, Noised):
         raise TypeError("a mechanism without noise has no plan")
     steps = steps_of_round(job, mechanism) if isinstance(mechanism, DpSgd) else None
+    bands = _bands(job, setting, epsilons)
     if as_json:
-        charged = {} if steps is None else {"steps": steps}
+        charged: dict[str, Any] = {} if steps is None else {"steps": steps}
+        if bands:
+            charged["bands"] = [{"epsilon": epsilon, "rows": [asdict(row) for row in rows]} for epsilon, rows in bands]
         about = {"job": job.name, "mechanism": mechanism.model_dump(), **charged}
         lower = {} if noise is None else {"lower": list(noise.lower)}
         print_json({**about, **asdict(setting), **asdict(cost), **lower})
@@ -314,10 +319,61 @@ def _print_job(
     )
     for sentence in _job_remarks(mechanism, setting, steps, noise):
         _echo(sentence)
+    _echo_bands(bands)
     if cost.metrics is not None:
         _echo(f"M{cost.metrics.sentence[1:]}. Without metrics_epsilon in your policy, you send noise alone.")
     if (histogram := _histogram_remark(job, setting)) is not None:
         _echo(histogram)
+
+
+def _bands(
+    job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[float]
+) -> "list[tuple[float, list[BandRow]]]":
+    """The error of correlated noise at each epsilon, beside that of independent noise. Empty if it is not possible."""
+    from learning.accounting.banded_plan import bands_of
+    from learning.accounting.calibration import NotAffordable
+    from learning.accounting.costs import adjacency_of
+    from learning.accounting.filter import Limit
+    from tacit.method import FedAvg
+    from tacit.model import RvaeModel
+
+    mechanism = job.mechanism
+    possible = isinstance(job.method, FedAvg) and not isinstance(job.model, RvaeModel)
+    if mechanism.name != "dp-sgd" or not possible or job.metrics is not None or job.audit is not None:
+        return []
+    found = []
+    for epsilon in epsilons:
+        limit = Limit(epsilon, setting.delta, adjacency_of(mechanism), mechanism.unit)
+        with contextlib.suppress(NotAffordable):
+            found.append((epsilon, bands_of(mechanism, setting.examples, setting.rounds, limit)))
+    return found
+
+
+def _echo_bands(bands: "list[tuple[float, list[BandRow]]]") -> None:
+    """Prints where correlated noise leaves less than independent noise, and what to write into the job for it."""
+    from learning.accounting.banded_plan import best_of
+
+    if not bands:
+        return
+    best = [(epsilon, rows[0], best_of(rows)) for epsilon, rows in bands]
+    _echo("Correlated noise (mechanism.coefficients), at the bands of least error, beside independent noise:")
+    _echo_table(
+        {
+            "EPSILON": [f"{epsilon:g}" for epsilon, _, _ in best],
+            "BANDS": [str(least.band) for _, _, least in best],
+            "NOISE": [_digits(least.multiplier) for _, _, least in best],
+            "ERROR": [_digits(least.error) for _, _, least in best],
+            "ERROR OF DP-SGD": [_digits(independent.error) for _, independent, _ in best],
+        }
+    )
+    for epsilon, _, least in best:
+        if least.band > 1:
+            _echo(
+                f"For epsilon {epsilon:g}: noise_multiplier = {least.multiplier:g}, "
+                f"coefficients = {list(least.coefficients)}"
+            )
+    if all(least.band == 1 for _, _, least in best):
+        _echo("Independent noise is best here: leave coefficients out.")
 
 
 def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str | None:

@@ -37,6 +37,7 @@ from edge_client.ledger.ledger import (
     LimitFixed,
     ledger_path,
 )
+from edge_client.ledger.noise import NoiseLost, NoiseStore
 from edge_client.ledger.outlook import may_measure, room_for_metrics
 from edge_client.ledger.overlap import Marks, digest_of_marks, marks_key, marks_of
 from edge_client.ledger.receipt_book import ReceiptBook
@@ -54,15 +55,16 @@ from edge_client.ledger.receipts import (
 from edge_client.ledger.replay import as_events
 from edge_client.ledger.store import reading
 from edge_client.policy.policy import Policy, PolicyRefusal
-from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_beside
+from learning.accounting.events import Adjacency, PrivacyEvent, SampledGaussian, measuring, metrics_beside
 from learning.accounting.gate import beside_what_is_spent, homogeneous, plan_of
 from learning.accounting.spend import merged
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection, protection_of
 from learning.survey.answer import Answering, event_of_answer
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
-from tacit.mechanism import OwnDiscreteGaussian, Unit
+from tacit.mechanism import DpSgd, OwnDiscreteGaussian, Unit
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.question import Question
 from tacit.reason import Reason
@@ -71,7 +73,7 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from learning.accounting.filter import Limit
 
-__all__ = ["Budget", "BudgetReservation", "CorpusReleased", "Figures", "Statement", "open_budget"]
+__all__ = ["Budget", "BudgetReservation", "CorpusReleased", "Figures", "Statement", "StepsHeld", "open_budget"]
 
 log = structlog.get_logger("edge_client")
 
@@ -87,6 +89,25 @@ class BudgetReservation:
     each_attempt: bool
     # Whether the event pays for a measurement of the version. If not, the metrics are noise alone.
     measured: bool = False
+    # Where noise is correlated: the steps of this round, which training takes.
+    steps: "StepsHeld | None" = None
+
+
+@dataclass
+class StepsHeld:
+    """The steps of one round, in memory until something of them may leave.
+
+    Args:
+        correlated: what training takes steps with; its own copy.
+        first: number of the round's first step.
+        count: how many steps the round takes.
+        committed: whether the file and the ledger say that they are over.
+    """
+
+    correlated: CorrelatedSteps
+    first: int
+    count: int
+    committed: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,9 +195,23 @@ class Budget:
     """The budget of one data set in one federation."""
 
     def __init__(
-        self, ledger: Ledger, policy: Policy, identity: MemberIdentity, receipts: ReceiptBook, data: bytes
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        identity: MemberIdentity,
+        receipts: ReceiptBook,
+        data: bytes,
+        noise: NoiseStore | None = None,
     ) -> None:
-        """Joins the parts. data: SHA-256 (32 bytes) that names the data used; it never leaves this machine."""
+        """Joins the parts.
+
+        Args:
+            data: SHA-256 (32 bytes) that names the data used; it never leaves this machine.
+            noise: where correlated noise is kept; None: jobs that need it are refused.
+        """
+        self._noise = noise
+        # The rounds that use a reservation which is not charged yet: the last one that lets go releases it.
+        self._users: dict[int, list[StepsHeld]] = {}
         self._ledger = ledger
         self._policy = policy
         self._identity = identity
@@ -293,7 +328,7 @@ class Budget:
 
         Raises:
             PolicyRefusal: the budget of the data set, the month or the job is spent; the event has no formula under
-                this ledger's adjacency or unit; or the ledger cannot be written.
+                this ledger's adjacency or unit; the ledger cannot be written; or the noise of earlier steps is lost.
         """
         purpose = Purpose(
             federation=self._identity.federation,
@@ -307,6 +342,8 @@ class Budget:
         event = protection.event
         if event is None:
             return BudgetReservation(job, purpose, None, protection.each_attempt)
+        if isinstance(job.mechanism, DpSgd) and job.mechanism.band > 1:
+            return self._reserve_steps(event, job, job.mechanism, purpose)
         measured = self._measures(event, job, assignment.round)
         spent = [each.event for each in self._ledger.reservations() if each.released is None]
         event = beside_what_is_spent(measuring(event, int(measured)), spent)
@@ -366,6 +403,8 @@ class Budget:
                 # The metrics are the same vector again, with the same noise.
                 number = self._reserve(measuring(held.event, 0), reserved.purpose)
             try:
+                if reserved.steps is not None:
+                    self._commit(number, reserved, reserved.steps)
                 self._ledger.charge(number, attempt.attempt)
             except LedgerError as error:
                 if number != reserved.reservation:
@@ -413,8 +452,15 @@ class Budget:
 
     def release(self, reserved: BudgetReservation, why: str) -> None:
         """Frees the reservation of an update that is discarded, if it was never charged."""
-        if reserved.reservation is not None:
-            self._release(reserved.reservation, why)
+        if reserved.reservation is None:
+            return
+        if reserved.steps is not None:
+            users = self._users.get(reserved.reservation, [])
+            users[:] = [each for each in users if each is not reserved.steps]
+            if users:
+                # A later round of the same job has the same reservation.
+                return
+        self._release(reserved.reservation, why)
 
     def forfeit(self, reserved: BudgetReservation) -> None:
         """Charges a failed training, although no update is sent.
@@ -426,10 +472,108 @@ class Budget:
         if number is None:
             return
         try:
+            if reserved.steps is not None and not reserved.steps.committed:
+                # The job is charged as a whole, so this round's steps are the price.
+                steps = self._steps(number, reserved.job)
+                steps.skip(reserved.steps.count, secure_agg.SystemRandom())
+                reserved.steps.correlated = steps
+                self._commit(number, reserved, reserved.steps)
             self._ledger.charge(number, NO_ATTEMPT)
             self._ledger.settle(number, NO_ATTEMPT, "training_failed", b"")
-        except LedgerError as error:
+        except (LedgerError, PolicyRefusal) as error:
             log.error("ledger_failing", job=reserved.job.name, error=str(error))
+
+    # ---- correlated noise ----------------------------------------------------------------------------------------
+
+    def _reserve_steps(
+        self, event: PrivacyEvent, job: JobDocument, mechanism: DpSgd, purpose: Purpose
+    ) -> BudgetReservation:
+        """The reservation of the whole job, made before its first round, and the steps of this round.
+
+        Its numbers hold for the whole job, whatever changes: rate and multiplier are read from the ledger.
+        """
+        held = self._held_for(job)
+        number = self._reserve(event, purpose) if held is None else held
+        if self._ledger.reservation(number).charged:
+            self._ledger.hold(number)
+        try:
+            correlated = self._steps(number, job)
+            # Steps that were skipped leave fewer. The last class may have room that the job's own steps do not use.
+            if -(-(correlated.step + mechanism.steps) // mechanism.band) > self._ledger.reservation(number).event.steps:
+                log.warning("budget_spent", job=job.name, detail="all steps of the job are over on this machine")
+                raise PolicyRefusal(Reason.REASON_BUDGET_SPENT, "this member has taken all of its steps in the job")
+        except PolicyRefusal:
+            if held is None:
+                self._release(number, "its noise cannot be kept")
+            raise
+        steps = StepsHeld(correlated, correlated.step, mechanism.steps)
+        if not self._ledger.reservation(number).charged:
+            self._users.setdefault(number, []).append(steps)
+        return BudgetReservation(job, purpose, number, each_attempt=False, steps=steps)
+
+    def _held_for(self, job: JobDocument) -> int | None:
+        """The number of the reservation for this whole job; None if there is none."""
+        ours = (self._identity.federation, job.name, job.digest(), job.mechanism.name)
+        for each in self._ledger.reservations():
+            purpose = each.purpose
+            if each.released is None and (purpose.federation, purpose.job, purpose.document, purpose.mechanism) == ours:
+                return each.number
+        return None
+
+    def _steps(self, number: int, job: JobDocument) -> CorrelatedSteps:
+        """The steps of a job from where they stand.
+
+        Raises:
+            PolicyRefusal: the noise of steps that may have left is gone, or older than the ledger.
+        """
+        held, mechanism = self._ledger.reservation(number), job.mechanism
+        if self._noise is None or not isinstance(mechanism, DpSgd) or not isinstance(held.event, SampledGaussian):
+            raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, "this member keeps no correlated noise")
+        multiplier, rate = held.event.multiplier, held.event.rate
+        try:
+            found = self._noise.load(job.name, job.digest(), number, mechanism.coefficients, multiplier, rate)
+            if (0 if found is None else found.step) < held.steps:
+                raise NoiseLost(
+                    f"the noise of job {job.name} is missing or older than the ledger, which says that {held.steps} "
+                    "steps are over; put back the newest copy of the whole home, or leave the job"
+                )
+        except NoiseLost as error:
+            log.error("noise_lost", job=job.name, detail=str(error))
+            lost = "this member's noise of earlier steps is lost, so it takes no more of them"
+            raise PolicyRefusal(Reason.REASON_LEDGER_ROLLED_BACK, lost) from error
+        if found is None:
+            return self._noise.begun(mechanism.coefficients, multiplier, rate, job.values)
+        return found
+
+    def _commit(self, number: int, reserved: BudgetReservation, steps: StepsHeld) -> None:
+        """Says for good that a round's steps are over: first the file from which the next ones go on, then the ledger.
+
+        Raises:
+            PolicyRefusal: other steps were taken since, the training did not take all of these, or the disk is full.
+            LedgerError: the ledger cannot be written.
+        """
+        if steps.committed:
+            return
+        job, correlated = reserved.job, steps.correlated
+        assert self._noise is not None  # noqa: S101  there would be no steps
+        try:
+            stands = self._noise.step(job.name, job.digest(), number)
+            if stands != steps.first or correlated.step != steps.first + steps.count:
+                raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, "other steps of this job were taken since")
+            self._noise.keep(job.name, job.digest(), number, correlated)
+        except NoiseLost as error:
+            raise PolicyRefusal(Reason.REASON_LEDGER_ROLLED_BACK, "this member's noise is lost") from error
+        except OSError as error:
+            raise self._failing(error) from error
+        self._ledger.step(number, correlated.band, correlated.step)
+        steps.committed = True
+        # From now on nobody releases it, and the rows of other rounds need no memory.
+        self._users.pop(number, None)
+
+    def job_over(self, job: str) -> None:
+        """Deletes the noise of a job that is over."""
+        if self._noise is not None:
+            self._noise.forget(job)
 
     # ---- synthetic text ------------------------------------------------------------------------------------------
 
@@ -762,4 +906,5 @@ def open_budget(
                 )
         receipts = ReceiptBook(home / "receipts")
         receipts.recover(ledger)
-        yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values))
+        noise = NoiseStore(home, name, ledger.id)
+        yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values), noise)

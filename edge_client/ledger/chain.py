@@ -25,7 +25,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from edge_client.approval.statement import ApprovalStatement, SignedStatement
 from learning.accounting.events import Adjacency, PrivacyEvent
 from tacit.documents import AtMost, Digest, Part, Short, sentence_of
-from tacit.mechanism import Unit
+from tacit.mechanism import MAX_BAND, Unit
 
 __all__ = [
     "BODIES",
@@ -48,6 +48,7 @@ __all__ = [
     "Released",
     "Reserved",
     "Settled",
+    "Stepped",
     "digest_of",
     "record_after",
     "record_from",
@@ -121,6 +122,20 @@ class Charged(Part):
 
     reservation: _Sequence
     attempt: _Number
+
+
+class Stepped(Part):
+    """The job's steps up to `through` may leave, or are skipped. None of them is ever computed again.
+
+    For a reservation that a whole job is charged to, whose noise is correlated from step to step. It comes before the
+    charge of an attempt.
+    """
+
+    reservation: _Sequence
+    # b: at most ceil(through / b) steps use the same example.
+    band: Annotated[int, Field(ge=2, le=MAX_BAND)]
+    # How many of the job's steps are over.
+    through: _Sequence
 
 
 class Released(Part):
@@ -218,6 +233,7 @@ Body = (
     LedgerOpened
     | Reserved
     | Charged
+    | Stepped
     | Released
     | Settled
     | ReceiptKept
@@ -233,6 +249,7 @@ BODIES: Mapping[str, type[Body]] = {
     "opened": LedgerOpened,
     "reserved": Reserved,
     "charged": Charged,
+    "stepped": Stepped,
     "released": Released,
     "settled": Settled,
     "receipt": ReceiptKept,

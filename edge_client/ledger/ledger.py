@@ -46,6 +46,7 @@ from edge_client.ledger.chain import (
     Released,
     Reserved,
     Settled,
+    Stepped,
     record_after,
 )
 from edge_client.ledger.gate import Gate
@@ -331,8 +332,29 @@ class Ledger:
             self._append(Charged(reservation=reservation, attempt=attempt))
         self._pin()
 
+    def step(self, reservation: int, band: int, through: int) -> None:
+        """Records that a job's steps up to `through` may leave, or are skipped, and are never computed again.
+
+        The file from which the steps after them go on must be on the disk before this is called, and a charge must
+        follow before anything of them may leave.
+
+        Args:
+            reservation: number of the reservation that the whole job is charged to.
+            band: bands of the job's noise.
+            through: how many of its steps are over.
+
+        Raises:
+            LedgerMisused: the steps are over already, are more than the reservation pays for, or it was released.
+            LedgerUnwritable: nothing was recorded.
+        """
+        self._open()
+        self._append(Stepped(reservation=reservation, band=band, through=through))
+
     def hold(self, reservation: int) -> None:
         """Takes over a charged reservation of an earlier process, whose very vector the caller still holds on the disk.
+
+        Or whose job goes on: it was charged for all of the job's steps, and the caller takes only those that are not
+        over (`step`).
 
         Raises:
             LedgerMisused: the reservation was never charged, so nothing of it may be sent, or each attempt of it draws

@@ -23,7 +23,7 @@ from learning.accounting.costs import event_of_metrics
 from learning.accounting.events import PrivacyEvent, metrics_alone, metrics_beside
 from learning.accounting.gate import PrivacyFilter, beside_what_is_spent
 from tacit.job import JobDocument, JobSpec
-from tacit.mechanism import NoMechanism
+from tacit.mechanism import DpSgd, NoMechanism
 
 __all__ = ["Outlook", "may_measure", "outlook", "room_for_metrics", "stored_state"]
 
@@ -176,10 +176,19 @@ def outlook(
     paid = min(
         len({each.purpose.round for each in ours if each.purpose.mechanism == job.mechanism.name}), job.rounds.count
     )
+    mechanism = job.mechanism
+    whole = isinstance(mechanism, DpSgd) and mechanism.band > 1
+    if isinstance(mechanism, DpSgd) and whole and paid:
+        # The job is paid for, and what counts is how many of its steps are over.
+        paid = min(max(each.steps for each in ours) // mechanism.steps, job.rounds.count)
+        left = job.rounds.count - paid
+        return Outlook(job.rounds.count, paid, left, None, month, None, job.rounds.min_members)
     left = job.rounds.count - paid
 
     def affordable(epsilon: float, spent: Counter[PrivacyEvent]) -> int:
-        return rounds_affordable(event, replace(limit, epsilon=epsilon), as_events(spent.items()), most=left)
+        most = 1 if whole else left
+        allowed = rounds_affordable(event, replace(limit, epsilon=epsilon), as_events(spent.items()), most=most)
+        return left * allowed if whole else allowed
 
     further, spent_by = affordable(limit.epsilon, state.spent()), "epsilon"
     if policy.epsilon_a_job is not None:

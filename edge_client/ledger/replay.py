@@ -35,6 +35,7 @@ from edge_client.ledger.chain import (
     Released,
     Reserved,
     Settled,
+    Stepped,
 )
 from learning.accounting.events import PrivacyEvent, scaled
 from learning.accounting.groups import of_person
@@ -71,6 +72,9 @@ class Reservation:
     released: str | None = None
     # The event of one row that was reserved, if the ledger has counted persons since.
     of_row: PrivacyEvent | None = None
+    # Where noise is correlated: the bands, and how many of the job's steps are over. 0: none, or the event is no job's.
+    band: int = 0
+    steps: int = 0
 
     @property
     def as_reserved(self) -> PrivacyEvent:
@@ -171,6 +175,8 @@ class LedgerState:
                         f"reservation {body.reservation} is for a discrete Gaussian share and was already charged; "
                         "each attempt draws a fresh share, which is another event"
                     )
+            case Stepped():
+                self._check_stepped(body)
             case Released():
                 self._check_outstanding(body.reservation)
             case Settled():
@@ -218,6 +224,23 @@ class LedgerState:
         if reservation.released is not None:
             raise RecordInvalid(f"reservation {number} was already released: {reservation.released}")
 
+    def _check_stepped(self, body: Stepped) -> None:
+        reservation = self._reservation(body.reservation)
+        if reservation.released is not None:
+            raise RecordInvalid(f"reservation {body.reservation} was released: {reservation.released}")
+        if reservation.event.kind != "sampled-gaussian" or reservation.band not in (0, body.band):
+            raise RecordInvalid(f"reservation {body.reservation} is for no job whose noise has {body.band} bands")
+        if body.through <= reservation.steps:
+            raise RecordInvalid(
+                f"step {body.through} of reservation {body.reservation} is over ({reservation.steps} are); no step "
+                "that may have left is taken again"
+            )
+        if -(-body.through // body.band) > reservation.event.steps:
+            raise RecordInvalid(
+                f"{body.through} steps use an example more often than the {reservation.event.steps} times that "
+                f"reservation {body.reservation} pays for"
+            )
+
     def _check_lowered(self, body: LimitLowered) -> None:
         if self.limit is None:
             raise RecordInvalid("there is no limit yet")
@@ -256,6 +279,9 @@ class LedgerState:
                 self.outstanding.add(record.sequence)
             case Charged() as body:
                 self._charge(body, record.at_ms)
+            case Stepped() as body:
+                held = self.reservations[body.reservation]
+                self.reservations[body.reservation] = replace(held, band=body.band, steps=body.through)
             case Released(reservation=number, why=why):
                 self._release(number, why)
             case Settled() as body:

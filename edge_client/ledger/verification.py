@@ -50,7 +50,7 @@ from learning.accounting.renyi import EventUnaccountable
 from tacit.authorities import Authorities
 from tacit.documents import DocumentInvalid
 from tacit.heads import KeptHead
-from tacit.mechanism import OwnDiscreteGaussian
+from tacit.mechanism import DpSgd, OwnDiscreteGaussian
 
 __all__ = ["LedgerVerdict", "Problem", "export_lines", "verify", "verify_export"]
 
@@ -400,14 +400,16 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
     purpose = reservation.purpose
     if receipt.event != reservation.as_reserved:
         raise ReceiptInvalid("it names another event than the ledger was charged for")
-    # An answer is charged once, and sent again in a later round if none was published.
-    again = isinstance(receipt, Receipt) and isinstance(receipt.mechanism, OwnDiscreteGaussian)
-    round_charged = receipt.round if again and receipt.round > purpose.round else purpose.round
+    # An answer is charged once, and sent again in a later round if none was published. Where noise is correlated, the
+    # whole job is charged in its first round, and each later one begins from a version of its own.
+    whole = isinstance(receipt, Receipt) and isinstance(receipt.mechanism, DpSgd) and receipt.mechanism.band > 1
+    again = whole or (isinstance(receipt, Receipt) and isinstance(receipt.mechanism, OwnDiscreteGaussian))
+    later = again and receipt.round > purpose.round
     if (receipt.federation, receipt.job, receipt.round, receipt.version, receipt.job_document) != (
         purpose.federation,
         purpose.job,
-        round_charged,
-        purpose.version,
+        receipt.round if later else purpose.round,
+        receipt.version if whole else purpose.version,
         purpose.document,
     ):
         raise ReceiptInvalid("it names another purpose than the ledger was charged for")

@@ -485,7 +485,8 @@ class Preparer:
         return PreparationRefused(Reason.REASON_TRAINING_FAILED, _TRAINING_FAILED, private=private)
 
     def job_over(self, name: str) -> None:
-        """Releases the backbone of a job that is over, if no other job uses it."""
+        """Releases the backbone of a job that is over, if no other job uses it, and deletes its noise."""
+        self._budget.job_over(name)
         if self._answers is not None:
             self._answers.forget(name)
         digest = self._digests.pop(name, None)
@@ -688,6 +689,7 @@ class Preparer:
                     frozen=frozen,
                     backbone=backbone,
                     validation=self._to_measure(job, reserved),
+                    correlated=None if reserved.steps is None else reserved.steps.correlated,
                     random=self._random,
                     seed=self._seed(assignment, job),
                     device=self._device,

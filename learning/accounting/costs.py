@@ -17,7 +17,7 @@ from learning.accounting.events import (
 )
 from secure_agg import Grid
 from tacit.job import JobDocument, JobSpec
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Unit
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, Unit
 from tacit.method import FedVocab
 from tacit.validation import MetricNoise, NoisedMetrics, distance_of
 
@@ -30,6 +30,8 @@ __all__ = [
     "event_of_round",
     "measured_round",
     "rate_of",
+    "releases_of",
+    "steps_of_job",
     "steps_of_round",
 ]
 
@@ -43,7 +45,10 @@ class LotTooSmall(ValueError):
 def rate_of(mechanism: Noised, examples: int) -> float:
     """The share of a member's examples that one release uses; 1 for a mechanism that draws no lot."""
     match mechanism:
-        case DpSgd() | GaussianUpdate():
+        case DpSgd():
+            # A step draws from one of `band` classes, so each example of it b times as often for the same lot.
+            return min(1.0, mechanism.band * mechanism.lot / examples)
+        case GaussianUpdate():
             return min(1.0, mechanism.lot / examples)
         case _:
             return 1.0
@@ -64,6 +69,16 @@ def steps_of_round(job: JobDocument | JobSpec, mechanism: DpSgd) -> int:
     return 2 * mechanism.steps if adapts else mechanism.steps
 
 
+def steps_of_job(mechanism: DpSgd, rounds: int) -> int:
+    """T, the steps that a member takes in a whole job."""
+    return mechanism.steps * rounds
+
+
+def releases_of(mechanism: Mechanism, rounds: int) -> int:
+    """How many events of `event_of_job` a whole job is: its rounds, or one where noise is correlated across them."""
+    return 1 if isinstance(mechanism, DpSgd) and mechanism.band > 1 else rounds
+
+
 def event_of_job(
     job: JobDocument | JobSpec,
     mechanism: Noised,
@@ -74,6 +89,9 @@ def event_of_job(
     central: bool = False,
 ) -> PrivacyEvent:
     """What one round of a job costs a member: `event_of_round`, plus what the job's private parameters add.
+
+    Where noise is correlated across rounds, the whole job is one event: K = ceil(T / b) sampled Gaussians
+    (`learning.mechanisms.correlated` has the proof).
 
     Args:
         job: The job.
@@ -88,6 +106,10 @@ def event_of_job(
         ValueError: As in `event_of_round`.
     """
     match mechanism:
+        case DpSgd() if mechanism.band > 1:
+            drawn = -(-steps_of_job(mechanism, job.rounds.count) // mechanism.band)
+            rate = rate_of(mechanism, examples)
+            return SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=drawn)
         case DpSgd():
             mechanism = mechanism.model_copy(update={"steps": steps_of_round(job, mechanism)})
         case GaussianUpdate() if job.protected == "output" and mechanism.lot < examples:
@@ -114,9 +136,14 @@ def event_of_round(
         central: Whether the noise of all `honest` members counts, or only this member's own share.
 
     Raises:
-        ValueError: distributed-gaussian without `values`, or with numbers that have no grid.
+        ValueError: distributed-gaussian without `values`, or with numbers that have no grid; or noise that is
+            correlated across rounds, of which no round is an event.
     """
     match mechanism:
+        case DpSgd() if mechanism.band > 1:
+            raise ValueError(
+                "noise that is correlated across rounds has one event for the whole job; ask for the job's"
+            )
         case DpSgd():
             rate = rate_of(mechanism, examples)
             return SampledGaussian(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from learning.accounting.calibration import (
     NotAffordable,
     calibrate,
@@ -25,10 +27,12 @@ from learning.accounting.costs import (
     event_of_round,
     measured_round,
     rate_of,
+    releases_of,
 )
 from learning.accounting.events import Adjacency, PrivacyEvent, measuring, metrics_alone, metrics_beside
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
+from learning.mechanisms.banded import prefix_variances
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
 
@@ -230,8 +234,8 @@ def noise_to_signal(mechanism: Noised, values: int, examples: int, members: int 
 
     For one update it is sigma sqrt(d) with gaussian-update, z sqrt(d / h) with distributed-gaussian (one share), (2 B /
     epsilon) sqrt(2 d) over B with laplace-update, and sigma sqrt(d) / (lot sqrt(steps)) with dp-sgd. There, noise adds
-    up over the steps as a random walk, and gradients that all agree add up in a straight line. The mean of n such
-    updates divides by sqrt(n).
+    up over the steps as a random walk, and gradients that all agree add up in a straight line. Correlated noise adds up
+    more slowly, as in the job's first round. The mean of n such updates divides by sqrt(n).
 
     Args:
         mechanism: The mechanism and its numbers.
@@ -242,8 +246,10 @@ def noise_to_signal(mechanism: Noised, values: int, examples: int, members: int 
     root = math.sqrt(values)
     match mechanism:
         case DpSgd():
-            drawn = min(mechanism.lot, examples)
-            one = mechanism.noise_multiplier * root / (drawn * math.sqrt(mechanism.steps))
+            # A step draws from one of `band` classes.
+            drawn = min(mechanism.lot, examples / mechanism.band)
+            walked = math.sqrt(float(prefix_variances(np.array(mechanism.coefficients), mechanism.steps)[-1]))
+            one = mechanism.noise_multiplier * root * walked / (drawn * mechanism.steps)
         case GaussianUpdate():
             one = mechanism.noise_multiplier * root
         case LaplaceUpdate():
@@ -290,13 +296,15 @@ def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence
         return event if job.metrics is None else measured_round(event, job.metrics, adjacency)
 
     event = event_with(mechanism)
-    whole = repeated(event, setting.rounds)
+    times = releases_of(mechanism, setting.rounds)
+    whole = repeated(event, times)
     rows = []
     for epsilon in epsilons:
         limit = Limit(epsilon, setting.delta, adjacency, mechanism.unit)
         row = _row(mechanism, setting, epsilon, event_with)
-        passing = rounds_affordable(event, limit, most=setting.rounds)
-        rows.append(JobRow(epsilon, passing, row.gate))
+        passing = rounds_affordable(event, limit, most=times)
+        # A job that is one event passes whole or not at all.
+        rows.append(JobRow(epsilon, passing * (setting.rounds // times), row.gate))
     return JobCost(
         rate=rate_of(mechanism, setting.examples),
         adjacency=adjacency,
@@ -320,11 +328,12 @@ def _row(mechanism: Noised, setting: Setting, epsilon: float, event: _EventOf) -
         return event(with_multiplier(mechanism, multiplier), central=central)
 
     gate = central = None
+    times = releases_of(mechanism, setting.rounds)
     with contextlib.suppress(NotAffordable):
-        gate = calibrate(at, setting.rounds, limit)
+        gate = calibrate(at, times, limit)
     if isinstance(mechanism, DistributedGaussian) and mechanism.honest > 1:
         with contextlib.suppress(NotAffordable):
-            central = calibrate(lambda multiplier: at(multiplier, central=True), setting.rounds, limit)
+            central = calibrate(lambda multiplier: at(multiplier, central=True), times, limit)
     noised = None if gate is None else with_multiplier(mechanism, gate)
     return Row(
         epsilon=epsilon,

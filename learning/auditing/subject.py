@@ -28,7 +28,7 @@ from learning.training.update import train_update
 from secure_agg import RandomSource
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-from tacit.mechanism import DistributedGaussian, NoMechanism, OwnDiscreteGaussian
+from tacit.mechanism import DistributedGaussian, DpSgd, NoMechanism, OwnDiscreteGaussian
 from tacit.model import PromptedModel
 from tacit.vector import grid_of, layout_of
 
@@ -77,6 +77,15 @@ class Subject:
     own: OwnNumbers = field(default_factory=OwnNumbers)
     device: str = "cpu"
     features: FeatureStore = field(default_factory=FeatureStore, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuses a job of which one round is no release by itself.
+
+        Raises:
+            ValueError: The job's noise is correlated across rounds.
+        """
+        if isinstance(self.job.mechanism, DpSgd) and self.job.mechanism.band > 1:
+            raise ValueError("its noise is correlated across rounds, and a rehearsal takes one round alone")
 
     @property
     def values(self) -> Vector:

@@ -124,20 +124,28 @@ class _PrivateSteps(_Noised):
         from learning.training.persons import Persons
         from learning.training.private import train_private
 
-        rate, persons = min(1.0, self.mechanism.lot / task.population), None
-        if self.mechanism.person is not None:
+        mechanism, correlated, persons = self.mechanism, task.correlated, None
+        rate = min(1.0, mechanism.lot / task.population)
+        if correlated is not None:
+            # What the ledger was charged for the whole job holds, whatever has changed since.
+            rate = correlated.rate
+            mechanism = mechanism.model_copy(update={"noise_multiplier": correlated.multiplier})
+        if mechanism.person is not None:
             if task.persons is None:
                 raise ValueError("the mechanism draws persons, and whose the rows are is not known")
-            persons = Persons(task.persons, task.population, self.mechanism.person)
+            persons = Persons(task.persons, task.population, mechanism.person)
         if task.features is not None:
             return train_private_head(
                 task.head,
                 task.features,
                 task.labels,
                 task.recipe,
-                self.mechanism,
+                mechanism,
                 random=random,
                 rate=rate,
+                ids=task.ids,
+                pad_id=task.module.pad_id,
+                correlated=correlated,
                 persons=persons,
                 progress=task.progress,
                 cancelled=task.cancelled,
@@ -151,8 +159,9 @@ class _PrivateSteps(_Noised):
                     task.ids,
                     task.labels,
                     task.recipe,
-                    self.mechanism,
+                    mechanism,
                     random=random,
+                    correlated=correlated,
                     seed=task.seed,
                     device=task.device,
                     progress=task.progress,

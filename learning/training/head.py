@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from learning.mechanisms.noise import draw_poisson
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.models.classifier import Dropout, TextClassifier
 from learning.training.clipping import clip_factors
 from learning.training.local import (
@@ -42,7 +42,7 @@ from learning.training.local import (
 )
 from learning.training.persons import DrawnPersons, Persons
 from learning.training.phases import Phase
-from learning.training.private import add_noise
+from learning.training.private import add_noise, check_correlated, drawing
 from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
@@ -138,6 +138,9 @@ def train_private_head(
     random: RandomSource,
     rate: float,
     persons: Persons | None = None,
+    ids: Ids | None = None,
+    pad_id: int = 0,
+    correlated: CorrelatedSteps | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
@@ -152,6 +155,9 @@ def train_private_head(
         random: The source of all draws and noise.
         rate: The probability of drawing each example or person, in (0, 1].
         persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself.
+        ids: (N, S) the tokens that the features were computed from, and `pad_id` their padding. They decide an
+            example's class where the noise is correlated, and nothing else.
+        correlated: As in `train_private`.
         progress: Called after each step, as in `train_private`.
         cancelled: Asked before each step.
 
@@ -161,8 +167,9 @@ def train_private_head(
     Raises:
         TrainingCancelled: `cancelled` returned True.
         TrainingDiverged: A weight is not finite.
-        ValueError: features and labels do not fit each other.
+        ValueError: features and labels do not fit each other, or as in `train_private`.
     """
+    check_correlated(mechanism, correlated)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(f"expected features (N, width) and labels (N,), got {features.shape} and {labels.shape}")
     began = time.perf_counter()
@@ -172,12 +179,17 @@ def train_private_head(
     optimiser = make_optimiser(_OnFeatures(output, features), recipe)
     # Widened once, if there is room, and not in every step.
     table: NDArray[np.float32 | np.float64] = features.astype(np.float64) if features.nbytes <= _HELD else features
+    if ids is None and correlated is not None:
+        raise ValueError("correlated noise needs the tokens of each example, which decide its class")
+    tokens = np.zeros((len(features), 0), dtype=np.int64) if ids is None else ids
+    lengths = (tokens != pad_id).sum(axis=1)
+    draw = drawing(tokens, lengths, labels, rate, correlated, random)
     try:
         for step in range(1, mechanism.steps + 1):
             if cancelled():
                 raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
             if persons is None:
-                drawn = draw_poisson(len(features), rate, random)
+                drawn = draw()
                 weight, bias, loss_sum = clipped_sums(output, table, labels, drawn, mechanism.clip)
             else:
                 found = persons.draw(rate, random)
@@ -187,7 +199,7 @@ def train_private_head(
             output.weight.grad = weight.float()
             if output.bias.requires_grad:
                 output.bias.grad = bias.float()
-            add_noise(output, trained, unit, std, random)
+            add_noise(output, trained, unit, std, random, correlated)
             optimiser.step()
             mean = loss_sum / len(drawn) if len(drawn) else math.nan
             if len(drawn) and not math.isfinite(mean):

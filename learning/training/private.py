@@ -13,6 +13,10 @@ One step, exactly as it is accounted for (sampled Gaussian, `mechanism.noise_mul
               lot is the noise's standard deviation
     step      of an optimiser that starts new in each training
 
+Where the job's noise is correlated, the draw is from the step's class and the noise is a row of C^-1 z
+(`learning.mechanisms.correlated` has that claim). Given the rows before, a row is fresh noise of at least this standard
+deviation plus a number that is fixed, so what is said of numbers below holds for it.
+
 Claim and assumptions. What this training does to the module is (epsilon, delta)-differentially private as
 `learning.accounting` computes it. Neighbours differ in one example, which is there in one of them and counts for
 nothing in the other. N is the same in both: these are the zero-out neighbours of Kairouz et al. 2021, "Practical and
@@ -61,6 +65,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from learning.mechanisms.correlated import CorrelatedSteps, classes_of
 from learning.mechanisms.noise import (
     draw_poisson,
     fill_gaussian,
@@ -91,7 +96,7 @@ from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 
-__all__ = ["PerExampleGradientsUnavailable", "add_noise", "train_private"]
+__all__ = ["PerExampleGradientsUnavailable", "add_noise", "check_correlated", "drawing", "train_private"]
 
 # Values that are held in float64 at a time.
 _BLOCK = 1 << 15
@@ -108,6 +113,7 @@ def train_private(
     seed: int,
     rate: float | None = None,
     persons: Persons | None = None,
+    correlated: CorrelatedSteps | None = None,
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -126,6 +132,8 @@ def train_private(
         rate: The probability of drawing each example or person, in (0, 1]; min(1, lot / N) if None.
         persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself. A piece of a
             draw then holds whole persons: at most `batch` rows, or one person's.
+        correlated: The job's steps where the mechanism's noise is correlated, with a rate of their own. They go on by
+            `mechanism.steps`.
         device: Where to train. An Apple GPU has no float64, which clipping needs, so the CPU trains instead.
         progress: Called after each step, which counts in one epoch; the loss is the draw's mean without noise, nan for
             an empty draw, inf if it is not finite.
@@ -138,7 +146,8 @@ def train_private(
         PerExampleGradientsUnavailable: The module's gradients cannot be told apart by example.
         TrainingCancelled: `cancelled` returned True.
         TrainingDiverged: A weight is not finite.
-        ValueError: ids and labels do not fit each other, or the rate is outside (0, 1].
+        ValueError: ids and labels do not fit each other, the rate is outside (0, 1], or correlated noise has no steps
+            to go on from.
     """
     if ids.ndim != 2 or ids.shape[:1] != (0,) or labels.shape != (0,):
         check_examples(ids, labels)
@@ -147,11 +156,13 @@ def train_private(
         rate = min(1.0, mechanism.lot / count) if count else 1.0
     if not 0 < rate <= 1:
         raise ValueError(f"the sampling rate must lie in (0, 1], got {rate}; leave it out for lot / examples")
+    check_correlated(mechanism, correlated)
     began = time.perf_counter()
     device = "cpu" if device == "mps" else device
     unit = mechanism.clip / mechanism.lot
     std = mechanism.noise_multiplier * unit
     lengths = (ids != module.pad_id).sum(axis=1)
+    draw = drawing(ids, lengths, labels, rate, correlated, random)
     module.to(device).train()
     try:
         probe = int.from_bytes(random.bytes(8), "little")
@@ -166,7 +177,7 @@ def train_private(
             for step in range(1, mechanism.steps + 1):
                 if cancelled():
                     raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
-                drawn, pieces = _drawn(len(ids), persons, rate, random, lengths, recipe.batch, device)
+                drawn, pieces = _drawn(draw, persons, rate, random, lengths, recipe.batch, device)
                 optimiser.zero_grad(set_to_none=False)
                 loss_sum = 0.0
                 for rows, groups in pieces:
@@ -175,7 +186,7 @@ def train_private(
                     # In units of the clip, so no clip and no lot is too small for float32.
                     clipped.add(losses, mechanism.clip, 1 / mechanism.clip, groups)
                     loss_sum += float(losses.detach().sum())
-                add_noise(module, trained, unit, std, random)
+                add_noise(module, trained, unit, std, random, correlated)
                 optimiser.step()
                 # A loss that is not a number is no empty draw.
                 mean = loss_sum / len(drawn) if len(drawn) else math.nan
@@ -196,11 +207,17 @@ def train_private(
 
 
 def _drawn(
-    count: int, persons: Persons | None, rate: float, random: RandomSource, lengths: Ids, batch: int, device: str
+    draw: Callable[[], Ids],
+    persons: Persons | None,
+    rate: float,
+    random: RandomSource,
+    lengths: Ids,
+    batch: int,
+    device: str,
 ) -> tuple[Ids, Iterator[tuple[Ids, Groups | None]]]:
     """The rows of a draw, and the same in pieces, each with whose its rows are if persons were drawn."""
     if persons is None:
-        drawn = draw_poisson(count, rate, random)
+        drawn = draw()
         rows = _pieces(drawn, lengths, batch, 1 if device == "cuda" else PIECES)
         return drawn, ((each, None) for each in rows)
     found = persons.draw(rate, random)
@@ -211,14 +228,52 @@ def _groups(drawn: DrawnPersons, device: str) -> Groups:
     return Groups(torch.from_numpy(drawn.person).to(device), torch.from_numpy(drawn.weights).to(device))
 
 
-def add_noise(module: nn.Module, trained: list[nn.Parameter], unit: float, std: float, random: RandomSource) -> None:
+def check_correlated(mechanism: DpSgd, correlated: CorrelatedSteps | None) -> None:
+    """Raises ValueError unless correlated noise, and no other, has steps to go on from, for this very matrix."""
+    found = (1.0,) if correlated is None else correlated.coefficients
+    if found != mechanism.coefficients:
+        raise ValueError(
+            f"the job's noise has {mechanism.band} bands, and the steps to go on from have {len(found)}; a member's "
+            "budget makes them (`edge_client.ledger.noise`)"
+        )
+
+
+def drawing(
+    ids: Ids,
+    lengths: Ids,
+    labels: Ids,
+    rate: float,
+    correlated: CorrelatedSteps | None,
+    random: RandomSource,
+) -> Callable[[], Ids]:
+    """A function that draws the examples of the next step: from all, or from the step's class."""
+    if correlated is None:
+        return lambda: draw_poisson(len(ids), rate, random)
+    classes = classes_of(correlated.key, correlated.band, ids, lengths, labels)
+    return lambda: correlated.draw(classes, random)
+
+
+def add_noise(
+    module: nn.Module,
+    trained: list[nn.Parameter],
+    unit: float,
+    std: float,
+    random: RandomSource,
+    correlated: CorrelatedSteps | None = None,
+) -> None:
     """Turns each .grad, a sum in units of `unit`, into sum * unit + noise on the lattice; the padding's row stays 0.
 
     All coordinates are treated alike, whatever the texts are. It works block by block, so only one block is float64.
+
+    Raises:
+        ValueError: The rows of correlated noise have another length than what is trained.
     """
-    step = lattice_step(std)
+    step, place = lattice_step(std), 0
+    if correlated is not None and correlated.rows.shape[1] != sum(each.numel() for each in trained):
+        raise ValueError("the noise has another length than what is trained; the job's document states its values")
     for parameter in trained:
         if parameter.grad is None:
+            place += parameter.numel()
             continue
         sums = parameter.grad.view(-1)
         block = torch.empty(min(_BLOCK, len(sums)), dtype=torch.float64, device=sums.device)
@@ -226,8 +281,18 @@ def add_noise(module: nn.Module, trained: list[nn.Parameter], unit: float, std: 
             part = sums[first : first + _BLOCK]
             values = block[: len(part)]
             # In steps of the lattice, a power of two, so converting there and back rounds nothing.
-            fill_gaussian(values, std / step, random)
+            if correlated is None:
+                fill_gaussian(values, std / step, random)
+            else:
+                fill_gaussian(values, 1.0, random)
+                # On a CPU this is the same memory.
+                row = values.cpu()
+                correlated.correlate(row.numpy(), place + first)
+                values.copy_(row).mul_(std / step)
             part.copy_(values.add_(part.double(), alpha=unit / step).round_().mul_(step))
+        place += len(sums)
+    if correlated is not None:
+        correlated.taken()
     for layer in module.modules():
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None and layer.weight.grad is not None:
             layer.weight.grad[layer.padding_idx] = 0

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.methods import Setting, phases_of
 from learning.models.classifier import TextClassifier
 from learning.models.division import EVERYTHING_SHARED, Division
@@ -47,6 +48,8 @@ class LocalTraining:
     features: NDArray[np.float32] | None = None
     # (U,) The person of each row of `ids`, 0 to population - 1, if the mechanism's unit is a person.
     persons: NDArray[np.int64] | None = None
+    # The job's steps on this machine, if its noise is correlated.
+    correlated: CorrelatedSteps | None = None
 
     @classmethod
     def of_all(

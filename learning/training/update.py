@@ -15,6 +15,7 @@ import secure_agg
 from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
 from learning.models.assembly import NOTHING, assembled
 from learning.models.classifier import TextClassifier
@@ -51,6 +52,7 @@ def train_update(
     frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
     backbone: StoredBackbone | None = None,
     validation: ValidationData | None = None,
+    correlated: CorrelatedSteps | None = None,
     random: secure_agg.RandomSource,
     seed: int,
     device: str,
@@ -73,6 +75,7 @@ def train_update(
         backbone: The backbone of a prompted job.
         validation: The rows on which this member measures the version; None: it measures nothing, and sends noise alone
             if the job has metrics.
+        correlated: The job's steps on this machine, if its noise is correlated. They go on by those of the round.
         random: The source of draws and noise.
         seed: Orders batches; it may be public.
         device: Where to train.
@@ -139,6 +142,7 @@ def train_update(
             trains_private=moves,
             failed=losses.failed,
             features=features,
+            correlated=correlated,
         )
         result: TrainingResult | None = None
         if isinstance(job.model, RvaeModel) and job.model.variant == "published":

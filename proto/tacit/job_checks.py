@@ -60,6 +60,7 @@ def check_body(job: JobBody) -> None:
             "averaged; leave this table out"
         )
     _check_metrics(job)
+    _check_correlated(job)
     honest, weakest = min_honest(job)
     match job.mechanism:
         case DpSgd() if job.training.epochs != 1:
@@ -271,6 +272,26 @@ def _check_metrics(job: JobBody) -> None:
         )
     if why is not None:
         raise ValueError(f"metrics: {why}; leave this table out")
+
+
+def _check_correlated(job: JobBody) -> None:
+    """Correlated noise is for jobs whose only releases are the noisy steps of parameters that all members share."""
+    mechanism = job.mechanism
+    if not isinstance(mechanism, DpSgd) or mechanism.band == 1:
+        return
+    why = None
+    if mechanism.band > mechanism.steps * job.rounds.count:
+        why = f"the job takes {mechanism.steps * job.rounds.count} steps, fewer than its noise has bands"
+    elif not isinstance(job.method, FedAvg):
+        why = f"method {job.method.name} has members keep parameters, which remember earlier rounds"
+    elif isinstance(job.model, RvaeModel):
+        why = "an rvae's steps draw their own noise"
+    elif job.metrics is not None:
+        why = "metrics are charged with a round, and correlated noise is charged for the whole job"
+    elif job.audit is not None:
+        why = "an audit's canaries are counted for independent steps"
+    if why is not None:
+        raise ValueError(f"mechanism.coefficients: {why}; leave this key out, for independent noise")
 
 
 def _instead_of_freezing(job: JobBody) -> str:

@@ -4,13 +4,15 @@ All members of a job share the numbers here. What they cost a member depends on 
 that on its own machine (`edge_client.ledger`).
 """
 
+from fractions import Fraction
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tacit.documents import Part
+from tacit.documents import AtMost, Part
 
 __all__ = [
+    "MAX_BAND",
     "DistributedGaussian",
     "DpSgd",
     "GaussianUpdate",
@@ -21,6 +23,9 @@ __all__ = [
     "PersonRows",
     "Unit",
 ]
+
+# Every step reads and writes band - 1 rows of noise as long as the model.
+MAX_BAND = 64
 
 # What two neighbouring data sets differ in: one labelled text, all of one person's texts, or all of a member's texts.
 Unit = Literal["example", "person", "member"]
@@ -70,6 +75,10 @@ class DpSgd(Part):
     lot: _Lot = 256
     # Draws in a round. Each is one optimiser step.
     steps: int = Field(default=10, ge=1, le=1_000_000)
+    # Correlated noise: the first column of a banded Toeplitz matrix C, from the diagonal down. The noise of step t is
+    # row t of C^-1 z, where z is independent noise of the stated multiplier; (1.0,) is independent noise. Members check
+    # the norm themselves, exactly (`learning.mechanisms.banded` says what it is for).
+    coefficients: Annotated[tuple[Annotated[float, Field(ge=-1, le=1)], ...], AtMost(MAX_BAND)] = (1.0,)
     unit: Literal["example", "person"] = "example"
     # Present exactly if the unit is a person.
     person: PersonRows | None = None
@@ -80,6 +89,31 @@ class DpSgd(Part):
             raise ValueError("person.max_examples: missing; say how many rows of a person a draw uses at most")
         if self.unit != "person" and self.person is not None:
             raise ValueError('person: has no effect on single examples; leave it out, or set unit = "person"')
+        if self.unit == "person" and len(self.coefficients) > 1:
+            raise ValueError(
+                "coefficients: the classes of correlated noise are drawn by row, so one person would be in several; "
+                'leave coefficients out, or set unit = "example"'
+            )
+        return self
+
+    @property
+    def band(self) -> int:
+        """b: the steps that lie between two draws of the same example, and the bands of C. 1: independent noise."""
+        return len(self.coefficients)
+
+    @model_validator(mode="after")
+    def _norm_is_bounded(self) -> Self:
+        # A float is a fraction, so this sum is exact. A column of C that were longer than 1 would move the sum by more
+        # than the clip that the noise is scaled to.
+        if not self.coefficients or self.coefficients[0] <= 0:
+            raise ValueError("coefficients: the first must be positive; leave the key out for independent noise")
+        if sum(Fraction(each) ** 2 for each in self.coefficients) > 1:
+            raise ValueError(
+                "coefficients: their squares add up to more than 1, so the noise would be too small for the clip; "
+                "divide them by their norm"
+            )
+        if self.band == 1 and self.coefficients[0] != 1:
+            raise ValueError("coefficients: with one band the only coefficient is 1; change noise_multiplier instead")
         return self
 
 

@@ -8,6 +8,7 @@ from scipy import stats
 
 from benchmarks.privacy import audit as privacy_audit
 from benchmarks.privacy.audit import (
+    CORRELATED,
     canary_audit,
     claimed,
     epsilon_of_gaussian,
@@ -138,7 +139,7 @@ def short(monkeypatch):
 
     def audit(name, broken):
         (subject,) = (each for each in subjects() if each.name == name)
-        bound, claim = canary_audit(subject, broken, 150, 30)
+        bound, claim = canary_audit(subject, broken, *((60, 20) if name == CORRELATED else (150, 30)))
         assert (bound.name, claim.name) == ("epsilon_lower_bound", "epsilon_claimed")
         return bound.value, claim.value
 
@@ -157,9 +158,15 @@ def test_missing_noise_is_detected(short, name):
     assert bound > claim
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "gaussian-update", "laplace-update"])
+@pytest.mark.parametrize("name", ["dp-sgd", CORRELATED, "gaussian-update", "laplace-update"])
 def test_broken_clipping_is_detected(short, name):
     bound, claim = short(name, "clipping")
+    assert bound > claim
+
+
+def test_examples_that_are_drawn_too_often_are_detected():
+    (subject,) = (each for each in subjects() if each.name == CORRELATED)
+    bound, claim = (each.value for each in canary_audit(subject, "separation", 100, 20))
     assert bound > claim
 
 

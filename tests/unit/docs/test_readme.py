@@ -56,7 +56,16 @@ def test_the_figures_match_the_benchmark_results():
         for epsilon in (1.0, 2.0, 4.0)
     ]
     heads = [
-        newest("frontier", "test_accuracy", dataset="trec", members=3, epsilon=epsilon, method="head-layers", seed=None)
+        newest(
+            "frontier",
+            "test_accuracy",
+            dataset="trec",
+            members=3,
+            epsilon=epsilon,
+            method="head-layers",
+            mechanism="none" if epsilon == "none" else "dp-sgd",
+            seed=None,
+        )
         for epsilon in (1.0, 2.0, 4.0, "none")
     ]
     shared, alone = (newest("institutional", "test_accuracy", members=members, seed=None, **trec) for members in (3, 1))

@@ -34,6 +34,7 @@ from edge_client.canaries import CanaryRecord
 from edge_client.corpus_release.folder import CorpusState, Decision
 from edge_client.corpus_release.models import NoisedHistogram
 from edge_client.identity.home import IdentityDocument
+from edge_client.ledger.noise import NoiseHeader
 from edge_client.ledger.pin import Pin
 from edge_client.ledger.receipts import CorpusReceipt, Receipt
 from edge_client.policy.document import PolicyDocument
@@ -437,6 +438,17 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "detail": "",
     },
     Decision: {"schema": 1, "corpus": HEX, "choice": "approve", "at_ms": 0},
+    NoiseHeader: {
+        "schema": 1,
+        "ledger": "00",
+        "reservation": 1,
+        "job_document": HEX,
+        "step": 2,
+        "key": HEX,
+        "rows": 1,
+        "values": 7,
+        "rows_digest": HEX,
+    },
     HeldAnswer: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "values": [-1]},
     SurveySpec: {
         "schema": 1,
@@ -652,6 +664,17 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "JobBody.labels": (JobSpec, _SPEC, "labels", 10_000, _word),
     "JobBody.tags": (JobSpec, _SPEC, "tags", 16, _word),
+    "DpSgd.coefficients": (
+        JobSpec,
+        {
+            **{key: value for key, value in _SPEC.items() if key not in ("audit", "metrics")},
+            "method": {"name": "fedavg"},
+            "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "steps": 100},
+        },
+        "mechanism.coefficients",
+        64,
+        lambda number: 0.5 if number == 0 else 0.01,
+    ),
     "FedRecon.tokens": (*MORE[1], "method.tokens", 10_000, _word),
     "TextCNNModel.widths": (*MORE[2], "model.widths", 16, lambda number: number + 1),
     "TransformerModel.config": (JobDocument, {**_JOB, "model": _TRANSFORMER}, "model.config", 64, {_word: 1}),

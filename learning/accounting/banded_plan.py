@@ -1,0 +1,120 @@
+"""Plans correlated noise: the error that each number of bands leaves at one epsilon, beside dp-sgd's. Pure.
+
+Bands trade two things. More bands take back more of the noise, and an example is drawn from fewer steps. But it is
+drawn with a rate b times as high there, so sampling amplifies less. With b = N / lot nothing is left to amplify, and
+each example is used once in b steps; more bands would make draws smaller than the lot. b = 1 is dp-sgd, which is all
+that a lot of all examples allows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from learning.accounting.calibration import NotAffordable, calibrate
+from learning.accounting.costs import adjacency_of, rate_of, steps_of_job
+from learning.accounting.events import SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.renyi import renyi
+from learning.accounting.spend import epsilon_renyi
+from learning.mechanisms.banded import best_coefficients, error_of
+from tacit.mechanism import MAX_BAND, DpSgd
+
+__all__ = ["BandRow", "bands_of", "best_of", "with_band"]
+
+_BANDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_BAND)
+
+
+@dataclass(frozen=True)
+class BandRow:
+    """What so many bands leave of the noise at a budget.
+
+    Attributes:
+        band: b; 1 is dp-sgd with independent noise.
+        coefficients: As in `DpSgd.coefficients`.
+        rate: The probability with which a step draws an example of its class.
+        multiplier: The least noise multiplier that passes the gate of an empty ledger.
+        error: Root mean square, over all steps, of the standard deviation of the noise in the model, divided by the
+            clip, the learning rate and the number of examples that a step draws (`learning.mechanisms.banded`).
+    """
+
+    band: int
+    coefficients: tuple[float, ...]
+    rate: float
+    multiplier: float
+    error: float
+
+
+def with_band(mechanism: DpSgd, band: int, rounds: int) -> DpSgd:
+    """The mechanism with so many bands, at the coefficients of least error for the job's steps.
+
+    Raises:
+        ValueError: The job has fewer steps than that, or the mechanism allows no such matrix.
+    """
+    coefficients = best_coefficients(band, steps_of_job(mechanism, rounds))
+    return DpSgd.model_validate(mechanism.model_dump() | {"coefficients": coefficients})
+
+
+def bands_of(mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> list[BandRow]:
+    """The error at the limit of dp-sgd and of each number of bands that keeps the lot, in ascending order of bands.
+
+    Multipliers of all but the first row and that of least error are by Rényi divergences, up to a tenth too high.
+
+    Args:
+        mechanism: Clip, lot and steps. Its multiplier and coefficients do not matter.
+        examples: N, a member's examples.
+        rounds: Rounds of the job.
+        limit: The budget.
+
+    Raises:
+        NotAffordable: No noise is enough for dp-sgd.
+    """
+    most = max(1, min(steps_of_job(mechanism, rounds), examples // mechanism.lot))
+    rows = [_row(with_band(mechanism, band, rounds), examples, rounds, limit) for band in _BANDS if band <= most]
+    found = [row for row in rows if row is not None]
+    if not found or found[0].band != 1:
+        raise NotAffordable(f"epsilon {limit.epsilon:g} at delta {limit.delta:g} is not enough at any noise")
+    least = best_of(found)
+    return [_at_gate(row, mechanism, examples, rounds, limit) if row.band in (1, least.band) else row for row in found]
+
+
+def best_of(rows: Sequence[BandRow]) -> BandRow:
+    """The row of least error; of equal ones that with fewest bands."""
+    return min(rows, key=lambda row: (row.error, row.band))
+
+
+def _row(mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> BandRow | None:
+    def passes(multiplier: float) -> bool:
+        spent = renyi(_event(mechanism, multiplier, examples, rounds), adjacency_of(mechanism))
+        return epsilon_renyi(spent, limit.delta) <= limit.epsilon
+
+    low, high = 1e-2, 1e4
+    if not passes(high):
+        return None
+    while high > low * 1.002:
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return _with_error(mechanism, high, examples, rounds)
+
+
+def _at_gate(row: BandRow, mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> BandRow:
+    banded = DpSgd.model_validate(mechanism.model_dump() | {"coefficients": row.coefficients})
+    multiplier = calibrate(lambda each: _event(banded, each, examples, rounds), 1, limit)
+    return _with_error(banded, multiplier, examples, rounds)
+
+
+def _event(mechanism: DpSgd, multiplier: float, examples: int, rounds: int) -> SampledGaussian:
+    drawn = -(-steps_of_job(mechanism, rounds) // mechanism.band)
+    return SampledGaussian(multiplier=multiplier, rate=rate_of(mechanism, examples), steps=drawn)
+
+
+def _with_error(mechanism: DpSgd, multiplier: float, examples: int, rounds: int) -> BandRow:
+    drawn = min(mechanism.lot, examples / mechanism.band)
+    error = error_of(np.array(mechanism.coefficients), steps_of_job(mechanism, rounds))
+    return BandRow(
+        band=mechanism.band,
+        coefficients=mechanism.coefficients,
+        rate=rate_of(mechanism, examples),
+        multiplier=multiplier,
+        error=multiplier * error / drawn,
+    )

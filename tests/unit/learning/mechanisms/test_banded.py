@@ -1,0 +1,117 @@
+"""The matrices of correlated noise: their error two ways, golden values, jax-privacy's beside ours, and exact norms."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from learning.mechanisms.banded import best_coefficients, error_of, independent_error, prefix_variances, square_root
+from tacit.mechanism import MAX_BAND, DpSgd
+
+
+def dense(coefficients, steps):
+    """C, (T, T)."""
+    return sum(each * np.eye(steps, k=-j) for j, each in enumerate(coefficients))
+
+
+@pytest.mark.parametrize(("band", "steps"), [(1, 7), (2, 7), (3, 20), (8, 50)])
+def test_the_error_is_that_of_the_dense_matrix(band, steps):
+    c = square_root(band)
+    sums = np.tril(np.ones((steps, steps))) @ np.linalg.inv(dense(c, steps))
+    assert np.allclose(prefix_variances(c, steps), (sums**2).sum(axis=1))
+    largest = np.sqrt((dense(c, steps) ** 2).sum(axis=0).max())
+    assert error_of(c, steps) == pytest.approx(np.linalg.norm(sums) / math.sqrt(steps) * largest)
+
+
+def test_independent_noise_is_one_band():
+    assert best_coefficients(1, 9) == (1.0,)
+    assert error_of(np.array([1.0]), 9) == pytest.approx(independent_error(9)) == pytest.approx(math.sqrt(5))
+
+
+def test_two_bands_by_hand():
+    # With c = (1, r): a = 1, 1 - r, 1 - r + r^2, and the error for T = 2 is (1 + r^2)(2 + (1 - r)^2) / 2.
+    best = np.array(best_coefficients(2, 2))
+    ratio = np.linspace(0, 1, 100_001)
+    by_hand = ratio[np.argmin((1 + ratio**2) * (2 + (1 - ratio) ** 2))]
+    assert best[1] / best[0] == pytest.approx(by_hand, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("band", "steps", "error"),
+    [(2, 30, 2.9810), (4, 30, 2.4071), (8, 100, 3.1253), (16, 500, 4.7017), (32, 500, 3.8186)],
+)
+def test_golden_errors(band, steps, error):
+    found = np.array(best_coefficients(band, steps))
+    assert error_of(found, steps) == pytest.approx(error, rel=1e-3)
+    assert error_of(found, steps) <= error_of(square_root(band), steps) * (1 + 1e-9)
+    # No direction leads further down.
+    for k in range(band):
+        for by in (-1e-3, 1e-3):
+            moved = found.copy()
+            moved[k] += by
+            assert error_of(moved, steps) >= error_of(found, steps) * (1 - 1e-6)
+
+
+def test_jax_privacy_finds_no_better_matrix_and_the_same_errors():
+    toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+    for band, steps in ((2, 30), (8, 100), (16, 200)):
+        theirs = np.array(toeplitz.optimize_banded_toeplitz(steps, band), dtype=np.float64)
+        ours = np.array(best_coefficients(band, steps))
+        errors = np.array(toeplitz.per_query_error(strategy_coef=ours, n=steps))
+        assert np.allclose(errors, prefix_variances(ours, steps), rtol=1e-4)
+        assert error_of(ours, steps) <= error_of(theirs, steps) * (1 + 1e-5)
+        assert error_of(ours, steps) == pytest.approx(error_of(theirs, steps), rel=2e-3)
+
+
+def test_jax_privacys_sensitivity_is_the_root_of_the_participations():
+    toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+    for band, steps in ((4, 32), (8, 100)):
+        found = toeplitz.minsep_sensitivity_squared(np.array(best_coefficients(band, steps)), min_sep=band, n=steps)
+        # Their last columns are cut off at T and ours are counted whole.
+        assert float(found) <= -(-steps // band) * (1 + 1e-5)
+        assert float(found) > -(-steps // band) - 1
+
+
+def test_norms_are_below_one_exactly():
+    for band, steps in ((2, 2), (3, 10), (17, 60), (MAX_BAND, 200)):
+        found = best_coefficients(band, steps)
+        assert 1 - Fraction(1, 10**6) < sum(Fraction(each) ** 2 for each in found) <= 1
+        assert DpSgd(noise_multiplier=1.0, coefficients=found).band == band
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "why"),
+    [
+        ((1.0, 2.0**-40), "add up to more than 1"),
+        # One unit in the last place too long: floating-point arithmetic would round the sum to 1.
+        ((math.nextafter(1.0, 2.0), 0.0), "less than or equal to 1"),
+        ((0.6, 0.8000000000000002), "add up to more than 1"),
+        ((0.0, 0.5), "the first must be positive"),
+        ((), "the first must be positive"),
+        ((0.5,), "the only coefficient is 1"),
+        ((0.1,) * (MAX_BAND + 1), "at most"),
+        ((float("nan"), 0.1), "coefficients"),
+    ],
+)
+def test_a_member_refuses_a_matrix_that_is_longer_than_it_claims(coefficients, why):
+    with pytest.raises(ValidationError, match=why):
+        DpSgd(noise_multiplier=1.0, coefficients=coefficients)
+
+
+def test_the_sum_is_exact_where_floats_round():
+    c = (0.6, 0.8)
+    # In floating point this is 1.0; exactly it is more.
+    assert c[0] ** 2 + c[1] ** 2 == 1.0
+    assert sum(Fraction(each) ** 2 for each in c) > 1
+    with pytest.raises(ValidationError, match="add up to more than 1"):
+        DpSgd(noise_multiplier=1.0, coefficients=c)
+
+
+def test_a_band_outside_the_steps_is_refused():
+    for band in (0, 6):
+        with pytest.raises(ValueError, match="bands"):
+            best_coefficients(band, 5)
+    with pytest.raises(ValueError, match="at least one band"):
+        square_root(0)
