@@ -130,8 +130,11 @@ class NoiseStore:
 
     def forget(self, job: str) -> None:
         """Deletes the noise of a job that is over."""
-        with contextlib.suppress(OSError):
-            self._path(job).unlink(missing_ok=True)
+        path = self._path(job)
+        # A process that died while it wrote leaves a partial file with rows.
+        for each in (path, path.with_name(f".{path.name}.partial")):
+            with contextlib.suppress(OSError):
+                each.unlink(missing_ok=True)
 
     def _path(self, job: str) -> Path:
         return self._root / f"{job}.noise"
