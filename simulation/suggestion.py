@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from learning.accounting.calibration import calibrate
-from learning.accounting.costs import Noised, adjacency_of, event_of_job
+from learning.accounting.costs import Noised, adjacency_of, event_of_job, releases_of
 from learning.accounting.expected_noise import Values
 from learning.accounting.planning import noise_to_signal, with_multiplier
 from learning.accounting.spend import Limit
@@ -172,7 +172,7 @@ def with_noise_for(job: JobSpec, situation: Situation) -> JobSpec:
             values=shared,
             members=max(situation.members, job.rounds.target_members),
         ),
-        job.rounds.count,
+        releases_of(mechanism, job.rounds.count),
         limit,
     )
     return changed(job, mechanism=with_multiplier(mechanism, multiplier))

@@ -394,6 +394,8 @@ class Budget:
             PolicyRefusal: a further release would pass the limit, or the ledger cannot be written. Nothing may leave.
         """
         if attempt in self._charged:
+            if reserved.steps is not None and not reserved.steps.committed:
+                raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, "this attempt was charged for other steps")
             return
         number = reserved.reservation
         if number is not None:
@@ -477,7 +479,12 @@ class Budget:
                 steps = self._steps(number, reserved.job)
                 steps.skip(reserved.steps.count, secure_agg.SystemRandom())
                 reserved.steps.correlated = steps
-                self._commit(number, reserved, reserved.steps)
+                try:
+                    self._commit(number, reserved, reserved.steps)
+                except PolicyRefusal:
+                    # Without its file the job is over here, but its steps are paid all the same.
+                    if self._ledger.reservation(number).steps < steps.step:
+                        self._ledger.step(number, steps.band, steps.step)
             self._ledger.charge(number, NO_ATTEMPT)
             self._ledger.settle(number, NO_ATTEMPT, "training_failed", b"")
         except (LedgerError, PolicyRefusal) as error:

@@ -49,7 +49,7 @@ class NoiseHeader(Document):
     # How many rows follow, and their length.
     rows: int = Field(ge=1, lt=MAX_BAND)
     values: int = Field(ge=1)
-    # SHA-256 of the rows.
+    # SHA-256 over this line, with zeros in this place, and the rows.
     rows_digest: Digest
 
 
@@ -119,8 +119,9 @@ class NoiseStore:
             key=steps.key.hex(),
             rows=steps.rows.shape[0],
             values=steps.rows.shape[1],
-            rows_digest=hashlib.sha256(rows).digest(),
+            rows_digest=bytes(32),
         )
+        header = header.model_copy(update={"rows_digest": _digest(header, rows)})
         if not self._root.exists():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self._root.parent, self._root.parent.parent):
@@ -129,8 +130,11 @@ class NoiseStore:
 
     def forget(self, job: str) -> None:
         """Deletes the noise of a job that is over."""
-        with contextlib.suppress(OSError):
-            self._path(job).unlink(missing_ok=True)
+        path = self._path(job)
+        # A process that died while it wrote leaves a partial file with rows.
+        for each in (path, path.with_name(f".{path.name}.partial")):
+            with contextlib.suppress(OSError):
+                each.unlink(missing_ok=True)
 
     def _path(self, job: str) -> Path:
         return self._root / f"{job}.noise"
@@ -147,6 +151,11 @@ class NoiseStore:
         if (header.ledger, header.reservation, header.job_document) != (self._ledger, reservation, document):
             # A reservation that was released: nothing of it ever left.
             return None
-        if len(rows) != 8 * header.rows * header.values or hashlib.sha256(rows).digest() != header.rows_digest:
+        if len(rows) != 8 * header.rows * header.values or _digest(header, rows) != header.rows_digest:
             raise NoiseLost(f"{path} is damaged; this job takes no more steps here")
         return header, rows
+
+
+def _digest(header: NoiseHeader, rows: bytes) -> bytes:
+    bare = header.model_copy(update={"rows_digest": bytes(32)})
+    return hashlib.sha256(bare.canonical() + b"\n" + rows).digest()

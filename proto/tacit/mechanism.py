@@ -101,6 +101,17 @@ class DpSgd(Part):
         """b: the steps that lie between two draws of the same example, and the bands of C. 1: independent noise."""
         return len(self.coefficients)
 
+    def _grows(self) -> bool:
+        """Whether a row of C^-1 has entries above 16 anywhere in the first 1,000 steps."""
+        first, *rest = self.coefficients
+        inverse: list[float] = []
+        for step in range(1000):
+            known = zip(rest, reversed(inverse[-len(rest) :]), strict=False)
+            inverse.append(((step == 0) - sum(c * before for c, before in known)) / first)
+            if not abs(inverse[-1]) <= 16:
+                return True
+        return False
+
     @model_validator(mode="after")
     def _norm_is_bounded(self) -> Self:
         # A float is a fraction, so this sum is exact. A column of C that were longer than 1 would move the sum by more
@@ -112,6 +123,9 @@ class DpSgd(Part):
                 "coefficients: their squares add up to more than 1, so the noise would be too small for the clip; "
                 "divide them by their norm"
             )
+        # Otherwise float64 would lose z beside the rows before it, and the lattice's argument with it.
+        if self.band > 1 and self._grows():
+            raise ValueError("coefficients: the noise would grow from step to step; use what `privacy plan` names")
         if self.band == 1 and self.coefficients[0] != 1:
             raise ValueError("coefficients: with one band the only coefficient is 1; change noise_multiplier instead")
         return self

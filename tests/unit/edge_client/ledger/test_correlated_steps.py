@@ -221,7 +221,11 @@ def test_a_file_that_is_older_than_the_ledger_ends_the_job(opened, tmp_path):
     shutil.copy(path, old)
     budget.charge(attempt(2, 2), trained(budget, 2))
     newest = path.read_bytes()
-    for content in (old.read_bytes(), None, newest[:-1], newest[:-1] + b"\x00", b"{}\n" + newest):
+    other = newest.replace(b'"step":6', b'"step":9', 1)
+    key = newest.index(b'"key":"') + 7
+    rekeyed = newest[:key] + (b"0" if newest[key : key + 1] != b"0" else b"1") + newest[key + 1 :]
+    assert len({other, rekeyed, newest}) == 3
+    for content in (other, rekeyed, old.read_bytes(), None, newest[:-1], newest[:-1] + b"\x00", b"{}\n" + newest):
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
@@ -252,6 +256,27 @@ def test_a_copied_home_is_found_by_its_pin_or_by_the_coordinators_number(opened,
     assert refused(budget.check_reported, told.sequence) == Reason.REASON_LEDGER_ROLLED_BACK
 
 
+def test_a_failed_training_is_paid_even_if_its_noise_cannot_be_written(opened, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    budget = opened()
+    held = reserved(budget)
+    monkeypatch.setattr(NoiseStore, "keep", full)
+    budget.forfeit(held)
+    budget.release(held, "training did not end")
+    assert len(spent(budget)) == 1
+    assert refused(trained, budget, 2) == Reason.REASON_LEDGER_ROLLED_BACK
+
+
+def test_an_attempt_is_charged_for_one_vector(opened):
+    budget = opened()
+    first, second = trained(budget), trained(budget)
+    budget.charge(attempt(), first)
+    budget.charge(attempt(), first)
+    assert refused(budget.charge, attempt(), second) == Reason.REASON_VECTOR_INVALID
+
+
 def test_the_file_forgets_what_the_band_no_longer_needs(opened, tmp_path):
     budget = opened()
     path = tmp_path / "noise" / "data" / "questions.noise"
@@ -268,8 +293,9 @@ def test_the_file_forgets_what_the_band_no_longer_needs(opened, tmp_path):
         assert row.tobytes() in stored
     assert [each.name for each in path.parent.iterdir()] == ["questions.noise"]
     assert path.stat().st_mode & 0o777 == 0o600
+    (path.parent / ".questions.noise.partial").write_bytes(stored)
     budget.job_over("questions")
-    assert not path.exists()
+    assert not [*path.parent.iterdir()]
     assert refused(trained, budget, 3) == Reason.REASON_LEDGER_ROLLED_BACK
 
 

@@ -90,6 +90,8 @@ def test_norms_are_below_one_exactly():
         ((0.6, 0.8000000000000002), "add up to more than 1"),
         ((0.0, 0.5), "the first must be positive"),
         ((), "the first must be positive"),
+        ((0.05, 0.99), "grow from step to step"),
+        ((5e-324, 0.5), "grow from step to step"),
         ((0.5,), "the only coefficient is 1"),
         ((0.1,) * (MAX_BAND + 1), "at most"),
         ((float("nan"), 0.1), "coefficients"),

@@ -1,5 +1,7 @@
 """Correlated steps: the noise is C^-1 z, its covariance, skipped steps, classes, and what one example can move."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,16 @@ from torch import nn
 from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.correlated import CorrelatedSteps, classes_of
 from learning.mechanisms.noise import lattice_step
+from learning.mechanisms.protection import protection_of
 from learning.training.head import train_private_head
 from learning.training.private import add_noise
+from learning.training.task import LocalTraining
 from secure_agg.randomness import SystemRandom
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tests.support.random_sources import Seeded
 from tests.unit.learning.mechanisms.test_banded import dense
+from tests.unit.learning.mechanisms.test_mechanisms import job
 
 BAND, STEPS = 3, 8
 C = best_coefficients(BAND, STEPS)
@@ -60,6 +65,42 @@ def test_the_covariance_of_what_a_training_adds():
     assert seen.sum(axis=0).var() == pytest.approx(expected.sum(), rel=0.05)
     assert seen.sum(axis=0).var() < 0.75 * np.trace(expected)
     assert np.all(np.rint(seen * std / lattice_step(std)) * lattice_step(std) == pytest.approx(seen * std))
+
+
+def test_a_long_parameter_is_made_block_by_block_each_in_its_place():
+    module = nn.Linear(1, 40_000)
+    module.weight.requires_grad_(False)
+    steps = begun(40_000)
+    for _ in range(BAND - 1):
+        module.bias.grad = torch.zeros(40_000)
+        add_noise(module, [module.bias], 0.5, 0.5, SystemRandom(), steps)
+    assert np.count_nonzero(steps.rows) == steps.rows.size
+    newest = steps.rows[(BAND - 2) % (BAND - 1)]
+    assert np.allclose(module.bias.grad.double().numpy(), 0.5 * newest, atol=lattice_step(0.5))
+
+
+def test_training_adds_the_noise_that_the_ledger_was_charged_for():
+    document = job({"name": "dp-sgd", "noise_multiplier": 8.0, "lot": 50, "steps": 1, "coefficients": C})
+    head = nn.Linear(400, 50)
+    head.bias.requires_grad_(False)
+    features, ids = np.zeros((1, 400), np.float32), np.ones((1, 1), np.int64)
+    steps = CorrelatedSteps.begun(C, 9.0, 1.0, KEY, 20_000)
+    recipe = Training(optimiser="sgd", learning_rate=1.0)
+    task = LocalTraining.of_all(_Headed(head), ids, np.zeros(1, np.int64), recipe, 0, "cpu", lambda _: None, bool)
+    before = head.weight.detach().clone()
+    protection_of(document, 100).train(replace(task, features=features, correlated=steps), SystemRandom())
+    added = (head.weight.detach() - before).double().numpy() * 50
+    assert np.std(added) == pytest.approx(9.0 / C[0], rel=0.03)
+
+
+class _Headed(nn.Module):
+    """A module with this head."""
+
+    pad_id = 0
+
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
 
 
 def test_every_parameter_has_a_part_of_the_row_of_its_own():
