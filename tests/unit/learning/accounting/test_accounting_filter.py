@@ -27,7 +27,7 @@ NOTHING = np.zeros(len(ORDERS))
         ({"delta": 1.0}, "delta"),
         ({"delta": math.nan}, "delta"),
         ({"adjacency": "swap"}, "adjacency must be add-remove or replace-one, got 'swap'"),
-        ({"unit": "household"}, "unit must be example or member, got 'household'"),
+        ({"unit": "household"}, "unit must be example, person or member, got 'household'"),
     ],
 )
 def test_an_invalid_limit_is_refused(numbers, said):
