@@ -81,7 +81,7 @@ class Place:
     def restart(self, desk=False):
         self.close()
         policy = Policy(**self.rules)
-        self._manager = open_budget(self.folder / "home", self.identity, policy, ["one"])
+        self._manager = self.open(policy)
         self.budget = self._manager.__enter__()
         self.answers = HeldAnswers(self.folder / "home", "data")
         about = {"federation": self.identity.federation, "member": self.identity.member, "data": "data"}
@@ -100,6 +100,9 @@ class Place:
             kept_back=KeptBack.of(self.folder / "home", policy, self.examples),
             desk=Desk(self.folder / "home", policy, self.budget, **about) if desk else None,
         )
+
+    def open(self, policy):
+        return open_budget(self.folder / "home", self.identity, policy, ["one"])
 
     def close(self):
         if self._manager is not None:

@@ -3,16 +3,19 @@
 import asyncio
 import hashlib
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.session.answers import HeldAnswer
 from edge_client.session.kept_back import KeptBack
 from learning.models.assembly import whole_model
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.text.persons import units_of
 from learning.training.local import TrainingCancelled
 from learning.validation import measuring as rows
 from learning.validation.contribution import by_label, metrics_of
@@ -69,8 +72,8 @@ class Measuring(Place):
 def place(tmp_path, identity):
     made = []
 
-    def make(**rules):
-        made.append(Measuring(tmp_path, identity, **rules))
+    def make(kind=Measuring, **rules):
+        made.append(kind(tmp_path, identity, **rules))
         return made[-1]
 
     yield make
@@ -101,6 +104,32 @@ def test_all_rows_are_measured_only_where_the_question_says_so(place):
     # Rows whose label the version lacks contribute nothing.
     assert units == len({each.text for each in EXAMPLES if each.label in LABELS})
     assert np.abs(prepared.update.change - truth).max() < 14 + units
+
+
+def test_a_person_adds_one_contribution_whatever_its_rows_and_only_for_a_ledger_of_persons(place):
+    class OfPersons(Measuring):
+        def asks(self, name, std=200.0, **keys):
+            super().asks(name, std, **keys)
+            # Ten persons, each with rows of several labels.
+            self.examples = [replace(each, person=str(at % 10)) for at, each in enumerate(self.examples)]
+
+        def open(self, policy):
+            people = units_of(self.examples)
+            texts = [each.text for each in self.examples]
+            return open_budget(self.folder / "home", self.identity, policy, texts, persons=people, column="patient")
+
+    noise = {"std": 2.0, "unit": "person"}
+    rules = {"metrics_epsilon": 1000.0, "epsilon": 1000.0, "unit": "person", "validation_share": 0.5}
+    here = place(OfPersons, keys={"rows": "all", "noise": noise}, **rules)
+    prepared = here.prepare()
+    truth, units = here.truth(everything=True)
+    assert units == 10
+    assert truth[2] == 32 * 10
+    assert np.abs(prepared.update.change - truth).max() < 7 * 2 + units
+    ((event),) = here.budget.statement("asked").of_job
+    assert (event.unit, event.multiplier) == ("person", pytest.approx(2 / (32 * 3**0.5)))
+    here.asks("by-row", noise={"std": 2.0})
+    assert here.refused().reason is Reason.REASON_PRIVACY_UNACCOUNTABLE
 
 
 def test_a_breakdown_sums_each_label_apart_and_is_another_charge(place):
