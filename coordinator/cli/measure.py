@@ -26,6 +26,9 @@ __all__ = ["app", "measured_facts"]
 
 app = typer.Typer(no_args_is_help=True)
 
+# What counts once in an answer, by the unit that ledgers protect.
+_COUNTED = {"example": "rows", "person": "persons", "member": "members"}
+
 Name = Annotated[str, typer.Argument(help="The measurement's name.")]
 
 # Jobs that a version comes from, one after another.
@@ -51,7 +54,7 @@ def new(
     ] = False,
     members: Annotated[int, typer.Option(min=2, help="The least number of members that answer.")] = 3,
     epsilon: Annotated[float, typer.Option(help="What the whole answer may cost a member in privacy.")] = 0.5,
-    unit: Annotated[str, typer.Option(help="What members' ledgers protect: example or member.")] = "example",
+    unit: Annotated[str, typer.Option(help="What members' ledgers protect: example, person or member.")] = "example",
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: NAME.toml.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
@@ -67,8 +70,8 @@ def new(
     target = Path(f"{name}.toml") if out is None else out
     if target.exists():
         fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
-    if unit not in ("example", "member"):
-        fail(f"--unit {unit} is not one of example, member", ExitCode.USAGE)
+    if unit not in _COUNTED:
+        fail(f"--unit {unit} is not one of {', '.join(_COUNTED)}", ExitCode.USAGE)
     if (version is None) == (bundle is None):
         fail("name what is measured: --version JOB:NUMBER, --version JOB:best or --bundle FOLDER", ExitCode.USAGE)
     if bundle is not None and not bundle.is_dir():
@@ -97,7 +100,7 @@ def new(
         print_json({"measurement": name, "file": os.fspath(target), "std": std, "epsilon": epsilon, "rows": rows})
         return
     each = " of each label" if by_label else ""
-    needed = f"they measure {rows:,} rows{each} in all" if unit == "example" else f"{rows:,} members answer"
+    needed = f"{rows:,} members answer" if unit == "member" else f"they measure {rows:,} {_COUNTED[unit]}{each} in all"
     typer.echo(
         f"Wrote {target}. An answer costs an untouched ledger epsilon {epsilon:g} at delta {DELTA:g} (add-remove). "
         f"With the noise of {members} members, an accuracy of 50 % has a standard error of 2 points or less if "
@@ -371,7 +374,7 @@ def _named(job: str, number: int | None) -> str:
 
 
 def _lines(name: str, question: "Measurement", unit: "Unit", found: "Result", trained: int | None) -> list[str]:
-    units = "rows" if unit == "example" else "members"
+    units = _COUNTED[unit]
     rows = "all their rows" if question.rows == "all" else "rows that they keep back from every training"
     lines = [f"Measurement {name}: {found.members} members measured {_named(question.job, question.number)} on {rows}."]
     if found.whole is None:

@@ -89,7 +89,7 @@ def test_a_question_whose_answer_would_never_show_is_not_asked(tmp_path):
         (("m", "--version", "desk:1", "--bundle", "."), 2, "name what is measured"),
         (("m", "--bundle", "nowhere"), 5, "nowhere is not a folder"),
         (("m", "--version", "desk"), 2, "names no version"),
-        (("m", "--version", "desk:1", "--unit", "person"), 2, "--unit person is not one of example, member"),
+        (("m", "--version", "desk:1", "--unit", "people"), 2, "--unit people is not one of example, person, member"),
         (("m", "--version", "desk:1", "--unit", "member", "--by-label"), 2, "rows of several labels"),
         (("m", "--version", "desk:1", "--epsilon", "1e-9"), 2, "--epsilon 1e-09: "),
         (("M m", "--version", "desk:1"), 2, "name"),
