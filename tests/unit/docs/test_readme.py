@@ -55,24 +55,27 @@ def test_the_figures_match_the_benchmark_results():
         newest("institutional_dp", "test_accuracy", mechanism="dp-sgd", members=3, epsilon=epsilon, seed=None)
         for epsilon in (1.0, 2.0, 4.0)
     ]
-    heads = [
-        newest(
-            "frontier",
-            "test_accuracy",
-            dataset="trec",
-            members=3,
-            epsilon=epsilon,
-            method="head-layers",
-            mechanism="none" if epsilon == "none" else "dp-sgd",
-            seed=None,
-        )
-        for epsilon in (1.0, 2.0, 4.0, "none")
-    ]
+    frontier = {"dataset": "trec", "members": 3, "seed": None}
+    heads, adapted = (
+        [
+            newest(
+                "frontier",
+                "test_accuracy",
+                epsilon=epsilon,
+                method=method,
+                mechanism="none" if epsilon == "none" else "dp-sgd",
+                **frontier,
+            )
+            for epsilon in epsilons
+        ]
+        for method, epsilons in (("head-layers", (1.0, 2.0, 4.0, "none")), ("lora", (1.0, 2.0, 4.0)))
+    )
     shared, alone = (newest("institutional", "test_accuracy", members=members, seed=None, **trec) for members in (3, 1))
     table = re.findall(r"^\| (.*) \| (.*) \|$", README[: README.index("## Two commands")], flags=re.MULTILINE)[2:]
     assert [figure for _, figure in table] == [
         f"{shared:.3f}; one institution with all the data gets {alone:.3f}",
         "{:.3f} at epsilon 1, {:.3f} at 2, {:.3f} at 4; {:.3f} without noise".format(*heads),
+        "{:.3f}, {:.3f}, {:.3f}".format(*adapted),
         "{:.3f}, {:.3f}, {:.3f}".format(*private),
         f"{sum(seconds) / 180:.1f} minutes",
         f"{sent['fedavg'] / 1e6:.1f} MB",
