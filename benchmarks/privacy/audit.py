@@ -381,7 +381,7 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
         yield
 
 
-def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
+def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0, groups: Any = None) -> None:
     """Replaces `ClippedGradients.add`: adds one gradient of the whole batch, clipped as that of one example."""
     trained, found = _gradient_of_all(self, losses)
     norm = math.sqrt(sum(float(g.square().sum()) for g in found))
@@ -389,7 +389,7 @@ def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0) -> 
         parameter.grad.add_(g, alpha=scale * (min(1.0, clip / norm) if norm else 1.0))
 
 
-def _not_clipped(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
+def _not_clipped(self: Any, losses: Any, clip: float, scale: float = 1.0, groups: Any = None) -> None:
     """Replaces `ClippedGradients.add`: adds every gradient unclipped."""
     for parameter, g in zip(*_gradient_of_all(self, losses), strict=True):
         parameter.grad.add_(g, alpha=scale)

@@ -233,6 +233,7 @@ BODY: dict[str, dict[str, Any]] = {
     "opened": {"ledger": "00" * 16, "name": "mine", "limit": _LIMIT, "monthly": None, "orders": HEX},
     "reserved": {"event": _EVENT, "purpose": _PURPOSE},
     "charged": {"reservation": 1, "attempt": 2},
+    "stepped": {"reservation": 1, "band": 2, "through": 10},
     "released": {"reservation": 1, "why": "not sent"},
     "settled": {"reservation": 1, "attempt": 2, "outcome": "published", "result": HEX},
     "receipt": {
