@@ -29,6 +29,7 @@ from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_
 from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
 from edge_client.roster.following import Follower
+from edge_client.runtime import Runtime, RuntimeUnavailable, pick_runtime
 from edge_client.session.agent import WITHDREW_FOR_GOOD, Agent, JobsUnfinished, Observer
 from edge_client.session.answers import HeldAnswers
 from edge_client.session.journal import Journal
@@ -66,6 +67,8 @@ class RunOptions:
     text_b: str | None = None
     jobs: tuple[str, ...] = ()
     device: str = "auto"
+    # torch or device; auto: by what is installed.
+    runtime: str = "auto"
     policy: Path | None = None
     home: Path | None = None
     until_finished: bool = False
@@ -109,6 +112,8 @@ class Member:
     data_name: str = "data"
     # The rows that were skipped. They are not in `examples`, and so do not count towards N.
     skipped: Skipped = field(default_factory=Skipped)
+    # What trains here.
+    runtime: Runtime = "torch"
 
     @property
     def canaries(self) -> CanaryBook:
@@ -136,7 +141,8 @@ def load_member(options: RunOptions) -> Member:
             text_b=options.text_b,
             skip_invalid=options.skip_invalid,
         )
-        device = pick_device(options.device)
+        runtime = pick_runtime(options.runtime)
+        device = pick_device(options.device) if runtime == "torch" else "cpu"
         table = None
         if options.embedding is not None:
             # The file is read only in a job's first round. Without this check, a mistyped path would make the member
@@ -149,10 +155,19 @@ def load_member(options: RunOptions) -> Member:
             )
     except RowInvalid as error:
         fail(f"{error}; or skip such rows with --skip-invalid", ExitCode.USAGE)
-    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
+    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable, RuntimeUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(
-        home, identity, policy, rows.examples, device, rows.second_column, table, options.data_name, rows.skipped
+        home,
+        identity,
+        policy,
+        rows.examples,
+        device,
+        rows.second_column,
+        table,
+        options.data_name,
+        rows.skipped,
+        runtime,
     )
 
 
@@ -400,6 +415,7 @@ async def _run(
         kept_back=kept_back,
         withdrawn=withdrawals,
         answers=HeldAnswers(member.home, member.data_name),
+        runtime=member.runtime,
     )
     agent = Agent(
         member.identity,
@@ -422,6 +438,7 @@ async def _run(
         ),
         releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
+    log.info("runtime", runtime=member.runtime, device=member.device)
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataFile", "DataName", "Device", "Home", "Json", "KeyFile", "OwnBackbones", "SecondText", "SkipInvalid"]
+__all__ = [
+    "DataFile",
+    "DataName",
+    "Device",
+    "Home",
+    "Json",
+    "KeyFile",
+    "OwnBackbones",
+    "Runtime",
+    "SecondText",
+    "SkipInvalid",
+]
 
 Home = Annotated[
     Path | None,
@@ -13,6 +24,12 @@ Home = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Runtime = Annotated[
+    str,
+    typer.Option(
+        help="auto, torch, or device (no torch, for jobs that train a head alone). auto: torch if it is installed."
+    ),
+]
 SkipInvalid = Annotated[
     bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
 ]

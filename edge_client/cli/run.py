@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge_client.cli.options import Device, Home, SecondText, SkipInvalid
+from edge_client.cli.options import Device, Home, Runtime, SecondText, SkipInvalid
 
 __all__ = ["run"]
 
@@ -20,6 +20,7 @@ def run(
         typer.Option(help="Take part only in jobs of this name; * and ? are wildcards; may be given more than once."),
     ] = None,
     device: Device = "auto",
+    runtime: Runtime = "auto",
     policy: Annotated[
         Path | None, typer.Option(help="Your policy. Default: policy.toml in the member's folder.")
     ] = None,
@@ -111,6 +112,7 @@ def run(
         skip_invalid=skip_invalid,
         jobs=tuple(job or ()),
         device=device,
+        runtime=runtime,
         policy=policy,
         home=home,
         until_finished=until_finished,

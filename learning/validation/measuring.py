@@ -8,20 +8,33 @@ memory) counts as the largest loss and a wrong answer.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.models.classifier import TextClassifier
-from learning.text.corpus import EncodedArrays
-from learning.training.local import TrainingCancelled, logits_of
-from learning.validation.contribution import metrics_of
+from learning.text.corpus import EncodedArrays, EncodedExamples
+from learning.training.outcome import TrainingCancelled
+from learning.validation.contribution import metrics_of, noised
 from secure_agg import RandomSource
+from tacit.job import JobDocument
+from tacit.mechanism import NoMechanism
 
-__all__ = ["ValidationData", "measure"]
+if TYPE_CHECKING:
+    from learning.models.classifier import TextClassifier
+
+__all__ = ["AnswersRows", "ValidationData", "measure", "measured_metrics"]
 
 # Rows that are measured, one after another, before the next look at whether to stop.
 _ROWS = 64
+
+
+@runtime_checkable
+class AnswersRows(Protocol):
+    """A model without torch that reads each row by itself."""
+
+    def row_logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits (B, L) of rows of ids (B, S), padded."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class ValidationData:
 
 
 def measure(
-    module: TextClassifier,
+    module: "TextClassifier | AnswersRows",
     rows: EncodedArrays,
     units: Sequence[Hashable],
     loss_bound: float,
@@ -74,11 +87,11 @@ def measure(
 
 
 def _measured(
-    module: TextClassifier, ids: NDArray[np.int64], labels: NDArray[np.int64], device: str
+    module: "TextClassifier | AnswersRows", ids: NDArray[np.int64], labels: NDArray[np.int64], device: str
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Losses and answers of a few rows."""
     try:
-        logits = logits_of(module, ids, batch=1, device=device).astype(np.float64)
+        logits = _logits(module, ids, device).astype(np.float64)
     except (RuntimeError, MemoryError):
         if len(ids) == 1:
             return np.array([np.inf]), np.array([False])
@@ -86,3 +99,34 @@ def _measured(
         return np.concatenate([losses for losses, _ in each]), np.concatenate([correct for _, correct in each])
     losses = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(ids)), labels]
     return losses, np.isfinite(logits).all(axis=1) & (logits.argmax(axis=1) == labels)
+
+
+def _logits(module: "TextClassifier | AnswersRows", ids: NDArray[np.int64], device: str) -> NDArray[np.float32]:
+    if isinstance(module, AnswersRows):
+        return module.row_logits(ids)
+    from learning.training.local import logits_of
+
+    return logits_of(module, ids, batch=1, device=device)
+
+
+def measured_metrics(
+    job: JobDocument,
+    module: "TextClassifier | AnswersRows",
+    corpus: EncodedExamples,
+    validation: ValidationData | None,
+    random: RandomSource,
+    device: str,
+    cancelled: Callable[[], bool],
+) -> NDArray[np.int64] | None:
+    """The version's metrics with this member's noise, drawn once: every attempt sends them. None if the job has none.
+
+    The member is one unit if the mechanism protects it as a whole.
+    """
+    if job.metrics is None or isinstance(job.mechanism, NoMechanism):
+        return None
+    found = None
+    if validation is not None:
+        rows = corpus.read_validation(validation.measured)
+        units = validation.units if job.mechanism.unit == "example" else ["all"] * corpus.population
+        found = measure(module, rows, units, job.metrics.loss_bound, random, device=device, cancelled=cancelled)
+    return noised(found, job.metrics.noise, random)
