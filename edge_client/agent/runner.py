@@ -32,6 +32,7 @@ from edge_client.roster.following import Follower
 from edge_client.runtime import Runtime, RuntimeUnavailable, pick_runtime
 from edge_client.session.agent import WITHDREW_FOR_GOOD, Agent, JobsUnfinished, Observer
 from edge_client.session.answers import HeldAnswers
+from edge_client.session.idle import Idle, IdleInvalid
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
@@ -86,6 +87,8 @@ class RunOptions:
     backbones: tuple[Path, ...] = ()
     # Keeps the features of a head's rows on disk, sealed with the private key if there is one.
     keep_features: bool = False
+    # A command whose exit code 0 means: be connected. None: always.
+    idle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,9 @@ def load_member(options: RunOptions) -> Member:
             skip_invalid=options.skip_invalid,
         )
         runtime = pick_runtime(options.runtime)
+        if options.idle is not None:
+            # A mistyped command is refused here, before anything is opened.
+            Idle(options.idle)
         device = pick_device(options.device) if runtime == "torch" else "cpu"
         table = None
         if options.embedding is not None:
@@ -155,7 +161,7 @@ def load_member(options: RunOptions) -> Member:
             )
     except RowInvalid as error:
         fail(f"{error}; or skip such rows with --skip-invalid", ExitCode.USAGE)
-    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable, RuntimeUnavailable) as error:
+    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable, RuntimeUnavailable, IdleInvalid) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(
         home,
@@ -378,6 +384,7 @@ async def _run(
         if isinstance(observer, MeteredWatcher):
             metered = observer
             renewer.listeners.append(lambda identity: metered.certificate_expires(identity.expires.timestamp()))
+    idle = None if options.idle is None else Idle(options.idle)
     environment = Environment(
         identity=member.identity,
         federation=member.identity.federation,
@@ -430,6 +437,7 @@ async def _run(
         renewer=renewer,
         desk=desk,
         withdrawals=withdrawals,
+        idle=idle,
         follower=Follower(
             book,
             member.identity,

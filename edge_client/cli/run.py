@@ -74,6 +74,14 @@ def run(
             "like private vocabularies. Without it, nothing is kept, and what was kept before is removed.",
         ),
     ] = False,
+    idle: Annotated[
+        str | None,
+        typer.Option(
+            help="A command that says when to be connected: exit code 0 means now. It runs before each session and "
+            "every minute between rounds; no round is interrupted.",
+            show_default=False,
+        ),
+    ] = None,
     until_finished: Annotated[
         bool, typer.Option("--until-finished", help="End once every job that this member took part in is over.")
     ] = False,
@@ -125,6 +133,7 @@ def run(
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),
         keep_features=keep_features,
+        idle=idle,
     )
     if dry_run:
         from edge_client.agent.dry_run import dry_run as show

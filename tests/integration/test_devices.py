@@ -110,6 +110,18 @@ def test_a_dry_run_says_what_a_device_cannot_train(town):
         federation.operator("job", "abort", "other", "--yes")
 
 
+def test_a_member_sleeps_until_its_command_says_go(town):
+    federation, *_ = town
+    go = federation.folder / "go"
+    member = start_device(federation, "west", "--idle", f"test -e {go}")
+    assert member.wait_for("sleeping", "connected")["event"] == "sleeping"
+    member.stop()
+    go.touch()
+    member = start_device(federation, "west", "--idle", f"test -e {go}")
+    member.wait_for("connected")
+    member.stop()
+
+
 def test_torch_is_asked_for_by_name_where_it_is_not_installed(town):
     federation, *_ = town
     member = start_device(federation, "west", "--runtime", "torch")
