@@ -72,7 +72,10 @@ class Idle:
                 await process.wait()
         if code is not None and (code != 0) != self._sleeping:
             self._sleeping = code != 0
-            log.info("sleeping" if self._sleeping else "awake", code=code)
+            if self._sleeping:
+                log.info("sleeping", code=code)
+            else:
+                log.info("awake")
         return code == 0
 
     async def until_it_goes(self) -> None:

@@ -7,8 +7,8 @@ Guarantees:
 
 - Each row goes through the graph alone, without padding. So a row's features are a function of its own tokens, whatever
   the graph does: no graph can let one example see another.
-- The file was hashed before a runtime reads it, and what is loaded are those bytes. A file that names other files is
-  refused: weights that lie elsewhere have no digest.
+- The file is hashed before a runtime reads it. One that names other files is refused: weights that lie elsewhere have
+  no digest.
 - Means are finite numbers, or the row counts for nothing: a clipped sum leaves out features that are not finite.
 
 A session is opened for the rows that are new, and closed again: a member that has its rows' features needs no network
@@ -16,7 +16,9 @@ in memory. onnxruntime gets one thread, since members may share a machine.
 """
 
 import contextlib
+import ctypes
 import hashlib
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,7 @@ class OnnxBackbone:
             yield self._session
         finally:
             self._session = None
+            _give_back()
 
 
 # Where an ONNX file holds tensors: by message, the fields to look into and their messages (onnx.proto3).
@@ -106,26 +109,35 @@ def _check_self_contained(data: memoryview, inside: dict[int, Any] | None) -> No
         if end > len(data):
             raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
         if tag >> 3 in inside:
-            _check_self_contained(data[at:end], inside[tag >> 3])
+            with data[at:end] as part:
+                _check_self_contained(part, inside[tag >> 3])
         at = end
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
     value = 0
-    for shift, byte in enumerate(data[at : at + 10]):
+    for shift, byte in enumerate(bytes(data[at : at + 10])):
         value |= (byte & 127) << 7 * shift
         if byte < 128:
             return value, at + shift + 1
     raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
 
 
+def _give_back() -> None:
+    """Returns freed memory to the system where the C library can: the next network would lie beside it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _session(path: Path, digest: bytes) -> Any:
     import onnxruntime
 
-    data = path.read_bytes()
-    if hashlib.sha256(data).digest() != digest:
-        raise BackboneInvalid("the ONNX backbone is not the file that the job names")
-    _check_self_contained(memoryview(data), _MODEL)
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").digest() != digest:
+            raise BackboneInvalid("the ONNX backbone is not the file that the job names")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+            _check_self_contained(data, _MODEL)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # An arena keeps what the longest text needed; a few allocations a row are cheaper than that memory.
@@ -133,7 +145,8 @@ def _session(path: Path, digest: bytes) -> Any:
     # Errors only: its warnings are about optimisations.
     options.log_severity_level = 3
     try:
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        # By its path: the runtime then reads it without a copy of all bytes beside its own.
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # The library raises nothing more exact.
         raise BackboneInvalid(f"the ONNX backbone cannot be loaded: {error}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()

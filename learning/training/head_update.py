@@ -151,25 +151,28 @@ def train_head_update(
     start = manifest.decode(base)
     encoder = corpus.encoder
     model = _HeadModel(job, encoder, backbone, manifest.unflatten(start), frozen)
-    if isinstance(job.mechanism, NoMechanism | DpSgd):
-        probe = np.random.Generator(np.random.Philox(seed))
-        # Of all rows of the backbone's table, as for a member with torch: every member finds the same.
-        words = checked_config(job.model.config or {})["vocab_size"] if isinstance(job.model, PromptedModel) else 0
-        logits = model.row_logits(probe_rows(words, encoder.pad_id, encoder.min_tokens, probe))
-        check_spread(float((logits.max(axis=1) - logits.min(axis=1)).min()), job.training)
     losses = LossWatch(job)
 
     def watch(at: Progress) -> None:
         losses.step(at.step, at.steps, at.loss)
         progress(at.step, at.steps, at.loss)
 
+    # The network is loaded once, and is gone before the head is trained.
+    with backbone.open():
+        if isinstance(job.mechanism, NoMechanism | DpSgd):
+            probe = np.random.Generator(np.random.Philox(seed))
+            # Of all rows of the backbone's table, as for a member with torch: every member finds the same.
+            words = checked_config(job.model.config or {})["vocab_size"] if isinstance(job.model, PromptedModel) else 0
+            logits = model.row_logits(probe_rows(words, encoder.pad_id, encoder.min_tokens, probe))
+            check_spread(float((logits.max(axis=1) - logits.min(axis=1)).min()), job.training)
+        with losing(job, public=True):
+            measured = measured_metrics(job, model, corpus, validation, random, device, cancelled)
+            ids = corpus.read().ids
+            kind = kind_of(job, onnx=backbone.digest)
+            features = stored_features(
+                ids, encoder.pad_id, backbone.width, kind, corpus.features, lambda places: model.features(ids[places])
+            )
     with losing(job, public=True):
-        measured = measured_metrics(job, model, corpus, validation, random, device, cancelled)
-        ids = corpus.read().ids
-        kind = kind_of(job, onnx=backbone.digest)
-        features = stored_features(
-            ids, encoder.pad_id, backbone.width, kind, corpus.features, lambda places: model.features(ids[places])
-        )
         task = head_training(job, model.head, features, corpus, seed, watch, cancelled, losses.failed)
         result = protection.train(task, random)
         change = np.subtract(manifest.flatten(model.shared()), start, dtype=np.float32)

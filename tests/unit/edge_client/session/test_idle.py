@@ -73,23 +73,25 @@ class Line:
 
 def follow(tmp_path, text, **held):
     agent = object.__new__(Agent)
-    agent._link = Line(3)
-    agent._preparing, agent._held, agent._uploads = {}, {}, {}
-    for name, value in held.items():
-        setattr(agent, name, value)
+    line = Line(3)
+    vars(agent).update({"_link": line, "_preparing": {}, "_held": {}, "_uploads": {}} | held)
 
     async def run():
         with pytest.raises(asyncio.CancelledError):
             await agent._follow_idle(Idle(str(script(tmp_path, text)), seconds=0.001))
 
     asyncio.run(run())
-    return agent._link.hung_up
+    return line.hung_up
 
 
 def test_the_session_ends_between_rounds_alone(tmp_path):
     assert follow(tmp_path, "exit 1") == 3
     assert follow(tmp_path, "exit 0") == 0
-    for busy in ({"_preparing": {"job": Task(False)}}, {"_held": {"job": None}}, {"_uploads": {"attempt": Task(False)}}):
+    for busy in (
+        {"_preparing": {"job": Task(False)}},
+        {"_held": {"job": None}},
+        {"_uploads": {"attempt": Task(False)}},
+    ):
         assert follow(tmp_path, "exit 1", **busy) == 0
     # What has ended does not keep the session.
     assert follow(tmp_path, "exit 1", _preparing={"job": Task(True)}, _uploads={"attempt": Task(True)}) == 3
