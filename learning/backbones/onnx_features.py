@@ -5,8 +5,8 @@ The operator's bundle makes the file (`export.device_backbone`): `input_ids` int
 
 Guarantees:
 
-- Each row goes through the graph alone, without padding. So a row's features are a function of its own tokens, whatever
-  the graph does: no graph can let one example see another.
+- Each row goes through the graph alone, without padding, and the graph has only operators without a state. So a row's
+  features are a function of its own tokens: no admitted graph can let one example see another.
 - The file is hashed before a runtime reads it. One that names other files is refused: weights that lie elsewhere have
   no digest.
 - Means are finite numbers, or the row counts for nothing: a clipped sum leaves out features that are not finite.
@@ -53,18 +53,16 @@ class OnnxBackbone:
             self.width: int = output.shape[-1]
 
     def means(self, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-        """(B, width) The means of rows of ids, each (S,) as long as its own text.
-
-        Raises:
-            BackboneInvalid: The graph's output has another shape.
-        """
+        """(B, width) The means of rows of ids, each (S,) as long as its own text; NaN for a row that fails."""
         made = np.empty((len(rows), self.width), dtype=np.float32)
         with self.open() as session:
             for at, row in enumerate(rows):
-                (found,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(row[None])})
-                if found.shape != (1, self.width):
-                    raise BackboneInvalid(f"the ONNX backbone gave means of shape {found.shape}, not {(1, self.width)}")
-                made[at] = found[0]
+                try:
+                    (found,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(row[None])})
+                except Exception:  # noqa: BLE001 (the library raises nothing more exact)
+                    found = None
+                # Whether a row can be computed depends on its tokens, so a failure must not show.
+                made[at] = found[0] if found is not None and found.shape == (1, self.width) else np.nan
         return made
 
     @contextlib.contextmanager
@@ -81,36 +79,141 @@ class OnnxBackbone:
             _give_back()
 
 
-# Where an ONNX file holds tensors: by message, the fields to look into and their messages (onnx.proto3).
-_TENSOR: dict[int, Any] = {13: None, 14: None}
-_SPARSE: dict[int, Any] = {1: _TENSOR, 2: _TENSOR}
-_ATTRIBUTE: dict[int, Any] = {5: _TENSOR, 10: _TENSOR, 22: _SPARSE, 23: _SPARSE}
-_NODE: dict[int, Any] = {5: _ATTRIBUTE}
-_GRAPH: dict[int, Any] = {1: _NODE, 5: _TENSOR, 15: _SPARSE}
-_ATTRIBUTE |= {6: _GRAPH, 11: _GRAPH}
-_MODEL: dict[int, Any] = {7: _GRAPH, 25: {7: _NODE}}
+# What our exports of the supported encoders are made of. None of these keeps a state, draws a number, or branches.
+_OPERATORS = frozenset(
+    [
+        "Add",
+        "And",
+        "Cast",
+        "Clip",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "CumSum",
+        "Div",
+        "Equal",
+        "Erf",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Gelu",
+        "Gemm",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "IsNaN",
+        "LayerNormalization",
+        "Less",
+        "LessOrEqual",
+        "MatMul",
+        "Max",
+        "Min",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pow",
+        "Range",
+        "Reciprocal",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "ScatterND",
+        "Shape",
+        "Sigmoid",
+        "Sign",
+        "Slice",
+        "Softmax",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "MatMulInteger",
+    ]
+)
+# Fields of the messages of onnx.proto3 that are looked into or refused.
+_GRAPH_OF_MODEL, _FUNCTIONS, _TRAINING = 7, 25, 20
+_NODE_OF_GRAPH, _TENSOR_OF_GRAPH, _SPARSE_OF_GRAPH = 1, 5, 15
+_ATTRIBUTE_OF_NODE, _OPERATOR, _DOMAIN = 5, 4, 7
+_TENSORS_OF_ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE, _SPARSE_OF_ATTRIBUTE = (5, 10), (6, 11), (22, 23)
+_EXTERNAL, _LOCATION = 13, 14
 
 
-def _check_self_contained(data: memoryview, inside: dict[int, Any] | None) -> None:
-    """Raises BackboneInvalid if a tensor lies in another file. A runtime would read any file that the model names."""
-    if inside is None:
-        raise BackboneInvalid("the ONNX backbone keeps weights in other files, which have no digest; make it again")
+def _check_model(data: memoryview) -> None:
+    """Raises BackboneInvalid unless the file is one graph of known operators whose weights are all inside it.
+
+    A graph with a state (random numbers, loops) could let one row see those before it, and one that reads other files
+    or branches has no part in an encoder.
+    """
+    for field, _, graph in _fields(data):
+        if field in (_FUNCTIONS, _TRAINING):
+            raise BackboneInvalid("the ONNX backbone has functions of its own; make the bundle again")
+        if field != _GRAPH_OF_MODEL:
+            continue
+        for place, _, part in _fields(graph):
+            if place == _NODE_OF_GRAPH:
+                _check_node(part)
+            elif place == _TENSOR_OF_GRAPH:
+                _check_tensor(part)
+            elif place == _SPARSE_OF_GRAPH:
+                raise BackboneInvalid("the ONNX backbone has sparse weights; make the bundle again")
+
+
+def _check_node(node: memoryview) -> None:
+    operator = ""
+    for field, _, part in _fields(node):
+        if field == _OPERATOR:
+            operator = bytes(part).decode(errors="replace")
+        elif field == _DOMAIN and bytes(part) not in (b"", b"ai.onnx"):
+            raise BackboneInvalid("the ONNX backbone has operators of another domain; make the bundle again")
+        elif field == _ATTRIBUTE_OF_NODE:
+            for place, _, value in _fields(part):
+                if place in _TENSORS_OF_ATTRIBUTE:
+                    _check_tensor(value)
+                elif place in (*_GRAPHS_OF_ATTRIBUTE, *_SPARSE_OF_ATTRIBUTE):
+                    raise BackboneInvalid("the ONNX backbone has branches or loops; make the bundle again")
+    if operator not in _OPERATORS:
+        raise BackboneInvalid(f"the ONNX backbone has the operator {operator[:40]!r}, which no encoder needs")
+
+
+def _check_tensor(tensor: memoryview) -> None:
+    for field, number, _ in _fields(tensor):
+        if field == _EXTERNAL or (field == _LOCATION and number != 0):
+            raise BackboneInvalid("the ONNX backbone keeps weights in other files, which have no digest; make it again")
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """The fields of a message: number, value if it is a number (else 0), and bytes if it has any."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
-        kind, length = tag & 7, 0
+        kind, number, start = tag & 7, 0, at
         if kind == 0:
-            _, end = _varint(data, at)
+            number, end = _varint(data, at)
         elif kind == 2:
-            length, at = _varint(data, at)
-            end = at + length
+            length, start = _varint(data, at)
+            end = start + length
         else:
             end = at + {1: 8, 5: 4}.get(kind, len(data) + 1)
-        if end > len(data):
+        # Other readers keep 32 bits of a tag, and would see another field.
+        if end > len(data) or tag >= 2**32:
             raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
-        if tag >> 3 in inside:
-            with data[at:end] as part:
-                _check_self_contained(part, inside[tag >> 3])
+        with data[start:end] as part:
+            yield tag >> 3, number, part
         at = end
 
 
@@ -137,7 +240,7 @@ def _session(path: Path, digest: bytes) -> Any:
         if hashlib.file_digest(file, "sha256").digest() != digest:
             raise BackboneInvalid("the ONNX backbone is not the file that the job names")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-            _check_self_contained(data, _MODEL)
+            _check_model(data)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # An arena keeps what the longest text needed; a few allocations a row are cheaper than that memory.

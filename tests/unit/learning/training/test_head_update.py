@@ -267,6 +267,21 @@ def test_no_graph_can_let_one_row_see_another(tmp_path):
     assert OnnxBackbone(path, digest).means(list(rows))[:, 0].tolist() == [6, 600]
 
 
+def test_a_row_that_fails_counts_for_nothing_and_stops_no_other(tmp_path):
+    """A table of five rows, and a text with a token beyond it."""
+    table = onnx.numpy_helper.from_array(np.ones((5, 4), np.float32), "table")
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", INPUT], ["found"]),
+        onnx.helper.make_node("ReduceSum", ["found", "axis"], [OUTPUT], keepdims=0),
+    ]
+    axis = onnx.numpy_helper.from_array(np.array([1], np.int64), "axis")
+    found = OnnxBackbone(*graph(tmp_path, nodes, initializers=[table, axis])).means(
+        [np.array([1, 2]), np.array([1, 77]), np.array([3])]
+    )
+    assert found[:, 0].tolist()[::2] == [2.0, 1.0]
+    assert np.isnan(found[1]).all()
+
+
 def test_a_file_that_is_not_the_jobs_or_names_other_files_is_refused(tmp_path):
     job = bundled(tmp_path)
     path = tmp_path / "bundle" / "backbone.onnx"
@@ -278,8 +293,16 @@ def test_a_file_that_is_not_the_jobs_or_names_other_files_is_refused(tmp_path):
     outside.data_location = onnx.TensorProto.EXTERNAL
     outside.external_data.add(key="location", value="secret")
     nodes = [onnx.helper.make_node("Identity", ["outside"], [OUTPUT])]
-    for initializers, made in (([outside], nodes), ((), [inner(outside)])):
-        with pytest.raises(BackboneInvalid, match="keeps weights in other files"):
+    drawn = onnx.helper.make_node("RandomNormal", [], [OUTPUT], shape=[1, 4], seed=1.0)
+    constant = onnx.helper.make_node("Constant", [], [OUTPUT], value=outside)
+    for initializers, made, why in (
+        ([outside], nodes, "keeps weights in other files"),
+        ((), [constant], "keeps weights in other files"),
+        ((), [inner(outside)], "has branches or loops"),
+        # It keeps its generator from row to row: a state.
+        ((), [drawn], "the operator 'RandomNormal'"),
+    ):
+        with pytest.raises(BackboneInvalid, match=why):
             OnnxBackbone(*graph(tmp_path, made, initializers=initializers))
     two = [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.INT64, [None, None])]
     other = graph(tmp_path, [onnx.helper.make_node("Identity", [INPUT], ["logits"])], outputs=two)
