@@ -132,3 +132,22 @@ def test_lengths_of_transforms_have_small_factors():
                 left //= factor
         assert left == 1
         assert least <= found <= 1.25 * least + 1
+
+
+def test_what_a_composition_cuts_is_never_lost(monkeypatch):
+    """With cuts large enough to see: no mass vanishes, and delta stays above the uncut distribution's."""
+    one = gaussian_pld(1.0, 0.05).remove
+    exact = one.plus(one)
+    monkeypatch.setattr(pld, "_CUT", 1e-2)
+    cut = one.plus(one)
+    assert len(cut.mass) < len(exact.mass)
+    assert cut.mass.sum() + cut.infinite == pytest.approx(1, abs=1e-9)
+    assert cut.infinite > 1e-3
+    assert one.times(2).infinite >= 1e-2
+    for delta in (0.05, 0.02):
+        assert min(cut.epsilon(delta), one.times(2).epsilon(delta)) > exact.epsilon(delta)
+
+
+def test_either_direction_may_be_the_worse_one():
+    small, large = gaussian_pld(5.0, 1e-3).remove, gaussian_pld(0.5, 1e-3).remove
+    assert pld.Pld(small, large).epsilon(1e-5) == pld.Pld(large, small).epsilon(1e-5) == large.epsilon(1e-5)
