@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from export.continuing import Earlier, check_continues
+from export.device_backbone import device_backbone
 from export.heads import start_head
 from export.prompted_bundle import mapped, prompted_parts
 from learning.backbones.checkpoint import CheckpointInvalid
@@ -28,15 +29,17 @@ from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
 from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
-from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
+from tacit.bundle import BACKBONE_FILE, LARGE_FILES, ONNX_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
 from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
+from tacit.prompt import OnnxBackbone
 
 if TYPE_CHECKING:
     from learning.models import TextClassifier
+    from learning.prompts.model import PromptedModel as PromptedModule
 
 __all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle", "starting_model"]
 
@@ -113,9 +116,12 @@ def make_job_bundle(
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
         written = Path(scratch) / BACKBONE_FILE
-        prompted = _starting_prompt(spec, spec.model, folder, written, report, collection)
+        module, model, tokenizer = _starting_prompt(spec, spec.model, folder, written, report, collection)
+        more: dict[str, bytes] = {}
+        if spec.model.onnx is not None:
+            model, more[ONNX_FILE] = _with_onnx(module, model, spec.model.onnx.precision, tokenizer, report)
         with mapped(written) as backbone:
-            return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report, earlier)
+            return _make(spec, module, model, tokenizer, {BACKBONE_FILE: backbone, **more}, out, report, earlier)
 
 
 def _make(
@@ -200,7 +206,7 @@ def read_job_bundle(folder: Path) -> JobBundle:
     Raises:
         BundleInvalid: the bundle is damaged or of another kind, or its document names other files.
     """
-    bundle = read_bundle(folder, "job", unread=(BACKBONE_FILE,))
+    bundle = read_bundle(folder, "job", unread=LARGE_FILES)
     try:
         document = JobDocument.from_json(bundle.files["job.json"], what=str(folder / "job.json"))
         manifest = Manifest.from_json(bundle.files["manifest.json"], what=str(folder / "manifest.json"))
@@ -226,7 +232,7 @@ def _starting_prompt(
     into: Path,
     report: Callable[[str], None],
     collection: Collection | None,
-) -> "tuple[TextClassifier, Model, bytes]":
+) -> "tuple[PromptedModule, PromptedModel, bytes]":
     """Makes the seeded module of a prompted job, and writes the backbone's canonical file to `into`.
 
     Returns:
@@ -245,6 +251,19 @@ def _starting_prompt(
     except ValueError as error:
         raise DocumentInvalid(f"job {spec.name}: {error}") from error
     return module, parts.model, parts.tokenizer
+
+
+def _with_onnx(
+    module: "PromptedModule",
+    model: PromptedModel,
+    precision: Literal["float32", "int8"],
+    tokenizer: bytes,
+    report: Callable[[str], None],
+) -> tuple[PromptedModel, bytes]:
+    """The model with its ONNX backbone's digest, and that file's bytes."""
+    made = device_backbone(module, ClozeEncoder.of(model, tokenizer), precision, report)
+    named = OnnxBackbone(precision=precision, digest=hashlib.sha256(made).digest(), size=len(made))
+    return model.model_copy(update={"onnx": named}), made
 
 
 def starting_model(

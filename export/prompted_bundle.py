@@ -115,7 +115,8 @@ def prompted_parts(
         raise DocumentInvalid(str(error)) from error
     report(f"backbone: {digest.hex()[:16]}, {into.stat().st_size / 1e6:.1f} MB, the same for every job on it")
     # Members need the config to build it, and may look for it on the hub if the operator found it there.
-    told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": found.hub}
+    # The ONNX file is made of the module, and named then.
+    told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": found.hub, "onnx": None}
     texts: tuple[str, ...] = ()
     if isinstance(model.task, Head) and (layers := chosen_layers(model, config)) is not None:
         texts, centre = centre_texts(model.task.centre, folder, report)

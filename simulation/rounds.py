@@ -30,7 +30,7 @@ from learning.prompts.features import FeatureStore
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.persons import population_of, unit_of_job
-from learning.training.task import LocalTraining
+from learning.training.task import Task
 from secure_agg import RandomSource
 from secure_agg.groups import draw_groups
 from secure_agg.session import NONCE_BYTES
@@ -44,7 +44,7 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.backbones.stored import StoredBackbone
-    from learning.training.local import TrainingResult
+    from learning.training.outcome import TrainingResult
 
 __all__ = [
     "MIN_COHORT",
@@ -134,7 +134,7 @@ class _Watched:
     def each_attempt(self) -> bool:
         return self.inner.each_attempt
 
-    def train(self, task: LocalTraining, random: RandomSource) -> "TrainingResult | None":
+    def train(self, task: Task, random: RandomSource) -> "TrainingResult | None":
         return self.inner.train(task, random)
 
     def protect(self, change: Vector, random: RandomSource) -> Vector:

@@ -33,7 +33,7 @@ from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.text.corpus import encoder_of
 from learning.text.data import Example, label_ids
-from learning.training.task import LocalTraining
+from learning.training.task import Task
 from secure_agg import RandomSource
 from simulation.virtual_members import seed_of
 from tacit.job import JobDocument
@@ -42,7 +42,7 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.models import TextClassifier
-    from learning.training.local import TrainingResult
+    from learning.training.outcome import TrainingResult
 
 __all__ = ["Backdoor", "Fitted", "Kept", "Probe", "Scaled", "Scored", "fitted_factor", "poisoned"]
 
@@ -104,7 +104,7 @@ class Kept:
     def each_attempt(self) -> bool:
         return self.inner.each_attempt
 
-    def train(self, task: LocalTraining, random: RandomSource) -> "TrainingResult | None":
+    def train(self, task: Task, random: RandomSource) -> "TrainingResult | None":
         return self.inner.train(task, random)
 
     def protect(self, change: Vector, random: RandomSource) -> Vector:
@@ -132,7 +132,7 @@ class Scaled(Kept):
     epochs: int = 1
     says: int | None = None
 
-    def train(self, task: LocalTraining, random: RandomSource) -> "TrainingResult | None":
+    def train(self, task: Task, random: RandomSource) -> "TrainingResult | None":
         recipe = task.recipe.model_copy(update={"epochs": self.epochs * task.recipe.epochs})
         return self.inner.train(replace(task, recipe=recipe), random)
 

@@ -32,7 +32,7 @@ from learning.synthesis.quality import words_of as cut
 from learning.synthesis.setting import PublishedSetting
 from learning.text.corpus import words_of
 from learning.text.data import Example, label_ids, read_examples, read_text
-from learning.training.task import LocalTraining
+from learning.training.task import Task as LocalTask
 from secure_agg import RandomSource, SystemRandom
 from simulation.partitions import by_ratios
 from tacit.corpus import CorpusOrder
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.synthesis.model import Rvae
     from learning.synthesis.words import PublicWords
-    from learning.training.local import TrainingResult
+    from learning.training.outcome import TrainingResult
 
 __all__ = [
     "CACHE",
@@ -357,7 +357,7 @@ class Kept:
         """As the inner one's."""
         return self.inner.each_attempt
 
-    def train(self, task: LocalTraining, random: RandomSource) -> "TrainingResult | None":
+    def train(self, task: LocalTask, random: RandomSource) -> "TrainingResult | None":
         """As the inner one's."""
         return self.inner.train(task, random)
 

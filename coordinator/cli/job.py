@@ -427,14 +427,14 @@ def read_bundle_parts(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes
     Raises:
         CommandFailed: the folder is not a bundle, or its parts do not belong together.
     """
-    from tacit.bundle import BACKBONE_FILE, BundleInvalid, read_bundle
+    from tacit.bundle import LARGE_FILES, BundleInvalid, read_bundle
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
 
     if not folder.is_dir():
         fail(f"{folder} is not a folder; create a bundle with `coordinator job bundle`", ExitCode.NOT_FOUND)
     try:
-        bundle = read_bundle(folder, "job", unread=(BACKBONE_FILE,))
+        bundle = read_bundle(folder, "job", unread=LARGE_FILES)
         document = JobDocument.from_json(bundle.files["job.json"], what=str(folder / "job.json"))
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE)

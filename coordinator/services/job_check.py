@@ -74,6 +74,14 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 raise DocumentInvalid(
                     f"the backbone has {size} bytes, but members accept 1 to {MAX_BACKBONE_BYTES}; use a smaller base"
                 )
+            onnx = document.model.onnx
+            if onnx is not None and onnx.digest is not None:
+                found = _size(store, onnx.digest, "the ONNX backbone")
+                if found != onnx.size:
+                    raise DocumentInvalid(
+                        f"the ONNX backbone has {found} bytes, and the job document says {onnx.size}; create the "
+                        "bundle again"
+                    )
         layout_of(document, document.rounds.target_members)
     except StorageError as error:
         raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, error.sentence) from error

@@ -26,6 +26,7 @@ from edge_client.ledger.outlook import Outlook, may_measure, outlook, stored_sta
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.private_store import PrivateStore, StoreError, store_key
+from edge_client.runtime import cannot_train
 from edge_client.session.keeping import TableUnused, table_unused
 from learning.accounting.expected_noise import ExpectedNoise, Values, expected_noise
 from learning.accounting.planning import NOTHING_MEASURED, MetricsCost, cost_of_metrics
@@ -79,10 +80,8 @@ class FrozenPart:
     @classmethod
     def of(cls, model: PromptedModel, member: Member) -> "FrozenPart":
         """Returns the backbone of a prompted model. Raises BackboneInvalid if no backbone has such a config."""
-        wanted = Wanted.of(model)
-        sources = tuple(
-            each for each in SOURCES if each in member.policy.backbones and (each != "hub" or wanted.hub is not None)
-        )
+        wanted = Wanted.of(model) if member.runtime == "torch" else Wanted.onnx(model)
+        sources = tuple(each for each in SOURCES if each in member.policy.backbones and each in wanted.sources)
         here = (member.home / "cache" / wanted.digest.hex()).exists()
         return cls(wanted.digest, str(wanted.config["model_type"]), wanted.size, here, sources)
 
@@ -328,6 +327,8 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Readi
         member.policy.check_manifest(manifest)
     except PolicyRefusal as refusal:
         refusals.append(refusal.detail)
+    if (why := cannot_train(job, member.runtime)) is not None:
+        refusals.append(why)
     try:
         member.policy.check_attempt(_smallest_context(job, member.identity.federation))
     except PolicyRefusal as refusal:

@@ -14,6 +14,7 @@ from edge_client.ledger import questions
 from edge_client.ledger.outlook import Outlook, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
+from edge_client.runtime import cannot_train
 from learning.survey.answer import event_of_answer
 from learning.text.encoder import PAD, UNKNOWN, TextEncoder
 from tacit.context import context_of
@@ -190,6 +191,8 @@ def question_plan(
         policy.check_job(job, federation=member.identity.federation)
     except PolicyRefusal as refusal:
         refusals.append(refusal.detail)
+    if (why := cannot_train(job, member.runtime)) is not None:
+        refusals.append(why)
     try:
         federation = member.identity.federation
         policy.check_attempt(

@@ -29,8 +29,10 @@ from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_
 from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
 from edge_client.roster.following import Follower
+from edge_client.runtime import Runtime, RuntimeUnavailable, pick_runtime
 from edge_client.session.agent import WITHDREW_FOR_GOOD, Agent, JobsUnfinished, Observer
 from edge_client.session.answers import HeldAnswers
+from edge_client.session.idle import Idle, IdleInvalid
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
@@ -70,6 +72,8 @@ class RunOptions:
     person: str | None = None
     jobs: tuple[str, ...] = ()
     device: str = "auto"
+    # torch or device; auto: by what is installed.
+    runtime: str = "auto"
     policy: Path | None = None
     home: Path | None = None
     until_finished: bool = False
@@ -87,6 +91,8 @@ class RunOptions:
     backbones: tuple[Path, ...] = ()
     # Keeps the features of a head's rows on disk, sealed with the private key if there is one.
     keep_features: bool = False
+    # A command whose exit code 0 means: be connected. None: always.
+    idle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class Member:
     skipped: Skipped = field(default_factory=Skipped)
     # The column that names whose row it is; None if rows stand for themselves.
     person: str | None = None
+    # What trains here.
+    runtime: Runtime = "torch"
 
     def population(self, job: JobDocument) -> int:
         """N of this job: the member's rows or persons, as the job protects the one or the other, and its canaries."""
@@ -150,7 +158,11 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
             person=options.person,
             skip_invalid=options.skip_invalid,
         )
-        device = pick_device(options.device)
+        runtime = pick_runtime(options.runtime)
+        if options.idle is not None:
+            # A mistyped command is refused here, before anything is opened.
+            Idle(options.idle)
+        device = pick_device(options.device) if runtime == "torch" else "cpu"
         table = None
         if options.embedding is not None:
             # The file is read only in a job's first round. Without this check, a mistyped path would make the member
@@ -163,7 +175,7 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
             )
     except RowInvalid as error:
         fail(f"{error}; or skip such rows with --skip-invalid", ExitCode.USAGE)
-    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
+    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable, RuntimeUnavailable, IdleInvalid) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(
         home,
@@ -176,6 +188,7 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
         options.data_name,
         rows.skipped,
         options.person,
+        runtime,
     )
 
 
@@ -408,6 +421,7 @@ async def _run(
         if isinstance(observer, MeteredWatcher):
             metered = observer
             renewer.listeners.append(lambda identity: metered.certificate_expires(identity.expires.timestamp()))
+    idle = None if options.idle is None else Idle(options.idle)
     environment = Environment(
         identity=member.identity,
         federation=member.identity.federation,
@@ -445,6 +459,7 @@ async def _run(
         kept_back=kept_back,
         withdrawn=withdrawals,
         answers=HeldAnswers(member.home, member.data_name),
+        runtime=member.runtime,
     )
     agent = Agent(
         member.identity,
@@ -459,6 +474,7 @@ async def _run(
         renewer=renewer,
         desk=desk,
         withdrawals=withdrawals,
+        idle=idle,
         follower=Follower(
             book,
             member.identity,
@@ -467,6 +483,7 @@ async def _run(
         ),
         releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
+    log.info("runtime", runtime=member.runtime, device=member.device)
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

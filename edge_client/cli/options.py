@@ -15,6 +15,7 @@ __all__ = [
     "OwnBackbones",
     "PersonColumn",
     "PersonCount",
+    "Runtime",
     "SecondText",
     "SkipInvalid",
 ]
@@ -25,6 +26,12 @@ Home = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Runtime = Annotated[
+    str,
+    typer.Option(
+        help="auto, torch, or device (no torch, for jobs that train a head alone). auto: torch if it is installed."
+    ),
+]
 SkipInvalid = Annotated[
     bool, typer.Option("--skip-invalid", help="Skip rows that cannot be read, and say how many and which.")
 ]

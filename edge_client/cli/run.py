@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge_client.cli.options import Device, Home, PersonColumn, SecondText, SkipInvalid
+from edge_client.cli.options import Device, Home, PersonColumn, Runtime, SecondText, SkipInvalid
 
 __all__ = ["run"]
 
@@ -21,6 +21,7 @@ def run(
         typer.Option(help="Take part only in jobs of this name; * and ? are wildcards; may be given more than once."),
     ] = None,
     device: Device = "auto",
+    runtime: Runtime = "auto",
     policy: Annotated[
         Path | None, typer.Option(help="Your policy. Default: policy.toml in the member's folder.")
     ] = None,
@@ -74,6 +75,14 @@ def run(
             "like private vocabularies. Without it, nothing is kept, and what was kept before is removed.",
         ),
     ] = False,
+    idle: Annotated[
+        str | None,
+        typer.Option(
+            help="A command that says when to be connected: exit code 0 means now. It runs before each session and "
+            "every minute between rounds; no round is interrupted.",
+            show_default=False,
+        ),
+    ] = None,
     until_finished: Annotated[
         bool, typer.Option("--until-finished", help="End once every job that this member took part in is over.")
     ] = False,
@@ -113,6 +122,7 @@ def run(
         skip_invalid=skip_invalid,
         jobs=tuple(job or ()),
         device=device,
+        runtime=runtime,
         policy=policy,
         home=home,
         until_finished=until_finished,
@@ -125,6 +135,7 @@ def run(
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),
         keep_features=keep_features,
+        idle=idle,
     )
     if dry_run:
         from edge_client.agent.dry_run import dry_run as show

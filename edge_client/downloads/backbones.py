@@ -34,6 +34,7 @@ from edge_client.downloads.cache import BlobCache, Pin
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.hub_fetch import MAX_SMALL_BYTES, fetch_checkpoint
 from learning.backbones.layout import HEAD_FLAGS, BackboneInvalid, checked_config, layout_of
+from learning.backbones.onnx_features import OnnxBackbone
 from learning.backbones.stored import StoredBackbone, digest_of, folder_config, read_backbone, write_backbone
 from tacit.blobs import BlobDamaged, BlobNotThere
 from tacit.prompt import SOURCES, PromptedModel, Source
@@ -69,6 +70,8 @@ class Wanted:
     digest: bytes
     config: Mapping[str, Any]
     hub: str | None = None
+    # The bytes of an ONNX file; None for the canonical file, whose size follows from the config.
+    onnx_size: int | None = None
 
     @classmethod
     def of(cls, model: PromptedModel) -> Self:
@@ -81,10 +84,28 @@ class Wanted:
             raise BackboneInvalid("model.backbone: the model has a base and no digest yet; make a job bundle of it")
         return cls(model.backbone, checked_config(model.config), model.hub)
 
+    @classmethod
+    def onnx(cls, model: PromptedModel) -> Self:
+        """Returns what members without torch train on.
+
+        Raises:
+            BackboneInvalid: The config is invalid, or the job has no ONNX backbone.
+        """
+        if model.onnx is None or model.onnx.digest is None or model.config is None:
+            raise BackboneInvalid("model.onnx: the job has no ONNX backbone; make a job bundle with one")
+        return cls(model.onnx.digest, checked_config(model.config), None, model.onnx.size)
+
     @property
     def size(self) -> int:
-        """The size of the canonical file, in bytes."""
-        return layout_of(self.config).size
+        """The size of the file, in bytes."""
+        return layout_of(self.config).size if self.onnx_size is None else self.onnx_size
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where it may be, in the order of asking. Nobody but a coordinator has a job's ONNX file."""
+        if self.onnx_size is not None:
+            return ("coordinator",)
+        return tuple(each for each in SOURCES if each != "hub" or self.hub is not None)
 
 
 def named_folders(given: Sequence[Path], environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
@@ -117,6 +138,7 @@ class Backbones:
         self._allowed = frozenset(allowed)
         self._hub = hub
         self._open: dict[bytes, tuple[StoredBackbone, Pin]] = {}
+        self._open_onnx: dict[bytes, tuple[OnnxBackbone, Pin]] = {}
         self._locks: dict[bytes, asyncio.Lock] = {}
         # Why a place does not have a backbone. Reading a gigabyte again would not change it.
         self._differs: dict[tuple[str, bytes], str] = {}
@@ -147,17 +169,37 @@ class Backbones:
             self._open[wanted.digest] = backbone, pin
             return backbone
 
+    async def open_onnx(self, wanted: Wanted, fetch: Fetch) -> OnnxBackbone:
+        """Returns the job's ONNX backbone, as `open` does the other. It is in memory only while it computes.
+
+        Raises:
+            BackboneMissing, BackboneInvalid, OSError: As in `open`.
+        """
+        async with self._locks.setdefault(wanted.digest, asyncio.Lock()):
+            if (found := self._open_onnx.get(wanted.digest)) is not None:
+                return found[0]
+            pin = self._cache.pin(wanted.digest)
+            try:
+                path = await self._obtain(wanted, fetch)
+                backbone = await asyncio.to_thread(OnnxBackbone, path, wanted.digest)
+            except BaseException:
+                pin.release()
+                raise
+            self._open_onnx[wanted.digest] = backbone, pin
+            return backbone
+
     def release(self, digest: bytes) -> None:
         """Allows the file to be deleted, once its job is over. A training that still uses it keeps its memory."""
-        if (found := self._open.pop(digest, None)) is not None:
-            found[1].release()
+        for opened in (self._open, self._open_onnx):
+            if (found := opened.pop(digest, None)) is not None:
+                found[1].release()
 
     async def _obtain(self, wanted: Wanted, fetch: Fetch) -> Path:
         path = self._cache.path(wanted.digest)
         if await asyncio.to_thread(_is, path, wanted.digest):
             return path
         said = []
-        for source in SOURCES:
+        for source in wanted.sources if wanted.onnx_size is not None else SOURCES:
             if source not in self._allowed:
                 said.append(f"{source}: this member's policy does not name it in `backbones`")
                 continue

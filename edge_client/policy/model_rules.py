@@ -41,6 +41,8 @@ def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
         start["the frozen weights"] = offer.job.frozen.weights
     if isinstance(offer.job.model, PromptedModel) and offer.job.model.backbone is not None:
         start["the backbone"] = offer.job.model.backbone
+        if offer.job.model.onnx is not None and offer.job.model.onnx.digest is not None:
+            start["the ONNX backbone"] = offer.job.model.onnx.digest
     refused = {what: digest for what, digest in start.items() if digest not in policy.base_models}
     named = [f"{what} {digest.hex()}" for what, digest in (refused or start).items()]
     if len(named) > 1:

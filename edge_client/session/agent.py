@@ -28,6 +28,7 @@ from edge_client.policy.policy import PolicyRefusal
 from edge_client.roster.following import Follower
 from edge_client.session import states as m
 from edge_client.session.fetching import Fetcher
+from edge_client.session.idle import Idle
 from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped, Link
@@ -229,6 +230,7 @@ class Agent:
         follower: Follower | None = None,
         desk: Desk | None = None,
         withdrawals: WithdrawalFolder | None = None,
+        idle: Idle | None = None,
     ) -> None:
         """Starts from what the journal remembers.
 
@@ -247,6 +249,7 @@ class Agent:
             releaser: Makes and releases the synthetic text that jobs order; without one, the member makes none.
             desk: Knows which jobs the stewards approve of; without one, none is asked about.
             withdrawals: What this member withdrew from; without it, nothing.
+            idle: Says when this member is connected; without it, always.
         """
         self._link = Link(
             identity,
@@ -255,6 +258,7 @@ class Agent:
             on_welcome=self._welcomed,
             on_message=self._received,
             on_break=self._disconnected,
+            idle=idle,
         )
         cache = CertificateCache(identity.home / "certificates") if identity is not None else None
         self._fetcher = Fetcher(self._link, cache)
@@ -271,6 +275,7 @@ class Agent:
         self._follower = follower
         self._desk = desk
         self._withdrawals = withdrawals
+        self._idle = idle
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
         self._process = os.urandom(16)
@@ -312,6 +317,8 @@ class Agent:
         if self._withdrawals is not None:
             tasks.append(asyncio.create_task(self._follow_withdrawals(self._withdrawals)))
             tasks.append(asyncio.create_task(self._tell_withdrawals(self._withdrawals)))
+        if self._idle is not None:
+            tasks.append(asyncio.create_task(self._follow_idle(self._idle)))
         if self._releaser is not None:
             tasks.append(
                 asyncio.create_task(
@@ -507,6 +514,20 @@ class Agent:
             self._finished.set()
 
     # ---- stewards -------------------------------------------------------------------------------------------------
+
+    async def _follow_idle(self, idle: Idle) -> None:
+        """Ends the session between rounds once the member's command says so."""
+        while True:
+            await asyncio.sleep(idle.seconds)
+            await self._link.stub()
+            if not self._busy and not await idle.goes() and not self._busy:
+                self._link.hang_up()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether this member trains, holds an update for a round, or sends one."""
+        tasks = (*self._preparing.values(), *self._uploads.values())
+        return bool(self._held) or any(not task.done() for task in tasks)
 
     async def _follow_stewards(self, desk: Desk) -> None:
         """Looks again and again whether the stewards approve of the jobs that wait for them, and still of the others.

@@ -18,6 +18,7 @@ import structlog
 from edge_client.identity.connection import explain, open_channel, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
 from edge_client.identity.renewal import RenewalFailed, Renewer, server_unknown
+from edge_client.session.idle import Idle
 from tacit import wire
 from tacit.messages import (
     Assignment,
@@ -81,6 +82,7 @@ class Link:
         on_welcome: Callable[[Welcome], None],
         on_message: Callable[[Assignment | JobEnded | AttemptMessage[CoordinatorPayload]], Awaitable[None]],
         on_break: Callable[[str, float], None],
+        idle: Idle | None = None,
     ) -> None:
         """Prepares the link; `run` opens sessions.
 
@@ -91,6 +93,7 @@ class Link:
             on_welcome: Called when the coordinator accepts the session; may raise AgentStopped.
             on_message: Takes a message for the state machine. The next one is not read until it returns.
             on_break: Told why there is no session, and the seconds until the next try.
+            idle: Says when to be connected; None: always.
         """
         # The identity to connect with next.
         self.identity = identity
@@ -99,6 +102,8 @@ class Link:
         self._on_welcome = on_welcome
         self._on_message = on_message
         self._on_break = on_break
+        self._idle = idle
+        self._call: grpc.aio.StreamStreamCall[pb.MemberMessage, pb.CoordinatorMessage] | None = None
         # The open session's own channel, and those under certificates that were renewed since.
         self._channels: list[grpc.aio.Channel] = []
         self._outgoing: asyncio.Queue[FromMember] | None = None
@@ -156,6 +161,11 @@ class Link:
             # The first channel is the session's own.
             await self._channels.pop(1).close(None)
 
+    def hang_up(self) -> None:
+        """Ends the present session, if there is one. `run` opens the next one when it may."""
+        if self._call is not None:
+            self._call.cancel()
+
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -167,6 +177,8 @@ class Link:
         pause = _FIRST_PAUSE
         while True:
             self._stood = False
+            if self._idle is not None:
+                await self._idle.until_it_goes()
             if self._renewer is not None:
                 await self._renewer.before_dialling()
             dialled_with = self.identity
@@ -218,7 +230,7 @@ class Link:
         async with open_channel(self.identity) as channel:
             self._channels = [channel]
             stub = federation_pb2_grpc.FederationServiceStub(channel)
-            call = stub.Session(self._messages(outgoing))
+            call = self._call = stub.Session(self._messages(outgoing))
             try:
                 async for encoded in call:
                     if encoded is None:
@@ -250,7 +262,7 @@ class Link:
                 return "the session broke"
             finally:
                 self._linked.clear()
-                self._stub = self._outgoing = None
+                self._stub = self._outgoing = self._call = None
                 for beside in self._channels[1:]:
                     await beside.close(None)
                 self._channels = []

@@ -5,6 +5,7 @@ depend on the version and that row alone (`learning.validation.measuring`).
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import secure_agg
 from edge_client.session.kept_back import KeptBack
 from learning.artifacts import Blob, checked_manifest, checked_values, fetch_frozen, fetch_tokenizer
+from learning.backbones.onnx_features import OnnxBackbone
 from learning.prompts.features import FeatureStore
 from learning.text.data import Example
 from tacit.documents import DocumentInvalid
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from learning.backbones.stored import StoredBackbone
     from learning.models.classifier import TextClassifier
     from learning.text.corpus import EncodedExamples
+    from learning.training.head_update import HeadModel
 
 __all__ = ["Counting", "Measurer", "Parts", "fetch_parts"]
 
@@ -68,7 +71,7 @@ class Measurer:
 
     question: Measurement
     mechanism: OwnDiscreteGaussian
-    module: "TextClassifier"
+    module: "TextClassifier | HeadModel"
     corpus: "EncodedExamples"
     kept_back: KeptBack
     device: str
@@ -80,24 +83,21 @@ class Measurer:
         question: Measurement,
         mechanism: OwnDiscreteGaussian,
         parts: Parts,
-        backbone: "StoredBackbone | None",
+        backbone: "StoredBackbone | OnnxBackbone | None",
         examples: Sequence[Example],
         kept_back: KeptBack,
         device: str,
     ) -> "Measurer":
-        """Builds the version.
+        """Builds the version; without torch, a head on its ONNX backbone.
 
         Raises:
             DocumentInvalid: the parts do not fit together, or this machine has no room for them.
             TokenizerInvalid, TemplateInvalid: the tokenizer or template cannot cut texts for this model.
         """
-        from learning.models.assembly import whole_model
         from learning.text.corpus import EncodedExamples
 
         try:
-            module, _ = whole_model(
-                job, parts.manifest, parts.weights, parts.tokenizer, backbone=backbone, frozen=parts.frozen
-            )
+            module = _built(job, parts, backbone)
         except DocumentInvalid:
             raise
         except (ValueError, KeyError, RuntimeError, MemoryError) as error:
@@ -111,23 +111,40 @@ class Measurer:
         Raises:
             TrainingCancelled: it was stopped.
         """
-        import torch
+        from learning.validation.measuring import AnswersRows, measure
 
-        from learning.validation.measuring import measure
+        # Without torch, the network is loaded once for all rows.
+        network = self.module.open() if isinstance(self.module, AnswersRows) else contextlib.nullcontext()
+        if not isinstance(self.module, AnswersRows) and self.device == "cpu":
+            import torch
 
-        if self.device == "cpu":
             # As for training: members may share a machine.
             torch.set_num_threads(1)
         question, most = self.question, metric_noise(self.mechanism).max_units
         chosen = self.kept_back.to_answer(most, everything=question.rows == "all")
         whole = self.mechanism.unit == "member"
-        return measure(
-            self.module,
-            self.corpus.read_validation(chosen.measured),
-            ["all"] * self.corpus.population if whole else chosen.units,
-            question.loss_bound,
-            random,
-            device=self.device,
-            cancelled=stopped.is_set,
-            labels=len(question.breakdown) or None,
-        )
+        with network:
+            return measure(
+                self.module,
+                self.corpus.read_validation(chosen.measured),
+                ["all"] * self.corpus.population if whole else chosen.units,
+                question.loss_bound,
+                random,
+                device=self.device,
+                cancelled=stopped.is_set,
+                labels=len(question.breakdown) or None,
+            )
+
+
+def _built(
+    job: JobDocument, parts: Parts, backbone: "StoredBackbone | OnnxBackbone | None"
+) -> "TextClassifier | HeadModel":
+    if isinstance(backbone, OnnxBackbone):
+        from learning.text.corpus import encoder_of
+        from learning.training.head_update import HeadModel
+
+        shared = parts.manifest.unflatten(parts.manifest.decode(parts.weights))
+        return HeadModel(job, encoder_of(job, parts.tokenizer), backbone, shared, parts.frozen)
+    from learning.models.assembly import whole_model
+
+    return whole_model(job, parts.manifest, parts.weights, parts.tokenizer, backbone=backbone, frozen=parts.frozen)[0]

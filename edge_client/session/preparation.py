@@ -41,6 +41,7 @@ from edge_client.ledger.budget import Budget, BudgetReservation
 from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
+from edge_client.runtime import Runtime, cannot_train
 from edge_client.session.answers import HeldAnswer, HeldAnswers
 from edge_client.session.keeping import Keeper
 from edge_client.session.kept_back import KeptBack
@@ -68,6 +69,7 @@ from learning.text.data import ColumnMissing, DataInvalid, Example, check_labels
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
 from learning.text.persons import population_of, unit_of_job
 from learning.text.tables import TableInvalid
+from learning.training.outcome import ModelUnsuitable, TrainingDiverged, TrainingLost, VersionDiverged
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from learning.backbones.onnx_features import OnnxBackbone
     from learning.backbones.stored import StoredBackbone
     from learning.validation.measuring import ValidationData
 
@@ -194,6 +197,17 @@ def _trained_model(
     return TrainedModel(job, tokenizer, assignment.round, assignment.version, {**manifest.unflatten(values), **frozen})
 
 
+def _trainer(runtime: Runtime) -> Callable[..., Update]:
+    """What trains an update under this runtime. It is imported when it first trains."""
+    if runtime == "device":
+        from learning.training.head_update import train_head_update
+
+        return train_head_update
+    from learning.training.update import train_update
+
+    return train_update
+
+
 class Preparer:
     """Prepares updates from one data set on one device."""
 
@@ -218,6 +232,7 @@ class Preparer:
         kept_back: KeptBack | None = None,
         withdrawn: WithdrawalFolder | None = None,
         answers: HeldAnswers | None = None,
+        runtime: Runtime = "torch",
     ) -> None:
         """Prepares for one member.
 
@@ -242,7 +257,9 @@ class Preparer:
             kept_back: The rows that no training uses; None if all are trained on.
             withdrawn: What this member withdrew from; None in tests of the preparation alone.
             answers: Where answers to questions are held; None in tests of training alone.
+            runtime: What trains here: torch, or numpy and onnxruntime alone.
         """
+        self._runtime = runtime
         self._withdrawn = withdrawn
         self._examples = examples
         self._federation = federation
@@ -284,8 +301,7 @@ class Preparer:
         with _unsuitable():
             job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._check_not_withdrawn(job.name, job)
-        with _refusing():
-            self._policy.check_job(job, federation=self._federation)
+        self._check_admitted(job)
         with _unsuitable():
             manifest = await fetch_manifest(blob, job)
         if job.question is not None:
@@ -334,6 +350,13 @@ class Preparer:
                 raise
             model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
+
+    def _check_admitted(self, job: JobDocument) -> None:
+        """Raises PreparationRefused if the policy does not admit the job, or what is installed here cannot train it."""
+        with _refusing():
+            self._policy.check_job(job, federation=self._federation)
+        if (why := cannot_train(job, self._runtime)) is not None:
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, why)
 
     def _check_not_withdrawn(self, name: str, job: JobDocument | None = None) -> None:
         """Raises PreparationRefused if this member withdrew from the job."""
@@ -499,8 +522,8 @@ class Preparer:
             self._warned.add(job.name)
             log.warning("no_guarantee", job=job.name, promise=promise_of("published"))
 
-    async def _backbone(self, job: JobDocument, fetch: Fetch) -> "StoredBackbone | None":
-        """Returns a prompted job's backbone, open until `job_over`; None for any other job.
+    async def _backbone(self, job: JobDocument, fetch: Fetch) -> "StoredBackbone | OnnxBackbone | None":
+        """Returns a prompted job's backbone as the runtime reads it, open until `job_over`; None for any other job.
 
         Raises:
             PreparationRefused: No source has it, or the disk cannot store it.
@@ -508,10 +531,13 @@ class Preparer:
         """
         if not isinstance(job.model, PromptedModel):
             return None
-        wanted = Wanted.of(job.model)
+        without_torch = self._runtime == "device"
+        wanted = Wanted.onnx(job.model) if without_torch else Wanted.of(job.model)
+        opened = self._backbones.open_onnx if without_torch else self._backbones.open
+        backbone: StoredBackbone | OnnxBackbone
         with self._on_disk():
             try:
-                backbone = await self._backbones.open(wanted, fetch)
+                backbone = await opened(wanted, fetch)
             except BackboneMissing as error:
                 raise PreparationRefused(
                     Reason.REASON_BUNDLE_UNSUITABLE,
@@ -667,19 +693,14 @@ class Preparer:
         reserved: BudgetReservation,
         kept: PrivateState | None,
         frozen: "Arrays",
-        backbone: "StoredBackbone | None",
+        backbone: "StoredBackbone | OnnxBackbone | None",
     ) -> tuple[Update, str | None]:
         """Returns the update and the token of the staged private parameters, if there are any."""
         cancelled = threading.Event()
 
         def run() -> tuple[Update, str | None]:
-            from learning.training.clipping import ModelUnsuitable
-            from learning.training.divergence import VersionDiverged
-            from learning.training.local import TrainingDiverged
-            from learning.training.update import TrainingLost, train_update
-
             try:
-                update = train_update(
+                update = _trainer(self._runtime)(
                     job=job,
                     manifest=manifest,
                     corpus=corpus,

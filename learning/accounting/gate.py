@@ -13,7 +13,6 @@ docs/accounting.md has the theorem, its proof and its assumptions.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Final
 
 from learning.accounting.events import Adjacency, DiscreteGaussian, PrivacyEvent, metrics_beside, planned
@@ -61,16 +60,6 @@ def plan_of(event: PrivacyEvent) -> PrivacyEvent:
     return planned(event, max(event.steps, beside.every * (beside.measured - 1) + 1))
 
 
-@lru_cache(maxsize=1)
-def _has_library() -> bool:
-    """Whether dp-accounting is installed. Every member has it. A coordinator that plans without it asks for more noise
-    (Rényi divergences at the best order), which members admit all the more."""
-    try:
-        return find_spec("dp_accounting") is not None
-    except ValueError:  # The module is blocked.
-        return False
-
-
 @lru_cache(maxsize=4096)
 def epsilon_homogeneous(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> float:
     """The smallest epsilon at which a homogeneous filter admits the event, with all its steps; inf if none does.
@@ -88,7 +77,7 @@ def epsilon_homogeneous(event: PrivacyEvent, delta: float, adjacency: Adjacency)
     share, plan = HOMOGENEOUS_SHARE * delta, plan_of(event)
     by_renyi = epsilon_renyi(renyi(plan, adjacency), share)
     certain = share - _ROUNDING_A_STEP * composed_steps(plan)
-    by_pld = epsilon_pld([plan], certain, adjacency) if certain > 0 and _has_library() else None
+    by_pld = epsilon_pld([plan], certain, adjacency) if certain > 0 else None
     return by_renyi if by_pld is None else min(by_renyi, by_pld)
 
 

@@ -3,7 +3,8 @@
 It is what other tools report. The gate (`gate`) uses it for equal steps only, since it promises nothing if later events
 are chosen knowing earlier results.
 
-Only `_library_pair` says what a noise multiplier means to dp-accounting, whose accountants differ (0.6.0):
+Only `_pair` says what a noise multiplier means to a PLD. dp-accounting's accountants, which the tests compare, differ
+(0.6.0):
 
 - `RdpAccountant` reads `GaussianDpEvent(z)` as noise over the distance between the two neighbours' outputs, under every
   adjacency.
@@ -11,8 +12,8 @@ Only `_library_pair` says what a noise multiplier means to dp-accounting, whose 
   two norms apart, and the same z gives the privacy of z / 2.
 
 Our events divide by the distance, under either adjacency. A PLD is a statement about a pair of distributions, and two
-Gaussians at distance one are the same pair under either adjacency. So the library gets every event as a pair at
-distance one, which it calls ADD_OR_REMOVE_ONE. Events that have no such pair are refused or left to Rényi.
+Gaussians at distance one are the same pair under either adjacency. So every event is a pair at distance one, which
+dp-accounting calls ADD_OR_REMOVE_ONE. Events that have no such pair are refused or left to Rényi.
 
 A vector of metrics has three coordinates with discrete Gaussian noise, each shifted by at most so many steps. The pair
 of the largest shifts dominates all others, since the noise is log-concave (docs/validation.md).
@@ -21,8 +22,7 @@ of the largest shifts dominates all others, since the noise is log-concave (docs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from learning.accounting.events import (
     metrics_beside,
 )
 from learning.accounting.filter import Limit, cost
+from learning.accounting.pld import Pld, discrete_gaussian_pld, gaussian_pld, identity_pld, laplace_pld
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
 from tacit.validation import METRICS, distance_of, shifts_of
 
@@ -136,9 +137,9 @@ def epsilon_renyi(spent: Vector, delta: float) -> float:
 
 
 def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacency) -> float | None:
-    """The epsilon of all events together at `delta`, by dp-accounting's privacy loss distributions.
+    """The epsilon of all events together at `delta`, by privacy loss distributions (`learning.accounting.pld`).
 
-    The result is an upper bound: the library rounds the loss up onto a grid. The grid chosen here adds less than one
+    The result is an upper bound: the loss is rounded up onto a grid. The grid chosen here adds less than one
     per cent, unless there are dozens of different events. Equal events are merged before they are composed, and all
     plain Gaussians become one.
 
@@ -160,21 +161,20 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
     if not math.isfinite(rough) or rough > 1e5:
         return math.inf
 
-    from dp_accounting.pld.privacy_loss_distribution import identity
-
     width = _interval(spent, rough, [steps for event in kinds for steps in _composed(event) if steps])
-    whole = identity(value_discretization_interval=width)
+    whole = identity_pld(width)
     plain = sum(_precision(event) for event in kinds)
     if plain:
-        whole = whole.compose(_library_gaussian(plain**-0.5, width))
+        whole = whole.plus(gaussian_pld(plain**-0.5, width))
     for event in kinds:
         if not is_plain(event) and not isinstance(event, DiscreteGaussian):
-            whole = whole.compose(_library_pair(event, width).self_compose(event.steps))
+            whole = whole.plus(_pair(event, width).times(event.steps))
         for multiplier, count in _metrics(event):
             for shift, coordinates in shifts_of(adjacency).items():
-                one = _library_discrete(multiplier, shift, adjacency, width)
-                whole = whole.compose(one.self_compose(coordinates * count))
-    return float(whole.get_epsilon_for_delta(delta))
+                # One coordinate of a vector of metrics, which one unit moves by `shift` steps.
+                one = discrete_gaussian_pld(multiplier * distance_of(adjacency), shift, width)
+                whole = whole.plus(one.times(coordinates * count))
+    return whole.epsilon(delta)
 
 
 def composed_steps(event: PrivacyEvent) -> float:
@@ -249,7 +249,7 @@ def _precision(event: PrivacyEvent) -> float:
 
 
 def _has_pair(event: PrivacyEvent) -> bool:
-    """Whether the event has a pair of distributions that dominates it, and that the library can compose."""
+    """Whether the event has a pair of distributions that dominates it, and a PLD."""
     if any(multiplier < _MIN_METRICS_MULTIPLIER for multiplier, _ in _metrics(event)):
         return False
     if isinstance(event, DiscreteGaussian):
@@ -257,42 +257,18 @@ def _has_pair(event: PrivacyEvent) -> bool:
     return is_plain(event) or isinstance(event, SampledGaussian | Laplace)
 
 
-def _library_pair(event: PrivacyEvent, width: float) -> Any:
-    """dp-accounting's PLD of one step, a pair of distributions at distance one, on a grid of this width."""
-    from dp_accounting.pld import privacy_loss_distribution as library
-
+def _pair(event: PrivacyEvent, width: float) -> Pld:
+    """The PLD of one step, a pair of distributions at distance one, on a grid of this width."""
     match event:
         case SampledGaussian(rate=rate):
-            return _library_gaussian(event.multiplier, width, rate)
+            return gaussian_pld(event.multiplier, width, rate)
         case Laplace():
             # One coordinate moved by the whole L1 distance is the worst case. The trade-off function of a shift by
             # a + b is that of two shifts in a row (the ratio of Laplace densities is monotone), and chaining bounds
             # two coordinates moved by a and b (Dong, Roth, Su 2022, section 2.5).
-            return library.from_laplace_mechanism(1 / event.epsilon, value_discretization_interval=width)
+            return laplace_pld(event.epsilon, width)
         case _:
             raise TypeError(f"{event.kind} has no pair of distributions for one step")
-
-
-def _library_gaussian(multiplier: float, width: float, rate: float = 1.0) -> Any:
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import privacy_loss_distribution as library
-
-    return library.from_gaussian_mechanism(
-        multiplier,
-        value_discretization_interval=width,
-        sampling_prob=rate,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )
-
-
-@lru_cache(maxsize=64)
-def _library_discrete(multiplier: float, shift: int, adjacency: Adjacency, width: float) -> Any:
-    """dp-accounting's PLD of one coordinate of a vector of metrics, which one unit moves by `shift` steps."""
-    from dp_accounting.pld import privacy_loss_distribution as library
-
-    return library.from_discrete_gaussian_mechanism(
-        multiplier * distance_of(adjacency), shift, value_discretization_interval=width, use_connect_dots=True
-    )
 
 
 def _interval(spent: Vector, rough: float, composed: Sequence[int]) -> float:

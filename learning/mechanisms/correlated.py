@@ -33,6 +33,7 @@ last b - 1 noises off.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +41,9 @@ from numpy.typing import NDArray
 
 from learning.mechanisms.noise import add_gaussian, draw_poisson
 from secure_agg import RandomSource
+from tacit.mechanism import DpSgd
 
-__all__ = ["CorrelatedSteps", "classes_of"]
+__all__ = ["CorrelatedSteps", "check_correlated", "classes_of", "drawing"]
 
 _BLOCK = 1 << 15
 
@@ -100,14 +102,15 @@ class CorrelatedSteps:
         eligible = np.flatnonzero(classes == self.step % self.band)
         return eligible[draw_poisson(len(eligible), self.rate, random)]
 
-    def correlate(self, values: NDArray[np.float64], first: int) -> None:
+    def correlate(self, values: NDArray[np.float64], first: int, offset: int = 0) -> None:
         """Turns independent noise into this step's row, in place, and remembers it.
 
         Args:
             values: Independent noise of standard deviation 1, for some of the row's values.
-            first: Place of the first of them in the row.
+            first: Place of the first of them, counted from `offset`.
+            offset: A place in the row.
         """
-        held, here = self.band - 1, slice(first, first + len(values))
+        held, here = self.band - 1, slice(offset + first, offset + first + len(values))
         for back in range(1, self.band):
             values -= self.coefficients[back] * self.rows[(self.step - back) % held, here]
         values /= self.coefficients[0]
@@ -152,3 +155,36 @@ def classes_of(
         # The bias of the remainder is below 2^-57.
         found[place] = int.from_bytes(digest, "little") % band
     return found
+
+
+def check_correlated(mechanism: DpSgd, correlated: CorrelatedSteps | None, values: int | None = None) -> None:
+    """Raises ValueError unless correlated noise, and no other, has steps to go on from, for this very matrix.
+
+    Args:
+        mechanism: The job's mechanism.
+        correlated: The steps to go on from.
+        values: d, the values that are trained, where they are known already.
+    """
+    found = (1.0,) if correlated is None else correlated.coefficients
+    if found != mechanism.coefficients:
+        raise ValueError(
+            f"the job's noise has {mechanism.band} bands, and the steps to go on from have {len(found)}; a member's "
+            "budget makes them (`edge_client.ledger.noise`)"
+        )
+    if correlated is not None and values not in (None, correlated.rows.shape[1]):
+        raise ValueError("the noise has another length than what is trained; the job's document states its values")
+
+
+def drawing(
+    ids: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    rate: float,
+    correlated: CorrelatedSteps | None,
+    random: RandomSource,
+) -> Callable[[], NDArray[np.int64]]:
+    """A function that draws the examples of the next step: from all, or from the step's class."""
+    if correlated is None:
+        return lambda: draw_poisson(len(ids), rate, random)
+    classes = classes_of(correlated.key, correlated.band, ids, lengths, labels)
+    return lambda: correlated.draw(classes, random)

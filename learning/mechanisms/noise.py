@@ -2,7 +2,7 @@
 
 Guarantees: every value comes from the cryptographic source that the caller passes in, and from nothing else. Each call
 grows its own AES-256-CTR stream from 32 fresh bytes of that source, so no stream is ever used twice. Memory stays at
-one block at any length. The same bytes of the source give the same values on the same machine.
+one block at any length. The same bytes of the source give the same values on the same machine, with the same libraries.
 
 Assumptions of the privacy claims. (1) AES-256-CTR under a fresh uniform key is indistinguishable from uniform bytes, so
 differential privacy holds against adversaries who cannot tell the two apart. (2) The accounting is about real numbers.
@@ -26,6 +26,7 @@ eta. That is below 1e-200 for 2^64 values and epsilon up to 200. It is not zero,
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ __all__ = [
     "fill_gaussian",
     "gaussian_like",
     "lattice_step",
+    "noised_on_lattice",
 ]
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -55,6 +57,8 @@ MoreWords = Callable[[int], NDArray[np.uint64]]
 # Pairs of values in one block, whose buffers then stay in a core's cache.
 _PAIRS = 1 << 14
 _DRAWN_AT_ONCE = 1 << 20
+# Values of a clipped sum that are noised at a time, each with a stream of its own.
+_BLOCK = 1 << 15
 # log2 of the noise's standard deviation over its lattice's step, rounded down.
 _FINENESS = 10
 # A word from here up fills all 53 significant digits of a float64.
@@ -131,6 +135,43 @@ def lattice_step(std: float) -> float:
     return math.ldexp(1.0, math.frexp(std)[1] - 1 - _FINENESS)
 
 
+def noised_on_lattice(
+    sums: NDArray[np.float64],
+    unit: float,
+    std: float,
+    random: RandomSource,
+    correlate: Callable[[NDArray[np.float64], int], None] | None = None,
+) -> NDArray[np.float32]:
+    """A clipped sum with its noise on the lattice, as `learning.training.private.add_noise` makes it of a tensor.
+
+    Args:
+        sums: The clipped sum, in units of `unit`. It is rounded to float32 first, like a gradient.
+        unit: The unit.
+        std: Standard deviation of the noise on each coordinate.
+        random: Source of the noise.
+        correlate: Turns independent noise of standard deviation 1 into other noise, in place. It gets the noise, and
+            the place of its first value among those of `sums`.
+
+    Returns:
+        sum * unit + noise, rounded to the lattice, in the shape of `sums`.
+    """
+    step = lattice_step(std)
+    flat = sums.astype(np.float32).reshape(-1)
+    for first in range(0, len(flat), _BLOCK):
+        part = flat[first : first + _BLOCK]
+        noise = np.zeros(len(part))
+        if correlate is None:
+            add_gaussian(noise, std / step, random)
+        else:
+            add_gaussian(noise, 1.0, random)
+            correlate(noise, first)
+            noise *= std / step
+        # In steps of the lattice, a power of two, so converting there and back rounds nothing.
+        noise += part.astype(np.float64) * (unit / step)
+        part[:] = np.rint(noise) * step
+    return flat.reshape(sums.shape)
+
+
 def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.int64]:
     """Draws each of the examples 0 to count - 1 independently with probability `rate`.
 
@@ -184,8 +225,6 @@ def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource
     Box and Muller 1958: one uniform gives a radius and another an angle, and the two coordinates of that point are
     independent Gaussians. For float32 the angle comes from 32 bits and float32 functions: it has no part in the tail.
     """
-    import torch
-
     _check_positive("std", std)
     narrow = dtype == np.float32
     angle_bytes, angle_type = (4, np.uint32) if narrow else (8, np.uint64)
@@ -195,8 +234,7 @@ def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource
     stream = KeyStream(random.bytes(32), scratch)
     uniform, radius, angle = np.empty(pairs), np.empty(pairs, dtype), np.empty(pairs, dtype)
     values = np.empty(2 * pairs, dtype)
-    # torch's view of the same memory: its float64 cosine is as exact as numpy's and takes a fifth of the time.
-    turns, cosines, sines = torch.from_numpy(angle), torch.from_numpy(values[:pairs]), torch.from_numpy(values[pairs:])
+    turn_into = _turning(angle, values[:pairs], values[pairs:])
     more = _further(stream, scratch)
     for first in range(0, count, max(1, 2 * pairs)):
         drawn = stream.read(scratch.capacity, scratch)
@@ -204,10 +242,32 @@ def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource
         angle[:] = drawn[8 * pairs :].view(angle_type)
         radius[:] = _radius(drawn[: 8 * pairs].view(np.uint64), std, more, uniform)
         angle *= turn
-        torch.cos(turns, out=cosines)
-        torch.sin(turns, out=sines)
+        turn_into()
         values.reshape(2, pairs)[:] *= radius
         yield first, values[: count - first]
+
+
+def _turning(angle: NDArray[Any], cosines: NDArray[Any], sines: NDArray[Any]) -> Callable[[], None]:
+    """Writes the cosines and sines of `angle` each time it is called.
+
+    torch's float64 functions are as exact as numpy's and much faster. Where a process does without torch, numpy's do.
+    The two differ in the last bit, which rounding to the lattice removes but for one value in 2^40.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+
+        def by_numpy() -> None:
+            np.cos(angle, out=cosines)
+            np.sin(angle, out=sines)
+
+        return by_numpy
+    turns, first, second = (torch.from_numpy(each) for each in (angle, cosines, sines))
+
+    def by_torch() -> None:
+        torch.cos(turns, out=first)
+        torch.sin(turns, out=second)
+
+    return by_torch
 
 
 def _laplace(bits: NDArray[np.uint64], scale: float, more: MoreWords) -> NDArray[np.float64]:

@@ -28,8 +28,8 @@ from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceU
 from tacit.vector import NOISE_ROOM, grid_of, layout_of, max_in_sum
 
 if TYPE_CHECKING:
-    from learning.training.local import TrainingResult
-    from learning.training.task import LocalTraining
+    from learning.training.outcome import TrainingResult
+    from learning.training.task import Task
 
 __all__ = ["OwnNumbers", "Protection", "protection_of"]
 
@@ -58,7 +58,7 @@ class Protection(Protocol):
     def each_attempt(self) -> bool:
         """Whether sending the update again is a new release; if not, it sends the same noised numbers."""
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
         """Trains the module in place. Returns None if no example was drawn."""
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -77,7 +77,7 @@ class _Plain:
     event: PrivacyEvent | None = None
     each_attempt: bool = False
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
         return task.plain()
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -119,10 +119,9 @@ class _PrivateSteps(_Noised):
 
     mechanism: DpSgd
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
-        from learning.training.head import train_private_head
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
+        from learning.training.head import HeadTraining
         from learning.training.persons import Persons
-        from learning.training.private import train_private
 
         mechanism, correlated, persons = self.mechanism, task.correlated, None
         rate = min(1.0, mechanism.lot / task.population)
@@ -134,22 +133,10 @@ class _PrivateSteps(_Noised):
             if task.persons is None:
                 raise ValueError("the mechanism draws persons, and whose the rows are is not known")
             persons = Persons(task.persons, task.population, mechanism.person)
-        if task.features is not None:
-            return train_private_head(
-                task.head,
-                task.features,
-                task.labels,
-                task.recipe,
-                mechanism,
-                random=random,
-                rate=rate,
-                ids=task.ids,
-                pad_id=task.module.pad_id,
-                correlated=correlated,
-                persons=persons,
-                progress=task.progress,
-                cancelled=task.cancelled,
-            )
+        if isinstance(task, HeadTraining):
+            return task.private(mechanism, rate, persons, random)
+        from learning.training.private import train_private
+
         result = None
         # Each phase takes all of the mechanism's steps; epochs do not count here.
         for phase in task.phases(len(task.ids)):
@@ -178,7 +165,7 @@ class _NoisyGaussian(_Noised):
 
     mechanism: GaussianUpdate
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
         count, lot = task.population, self.mechanism.lot
         if self.mechanism.sampling == "poisson":
             drawn = noise.draw_poisson(count, min(1.0, lot / count), random)
@@ -199,7 +186,7 @@ class _NoisyLaplace(_Noised):
 
     mechanism: LaplaceUpdate
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
         return _train_on(task, None)
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -217,7 +204,7 @@ class _RingNoise:
     # A vector sent again gets fresh noise: the same draw is never sent under two masks.
     each_attempt: bool = True
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
         return _train_on(task, None)
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -316,15 +303,15 @@ def _with_own(mechanism: _M, own: OwnNumbers) -> _M:
     return mechanism.model_copy(update=changed)
 
 
-def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "TrainingResult | None":
+def _train_on(task: "Task", rows: NDArray[np.int64] | None) -> "TrainingResult | None":
     """Plain steps whose failure others cannot see.
 
     What a diverged training leaves is clipped like any other change, and `_finite` turns a change that is not finite
     into zeros, so noise is sent whatever the data did.
     """
-    from learning.training.local import TrainingDiverged
+    from learning.training.outcome import TrainingDiverged
 
-    if not len(task.ids if rows is None else rows):
+    if not len(task.labels if rows is None else rows):
         return None
     try:
         result = task.plain(rows)

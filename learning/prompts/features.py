@@ -26,7 +26,7 @@ from tacit.prompt import Head, PromptedModel
 if TYPE_CHECKING:
     from learning.prompts.model import PromptedModel as PromptedModule
 
-__all__ = ["FeatureStore", "Features", "features_of", "kind_of"]
+__all__ = ["FeatureStore", "Features", "features_of", "kind_of", "stored_features"]
 
 Features = NDArray[np.float32]
 
@@ -88,8 +88,12 @@ class FeatureStore:
         return found
 
 
-def kind_of(job: JobDocument) -> bytes:
+def kind_of(job: JobDocument, *, onnx: bytes | None = None) -> bytes:
     """The key of what computes a job's features, 32 bytes.
+
+    Args:
+        job: The job.
+        onnx: The digest of the ONNX file that computes them; None: torch computes them from the backbone.
 
     Raises:
         ValueError: The job's features change from round to round.
@@ -106,6 +110,8 @@ def kind_of(job: JobDocument) -> bytes:
         "pairs": model.task.pairs,
         "centre": frozen,
     }
+    if onnx is not None:
+        facts["onnx"] = onnx.hex()
     return hashlib.sha256(b"tacit/features/v1/" + json.dumps(facts, sort_keys=True).encode()).digest()
 
 
@@ -122,7 +128,6 @@ def features_of(
         device: where to compute. The module is left on the CPU in evaluation mode.
     """
     lengths = (ids != module.pad_id).sum(axis=1)
-    keys = [hashlib.sha256(row[:length].tobytes()).digest() for row, length in zip(ids, lengths, strict=True)]
 
     def compute(places: list[int]) -> Features:
         import torch
@@ -147,6 +152,29 @@ def features_of(
             module.to("cpu")
         return made
 
+    return stored_features(ids, module.pad_id, module.output.in_features, kind, store, compute)
+
+
+def stored_features(
+    ids: NDArray[np.int64],
+    pad_id: int,
+    width: int,
+    kind: bytes,
+    store: FeatureStore,
+    compute: Callable[[list[int]], Features],
+) -> Features:
+    """Returns the features (N, width) of rows of ids (N, S), from the store where they were computed before.
+
+    Args:
+        ids: the rows.
+        pad_id: the id of padding.
+        width: the features' width.
+        kind: as from `kind_of`.
+        store: what was computed before, and gets the rest.
+        compute: maps places among `ids` to their rows' features.
+    """
     if not len(ids):
-        return np.empty((0, module.output.in_features), dtype=np.float32)
+        return np.empty((0, width), dtype=np.float32)
+    lengths = (ids != pad_id).sum(axis=1)
+    keys = [hashlib.sha256(row[:length].tobytes()).digest() for row, length in zip(ids, lengths, strict=True)]
     return store.read(kind, keys, compute)

@@ -28,8 +28,8 @@ from tacit.question import Question, multiplier_of
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
-    from learning.training.local import TrainingResult
-    from learning.training.task import LocalTraining
+    from learning.training.outcome import TrainingResult
+    from learning.training.task import Task
 
 __all__ = ["Answering", "answer_of", "event_of_answer", "noised", "std_for", "vector_of"]
 
@@ -114,7 +114,7 @@ class Answering:
     event: DiscreteGaussian
     each_attempt: bool = False
 
-    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "Task", random: secure_agg.RandomSource) -> "TrainingResult | None":
         """Raises TypeError: a question trains nothing."""
         raise TypeError("a job that asks trains nothing")
 

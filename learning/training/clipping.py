@@ -55,7 +55,8 @@ from torch.nn.grad import conv1d_weight
 
 from learning.models import TextClassifier
 from learning.models.lstm import LSTM
-from learning.training.local import TrainingDiverged
+from learning.training.outcome import ModelUnsuitable, PerExampleGradientsUnavailable, TrainingDiverged
+from learning.training.probes import probe_rows
 
 __all__ = [
     "ClippedGradients",
@@ -67,8 +68,7 @@ __all__ = [
     "probe_ids",
 ]
 
-# Texts of the self-check, and how far its two sides may be apart, relative to a clipped gradient's norm.
-_PROBE_TEXTS = 3
+# How far the two sides of the self-check may be apart, relative to a clipped gradient's norm.
 _PROBE_TOLERANCE = 1e-3
 # If softmax is saturated, a gradient can be denormal: float32 keeps few of its bits, and the two sides round them
 # differently. The clip is derived from gradients of at least this part of the largest one. Smaller gradients are
@@ -83,14 +83,6 @@ _SUMS_OVER_POSITIONS = (nn.Linear, nn.Embedding, nn.LayerNorm, LSTM)
 _CANCELLATION = 2.0**-20
 # The largest x, or weighted g, of an example that adds anything.
 _LARGEST = 2.0**100
-
-
-class PerExampleGradientsUnavailable(ValueError):
-    """DP-SGD cannot clip the gradients of this module: they cannot be told apart by example. The text says why."""
-
-
-class ModelUnsuitable(PerExampleGradientsUnavailable):
-    """The same, found by the self-check on probe texts: it says nothing about the member's data."""
 
 
 class _Contribution(Protocol):
@@ -607,13 +599,8 @@ def _check_alone(module: TextClassifier, ids: Tensor) -> None:
 def probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
     """Probe texts of different lengths, (B, S), with some words repeated in a text and across texts."""
     embedding = module.embedding
-    words = np.setdiff1d(random.permutation(embedding.num_embeddings)[:8], [module.pad_id])
-    if not len(words):
-        raise PerExampleGradientsUnavailable("the embedding has no row but the padding's; use a vocabulary with words")
-    ids = random.choice(words, size=(_PROBE_TEXTS, module.min_tokens + 4))
-    for number in range(1, _PROBE_TEXTS):
-        ids[number, -number:] = module.pad_id
-    return torch.from_numpy(ids.astype(np.int64)).to(embedding.weight.device)
+    ids = probe_rows(embedding.num_embeddings, module.pad_id, module.min_tokens, random)
+    return torch.from_numpy(ids).to(embedding.weight.device)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""Trains a linear head on features that were computed before: rounds of seconds, whatever the backbone costs.
+"""Trains a linear head on features that were computed before, in numpy: rounds of seconds, whatever the backbone costs.
 
-`train_head` runs the plain steps of `learning.training.local`. `train_private_head` is DP-SGD (`learning.training.
-private` has the claim, its assumptions and what rounding costs) in closed form. With features x, probabilities p and
-the label's indicator y, an example's gradient is outer(p - y, x) in the matrix and p - y in the bias. So
+A member with torch and one without run the same code here. `train_head` runs the plain steps that `learning.training.
+local` runs for a whole module. `train_private_head` is DP-SGD (`learning.training.private` has the claim, its
+assumptions and what rounding costs) in closed form. With features x, probabilities p and the label's indicator y, an
+example's gradient is outer(p - y, x) in the matrix and p - y in the bias. So
 
     |gradient|^2 = |p - y|^2 (|x|^2 + 1)        exactly, without a backward pass; |p - y|^2 |x|^2 if no bias is trained
     clipped sum  = W^T X, with rows w_b (p_b - y_b) of W and w_b = min(1, clip / |gradient_b|)
@@ -13,43 +14,49 @@ or gradient are not finite adds nothing. No example sees another: every row of t
 no module to check on probe texts. Dropout has no part.
 
 If persons are drawn, all this holds for a person in place of an example: its gradient G is the weighted sum of those of
-its rows, made in float64, and G times min(1, clip / |G|) is what it adds.
+its rows, made in float64, and G times min(1, clip / |G|) is what it adds. If the noise is correlated, the draw is from
+the step's class and the noise is a row of C^-1 z (`learning.mechanisms.correlated`).
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from learning.mechanisms.correlated import CorrelatedSteps
-from learning.models.classifier import Dropout, TextClassifier
-from learning.training.clipping import clip_factors
-from learning.training.local import (
-    Ids,
+from learning.mechanisms.correlated import CorrelatedSteps, check_correlated, drawing
+from learning.mechanisms.noise import noised_on_lattice
+from learning.training.outcome import (
+    DIVERGED_BEYOND,
     Progress,
     TrainingCancelled,
     TrainingDiverged,
     TrainingResult,
-    make_optimiser,
     rates_of,
-    train,
 )
 from learning.training.persons import DrawnPersons, Persons
-from learning.training.phases import Phase
-from learning.training.private import add_noise, check_correlated, drawing
 from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 
-__all__ = ["clipped_sums", "clipped_sums_of_persons", "train_head", "train_private_head"]
+__all__ = [
+    "HeadTraining",
+    "LinearHead",
+    "clipped_sums",
+    "clipped_sums_of_persons",
+    "make_head_optimiser",
+    "train_head",
+    "train_private_head",
+]
 
+Ids = NDArray[np.int64]
 Features = NDArray[np.float32]
+Floats = NDArray[np.float64]
+T = TypeVar("T", np.float32, np.float64)
 
 # Rows that are held in float64 at a time.
 _BLOCK = 2048
@@ -59,77 +66,192 @@ _PERSONS_HELD = 1 << 22
 _HELD = 1 << 27
 
 
-class _OnFeatures(TextClassifier):
-    """A head whose texts are rows of a table of features: ids (B, 1) are their numbers.
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """A head, which training changes in place.
 
-    Args:
-        output: The head, which is trained in place.
-        features: (N, width).
+    Attributes:
+        weight: (L, width) float32.
+        bias: (L,) float32.
+        trains_bias: Whether the bias is trained.
     """
 
-    parts: ClassVar = {"output": "head"}
+    weight: Features
+    bias: Features
+    trains_bias: bool = True
 
-    def __init__(self, output: nn.Linear, features: Features) -> None:
-        super().__init__()
-        self.pad_id, self.min_tokens = len(features), 1
-        # In place of an embedding, not a parameter: nothing trains it, counts it or sends it.
-        with torch.device("meta"):
-            self.embedding = nn.Embedding(len(features) + 1, features.shape[1])
-        self.embedding._parameters.pop("weight")
-        self.embedding.weight = torch.from_numpy(features)
-        self.dropout = Dropout(0.0)
-        self.output = output
+    def logits(self, features: Features) -> Features:
+        """Logits (B, L) of features (B, width), in float32."""
+        found: Features = features @ self.weight.T + self.bias
+        return found
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, labels) of rows (B, 1)."""
-        logits: Tensor = self.output(self.embedding.weight[ids[:, 0].cpu()].to(ids.device))
-        return logits
+    @property
+    def trained(self) -> tuple[Features, ...]:
+        """The arrays that are trained: the matrix, and the bias if it is."""
+        return (self.weight, self.bias) if self.trains_bias else (self.weight,)
 
-    @contextmanager
-    def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Changes nothing: the table is exactly the rows."""
-        yield ids
+
+# ---- optimisers ------------------------------------------------------------------------------------------------
+
+
+class HeadOptimiser(Protocol):
+    """An optimiser over the arrays of a head."""
+
+    def step(self, gradients: Sequence[Features]) -> None:
+        """Moves the arrays by a gradient each."""
+
+
+class _Sgd:
+    def __init__(self, arrays: Sequence[Features], rate: float) -> None:
+        self._arrays, self._rate = arrays, np.float32(rate)
+
+    def step(self, gradients: Sequence[Features]) -> None:
+        for array, gradient in zip(self._arrays, gradients, strict=True):
+            np.subtract(array, self._rate * gradient, out=array)
+
+
+class _Adam:
+    """Kingma and Ba 2015, algorithm 1, with the paper's defaults."""
+
+    def __init__(self, arrays: Sequence[Features], rate: float) -> None:
+        self._arrays, self._rate, self._steps = arrays, rate, 0
+        self._means = [np.zeros_like(each) for each in arrays]
+        self._squares = [np.zeros_like(each) for each in arrays]
+
+    def step(self, gradients: Sequence[Features]) -> None:
+        self._steps += 1
+        first, second = 1 - 0.9**self._steps, 1 - 0.999**self._steps
+        for array, gradient, mean, square in zip(self._arrays, gradients, self._means, self._squares, strict=True):
+            np.add(mean, np.float32(0.1) * (gradient - mean), out=mean)
+            np.add(square, np.float32(0.001) * (gradient * gradient - square), out=square)
+            width = np.sqrt(square) / np.float32(math.sqrt(second)) + np.float32(1e-8)
+            np.subtract(array, np.float32(self._rate / first) * (mean / width), out=array)
+
+
+class _Adafactor:
+    """Shazeer and Stern 2018, algorithms 4 and 5, with the job's own rate: no relative step, no scale, no momentum."""
+
+    def __init__(self, arrays: Sequence[Features], rate: float) -> None:
+        self._arrays, self._rate, self._steps = arrays, rate, 0
+        # Means of the squares over each row and column of a matrix; over nothing for a vector.
+        self._rows = [np.zeros(each.shape[:-1] or each.shape, dtype=np.float32) for each in arrays]
+        self._columns = [np.zeros(each.shape[1:], dtype=np.float32) for each in arrays]
+
+    def step(self, gradients: Sequence[Features]) -> None:
+        self._steps += 1
+        decay = np.float32(1.0 - self._steps**-0.8)
+        for array, gradient, row, column in zip(self._arrays, gradients, self._rows, self._columns, strict=True):
+            squares = gradient * gradient + np.float32(1e-30)
+            if array.ndim == 2:
+                row[:] = decay * row + (1 - decay) * squares.mean(axis=1)
+                column[:] = decay * column + (1 - decay) * squares.mean(axis=0)
+                moved = gradient / np.sqrt(row / row.mean())[:, None] / np.sqrt(column)
+            else:
+                row[:] = decay * row + (1 - decay) * squares
+                moved = gradient / np.sqrt(row)
+            moved = moved / max(1.0, float(np.sqrt(np.square(moved).mean())))
+            np.subtract(array, np.float32(self._rate) * moved, out=array)
+
+
+_OPTIMISERS: Mapping[str, Callable[[Sequence[Features], float], HeadOptimiser]] = {
+    "sgd": _Sgd,
+    "adam": _Adam,
+    "adafactor": _Adafactor,
+}
+
+
+def make_head_optimiser(head: LinearHead, recipe: Training) -> HeadOptimiser:
+    """A new optimiser of the recipe over the head's trained arrays."""
+    return _OPTIMISERS[recipe.optimiser](head.trained, recipe.learning_rate)
+
+
+# ---- plain steps -----------------------------------------------------------------------------------------------
 
 
 def train_head(
-    output: nn.Linear,
+    head: LinearHead,
     features: Features,
     labels: Ids,
     recipe: Training,
     *,
     seed: int,
-    phases: tuple[Phase, ...] = (),
+    mu: float = 0.0,
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
-    """Trains a head in place, as `learning.training.local.train` trains a whole module. It runs on the CPU.
+    """Trains a head in place, as `learning.training.local.train` trains a whole module.
 
     Args:
-        output: The head.
+        head: The head.
         features: (N, width).
         labels: (N,) indices into the job's labels.
-        recipe, seed, phases, progress, cancelled: As in `train`.
+        recipe: Epochs, batch, optimiser and learning rate. Every epoch goes over all examples once.
+        seed: Orders the batches.
+        mu: Weight of half the squared distance to where the training began (`fedprox`).
+        progress: Called after each step.
+        cancelled: Asked before each step.
+
+    Returns:
+        The result; its sums are those of the last epoch.
 
     Raises:
-        TrainingCancelled, TrainingDiverged, ValueError: As in `train`.
+        TrainingCancelled: `cancelled` returned True.
+        TrainingDiverged: A loss or weight is not finite, or the last epoch's mean loss exceeds `DIVERGED_BEYOND`.
+        ValueError: There are no examples, or features and labels do not fit each other.
     """
-    rows = np.arange(len(features), dtype=np.int64)[:, None]
-    # The frozen network's precision played its part when the features were computed.
-    whole = recipe.model_copy(update={"precision": "float32"})
-    return train(
-        _OnFeatures(output, features),
-        rows,
-        labels,
-        whole,
-        seed=seed,
-        phases=phases,
-        progress=progress,
-        cancelled=cancelled,
-    )
+    _check(features, labels)
+    if not len(features):
+        raise ValueError("there are no examples; a member needs at least one to take part")
+    began = time.perf_counter()
+    shuffle = np.random.Generator(np.random.Philox(seed))
+    # The first draw of a seed is for a module's dropout, which a head on features does not have.
+    shuffle.integers(2**63)
+    anchors = [each.copy() for each in head.trained] if mu else []
+    optimiser = make_head_optimiser(head, recipe)
+    steps, step = recipe.epochs * math.ceil(len(features) / recipe.batch), 0
+    loss_sum, correct = 0.0, 0
+
+    def diverged(what: str) -> TrainingDiverged:
+        return TrainingDiverged(
+            f"training diverged: {what} at step {step} of {steps}; lower {rates_of(recipe)} in the job"
+        )
+
+    for epoch in range(1, recipe.epochs + 1):
+        loss_sum, correct = 0.0, 0
+        order = shuffle.permutation(len(features))
+        for first in range(0, len(order), recipe.batch):
+            if cancelled():
+                raise TrainingCancelled(f"training was stopped after step {step} of {steps}")
+            batch = order[first : first + recipe.batch]
+            x, y = features[batch], labels[batch]
+            logits = head.logits(x)
+            losses, g = _losses(logits, y)
+            loss = float(losses.sum())
+            correct += int((logits.argmax(axis=1) == y).sum())
+            step += 1
+            # Checked before the step, which would spread it to the weights.
+            if not math.isfinite(loss):
+                raise diverged("the loss was not a finite number")
+            g /= np.float32(len(batch))
+            gradients = [g.T @ x, g.sum(axis=0)][: len(head.trained)]
+            if mu:
+                pairs = zip(gradients, head.trained, anchors, strict=True)
+                gradients = [each + np.float32(mu) * (array - anchor) for each, array, anchor in pairs]
+            optimiser.step(gradients)
+            loss_sum += loss
+            progress(Progress(step, steps, epoch, recipe.epochs, loss / len(batch)))
+    if not _finite(head):
+        raise diverged("a weight was not a finite number")
+    if loss_sum / len(features) > DIVERGED_BEYOND:
+        raise diverged(f"the mean loss was {loss_sum / len(features):.3g} nats")
+    return TrainingResult(step, loss_sum, correct, len(features), time.perf_counter() - began)
+
+
+# ---- private steps ---------------------------------------------------------------------------------------------
 
 
 def train_private_head(
-    output: nn.Linear,
+    head: LinearHead,
     features: Features,
     labels: Ids,
     recipe: Training,
@@ -147,7 +269,7 @@ def train_private_head(
     """Trains a head in place for `mechanism.steps` steps, on the CPU.
 
     Args:
-        output: The head.
+        head: The head.
         features: (N, width). Without examples, every step is noise alone.
         labels: (N,) indices into the job's labels.
         recipe: Optimiser and learning rate.
@@ -169,60 +291,49 @@ def train_private_head(
         TrainingDiverged: A weight is not finite.
         ValueError: features and labels do not fit each other, or as in `train_private`.
     """
-    check_correlated(mechanism, correlated)
-    if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise ValueError(f"expected features (N, width) and labels (N,), got {features.shape} and {labels.shape}")
+    _check(features, labels)
+    check_correlated(mechanism, correlated, sum(each.size for each in head.trained))
+    if ids is None and correlated is not None:
+        raise ValueError("correlated noise needs the tokens of each example, which decide its class")
     began = time.perf_counter()
     unit = mechanism.clip / mechanism.lot
     std = mechanism.noise_multiplier * unit
-    trained = [parameter for parameter in output.parameters() if parameter.requires_grad]
-    optimiser = make_optimiser(_OnFeatures(output, features), recipe)
+    optimiser = make_head_optimiser(head, recipe)
     # Widened once, if there is room, and not in every step.
     table: NDArray[np.float32 | np.float64] = features.astype(np.float64) if features.nbytes <= _HELD else features
-    if ids is None and correlated is not None:
-        raise ValueError("correlated noise needs the tokens of each example, which decide its class")
     tokens = np.zeros((len(features), 0), dtype=np.int64) if ids is None else ids
-    lengths = (tokens != pad_id).sum(axis=1)
-    draw = drawing(tokens, lengths, labels, rate, correlated, random)
-    try:
-        for step in range(1, mechanism.steps + 1):
-            if cancelled():
-                raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
-            if persons is None:
-                drawn = draw()
-                weight, bias, loss_sum = clipped_sums(output, table, labels, drawn, mechanism.clip)
-            else:
-                found = persons.draw(rate, random)
-                drawn = found.rows
-                weight, bias, loss_sum = clipped_sums_of_persons(output, table, labels, found, mechanism.clip)
-            # In units of the clip, as `add_noise` expects.
-            output.weight.grad = weight.float()
-            if output.bias.requires_grad:
-                output.bias.grad = bias.float()
-            add_noise(output, trained, unit, std, random, correlated)
-            optimiser.step()
-            mean = loss_sum / len(drawn) if len(drawn) else math.nan
-            if len(drawn) and not math.isfinite(mean):
-                mean = math.inf
-            progress(Progress(step, mechanism.steps, 1, 1, mean))
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
-            raise TrainingDiverged(
-                f"a weight was not a finite number after {mechanism.steps} steps; lower {rates_of(recipe)} or raise "
-                f"the mechanism's lot ({mechanism.lot}) in the job"
-            )
-    finally:
-        output.zero_grad(set_to_none=True)
+    draw = drawing(tokens, (tokens != pad_id).sum(axis=1), labels, rate, correlated, random)
+    for step in range(1, mechanism.steps + 1):
+        if cancelled():
+            raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
+        if persons is None:
+            drawn = draw()
+            *sums, loss_sum = clipped_sums(head, table, labels, drawn, mechanism.clip)
+        else:
+            found = persons.draw(rate, random)
+            drawn = found.rows
+            *sums, loss_sum = clipped_sums_of_persons(head, table, labels, found, mechanism.clip)
+        # The sums are in units of the clip.
+        optimiser.step(_noised(sums[: len(head.trained)], unit, std, random, correlated))
+        mean = loss_sum / len(drawn) if len(drawn) else math.nan
+        if len(drawn) and not math.isfinite(mean):
+            mean = math.inf
+        progress(Progress(step, mechanism.steps, 1, 1, mean))
+    if not _finite(head):
+        raise TrainingDiverged(
+            f"a weight was not a finite number after {mechanism.steps} steps; lower {rates_of(recipe)} or raise "
+            f"the mechanism's lot ({mechanism.lot}) in the job"
+        )
     return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
 
 
-@torch.no_grad()
 def clipped_sums(
-    output: nn.Linear, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: Ids, clip: float
-) -> tuple[Tensor, Tensor, float]:
+    head: LinearHead, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: Ids, clip: float
+) -> tuple[Floats, Floats, float]:
     """The sums of the drawn examples' clipped gradients, in units of the clip.
 
     Args:
-        output: The head.
+        head: The head.
         features: (N, width).
         labels: (N,) indices into the job's labels.
         drawn: Places of the drawn examples, ascending and each once.
@@ -232,62 +343,180 @@ def clipped_sums(
         The matrix's sum (labels, width) and the bias's (labels,), float64, and the sum of the losses. The bias's means
         nothing if it is not trained.
     """
-    matrix, bias = output.weight.double(), output.bias.double()
-    weight_sum, bias_sum, loss_sum = torch.zeros_like(matrix), torch.zeros_like(bias), 0.0
+    matrix, bias = head.weight.astype(np.float64), head.bias.astype(np.float64)
+    weight_sum, bias_sum, loss_sum = np.zeros_like(matrix), np.zeros_like(bias), 0.0
     for first in range(0, len(drawn), _BLOCK):
         # A slice is no copy; full batches draw every row, in order.
         part = slice(first, first + _BLOCK)
         rows = part if len(drawn) == len(features) else drawn[part]
-        x, y = torch.from_numpy(features[rows]).double(), torch.from_numpy(labels[rows])
-        logs = (x @ matrix.T + bias).log_softmax(dim=1)
-        losses = -logs[torch.arange(len(y)), y]
-        g = logs.exp()
-        g[torch.arange(len(y)), y] -= 1
-        squared = g.square().sum(dim=1) * (torch.linalg.vecdot(x, x) + (1 if output.bias.requires_grad else 0))
-        counts = torch.isfinite(squared)
-        if not bool(counts.all()):
+        x, y = features[rows].astype(np.float64, copy=False), labels[rows]
+        # What is not finite is left out below, without a word on the way.
+        with np.errstate(invalid="ignore", over="ignore"):
+            losses, g = _losses(x @ matrix.T + bias, y)
+            squared = np.einsum("bl,bl->b", g, g) * (np.einsum("bw,bw->b", x, x) + float(head.trains_bias))
+        counts = np.isfinite(squared)
+        if not counts.all():
             # Left out instead of multiplied by zero, which would not make them finite.
             g, x, squared = g[counts], x[counts], squared[counts]
         g *= (clip_factors(squared, clip) / clip)[:, None]
         weight_sum += g.T @ x
-        bias_sum += g.sum(dim=0)
+        bias_sum += g.sum(axis=0)
         loss_sum += float(losses.sum())
     return weight_sum, bias_sum, loss_sum
 
 
-@torch.no_grad()
 def clipped_sums_of_persons(
-    output: nn.Linear, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: DrawnPersons, clip: float
-) -> tuple[Tensor, Tensor, float]:
+    head: LinearHead, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: DrawnPersons, clip: float
+) -> tuple[Floats, Floats, float]:
     """The sums of the drawn persons' clipped gradients, in units of the clip: as `clipped_sums`, for persons.
 
     A person whose gradient is not finite adds nothing.
     """
-    matrix, bias = output.weight.double(), output.bias.double()
-    weight_sum, bias_sum, loss_sum = torch.zeros_like(matrix), torch.zeros_like(bias), 0.0
-    for part in drawn.pieces(max(1, min(_BLOCK, _PERSONS_HELD // matrix.numel()))):
-        x, y = torch.from_numpy(features[part.rows]).double(), torch.from_numpy(labels[part.rows])
-        logs = (x @ matrix.T + bias).log_softmax(dim=1)
-        losses = -logs[torch.arange(len(y)), y]
-        g = logs.exp()
-        g[torch.arange(len(y)), y] -= 1
-        g *= torch.from_numpy(part.weights)[:, None]
-        # Side by side, (P, m, ...), so that one product makes the gradients of all persons.
-        person = torch.from_numpy(part.person)
-        counts = torch.bincount(person)
-        place = torch.arange(len(y)) - (torch.cumsum(counts, 0) - counts)[person]
-        most = int(counts.max())
-        of_x, of_g = x.new_zeros(len(counts), most, x.shape[1]), g.new_zeros(len(counts), most, g.shape[1])
-        of_x[person, place], of_g[person, place] = x, g
-        gradients, biases = of_g.transpose(1, 2) @ of_x, of_g.sum(dim=1)
-        squared = gradients.square().sum(dim=(1, 2))
-        if output.bias.requires_grad:
-            squared += biases.square().sum(dim=1)
-        counted = torch.isfinite(squared)
-        if not bool(counted.all()):
+    matrix, bias = head.weight.astype(np.float64), head.bias.astype(np.float64)
+    weight_sum, bias_sum, loss_sum = np.zeros_like(matrix), np.zeros_like(bias), 0.0
+    for part in drawn.pieces(max(1, min(_BLOCK, _PERSONS_HELD // matrix.size))):
+        x, y = features[part.rows].astype(np.float64, copy=False), labels[part.rows]
+        # What is not finite is left out below, without a word on the way.
+        with np.errstate(invalid="ignore", over="ignore"):
+            losses, g = _losses(x @ matrix.T + bias, y)
+            g *= part.weights[:, None]
+            # Side by side, (P, m, ...), so that one product makes the gradients of all persons.
+            counts = np.bincount(part.person)
+            place = np.arange(len(y)) - (np.cumsum(counts) - counts)[part.person]
+            sides = len(counts), int(counts.max())
+            of_x, of_g = np.zeros((*sides, x.shape[1])), np.zeros((*sides, g.shape[1]))
+            of_x[part.person, place], of_g[part.person, place] = x, g
+            gradients, biases = of_g.transpose(0, 2, 1) @ of_x, of_g.sum(axis=1)
+            squared = np.einsum("plw,plw->p", gradients, gradients)
+            if head.trains_bias:
+                squared += np.einsum("pl,pl->p", biases, biases)
+        counted = np.isfinite(squared)
+        if not counted.all():
+            # Left out instead of multiplied by zero, as above.
             gradients, biases, squared = gradients[counted], biases[counted], squared[counted]
         factors = clip_factors(squared, clip) / clip
-        weight_sum += torch.tensordot(factors, gradients, dims=1)
+        weight_sum += np.tensordot(factors, gradients, axes=1)
         bias_sum += factors @ biases
         loss_sum += float(losses.sum())
     return weight_sum, bias_sum, loss_sum
+
+
+def _noised(
+    sums: Sequence[Floats], unit: float, std: float, random: RandomSource, correlated: CorrelatedSteps | None
+) -> list[Features]:
+    """The step's sums with their noise, which are one row of the job's noise if that is correlated."""
+    if correlated is None:
+        return [noised_on_lattice(each, unit, std, random) for each in sums]
+    made, first = [], 0
+    for each in sums:
+        made.append(noised_on_lattice(each, unit, std, random, partial(correlated.correlate, offset=first)))
+        first += each.size
+    correlated.taken()
+    return made
+
+
+def clip_factors(squared_norms: Floats, clip: float) -> Floats:
+    """min(1, clip / norm) of each example, from squared norms (B,)."""
+    factors: Floats = clip / np.maximum(np.sqrt(squared_norms), clip)
+    return factors
+
+
+# ---- what mechanisms run ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """The training of a head on a member's features, as data. Mechanisms run it, as they run a `LocalTraining`.
+
+    Attributes:
+        head: The head, which is trained in place.
+        features: (U, width) of the usable examples.
+        labels: (U,) indices into the job's labels.
+        recipe: The job's recipe.
+        seed: Orders the batches of plain steps.
+        population: N, all of the member's examples. Draws are from all of them.
+        usable: (U,) places of the usable examples among all.
+        mu: As in `train_head`.
+        ids, pad_id: (U, S) the tokens of the usable examples, and their padding, as in `train_private_head`.
+        persons: (U,) the person of each, 0 to population - 1, if the mechanism's unit is a person. N counts persons
+            then.
+        correlated: The job's steps on this machine, if its noise is correlated.
+        progress, cancelled: As in `train_head`.
+        failed: Called with the error of a training whose update is sent nevertheless. It stays on this machine.
+    """
+
+    head: LinearHead
+    features: Features
+    labels: Ids
+    recipe: Training
+    seed: int
+    population: int
+    usable: Ids
+    mu: float = 0.0
+    ids: Ids | None = None
+    pad_id: int = 0
+    persons: Ids | None = None
+    correlated: CorrelatedSteps | None = None
+    progress: Callable[[Progress], None] = lambda _: None
+    cancelled: Callable[[], bool] = lambda: False
+    failed: Callable[[str], None] = lambda _: None
+
+    def rows_of(self, drawn: Ids) -> Ids:
+        """The rows of `features` for examples drawn from all N. Drawn examples that are not usable are left out."""
+        place = np.full(self.population, -1, dtype=np.int64)
+        place[self.usable] = np.arange(len(self.usable))
+        rows: Ids = place[drawn]
+        return rows[rows >= 0]
+
+    def plain(self, rows: Ids | None = None) -> TrainingResult:
+        """Runs plain local steps on these rows, by default on all."""
+        here = slice(None) if rows is None else rows
+        return train_head(
+            self.head,
+            self.features[here],
+            self.labels[here],
+            self.recipe,
+            seed=self.seed,
+            mu=self.mu,
+            progress=self.progress,
+            cancelled=self.cancelled,
+        )
+
+    def private(self, mechanism: DpSgd, rate: float, persons: Persons | None, random: RandomSource) -> TrainingResult:
+        """Runs the steps of DP-SGD, each of which draws an example or person with probability `rate`."""
+        return train_private_head(
+            self.head,
+            self.features,
+            self.labels,
+            self.recipe,
+            mechanism,
+            random=random,
+            rate=rate,
+            persons=persons,
+            ids=self.ids,
+            pad_id=self.pad_id,
+            correlated=self.correlated,
+            progress=self.progress,
+            cancelled=self.cancelled,
+        )
+
+
+def _losses(logits: NDArray[T], labels: Ids) -> tuple[NDArray[T], NDArray[T]]:
+    """Cross entropies (B,) and their gradients by the logits (B, L), in the logits' precision."""
+    at = np.arange(len(labels))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    powers = np.exp(shifted)
+    sums = powers.sum(axis=1, keepdims=True)
+    losses = np.log(sums[:, 0]) - shifted[at, labels]
+    powers /= sums
+    powers[at, labels] -= 1
+    return losses, powers
+
+
+def _check(features: Features, labels: Ids) -> None:
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(f"expected features (N, width) and labels (N,), got {features.shape} and {labels.shape}")
+
+
+def _finite(head: LinearHead) -> bool:
+    return all(bool(np.isfinite(each).all()) for each in head.trained)

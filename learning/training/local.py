@@ -30,6 +30,14 @@ from learning.models import TextClassifier
 from learning.models.division import EMBEDDING
 from learning.training.device import whole_float32
 from learning.training.mixture import training_mixture
+from learning.training.outcome import (
+    DIVERGED_BEYOND,
+    Progress,
+    TrainingCancelled,
+    TrainingDiverged,
+    TrainingResult,
+    rates_of,
+)
 from learning.training.phases import Phase
 from tacit.job import Training
 
@@ -55,40 +63,6 @@ Ids = NDArray[np.int64]
 # gradient is the sum of the pieces' gradients, so the step is the same with much less padding.
 PIECES = 3
 
-# Nats. A larger mean loss, or logits further apart on every probe text, is divergence. Softmax in float32 gives exactly
-# 0 beyond 104, so most examples have no gradient any more. Models that train well stay far below.
-DIVERGED_BEYOND = 256.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The state after a step. `step` counts from 1 to `steps` over all epochs; `loss` is the batch's mean."""
-
-    step: int
-    steps: int
-    epoch: int
-    epochs: int
-    loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """What a training did.
-
-    Attributes:
-        steps: Steps taken.
-        loss_sum, correct: Sums over the member's examples in the last epoch (with dropout, while the weights still
-            move), so the sums of several members add up.
-        count: Examples in the last epoch.
-        seconds: Wall time.
-    """
-
-    steps: int
-    loss_sum: float
-    correct: int
-    count: int
-    seconds: float
-
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -97,14 +71,6 @@ class Scores:
     accuracy: float
     loss: float
     count: int
-
-
-class TrainingCancelled(Exception):
-    """Training was asked to stop. The module is half trained: discard it."""
-
-
-class TrainingDiverged(Exception):
-    """The loss or a weight is not finite, or the loss has exploded. The module is spoilt: discard it."""
 
 
 def train(
@@ -325,13 +291,6 @@ def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Opti
         return made
     # Kingma and Ba 2015 with the paper's defaults. Fused is the same step in one pass over memory.
     return torch.optim.Adam(moving, lr=recipe.learning_rate, fused=True)
-
-
-def rates_of(recipe: Training) -> str:
-    """The learning rates of a recipe, as an error about a divergence names them."""
-    said = f"training.learning_rate (it is {recipe.learning_rate:g})"
-    own = recipe.embedding_learning_rate
-    return said if own is None else f"{said} or training.embedding_learning_rate ({own:g})"
 
 
 def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]]:

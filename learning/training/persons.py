@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.mechanisms.noise import draw_fixed, draw_poisson
+from learning.text.corpus import EncodedExamples
 from secure_agg import RandomSource
-from tacit.mechanism import PersonRows
+from tacit.job import JobDocument
+from tacit.mechanism import DpSgd, PersonRows
 
-__all__ = ["DrawnPersons", "Persons"]
+__all__ = ["DrawnPersons", "Persons", "persons_in"]
 
 Ints = NDArray[np.int64]
 
@@ -92,3 +94,17 @@ class Persons:
             np.repeat(np.arange(len(rows), dtype=np.int64), counts),
             np.repeat(each, counts),
         )
+
+
+def persons_in(job: JobDocument, corpus: EncodedExamples, usable: Ints) -> tuple[int, Ints | None]:
+    """N of the job on this corpus, and the person of each usable example if the mechanism draws persons.
+
+    Args:
+        job: The job.
+        corpus: The member's examples.
+        usable: (U,) places of the usable examples among all.
+    """
+    if not isinstance(job.mechanism, DpSgd) or job.mechanism.unit != "person":
+        return corpus.population, None
+    people, population = corpus.people()
+    return population, people[usable]

@@ -65,12 +65,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from learning.mechanisms.correlated import CorrelatedSteps, classes_of
-from learning.mechanisms.noise import (
-    draw_poisson,
-    fill_gaussian,
-    lattice_step,
-)
+from learning.mechanisms.correlated import CorrelatedSteps, check_correlated, drawing
+from learning.mechanisms.noise import fill_gaussian, lattice_step
 from learning.models import TextClassifier
 from learning.training.clipping import (
     ClippedGradients,
@@ -96,7 +92,7 @@ from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 
-__all__ = ["PerExampleGradientsUnavailable", "add_noise", "check_correlated", "drawing", "train_private"]
+__all__ = ["PerExampleGradientsUnavailable", "add_noise", "train_private"]
 
 # Values that are held in float64 at a time.
 _BLOCK = 1 << 15
@@ -226,31 +222,6 @@ def _drawn(
 
 def _groups(drawn: DrawnPersons, device: str) -> Groups:
     return Groups(torch.from_numpy(drawn.person).to(device), torch.from_numpy(drawn.weights).to(device))
-
-
-def check_correlated(mechanism: DpSgd, correlated: CorrelatedSteps | None) -> None:
-    """Raises ValueError unless correlated noise, and no other, has steps to go on from, for this very matrix."""
-    found = (1.0,) if correlated is None else correlated.coefficients
-    if found != mechanism.coefficients:
-        raise ValueError(
-            f"the job's noise has {mechanism.band} bands, and the steps to go on from have {len(found)}; a member's "
-            "budget makes them (`edge_client.ledger.noise`)"
-        )
-
-
-def drawing(
-    ids: Ids,
-    lengths: Ids,
-    labels: Ids,
-    rate: float,
-    correlated: CorrelatedSteps | None,
-    random: RandomSource,
-) -> Callable[[], Ids]:
-    """A function that draws the examples of the next step: from all, or from the step's class."""
-    if correlated is None:
-        return lambda: draw_poisson(len(ids), rate, random)
-    classes = classes_of(correlated.key, correlated.band, ids, lengths, labels)
-    return lambda: correlated.draw(classes, random)
 
 
 def add_noise(

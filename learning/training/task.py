@@ -5,19 +5,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.methods import Setting, phases_of
 from learning.models.classifier import TextClassifier
 from learning.models.division import EVERYTHING_SHARED, Division
-from learning.training.head import train_head
+from learning.training.head import HeadTraining
 from learning.training.local import Progress, TrainingResult, train
 from learning.training.phases import Phase
 from tacit.job import Training
 from tacit.method import FedAvg, Method
 
-__all__ = ["LocalTraining"]
+__all__ = ["LocalTraining", "Task"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,6 @@ class LocalTraining:
     trains_private: bool = False
     # Called with the error of a training whose update is sent nevertheless. It stays on this machine.
     failed: Callable[[str], None] = lambda _: None
-    # (U, width) What the head reads of each row of `ids`, if only a head is trained. None: the whole module reads ids.
-    features: NDArray[np.float32] | None = None
     # (U,) The person of each row of `ids`, 0 to population - 1, if the mechanism's unit is a person.
     persons: NDArray[np.int64] | None = None
     # The job's steps on this machine, if its noise is correlated.
@@ -78,17 +75,6 @@ class LocalTraining:
         """Runs plain local steps on these rows of `ids`, by default on all."""
         here = slice(None) if rows is None else rows
         ids = self.ids[here]
-        if self.features is not None:
-            return train_head(
-                self.head,
-                self.features[here],
-                self.labels[here],
-                self.recipe,
-                seed=self.seed,
-                phases=self.phases(len(ids)),
-                progress=self.progress,
-                cancelled=self.cancelled,
-            )
         return train(
             self.module,
             ids,
@@ -101,14 +87,6 @@ class LocalTraining:
             cancelled=self.cancelled,
         )
 
-    @property
-    def head(self) -> nn.Linear:
-        """The module's head, which is all that a training on features moves."""
-        output = self.module.get_submodule("output")
-        if not isinstance(output, nn.Linear):
-            raise TypeError(f"{type(self.module).__name__} has no head that can be trained on features")
-        return output
-
     def phases(self, examples: int) -> tuple[Phase, ...]:
         """The phases of the job's method for this many examples, in order."""
         names = frozenset(name for name, each in self.module.named_parameters() if each.requires_grad)
@@ -116,3 +94,7 @@ class LocalTraining:
         division = EVERYTHING_SHARED if self.division is None else self.division
         setting = Setting(names, division, examples, self.recipe.epochs, rows, self.trains_private, self.seed)
         return phases_of(self.method, setting)
+
+
+# What a mechanism trains.
+Task = LocalTraining | HeadTraining

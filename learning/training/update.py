@@ -18,16 +18,16 @@ from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
 from learning.models.assembly import NOTHING, assembled
-from learning.models.classifier import TextClassifier
 from learning.prompts.features import features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
-from learning.training.clipping import ModelUnsuitable
-from learning.training.divergence import LossWatch, check_not_diverged
-from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
+from learning.training.divergence import check_not_diverged
+from learning.training.head import HeadTraining, LinearHead
+from learning.training.head_update import head_training
+from learning.training.outcome import LossWatch, Progress, TrainingLost, TrainingResult, losing
+from learning.training.persons import persons_in
 from learning.training.task import LocalTraining
-from learning.validation.contribution import noised
-from learning.validation.measuring import ValidationData, measure
+from learning.validation.measuring import ValidationData, measured_metrics
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
@@ -35,10 +35,6 @@ from tacit.method import keeps_anything, keeps_state, trains_private
 from tacit.model import PromptedModel, RvaeModel
 
 __all__ = ["TrainingLost", "train_update"]
-
-
-class TrainingLost(RuntimeError):
-    """The training failed after it had read the data, so the failure itself may depend on the data."""
 
 
 def train_update(
@@ -114,38 +110,38 @@ def train_update(
         losses.step(at.step, at.steps, at.loss)
         progress(at.step, at.steps, at.loss)
 
-    try:
-        measured = _measured(job, module, corpus, validation, random, device, cancelled)
+    with losing(job, public=public):
+        measured = measured_metrics(job, module, corpus, validation, random, device, cancelled)
         read = corpus.read()
-        features = None
+        task: LocalTraining | HeadTraining
         if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
             with module.computing_in(job.training.precision):
                 features = features_of(module, read.ids, kind_of(job), corpus.features, device)
-        population, persons = corpus.population, None
-        if isinstance(job.mechanism, DpSgd) and job.mechanism.unit == "person":
-            people, population = corpus.people()
-            persons = people[read.usable]
-        task = LocalTraining(
-            module,
-            read.ids,
-            read.labels,
-            job.training,
-            seed,
-            device,
-            watch,
-            cancelled,
-            population=population,
-            usable=read.usable,
-            persons=persons,
-            method=job.method,
-            division=division,
-            trains_private=moves,
-            failed=losses.failed,
-            features=features,
-            correlated=correlated,
-        )
+            task = head_training(
+                job, _head_of(module), features, corpus, seed, correlated, watch, cancelled, losses.failed
+            )
+        else:
+            population, persons = persons_in(job, corpus, read.usable)
+            task = LocalTraining(
+                module,
+                read.ids,
+                read.labels,
+                job.training,
+                seed,
+                device,
+                watch,
+                cancelled,
+                population=population,
+                usable=read.usable,
+                persons=persons,
+                method=job.method,
+                division=division,
+                trains_private=moves,
+                failed=losses.failed,
+                correlated=correlated,
+            )
         result: TrainingResult | None = None
-        if isinstance(job.model, RvaeModel) and job.model.variant == "published":
+        if isinstance(job.model, RvaeModel) and job.model.variant == "published" and isinstance(task, LocalTraining):
             _train_published(task, random)
         else:
             result = protection.train(task, random)
@@ -153,18 +149,6 @@ def train_update(
         change = protection.protect(change, random)
         if (warning := losses.warning()) is not None:
             warn(warning)
-    except TrainingCancelled:
-        raise
-    except ModelUnsuitable as error:
-        if public:
-            raise
-        raise TrainingLost(str(error)) from error
-    except TrainingDiverged as error:
-        if isinstance(job.mechanism, NoMechanism):
-            raise
-        raise TrainingLost(str(error)) from error
-    except Exception as error:
-        raise TrainingLost(str(error)) from error
     after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None
     if result is None or isinstance(job.model, RvaeModel):
         # A model that generates text has no accuracy, and the operator would see one.
@@ -172,27 +156,10 @@ def train_update(
     return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after, measured)
 
 
-def _measured(
-    job: JobDocument,
-    module: TextClassifier,
-    corpus: EncodedExamples,
-    validation: ValidationData | None,
-    random: secure_agg.RandomSource,
-    device: str,
-    cancelled: Callable[[], bool],
-) -> NDArray[np.int64] | None:
-    """The version's metrics with this member's noise, drawn once: every attempt sends them. None if the job has none.
-
-    The member is one unit if the mechanism protects it as a whole.
-    """
-    if job.metrics is None or isinstance(job.mechanism, NoMechanism):
-        return None
-    found = None
-    if validation is not None:
-        rows = corpus.read_validation(validation.measured)
-        units = ["all"] * corpus.population if job.mechanism.unit == "member" else validation.units
-        found = measure(module, rows, units, job.metrics.loss_bound, random, device=device, cancelled=cancelled)
-    return noised(found, job.metrics.noise, random)
+def _head_of(module: PromptedModule) -> LinearHead:
+    """The module's head as arrays in the same memory, so that training them trains the module."""
+    output = module.output
+    return LinearHead(output.weight.detach().numpy(), output.bias.detach().numpy(), output.bias.requires_grad)
 
 
 def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> None:

@@ -6,23 +6,39 @@ after rounding to steps one row would move the contribution of another. A row th
 memory) counts as the largest loss and a wrong answer.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from learning.models.classifier import TextClassifier
-from learning.text.corpus import EncodedArrays
-from learning.training.local import TrainingCancelled, logits_of
-from learning.validation.contribution import by_label, metrics_of
+from learning.text.corpus import EncodedArrays, EncodedExamples
+from learning.training.outcome import TrainingCancelled
+from learning.validation.contribution import by_label, metrics_of, noised
 from secure_agg import RandomSource
+from tacit.job import JobDocument
+from tacit.mechanism import NoMechanism
 
-__all__ = ["ValidationData", "measure"]
+if TYPE_CHECKING:
+    from learning.models.classifier import TextClassifier
+
+__all__ = ["AnswersRows", "ValidationData", "measure", "measured_metrics"]
 
 # Rows that are measured, one after another, before the next look at whether to stop.
 _ROWS = 8
+
+
+@runtime_checkable
+class AnswersRows(Protocol):
+    """A model without torch that reads each row by itself."""
+
+    def open(self) -> contextlib.AbstractContextManager[Any]:
+        """Keeps the network in memory inside the context; `row_logits` alone loads it for each call."""
+
+    def row_logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits (B, L) of rows of ids (B, S), padded."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ class ValidationData:
 
 
 def measure(
-    module: TextClassifier,
+    module: "TextClassifier | AnswersRows",
     rows: EncodedArrays,
     units: Sequence[Hashable],
     loss_bound: float,
@@ -69,25 +85,37 @@ def measure(
         TrainingCancelled: `cancelled` returned True.
     """
     losses, correct = np.full(len(rows.ids), np.inf), np.zeros(len(rows.ids), dtype=np.bool_)
-    # Subnormal products take a processor many times longer. A version could be made so that only a chosen word has
-    # them, and the time until READY would tell whether a row holds it.
-    flushes = torch.set_flush_denormal(True)
-    try:
+    with contextlib.nullcontext() if isinstance(module, AnswersRows) else _flushing():
         _measure_into(losses, correct, module, rows, device, cancelled)
-    finally:
-        if flushes:
-            # The thread goes on to train, whose updates must not depend on what was measured before.
-            torch.set_flush_denormal(False)
     of_rows = [units[at] for at in rows.usable.tolist()]
     if labels is None:
         return metrics_of(losses, correct, of_rows, loss_bound, random)
     return by_label(losses, correct, rows.labels, labels, of_rows, loss_bound, random)
 
 
+@contextlib.contextmanager
+def _flushing() -> Iterator[None]:
+    """Subnormal numbers are zero for torch in this thread.
+
+    Their products take a processor many times longer. A version could be made so that only a chosen word has them, and
+    the time until READY would tell whether a row holds it. Without torch, the version is a head alone, whose products
+    are too few for that; the network is the job's, and `learning.backbones.onnx_features` has it flush them.
+    """
+    import torch
+
+    flushes = torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if flushes:
+            # The thread goes on to train, whose updates must not depend on what was measured before.
+            torch.set_flush_denormal(False)
+
+
 def _measure_into(
     losses: NDArray[np.float64],
     correct: NDArray[np.bool_],
-    module: TextClassifier,
+    module: "TextClassifier | AnswersRows",
     rows: EncodedArrays,
     device: str,
     cancelled: Callable[[], bool],
@@ -100,11 +128,11 @@ def _measure_into(
 
 
 def _measured(
-    module: TextClassifier, ids: NDArray[np.int64], labels: NDArray[np.int64], device: str
+    module: "TextClassifier | AnswersRows", ids: NDArray[np.int64], labels: NDArray[np.int64], device: str
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Losses and answers of a few rows."""
     try:
-        logits = logits_of(module, ids, batch=1, device=device).astype(np.float64)
+        logits = _logits(module, ids, device).astype(np.float64)
     except (RuntimeError, MemoryError):
         if len(ids) == 1:
             return np.array([np.inf]), np.array([False])
@@ -112,3 +140,34 @@ def _measured(
         return np.concatenate([losses for losses, _ in each]), np.concatenate([correct for _, correct in each])
     losses = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(ids)), labels]
     return losses, np.isfinite(logits).all(axis=1) & (logits.argmax(axis=1) == labels)
+
+
+def _logits(module: "TextClassifier | AnswersRows", ids: NDArray[np.int64], device: str) -> NDArray[np.float32]:
+    if isinstance(module, AnswersRows):
+        return module.row_logits(ids)
+    from learning.training.local import logits_of
+
+    return logits_of(module, ids, batch=1, device=device)
+
+
+def measured_metrics(
+    job: JobDocument,
+    module: "TextClassifier | AnswersRows",
+    corpus: EncodedExamples,
+    validation: ValidationData | None,
+    random: RandomSource,
+    device: str,
+    cancelled: Callable[[], bool],
+) -> NDArray[np.int64] | None:
+    """The version's metrics with this member's noise, drawn once: every attempt sends them. None if the job has none.
+
+    The member is one unit if the mechanism protects it as a whole.
+    """
+    if job.metrics is None or isinstance(job.mechanism, NoMechanism):
+        return None
+    found = None
+    if validation is not None:
+        rows = corpus.read_validation(validation.measured)
+        units = ["all"] * corpus.population if job.mechanism.unit == "member" else validation.units
+        found = measure(module, rows, units, job.metrics.loss_bound, random, device=device, cancelled=cancelled)
+    return noised(found, job.metrics.noise, random)

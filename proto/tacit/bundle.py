@@ -5,7 +5,8 @@ bytes returned are the bytes that were hashed. A bundle's kind says what it hold
 
     job         the start of a job: job.json, manifest.json, weights.bin; tokenizer.json unless members build their own;
                 private.json and private.bin if members keep parameters that start from public numbers; frozen.json and
-                frozen.bin if the job freezes parameters; backbone.safetensors if the model is prompted
+                frozen.bin if the job freezes parameters; backbone.safetensors if the model is prompted, and
+                backbone.onnx if the job has one for members without torch
     model       a model to run: model.onnx, tokenizer.json, labels.json; bundle.json also says where it came from
     backbone    the frozen part of many models: backbone.onnx and tokenizer.json, in a folder named by its digest
                 (`backbone_folder`) beside the prompts that need it
@@ -40,7 +41,9 @@ __all__ = [
     "HF_FILES",
     "INDEX",
     "JOB_FILES",
+    "LARGE_FILES",
     "MODEL_FILES",
+    "ONNX_FILE",
     "PASSPORT",
     "PROMPT_FILES",
     "SHARED_FILES",
@@ -64,6 +67,10 @@ INDEX = "bundle.json"
 PASSPORT = "passport.json"
 # The frozen values of a prompted job: up to 2 GiB, so not every reader loads it into memory.
 BACKBONE_FILE = "backbone.safetensors"
+# The same as an ONNX file, for members without torch.
+ONNX_FILE = "backbone.onnx"
+# What is checked in place, and not read into memory.
+LARGE_FILES = (BACKBONE_FILE, ONNX_FILE)
 # The files of every job bundle.
 JOB_FILES = ("job.json", "manifest.json", "weights.bin")
 MODEL_FILES = ("model.onnx", "tokenizer.json", "labels.json")

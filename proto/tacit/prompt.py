@@ -42,6 +42,7 @@ __all__ = [
     "Injection",
     "LoRA",
     "NoInjection",
+    "OnnxBackbone",
     "PTuning",
     "Piece",
     "PrefixTuning",
@@ -373,6 +374,29 @@ Task = Annotated[Cloze | Head, Field(discriminator="name")]
 # ---- the model -------------------------------------------------------------------------------------------------
 
 
+class OnnxBackbone(Part):
+    """The frozen encoder once more, as an ONNX file that members without torch run."""
+
+    # int8: weights of a byte each, in a quarter of the memory; features differ a little.
+    precision: Literal["float32", "int8"] = "float32"
+    # In the bundle's document: SHA-256 of the file, and its bytes.
+    digest: Digest | None = None
+    size: int | None = Field(default=None, ge=1, le=MAX_BACKBONE_BYTES)
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.digest is None) != (self.size is None):
+            raise ValueError(
+                "digest and size: `coordinator job bundle` writes both; leave them out and name the precision"
+            )
+        return self
+
+
+def _onnx_of(value: object) -> object:
+    """Reads a word as the precision."""
+    return {"precision": value} if isinstance(value, str) else value
+
+
 class PromptedModel(Part):
     """A frozen backbone, an injection and a task."""
 
@@ -385,6 +409,8 @@ class PromptedModel(Part):
     # If the operator got it from the hub, its place there as owner/name@COMMIT: a hint for members, which trust only
     # the digest.
     hub: str | None = Field(default=None, max_length=234)
+    # For a head alone: whether the bundle also holds the backbone as an ONNX file, for members without torch.
+    onnx: Annotated[OnnxBackbone | None, BeforeValidator(_onnx_of)] = None
     injection: Annotated[Injection, table_of(Injection, "name", in_a_word=True)] = PromptTuning()
     task: Annotated[Task, table_of(Task, "name", in_a_word=True)]
     # In the prompted network and under the head; the backbone's own dropout layers use it, too.
@@ -441,6 +467,10 @@ class PromptedModel(Part):
             )
         if isinstance(self.injection, NoInjection) and not isinstance(self.task, Head):
             raise ValueError('injection: "none" trains a head alone, and a cloze has no head; use task = "head"')
+        if self.onnx is not None and not isinstance(self.injection, NoInjection):
+            raise ValueError('onnx: members without torch train a head alone; set injection = "none", or leave it out')
+        if self.onnx is not None and (self.onnx.digest is None) != (self.config is None):
+            raise ValueError("onnx: `coordinator job bundle` writes its digest; name only the precision in the job")
         if self.centred and self.config is not None and isinstance(self.task, Head) and self.task.centre.digest is None:
             raise ValueError("task.centre: `coordinator job bundle` writes its digest; make the bundle again")
         return self

@@ -22,6 +22,7 @@ from learning.training.head import clipped_sums, train_private_head
 from secure_agg.randomness import SystemRandom
 from tacit.job import Training
 from tacit.mechanism import DpSgd
+from tests.support.heads import arrays
 from tests.support.random_sources import Seeded
 
 ROWS, WIDTH, LABELS, BAND, NOISE = 60, 6, 3, 4, 8.0
@@ -54,15 +55,15 @@ def served(number):
 
 
 def flat(weight, bias):
-    return torch.cat([weight.detach().double().flatten(), bias.detach().double().flatten()]).numpy()
+    return np.concatenate([weight.astype(np.float64).ravel(), bias.astype(np.float64)])
 
 
 def step(home, number, x, ids, y, source):
     """The noisy sum of one step, in clips, as the coordinator reads it from the change of the weights."""
     head = served(number)
-    before = flat(head.weight, head.bias)
-    train_private_head(head, x, y, RECIPE, MECHANISM, random=source, rate=1.0, ids=ids, correlated=home)
-    return (before - flat(head.weight, head.bias)) * ROWS
+    before = flat(*arrays(head).trained)
+    train_private_head(arrays(head), x, y, RECIPE, MECHANISM, random=source, rate=1.0, ids=ids, correlated=home)
+    return (before - flat(*arrays(head).trained)) * ROWS
 
 
 def taken_twice(there, source_of):
@@ -80,7 +81,10 @@ def taken_twice(there, source_of):
     ]
     drawn = np.flatnonzero(classes == classes[0])
     sums = {
-        guess: [flat(*clipped_sums(served(number), x, y, drawn if guess else drawn[1:], 1.0)[:2]) for number in (1, 2)]
+        guess: [
+            flat(*clipped_sums(arrays(served(number)), x, y, drawn if guess else drawn[1:], 1.0)[:2])
+            for number in (1, 2)
+        ]
         for guess in (True, False)
     }
     return seen, sums

@@ -23,8 +23,8 @@ from edge_client.session.preparation import ApprovalMissing, PreparationRefused,
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
 from learning.training.clipping import ModelUnsuitable
-from learning.training.divergence import VersionDiverged
 from learning.training.local import TrainingDiverged
+from learning.training.outcome import VersionDiverged
 from learning.training.update import TrainingLost
 from tacit.job_parts import Audit
 from tacit.manifest import Manifest

@@ -17,6 +17,7 @@ from learning.training.task import LocalTraining
 from secure_agg.randomness import SystemRandom
 from tacit.job import Training
 from tacit.mechanism import DpSgd
+from tests.support.heads import arrays
 from tests.support.random_sources import Seeded
 from tests.unit.learning.mechanisms.test_banded import dense
 from tests.unit.learning.mechanisms.test_mechanisms import job
@@ -187,6 +188,28 @@ def test_one_example_moves_the_whole_job_by_the_root_of_its_steps():
     assert np.linalg.norm(matrix @ together) > np.sqrt(2) * 1.1
 
 
+def test_a_heads_row_is_that_of_a_modules_parameters():
+    """From the same coins, a head gets the noise that `add_noise` gives a module of the same shapes, to the bit."""
+    mechanism = DpSgd(noise_multiplier=0.5, clip=1.0, lot=4, steps=1, coefficients=C)
+    ours, theirs = begun(10), begun(10)
+    for number in range(BAND):
+        head, module = nn.Linear(4, 2), nn.Linear(4, 2)
+        for each in (*head.parameters(), *module.parameters()):
+            each.data.zero_()
+        nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int64), Training(optimiser="sgd", learning_rate=1.0)
+        # Without examples the sum is zero, and nothing but the noise reads the source.
+        given = {"random": Seeded(number), "rate": 1.0, "ids": np.zeros((0, 3), np.int64), "correlated": ours}
+        train_private_head(arrays(head), *nothing, mechanism, **given)
+        trained = list(module.parameters())
+        for each in trained:
+            each.grad = torch.zeros_like(each)
+        add_noise(module, trained, 0.25, 0.125, Seeded(number), theirs)
+        assert torch.equal(-head.weight, module.weight.grad)
+        assert torch.equal(-head.bias, module.bias.grad)
+    assert np.array_equal(ours.rows, theirs.rows)
+    assert ours.step == theirs.step == BAND
+
+
 def test_a_head_trains_on_its_class_and_goes_on_where_it_stood():
     random = np.random.default_rng(1)
     features = random.standard_normal((40, 4)).astype(np.float32)
@@ -196,14 +219,16 @@ def test_a_head_trains_on_its_class_and_goes_on_where_it_stood():
     head = nn.Linear(4, 2)
     recipe = Training(optimiser="sgd", learning_rate=0.1)
     common = {"random": SystemRandom(), "rate": 1.0, "ids": ids}
-    train_private_head(head, features, labels, recipe, mechanism, correlated=steps, **common)
+    train_private_head(arrays(head), features, labels, recipe, mechanism, correlated=steps, **common)
     assert steps.step == 2
     with pytest.raises(ValueError, match="3 bands"):
-        train_private_head(head, features, labels, recipe, mechanism, **common)
+        train_private_head(arrays(head), features, labels, recipe, mechanism, **common)
     independent = mechanism.model_copy(update={"coefficients": (1.0,)})
     with pytest.raises(ValueError, match="1 bands"):
-        train_private_head(head, features, labels, recipe, independent, correlated=steps, **common)
+        train_private_head(arrays(head), features, labels, recipe, independent, correlated=steps, **common)
     with pytest.raises(ValueError, match="another length"):
-        train_private_head(head, features, labels, recipe, mechanism, correlated=begun(9), **common)
+        train_private_head(arrays(head), features, labels, recipe, mechanism, correlated=begun(9), **common)
     with pytest.raises(ValueError, match="tokens of each example"):
-        train_private_head(head, features, labels, recipe, mechanism, correlated=steps, random=SystemRandom(), rate=1.0)
+        train_private_head(
+            arrays(head), features, labels, recipe, mechanism, correlated=steps, random=SystemRandom(), rate=1.0
+        )

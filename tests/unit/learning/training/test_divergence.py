@@ -8,8 +8,9 @@ import torch
 
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.models import build
-from learning.training.divergence import LossWatch, VersionDiverged, check_not_diverged
+from learning.training.divergence import check_not_diverged
 from learning.training.local import TrainingDiverged, train
+from learning.training.outcome import LossWatch, VersionDiverged
 from learning.training.private import train_private
 from tacit.job import JobSpec, Training
 from tacit.mechanism import DpSgd, GaussianUpdate

@@ -114,7 +114,7 @@ def test_a_row_that_cannot_be_computed_counts_as_wrong_and_moves_no_other(monkey
             raise RuntimeError("out of memory")
         return logits_of(module, ids, **more)
 
-    monkeypatch.setattr("learning.validation.measuring.logits_of", fails)
+    monkeypatch.setattr("learning.training.local.logits_of", fails)
     losses, correct = measuring._measured(module, read.ids, read.labels, "cpu")
     assert math.isinf(losses[2])
     assert not correct[2]

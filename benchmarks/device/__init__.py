@@ -1,0 +1,1 @@
+"""Benchmarks of a member that runs without torch."""

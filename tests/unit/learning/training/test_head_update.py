@@ -1,0 +1,395 @@
+"""A member without torch sends what a member with torch sends, from the same rows, coins and noise."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from export.bundle import make_job_bundle, read_job_bundle
+from learning.backbones.layout import BackboneInvalid
+from learning.backbones.onnx_features import INPUT, OUTPUT, OnnxBackbone
+from learning.backbones.stored import read_backbone
+from learning.mechanisms.banded import best_coefficients
+from learning.mechanisms.correlated import CorrelatedSteps
+from learning.mechanisms.protection import protection_of
+from learning.prompts.features import FeatureStore, kind_of
+from learning.text.corpus import EncodedExamples
+from learning.text.data import Example
+from learning.text.persons import population_of, unit_of_job
+from learning.training.head_update import train_head_update
+from learning.training.outcome import VersionDiverged
+from learning.training.update import train_update
+from tacit.documents import DocumentInvalid
+from tacit.job import JobSpec
+from tacit.mechanism import DpSgd
+from tests.support.places import ROOT
+from tests.support.random_sources import Seeded
+from tests.support.tiny_models import saved
+
+torch.set_num_threads(1)
+
+LABELS = ["good", "bad"]
+DP = {"name": "dp-sgd", "noise_multiplier": 0.4, "lot": 20, "steps": 8, "clip": 1.0}
+SGD = {"optimiser": "sgd", "learning_rate": 8.0}
+# The largest difference of a change's values, relative to the largest value. It is the features' last digits.
+TOLERANCE = 1e-4
+
+
+def bundled(folder, kind="bert", name="bundle", onnx="float32", **changes):
+    if not (folder / "base").exists():
+        saved(folder / "base", kind)
+    model = {"architecture": "prompted", "base": "base", "max_tokens": 24, "injection": "none", "task": "head"}
+    model |= {"onnx": onnx, "task": {"name": "head"}} | changes.pop("model", {})
+    whole = {"schema": 1, "name": "heads", "labels": LABELS, "model": model, "aggregation": {"coordinate_bound": 64}}
+    make_job_bundle(JobSpec.model_validate(whole | changes), folder, folder / name)
+    return read_job_bundle(folder / name)
+
+
+def examples(rows=40, pairs=False):
+    good, bad = ["a great film", "it was good"], ["a terrible film", "it was bad"]
+    return [
+        Example(
+            f"{(good if place % 2 == 0 else bad)[place // 2 % 2]} {'word ' * (place % 5)}",
+            LABELS[place % 2],
+            "the movie" if pairs else None,
+        )
+        for place in range(rows)
+    ]
+
+
+def updates(folder, job, *, rows=None, seed=3, validation=None):
+    """The updates of a member with torch and of one without, from the same coins."""
+    data = examples() if rows is None else rows
+    told = {
+        "job": job.document,
+        "manifest": job.manifest,
+        "base": job.weights,
+        "frozen": job.frozen,
+        "seed": 7,
+        "device": "cpu",
+        "progress": lambda *_: None,
+        "cancelled": lambda: False,
+    }
+    made = []
+    for train, backbone in (
+        (train_update, read_backbone(job.backbone, job.document.model.config)),
+        (train_head_update, onnx_of(folder, job)),
+    ):
+        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore())
+        mechanism, correlated = job.document.mechanism, None
+        if isinstance(mechanism, DpSgd) and mechanism.band > 1:
+            # The ledger's rate and multiplier, and not the job's.
+            correlated = CorrelatedSteps.begun(mechanism.coefficients, 0.3, 0.7, bytes(32), job.document.values)
+        protection = protection_of(job.document, population_of(data, unit_of_job(job.document)))
+        made.append(
+            train(
+                corpus=corpus,
+                protection=protection,
+                random=Seeded(seed),
+                backbone=backbone,
+                correlated=correlated,
+                validation=validation,
+                **told,
+            )
+        )
+        if correlated is not None:
+            assert correlated.step == mechanism.steps
+    return made
+
+
+def onnx_of(folder, job, name="bundle"):
+    return OnnxBackbone(folder / name / "backbone.onnx", bytes(job.document.model.onnx.digest))
+
+
+def alike(first, second, tolerance=TOLERANCE):
+    assert np.abs(first.change).max() > 1e-3
+    assert np.abs(first.change - second.change).max() <= tolerance * np.abs(first.change).max()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra"])
+def test_under_dp_sgd_both_send_the_same(tmp_path, kind):
+    job = bundled(tmp_path, kind, mechanism=DP, training=SGD)
+    first, second = updates(tmp_path, job)
+    alike(first, second)
+    assert (first.examples, first.loss_sum, first.count) == (second.examples, second.loss_sum, second.count)
+    other = updates(tmp_path, job, seed=4)[1]
+    assert not np.allclose(second.change, other.change, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("combine", ["mean", "sum"])
+def test_by_person_both_send_the_same(tmp_path, combine):
+    by_person = {**DP, "lot": 5, "unit": "person", "person": {"max_examples": 3, "combine": combine}}
+    job = bundled(tmp_path, mechanism=by_person, training=SGD)
+    rows = [replace(row, person=f"p{place // 4}") for place, row in enumerate(examples())]
+    # One person has no row with a label of the job, and counts among the N.
+    rows = [replace(row, label="other") if row.person == "p3" else row for row in rows]
+    alike(*updates(tmp_path, job, rows=rows))
+    # Whose a row is decides the draw and the clip.
+    alone = [replace(row, person=f"p{place}") for place, row in enumerate(rows)]
+    assert not np.allclose(
+        updates(tmp_path, job, rows=rows)[1].change, updates(tmp_path, job, rows=alone)[1].change, rtol=0, atol=1e-3
+    )
+
+
+def test_with_correlated_noise_both_send_the_same(tmp_path):
+    correlated = {**DP, "coefficients": best_coefficients(3, 24)}
+    alike(*updates(tmp_path, bundled(tmp_path, mechanism=correlated, training=SGD, rounds={"count": 3})))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"training": {"epochs": 3, "batch": 16, "learning_rate": 0.05}},
+        {"method": {"name": "fedprox", "mu": 0.3}, "training": {"learning_rate": 0.05, "batch": 8}},
+        {"mechanism": {"name": "gaussian-update", "noise_multiplier": 1.0, "clip": 0.5, "lot": 20}},
+    ],
+)
+def test_other_trainings_of_a_head_are_the_same_too(tmp_path, changes):
+    job = bundled(tmp_path, **changes)
+    first, second = updates(tmp_path, job)
+    alike(first, second, 2e-3)
+    assert second.loss_sum == pytest.approx(first.loss_sum, rel=1e-3)
+    assert (first.correct, first.count) == (second.correct, second.count)
+
+
+def test_pairs_are_read_alike(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD, model={"task": {"name": "head", "pairs": True}})
+    alike(*updates(tmp_path, job, rows=examples(pairs=True)))
+
+
+def test_bytes_for_weights_move_the_features_a_little(tmp_path):
+    job = bundled(tmp_path, onnx="int8", mechanism=DP, training=SGD)
+    first, second = updates(tmp_path, job)
+    difference = np.abs(first.change - second.change).max() / np.abs(first.change).max()
+    assert TOLERANCE < difference < 0.3
+    whole = bundled(tmp_path, name="whole")
+    assert job.document.model.onnx.size < whole.document.model.onnx.size
+    # Features that int8 computed are never read as float32's.
+    kinds = {kind_of(each.document, onnx=each.document.model.onnx.digest) for each in (job, whole)}
+    assert len(kinds | {kind_of(whole.document)}) == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"unit": "person", "person": {"max_examples": 2}}, {"coefficients": best_coefficients(3, 8)}],
+    ids=["examples", "persons", "correlated"],
+)
+def test_it_runs_where_no_torch_scipy_or_hub_can_be_imported(tmp_path, more):
+    """In a process in which importing any of them fails."""
+    bundled(tmp_path, mechanism=DP | more, training=SGD, rounds={"count": 1})
+    code = """
+import sys
+for name in ("torch", "transformers", "opacus", "scipy", "safetensors", "dp_accounting", "huggingface_hub", "onnx"):
+    sys.modules[name] = None
+import json
+from pathlib import Path
+from learning.artifacts import checked_manifest
+from learning.backbones.onnx_features import OnnxBackbone
+from learning.mechanisms.correlated import CorrelatedSteps
+from learning.mechanisms.protection import protection_of
+from learning.text.corpus import EncodedExamples
+from learning.text.data import Example
+from learning.text.persons import population_of, unit_of_job
+from learning.training.head_update import train_head_update
+from learning.accounting.gate import PrivacyFilter
+from learning.accounting.filter import Limit
+from secure_agg.randomness import SystemRandom
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+folder = Path(sys.argv[1])
+job = JobDocument.from_json((folder / "job.json").read_bytes(), what="job")
+manifest = Manifest.from_json((folder / "manifest.json").read_bytes(), what="manifest")
+frozen = Manifest.from_json((folder / "frozen.json").read_bytes(), what="frozen")
+rows = [Example("a great film", "good", person=str(at)) for at in range(20)]
+rows += [Example("it was bad", "bad", person=str(at)) for at in range(20)]
+steps = None
+if job.mechanism.band > 1:
+    steps = CorrelatedSteps.begun(job.mechanism.coefficients, 0.4, 0.5, bytes(32), job.values)
+protection = protection_of(job, population_of(rows, unit_of_job(job)))
+print(PrivacyFilter(Limit(1000.0, 1e-5, unit=job.mechanism.unit)).remaining([protection.event]) > 0)
+made = train_head_update(
+    job=job, manifest=manifest, corpus=EncodedExamples(rows, job, (folder / "tokenizer.json").read_bytes()),
+    base=(folder / "weights.bin").read_bytes(), protection=protection,
+    frozen=frozen.unflatten(frozen.decode((folder / "frozen.bin").read_bytes())),
+    backbone=OnnxBackbone(folder / "backbone.onnx", bytes(job.model.onnx.digest)), random=SystemRandom(), seed=1,
+    correlated=steps, progress=lambda *_: None, cancelled=lambda: False)
+print(json.dumps([len(made.change), bool(abs(made.change).max() > 0)]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "bundle"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"True\n{json.dumps([2 * 2 * 16, True])}\n"
+
+
+def test_a_diverged_version_is_refused_by_both_before_the_data_is_read(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    signs = np.random.default_rng(0).choice(np.array([9000, -9000], np.float32), job.document.values)
+    far = job.manifest.encode(signs)
+    broken = replace(job, weights=far)
+    for train, backbone in (
+        (train_update, read_backbone(job.backbone, job.document.model.config)),
+        (train_head_update, onnx_of(tmp_path, job)),
+    ):
+        with pytest.raises(VersionDiverged, match="the version has diverged"):
+            train(
+                job=broken.document,
+                manifest=broken.manifest,
+                corpus=EncodedExamples(examples(), job.document, job.tokenizer),
+                base=broken.weights,
+                protection=protection_of(job.document, 40),
+                frozen=broken.frozen,
+                backbone=backbone,
+                random=Seeded(1),
+                seed=7,
+                device="cpu",
+                progress=lambda *_: None,
+                cancelled=lambda: False,
+            )
+
+
+def test_parameters_of_another_model_are_refused(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    with pytest.raises(DocumentInvalid, match=r"frozen parameters of job heads are not those of its head"):
+        train_head_update(
+            job=job.document,
+            manifest=job.manifest,
+            corpus=EncodedExamples(examples(), job.document, job.tokenizer),
+            base=job.weights,
+            protection=protection_of(job.document, 40),
+            frozen={},
+            backbone=onnx_of(tmp_path, job),
+            random=Seeded(1),
+            seed=7,
+            progress=lambda *_: None,
+            cancelled=lambda: False,
+        )
+
+
+def graph(folder, nodes, *, outputs=None, initializers=()):
+    """An ONNX file of a hand-made graph over ids (1, S), with its OnnxBackbone."""
+    made = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            nodes,
+            "made",
+            [onnx.helper.make_tensor_value_info(INPUT, onnx.TensorProto.INT64, [None, None])],
+            outputs or [onnx.helper.make_tensor_value_info(OUTPUT, onnx.TensorProto.FLOAT, [None, 4])],
+            initializer=list(initializers),
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
+    data = made.SerializeToString()
+    (folder / "made.onnx").write_bytes(data)
+    return folder / "made.onnx", hashlib.sha256(data).digest()
+
+
+def inner(tensor):
+    """A node whose branch holds the tensor."""
+    branch = onnx.helper.make_graph(
+        [onnx.helper.make_node("Constant", [], ["inside"], value=tensor)],
+        "branch",
+        [],
+        [onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.FLOAT, [1, 4])],
+    )
+    return onnx.helper.make_node("If", ["yes"], [OUTPUT], then_branch=branch, else_branch=branch)
+
+
+def test_no_graph_can_let_one_row_see_another(tmp_path):
+    """A graph made to mix its batch: it gives every row the sum over all rows. Alone, a row sees only itself."""
+    four = onnx.numpy_helper.from_array(np.array([1, 4], np.int64), "four")
+    nodes = [
+        onnx.helper.make_node("Cast", [INPUT], ["floats"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("ReduceSum", ["floats"], ["all"], keepdims=0),
+        onnx.helper.make_node("Expand", ["all", "four"], [OUTPUT]),
+    ]
+    path, digest = graph(tmp_path, nodes, initializers=[four])
+    rows = np.array([[1, 2, 3], [100, 200, 300]])
+    mixed = onnxruntime.InferenceSession(path).run(None, {INPUT: rows})[0]
+    assert mixed[0, 0] == 606
+    assert OnnxBackbone(path, digest).means(list(rows))[:, 0].tolist() == [6, 600]
+
+
+def test_a_row_that_fails_counts_for_nothing_and_stops_no_other(tmp_path):
+    """A table of five rows, and a text with a token beyond it."""
+    table = onnx.numpy_helper.from_array(np.ones((5, 4), np.float32), "table")
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", INPUT], ["found"]),
+        onnx.helper.make_node("ReduceSum", ["found", "axis"], [OUTPUT], keepdims=0),
+    ]
+    axis = onnx.numpy_helper.from_array(np.array([1], np.int64), "axis")
+    found = OnnxBackbone(*graph(tmp_path, nodes, initializers=[table, axis])).means(
+        [np.array([1, 2]), np.array([1, 77]), np.array([3])]
+    )
+    assert found[:, 0].tolist()[::2] == [2.0, 1.0]
+    assert np.isnan(found[1]).all()
+
+
+def test_a_file_that_is_not_the_jobs_or_names_other_files_is_refused(tmp_path):
+    job = bundled(tmp_path)
+    path = tmp_path / "bundle" / "backbone.onnx"
+    with pytest.raises(BackboneInvalid, match="not the file that the job names"):
+        OnnxBackbone(path, b"\0" * 32)
+    # Weights that lie in a file beside it.
+    (tmp_path / "secret").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    outside = onnx.TensorProto(name="outside", data_type=onnx.TensorProto.FLOAT, dims=[1, 4])
+    outside.data_location = onnx.TensorProto.EXTERNAL
+    outside.external_data.add(key="location", value="secret")
+    nodes = [onnx.helper.make_node("Identity", ["outside"], [OUTPUT])]
+    drawn = onnx.helper.make_node("RandomNormal", [], [OUTPUT], shape=[1, 4], seed=1.0)
+    constant = onnx.helper.make_node("Constant", [], [OUTPUT], value=outside)
+    for initializers, made, why in (
+        ([outside], nodes, "keeps weights in other files"),
+        ((), [constant], "keeps weights in other files"),
+        ((), [inner(outside)], "has branches or loops"),
+        # It keeps its generator from row to row: a state.
+        ((), [drawn], "the operator 'RandomNormal'"),
+    ):
+        with pytest.raises(BackboneInvalid, match=why):
+            OnnxBackbone(*graph(tmp_path, made, initializers=initializers))
+    two = [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.INT64, [None, None])]
+    other = graph(tmp_path, [onnx.helper.make_node("Identity", [INPUT], ["logits"])], outputs=two)
+    with pytest.raises(BackboneInvalid, match="does not map input_ids to means"):
+        OnnxBackbone(*other)
+    (tmp_path / "made.onnx").write_bytes(b"\x3a\xff\xff\xff\xff\x0f no model")
+    with pytest.raises(BackboneInvalid, match="is no ONNX file"):
+        OnnxBackbone(tmp_path / "made.onnx", hashlib.sha256((tmp_path / "made.onnx").read_bytes()).digest())
+    assert job.document.files["backbone.onnx"] == job.document.model.onnx.digest
+
+
+def test_features_that_are_no_numbers_add_nothing_and_tell_nothing(tmp_path):
+    """A file that gives NaN for one word: those rows are left out of every sum, as under torch."""
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    backbone = onnx_of(tmp_path, job)
+    real = backbone.means
+
+    def broken(rows):
+        made = real(rows)
+        # Not the probe texts, which are shorter.
+        made[[len(row) > 7 for row in rows]] = np.nan
+        return made
+
+    backbone.means = broken
+    update = train_head_update(
+        job=job.document,
+        manifest=job.manifest,
+        corpus=EncodedExamples(examples(), job.document, job.tokenizer),
+        base=job.weights,
+        protection=protection_of(job.document, 40),
+        frozen=job.frozen,
+        backbone=backbone,
+        random=Seeded(1),
+        seed=7,
+        progress=lambda *_: None,
+        cancelled=lambda: False,
+    )
+    assert np.isfinite(update.change).all()
+    assert update.change.any()
