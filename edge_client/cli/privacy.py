@@ -123,7 +123,7 @@ def plan(
     try:
         _print_rows(templates, Setting(count, rounds, delta, values, members or 1), wanted, as_json, clip is not None)
     except ValueError as error:
-        fail(str(error), ExitCode.USAGE)
+        fail(_said(error), ExitCode.USAGE)
 
 
 def counted_units(unit: str, examples: int | None, persons: int | None) -> int:
@@ -175,7 +175,16 @@ def _plan_job(
     except LotTooSmall as error:
         fail(f"you would refuse job {job.name}: {error}", ExitCode.REFUSED)
     except ValueError as error:
-        fail(str(error), ExitCode.USAGE)
+        fail(_said(error), ExitCode.USAGE)
+
+
+def _said(error: ValueError) -> str:
+    """The error in our own words; pydantic's text names its own types and pages."""
+    from pydantic import ValidationError
+
+    from tacit.documents import sentence_of
+
+    return sentence_of(error) if isinstance(error, ValidationError) else str(error)
 
 
 def _job(path: Path) -> "JobDocument | JobSpec":
@@ -340,6 +349,9 @@ def _bands(
     mechanism = job.mechanism
     possible = isinstance(job.method, FedAvg) and not isinstance(job.model, RvaeModel)
     if mechanism.name != "dp-sgd" or not possible or job.metrics is not None or job.audit is not None:
+        return []
+    # Classes are drawn by row, so persons have no correlated noise.
+    if mechanism.unit != "example":
         return []
     found = []
     for epsilon in epsilons:
