@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from learning.accounting.expected_noise import ExpectedNoise
     from learning.accounting.planning import Row, Setting
     from tacit.job import JobDocument, JobSpec
+    from tacit.mechanism import DpSgd
 
 __all__ = ["app", "counted_units"]
 
@@ -382,7 +383,7 @@ def _echo_bands(bands: "list[tuple[float, list[BandRow]]]") -> None:
         if least.band > 1:
             _echo(
                 f"For epsilon {epsilon:g}: noise_multiplier = {least.multiplier:g}, "
-                f"coefficients = {list(least.coefficients)}"
+                f"coefficients = {list(least.coefficients)}, spare_rounds = {least.spare_rounds}"
             )
     if all(least.band == 1 for _, _, least in best):
         _echo("Independent noise is best here: leave coefficients out.")
@@ -453,6 +454,8 @@ def _job_remarks(
     from tacit.mechanism import DpSgd
 
     said = []
+    if isinstance(mechanism, DpSgd) and mechanism.band > 1:
+        said.append(_room(mechanism, setting.rounds))
     if isinstance(mechanism, DpSgd) and steps != mechanism.steps:
         said.append(
             f"Adaptive updating takes {mechanism.steps} noised steps a round on the private embedding alone, and "
@@ -465,6 +468,21 @@ def _job_remarks(
     else:
         said += noise.sentences
     return said + _noise_remarks([], setting)
+
+
+def _room(mechanism: "DpSgd", rounds: int) -> str:
+    """Says how many failed rounds a job with correlated noise can bear."""
+    from learning.accounting.banded_plan import room_for_failures
+
+    room = room_for_failures(mechanism, rounds)
+    if room == 0:
+        return (
+            "No room for failed rounds: if a round fails after you sent your vector, you decline the last one, and the "
+            "job may never finish. Set mechanism.spare_rounds to 1 or more."
+        )
+    return (
+        f"You can take part to the end if at most {room} rounds fail after you sent your vector. That is charged too."
+    )
 
 
 def _noise_remarks(ratios: list[float | None], setting: "Setting") -> list[str]:

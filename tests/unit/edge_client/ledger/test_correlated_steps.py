@@ -14,6 +14,7 @@ from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.costs import event_of_job
 from learning.mechanisms.banded import best_coefficients
 from secure_agg.randomness import SystemRandom
+from tacit.mechanism import DpSgd
 from tacit.messages import Assignment
 from tacit.reason import Reason
 from tests.support import party
@@ -88,6 +89,23 @@ def test_the_job_is_one_event_reserved_before_its_first_round(opened):
         budget.charge(attempt(round_, round_), held)
         assert spent(budget) == (event,)
     assert refused(trained, budget, 5) == Reason.REASON_BUDGET_SPENT
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_spare_rounds_let_a_job_end_whose_rounds_failed_after_their_vectors_left(opened, spare):
+    document = DOCUMENT.model_copy(
+        update={"mechanism": DpSgd.model_validate(DOCUMENT.mechanism.model_dump() | {"spare_rounds": spare})}
+    )
+    budget = opened()
+    # Some of these rounds fail on the coordinator: their steps are over, and no version is made.
+    for round_ in range(1, ROUNDS + spare + 1):
+        held = trained(budget, round_, document)
+        budget.charge(attempt(round_, round_), held)
+        assert spent(budget) == (event_of_job(document, document.mechanism, EXAMPLES),)
+        budget = opened()
+    # No further one, and the ledger was charged for each of them.
+    assert refused(trained, budget, ROUNDS + spare + 1, document) == Reason.REASON_BUDGET_SPENT
+    assert spent(budget)[0].steps == -(-STEPS * (ROUNDS + spare) // BAND)
 
 
 def test_its_numbers_stay_when_data_and_policy_change(opened):
