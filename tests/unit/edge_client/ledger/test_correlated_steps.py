@@ -252,6 +252,19 @@ def test_a_file_that_is_older_than_the_ledger_ends_the_job(opened, tmp_path):
     assert trained(opened(), 3).steps.first == 2 * STEPS
 
 
+def test_a_file_of_another_ledger_reservation_or_document_is_not_continued(tmp_path):
+    document = DOCUMENT.digest()
+    store = NoiseStore(tmp_path, "data", bytes(16))
+    steps = store.begun(DOCUMENT.mechanism.coefficients, 8.0, 0.2, 7)
+    steps.skip(2, SystemRandom())
+    store.keep("questions", document, 1, steps)
+    assert store.step("questions", document, 1) == 2
+    other = NoiseStore(tmp_path, "data", bytes([1]) * 16)
+    for where, digest, number in ((store, bytes(32), 1), (store, document, 2), (other, document, 1)):
+        assert where.step("questions", digest, number) == 0
+        assert where.load("questions", digest, number, DOCUMENT.mechanism.coefficients, 8.0, 0.2) is None
+
+
 def test_a_copied_home_is_found_by_its_pin_or_by_the_coordinators_number(opened, tmp_path):
     home, copy, half = tmp_path / "home", tmp_path / "copy", tmp_path / "half"
     budget = opened(home)
