@@ -148,11 +148,12 @@ class NoiseStore:
         if not self._root.is_dir():
             return
         for path in self._root.iterdir():
-            if path.suffix != ".noise" or not self._belongs(path, wanted):
+            if not self._belongs(path, wanted):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def _belongs(self, path: Path, wanted: Collection[tuple[str, int, bytes]]) -> bool:
+        # A partial file's name is no job's.
         job = path.name.removesuffix(".noise")
         try:
             with path.open("rb") as file:
