@@ -166,10 +166,11 @@ def banded_at(epsilon: float, recipe: Recipe, examples: int, lot: int) -> DpSgd:
         ValueError: the lot leaves no room for two bands.
     """
     asked = DpSgd(noise_multiplier=1.0, clip=recipe.clip, lot=lot, steps=recipe.steps)
-    rows = bands_of(asked, examples, recipe.rounds, Limit(epsilon, DELTA))[1:]
+    # No round of a simulation fails.
+    rows = bands_of(asked, examples, recipe.rounds, Limit(epsilon, DELTA), spare=0)[1:]
     if not rows:
         raise ValueError(f"lots of {lot} leave no room for two bands among {examples} examples")
-    banded = with_band(asked, best_of(rows).band, recipe.rounds)
+    banded = with_band(asked, best_of(rows).band, recipe.rounds, spare=0)
 
     def event(multiplier: float) -> PrivacyEvent:
         drawn = -(-recipe.steps * recipe.rounds // banded.band)

@@ -76,6 +76,7 @@ class _Noise:
     lot: int
     steps: int
     coefficients: tuple[float, ...] = (1.0,)
+    spare_rounds: int = 0
 
 
 def job_file(answers: Answers) -> str:
@@ -215,7 +216,7 @@ def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
     rows = bands_of(mechanism(1.0), answers.examples, rounds, limit)
     best = best_of(rows)
     if best.error < _WORTH_CORRELATING * rows[0].error:
-        return _Noise(best.multiplier, lot, steps, best.coefficients)
+        return _Noise(best.multiplier, lot, steps, best.coefficients, best.spare_rounds)
     return _Noise(found, lot, steps)
 
 
@@ -256,7 +257,9 @@ def _correlated(noise: _Noise) -> str:
     return (
         "\n# Later steps take back a part of the noise of earlier ones (docs/correlated-noise.md). An example is then\n"
         f"# in one of {bands} classes, and is drawn {bands} times as often in the steps of its class.\n"
-        f"coefficients = {list(noise.coefficients)}"
+        f"coefficients = {list(noise.coefficients)}\n"
+        "# Steps of a round that failed after vectors were sent are over. The job is charged for spare ones.\n"
+        f"spare_rounds = {noise.spare_rounds}"
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tacit.documents import DocumentInvalid
 from tacit.job import EarlierVersion, JobDocument
 from tacit.limits import MAX_NAME
 from tacit.mechanism import NoMechanism
@@ -186,7 +187,23 @@ def plan(
     earlier = EarlierVersion(job=name, number=start, document=document.digest())
     rounds = document.rounds.model_copy(update={"count": document.rounds.count - start})
     values = {"name": _free(name, taken), "earlier": earlier, "weights": version.digest, "rounds": rounds}
-    return Restart(name, start, document.model_copy(update=values), _sums(detail, member), reported)
+    return Restart(name, start, _checked(document, start, values), _sums(detail, member), reported)
+
+
+def _checked(document: JobDocument, start: int, values: Mapping[str, Any]) -> JobDocument:
+    """The document with these values, as members will read it.
+
+    Raises:
+        CannotRestart: They would refuse it. Fewer rounds may not fit what counts the steps of the whole job.
+    """
+    try:
+        return JobDocument.from_json(document.model_copy(update=values).canonical(), what="the new document")
+    except DocumentInvalid as error:
+        raise CannotRestart(
+            f"{document.name} cannot start anew for the {document.rounds.count - start} rounds after version {start}: "
+            f"{error}; "
+            f'write a job that differs in this, with start = "{document.name}:{start}"'
+        ) from None
 
 
 def takes_place(document: JobDocument, other: JobDocument) -> bool:

@@ -614,7 +614,11 @@ def _show_work(job: JobDocument, member: Member, say: Callable[[str], None]) -> 
     work = f"{job.mechanism.steps} steps" if isinstance(job.mechanism, DpSgd) else f"{job.training.epochs} epochs"
     say(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
     if isinstance(job.mechanism, DpSgd) and job.mechanism.band > 1:
+        from learning.accounting.banded_plan import room_for_failures
+
         say(f"  correlated noise, {job.mechanism.band} bands: the first round is charged for the whole job")
+        room = room_for_failures(job.mechanism, job.rounds.count)
+        say(f"  you can take part to the end if at most {room} rounds fail after you sent your vector")
     if reads_pairs(job.model):
         say("  reads pairs: the text and the second text of each row")
     if (persons := _persons(job, member)) is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from learning.accounting.expected_noise import ExpectedNoise
     from learning.accounting.planning import Row, Setting
     from tacit.job import JobDocument, JobSpec
+    from tacit.mechanism import DpSgd
 
 __all__ = ["app", "counted_units"]
 
@@ -123,7 +124,7 @@ def plan(
     try:
         _print_rows(templates, Setting(count, rounds, delta, values, members or 1), wanted, as_json, clip is not None)
     except ValueError as error:
-        fail(str(error), ExitCode.USAGE)
+        fail(_said(error), ExitCode.USAGE)
 
 
 def counted_units(unit: str, examples: int | None, persons: int | None) -> int:
@@ -175,7 +176,16 @@ def _plan_job(
     except LotTooSmall as error:
         fail(f"you would refuse job {job.name}: {error}", ExitCode.REFUSED)
     except ValueError as error:
-        fail(str(error), ExitCode.USAGE)
+        fail(_said(error), ExitCode.USAGE)
+
+
+def _said(error: ValueError) -> str:
+    """The error in our own words; pydantic's text names its own types and pages."""
+    from pydantic import ValidationError
+
+    from tacit.documents import sentence_of
+
+    return sentence_of(error) if isinstance(error, ValidationError) else str(error)
 
 
 def _job(path: Path) -> "JobDocument | JobSpec":
@@ -341,6 +351,9 @@ def _bands(
     possible = isinstance(job.method, FedAvg) and not isinstance(job.model, RvaeModel)
     if mechanism.name != "dp-sgd" or not possible or job.metrics is not None or job.audit is not None:
         return []
+    # Classes are drawn by row, so persons have no correlated noise.
+    if mechanism.unit != "example":
+        return []
     found = []
     for epsilon in epsilons:
         limit = Limit(epsilon, setting.delta, adjacency_of(mechanism), mechanism.unit)
@@ -370,7 +383,7 @@ def _echo_bands(bands: "list[tuple[float, list[BandRow]]]") -> None:
         if least.band > 1:
             _echo(
                 f"For epsilon {epsilon:g}: noise_multiplier = {least.multiplier:g}, "
-                f"coefficients = {list(least.coefficients)}"
+                f"coefficients = {list(least.coefficients)}, spare_rounds = {least.spare_rounds}"
             )
     if all(least.band == 1 for _, _, least in best):
         _echo("Independent noise is best here: leave coefficients out.")
@@ -441,6 +454,8 @@ def _job_remarks(
     from tacit.mechanism import DpSgd
 
     said = []
+    if isinstance(mechanism, DpSgd) and mechanism.band > 1:
+        said.append(_room(mechanism, setting.rounds))
     if isinstance(mechanism, DpSgd) and steps != mechanism.steps:
         said.append(
             f"Adaptive updating takes {mechanism.steps} noised steps a round on the private embedding alone, and "
@@ -453,6 +468,21 @@ def _job_remarks(
     else:
         said += noise.sentences
     return said + _noise_remarks([], setting)
+
+
+def _room(mechanism: "DpSgd", rounds: int) -> str:
+    """Says how many failed rounds a job with correlated noise can bear."""
+    from learning.accounting.banded_plan import room_for_failures
+
+    room = room_for_failures(mechanism, rounds)
+    if room == 0:
+        return (
+            "No room for failed rounds: if a round fails after you sent your vector, you decline the last one, and the "
+            "job may never finish. Set mechanism.spare_rounds to 1 or more."
+        )
+    return (
+        f"You can take part to the end if at most {room} rounds fail after you sent your vector. That is charged too."
+    )
 
 
 def _noise_remarks(ratios: list[float | None], setting: "Setting") -> list[str]:

@@ -75,6 +75,7 @@ def withdraw(
             _confirm(job, yes)
             asked = [folder.ask(identity, job)]
             _veto(identity.home, job, as_json)
+            _forget(identity.home, job)
     except WithdrawalsUnreadable as error:
         fail(str(error), ExitCode.USAGE)
     except OSError as error:
@@ -218,6 +219,16 @@ def _veto(home: Path, job: str | None, as_json: bool) -> None:
                     typer.echo(printable(f"The synthetic text that was made for {each.job} is deleted."))
         except (CorpusUnusable, OSError) as error:
             typer.echo(printable(f"error: {error}; withhold it with `edge_client corpus veto {each.job}`"), err=True)
+
+
+def _forget(home: Path, job: str | None) -> None:
+    """Deletes the rows of correlated noise, which nothing goes on from any more."""
+    from edge_client.ledger.noise import forget_noise
+
+    try:
+        forget_noise(home, job)
+    except OSError as error:
+        typer.echo(printable(f"error: {error.filename} cannot be deleted ({error.strerror}); delete it"), err=True)
 
 
 def _sent(identity: "MemberIdentity", folder: "WithdrawalFolder", kept: "KeptWithdrawal") -> _Result:

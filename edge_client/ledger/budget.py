@@ -877,7 +877,8 @@ def open_budget(
 ) -> Iterator[Budget]:
     """Opens the budget of one data set, for one process at a time.
 
-    Releases the reservations of an earlier process, and warns about examples that another ledger of this home has seen.
+    Releases the reservations of an earlier process, deletes noise that belongs to none, and warns about examples that
+    another ledger of this home has seen.
 
     Args:
         home: the member's folder.
@@ -914,4 +915,6 @@ def open_budget(
         receipts = ReceiptBook(home / "receipts")
         receipts.recover(ledger)
         noise = NoiseStore(home, name, ledger.id)
+        held = [each for each in ledger.reservations() if each.released is None]
+        noise.tidy({(each.purpose.job, each.number, each.purpose.document) for each in held})
         yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values), noise)

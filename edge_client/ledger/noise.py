@@ -15,6 +15,7 @@ A file holds where the job's steps stand, the last b - 1 rows of noise, and the 
 import contextlib
 import hashlib
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -26,7 +27,7 @@ from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.mechanism import MAX_BAND
 from toolkit.durable import Faults, durable_file, no_faults, sync_folder
 
-__all__ = ["NoiseHeader", "NoiseLost", "NoiseStore"]
+__all__ = ["NoiseHeader", "NoiseLost", "NoiseStore", "forget_noise"]
 
 
 class NoiseLost(ValueError):
@@ -136,6 +137,31 @@ class NoiseStore:
             with contextlib.suppress(OSError):
                 each.unlink(missing_ok=True)
 
+    def tidy(self, wanted: Collection[tuple[str, int, bytes]]) -> None:
+        """Deletes what no job of this ledger goes on from, and what a process that died left half written.
+
+        A damaged file of a job that is wanted stays, so that its next round says so.
+
+        Args:
+            wanted: (job, number, SHA-256 of the job's document) of each reservation that was not released.
+        """
+        if not self._root.is_dir():
+            return
+        for path in self._root.iterdir():
+            if not self._belongs(path, wanted):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _belongs(self, path: Path, wanted: Collection[tuple[str, int, bytes]]) -> bool:
+        # A partial file's name is no job's.
+        job = path.name.removesuffix(".noise")
+        try:
+            with path.open("rb") as file:
+                header = NoiseHeader.from_json(file.readline(NoiseHeader.max_bytes + 1).rstrip(b"\n"), what=str(path))
+        except (OSError, DocumentInvalid):
+            return any(job == each for each, _, _ in wanted)
+        return header.ledger == self._ledger and (job, header.reservation, header.job_document) in wanted
+
     def _path(self, job: str) -> Path:
         return self._root / f"{job}.noise"
 
@@ -154,6 +180,17 @@ class NoiseStore:
         if len(rows) != 8 * header.rows * header.values or _digest(header, rows) != header.rows_digest:
             raise NoiseLost(f"{path} is damaged; this job takes no more steps here")
         return header, rows
+
+
+def forget_noise(home: Path, job: str | None) -> None:
+    """Deletes the noise of a job that the member withdrew from, on every data set of a home. job: None: of all jobs.
+
+    Raises:
+        OSError: A file cannot be deleted.
+    """
+    for path in (home / "noise").glob("*/*"):
+        if job is None or path.name in (f"{job}.noise", f".{job}.noise.partial"):
+            path.unlink(missing_ok=True)
 
 
 def _digest(header: NoiseHeader, rows: bytes) -> bytes:

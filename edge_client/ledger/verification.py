@@ -401,14 +401,15 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
     if receipt.event != reservation.as_reserved:
         raise ReceiptInvalid("it names another event than the ledger was charged for")
     # An answer is charged once, and sent again in a later round if none was published. Where noise is correlated, the
-    # whole job is charged in its first round, and each later one begins from a version of its own.
+    # whole job is charged in the first round that this member is in, and each other one begins from a version of its
+    # own. A coordinator that was restored from a backup counts on from an earlier round.
     whole = isinstance(receipt, Receipt) and isinstance(receipt.mechanism, DpSgd) and receipt.mechanism.band > 1
-    again = whole or (isinstance(receipt, Receipt) and isinstance(receipt.mechanism, OwnDiscreteGaussian))
-    later = again and receipt.round > purpose.round
+    answer = isinstance(receipt, Receipt) and isinstance(receipt.mechanism, OwnDiscreteGaussian)
+    other = whole or (answer and receipt.round > purpose.round)
     if (receipt.federation, receipt.job, receipt.round, receipt.version, receipt.job_document) != (
         purpose.federation,
         purpose.job,
-        receipt.round if later else purpose.round,
+        receipt.round if other else purpose.round,
         receipt.version if whole else purpose.version,
         purpose.document,
     ):

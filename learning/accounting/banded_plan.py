@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from learning.accounting.calibration import NotAffordable, calibrate
-from learning.accounting.costs import adjacency_of, rate_of, steps_of_job
+from learning.accounting.costs import adjacency_of, draws_of_job, rate_of, steps_of_job
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.renyi import renyi
@@ -20,7 +20,7 @@ from learning.accounting.spend import epsilon_renyi
 from learning.mechanisms.banded import best_coefficients, error_of
 from tacit.mechanism import MAX_BAND, DpSgd
 
-__all__ = ["BandRow", "bands_of", "best_of", "with_band"]
+__all__ = ["BandRow", "bands_of", "best_of", "room_for_failures", "spare_for", "with_band"]
 
 _BANDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_BAND)
 
@@ -32,6 +32,7 @@ class BandRow:
     Attributes:
         band: b; 1 is dp-sgd with independent noise.
         coefficients: As in `DpSgd.coefficients`.
+        spare_rounds: As in `DpSgd.spare_rounds`; their cost is in the multiplier.
         rate: The probability with which a step draws an example of its class.
         multiplier: The least noise multiplier that passes the gate of an empty ledger.
         error: Root mean square, over all steps, of the standard deviation of the noise in the model, divided by the
@@ -40,37 +41,60 @@ class BandRow:
 
     band: int
     coefficients: tuple[float, ...]
+    spare_rounds: int
     rate: float
     multiplier: float
     error: float
 
 
-def with_band(mechanism: DpSgd, band: int, rounds: int) -> DpSgd:
+def spare_for(rounds: int) -> int:
+    """The spare rounds that a plan proposes: one, and one more for every ten rounds."""
+    return 1 + rounds // 10
+
+
+def room_for_failures(mechanism: DpSgd, rounds: int) -> int:
+    """How many rounds of a member may fail after its vector left, so that it can still take part in the last one.
+
+    K b steps are charged, and `rounds` rounds are needed. So it is `spare_rounds` or more.
+    """
+    return draws_of_job(mechanism, rounds) * mechanism.band // mechanism.steps - rounds
+
+
+def with_band(mechanism: DpSgd, band: int, rounds: int, *, spare: int | None = None) -> DpSgd:
     """The mechanism with so many bands, at the coefficients of least error for the job's steps.
+
+    Args:
+        mechanism: Its coefficients and spare rounds do not matter.
+        band: b.
+        rounds: Rounds of the job.
+        spare: Spare rounds, if b is above 1; None: `spare_for` the rounds.
 
     Raises:
         ValueError: The job has fewer steps than that, or the mechanism allows no such matrix.
     """
     coefficients = best_coefficients(band, steps_of_job(mechanism, rounds))
-    return DpSgd.model_validate(mechanism.model_dump() | {"coefficients": coefficients})
+    spare = 0 if band == 1 else spare_for(rounds) if spare is None else spare
+    return DpSgd.model_validate(mechanism.model_dump() | {"coefficients": coefficients, "spare_rounds": spare})
 
 
-def bands_of(mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> list[BandRow]:
+def bands_of(mechanism: DpSgd, examples: int, rounds: int, limit: Limit, *, spare: int | None = None) -> list[BandRow]:
     """The error at the limit of dp-sgd and of each number of bands that keeps the lot, in ascending order of bands.
 
     Multipliers of all but the first row and that of least error are by Rényi divergences, up to a tenth too high.
 
     Args:
-        mechanism: Clip, lot and steps. Its multiplier and coefficients do not matter.
+        mechanism: Clip, lot and steps. Its multiplier, coefficients and spare rounds do not matter.
         examples: N, a member's examples.
         rounds: Rounds of the job.
         limit: The budget.
+        spare: As in `with_band`.
 
     Raises:
         NotAffordable: No noise is enough for dp-sgd.
     """
     most = max(1, min(steps_of_job(mechanism, rounds), examples // mechanism.lot))
-    rows = [_row(with_band(mechanism, band, rounds), examples, rounds, limit) for band in _BANDS if band <= most]
+    asked = [with_band(mechanism, band, rounds, spare=spare) for band in _BANDS if band <= most]
+    rows = [_row(each, examples, rounds, limit) for each in asked]
     found = [row for row in rows if row is not None]
     if not found or found[0].band != 1:
         raise NotAffordable(f"epsilon {limit.epsilon:g} at delta {limit.delta:g} is not enough at any noise")
@@ -98,13 +122,14 @@ def _row(mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> BandRow 
 
 
 def _at_gate(row: BandRow, mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> BandRow:
-    banded = DpSgd.model_validate(mechanism.model_dump() | {"coefficients": row.coefficients})
+    values = {"coefficients": row.coefficients, "spare_rounds": row.spare_rounds}
+    banded = DpSgd.model_validate(mechanism.model_dump() | values)
     multiplier = calibrate(lambda each: _event(banded, each, examples, rounds), 1, limit)
     return _with_error(banded, multiplier, examples, rounds)
 
 
 def _event(mechanism: DpSgd, multiplier: float, examples: int, rounds: int) -> SampledGaussian:
-    drawn = -(-steps_of_job(mechanism, rounds) // mechanism.band)
+    drawn = draws_of_job(mechanism, rounds)
     return SampledGaussian(multiplier=multiplier, rate=rate_of(mechanism, examples), steps=drawn)
 
 
@@ -114,6 +139,7 @@ def _with_error(mechanism: DpSgd, multiplier: float, examples: int, rounds: int)
     return BandRow(
         band=mechanism.band,
         coefficients=mechanism.coefficients,
+        spare_rounds=mechanism.spare_rounds,
         rate=rate_of(mechanism, examples),
         multiplier=multiplier,
         error=multiplier * error / drawn,

@@ -25,6 +25,7 @@ __all__ = [
     "LotTooSmall",
     "Noised",
     "adjacency_of",
+    "draws_of_job",
     "event_of_job",
     "event_of_metrics",
     "event_of_round",
@@ -70,8 +71,17 @@ def steps_of_round(job: JobDocument | JobSpec, mechanism: DpSgd) -> int:
 
 
 def steps_of_job(mechanism: DpSgd, rounds: int) -> int:
-    """T, the steps that a member takes in a whole job."""
+    """T, the steps that a member takes in a whole job if none of its rounds fails."""
     return mechanism.steps * rounds
+
+
+def draws_of_job(mechanism: DpSgd, rounds: int) -> int:
+    """K, the most steps of a whole job that may draw one example: those of its class, in all rounds and spare ones.
+
+    A member whose round failed after its vector left takes further steps, `steps` for each such round. So it takes at
+    most T + `spare_rounds` x `steps`, and every b-th of them is of a class.
+    """
+    return -(-steps_of_job(mechanism, rounds + mechanism.spare_rounds) // mechanism.band)
 
 
 def releases_of(mechanism: Mechanism, rounds: int) -> int:
@@ -90,8 +100,8 @@ def event_of_job(
 ) -> PrivacyEvent:
     """What one round of a job costs a member: `event_of_round`, plus what the job's private parameters add.
 
-    Where noise is correlated across rounds, the whole job is one event: K = ceil(T / b) sampled Gaussians
-    (`learning.mechanisms.correlated` has the proof).
+    Where noise is correlated across rounds, the whole job is one event: K sampled Gaussians (`draws_of_job`;
+    `learning.mechanisms.correlated` has the proof).
 
     Args:
         job: The job.
@@ -107,7 +117,7 @@ def event_of_job(
     """
     match mechanism:
         case DpSgd() if mechanism.band > 1:
-            drawn = -(-steps_of_job(mechanism, job.rounds.count) // mechanism.band)
+            drawn = draws_of_job(mechanism, job.rounds.count)
             rate = rate_of(mechanism, examples)
             return SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=drawn)
         case DpSgd():

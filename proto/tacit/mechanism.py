@@ -79,6 +79,9 @@ class DpSgd(Part):
     # row t of C^-1 z, where z is independent noise of the stated multiplier; (1.0,) is independent noise. Members check
     # the norm themselves, exactly (`learning.mechanisms.banded` says what it is for).
     coefficients: Annotated[tuple[Annotated[float, Field(ge=-1, le=1)], ...], AtMost(MAX_BAND)] = (1.0,)
+    # Rounds that may fail after a member's vector left, beyond `rounds.count`. Their steps are over for that member, so
+    # it takes further ones, which it is charged for with the job from the start. Only for correlated noise.
+    spare_rounds: int = Field(default=0, ge=0, le=1000)
     unit: Literal["example", "person"] = "example"
     # Present exactly if the unit is a person.
     person: PersonRows | None = None
@@ -128,6 +131,8 @@ class DpSgd(Part):
             raise ValueError("coefficients: the noise would grow from step to step; use what `privacy plan` names")
         if self.band == 1 and self.coefficients[0] != 1:
             raise ValueError("coefficients: with one band the only coefficient is 1; change noise_multiplier instead")
+        if self.band == 1 and self.spare_rounds:
+            raise ValueError("spare_rounds: independent noise is charged round by round; leave this key out")
         return self
 
 

@@ -14,8 +14,10 @@ from benchmarks.institutional.dp import SUGGESTED_REVISION, suggested
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.costs import event_of_job
 from learning.accounting.expected_noise import Values
-from simulation.suggestion import Situation, suggest, with_noise_for
+from learning.mechanisms.banded import best_coefficients
+from simulation.suggestion import DELTA, Situation, suggest, with_noise_for
 from tacit.job import JobSpec
+from tacit.mechanism import DpSgd
 from tests.support.places import ROOT
 
 # Entries of the benchmark's word table.
@@ -166,6 +168,17 @@ def test_a_job_that_drowns_freezes_its_embedding_and_one_that_does_not_keeps_it(
 def test_noise_for_a_budget_leaves_a_job_without_a_mechanism_alone():
     spec = job_of()
     assert with_noise_for(spec, Situation(100, 3, 2.0)) is spec
+
+
+def test_noise_for_a_budget_pays_once_for_a_job_whose_noise_is_correlated():
+    mechanism = DpSgd(noise_multiplier=1.0, lot=50, steps=5, coefficients=best_coefficients(4, 40), spare_rounds=1)
+    spec = job_of(mechanism=mechanism, rounds={"count": 8, "min_members": 3, "target_members": 3})
+    found = with_noise_for(spec, Situation(1_000, 3, 4.0)).mechanism
+    assert found == mechanism.model_copy(update={"noise_multiplier": found.noise_multiplier})
+    event = event_of_job(spec, found, 1_000)
+    assert event.steps == 12
+    # The whole job is one event. Eight of them would need much more noise.
+    assert 0.97 * 4.0 < epsilon_at_gate(event, DELTA, "add-remove") <= 4.0
 
 
 @pytest.mark.parametrize(

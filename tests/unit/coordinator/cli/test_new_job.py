@@ -80,13 +80,14 @@ def test_the_noise_is_what_the_epsilon_asks_for(epsilon, examples, tmp_path) -> 
     assert cost.rows[0].rounds == spec.rounds.count
 
 
-@pytest.mark.parametrize(("epsilon", "band"), [(1.0, 1), (8.0, 8)])
+@pytest.mark.parametrize(("epsilon", "band"), [(1.0, 1), (8.0, 6)])
 def test_noise_is_correlated_where_that_leaves_less(epsilon, band, tmp_path) -> None:
     answers = Answers("x", ("a", "b"), 3, 5000, epsilon, "short", "words", vocabulary="words.txt")
     (tmp_path / "job.toml").write_text(job_file(answers))
     spec = JobSpec.from_toml(tmp_path / "job.toml")
     assert isinstance(spec.mechanism, DpSgd)
     assert spec.mechanism.band == band
+    assert spec.mechanism.spare_rounds == (0 if band == 1 else 2)
     cost = cost_of_job(spec, Setting(5000, spec.rounds.count, DELTA), [epsilon])
     assert 0.93 * epsilon < cost.gate <= epsilon
     assert cost.rows[0].rounds == spec.rounds.count

@@ -11,7 +11,9 @@ from coordinator.cli.restarting import (
     restart_lines,
     takes_place,
 )
-from tacit.mechanism import GaussianUpdate, NoMechanism
+from learning.accounting.costs import event_of_job
+from learning.mechanisms.banded import best_coefficients
+from tacit.mechanism import DpSgd, GaussianUpdate, NoMechanism
 from tacit.v1 import federation_pb2 as fpb
 from tacit.v1 import operator_pb2 as pb
 from tests.support.fleet import job_document
@@ -67,6 +69,23 @@ def test_only_name_start_and_rounds_differ():
     assert new.rounds.model_dump(exclude={"count"}) == job.rounds.model_dump(exclude={"count"})
     # It reads back as the same, as the coordinator checks.
     assert type(new).from_json(new.canonical()) == new
+
+
+def test_correlated_noise_starts_anew_with_the_steps_that_are_left_if_they_fill_its_bands():
+    mechanism = DpSgd(noise_multiplier=1.0, steps=3, coefficients=best_coefficients(4, 9), spare_rounds=1)
+    job = job_document(count=3).model_copy(update={"mechanism": mechanism})
+    new = made(job, first=2).document
+    assert (new.rounds.count, new.mechanism) == (2, mechanism)
+    # Three rounds and a spare one had 12 steps, in 4 classes.
+    costs = [event_of_job(each, each.mechanism, 1000).steps for each in (job, new)]
+    assert costs == [3, 3]
+    assert type(new).from_json(new.canonical()) == new
+    with pytest.raises(
+        CannotRestart, match=r"for the 1 rounds after version 2: .*fewer than its noise has bands"
+    ) as no:
+        made(job, first=3)
+    assert no.value.blocks
+    assert 'start = "questions:2"' in str(no.value)
 
 
 def test_names_are_never_used_twice_and_never_too_long():

@@ -3,7 +3,9 @@
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+from edge_client.cli import app
 from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.chain import Stepped
 from edge_client.ledger.history import LedgerRolledBack
@@ -14,6 +16,7 @@ from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.costs import event_of_job
 from learning.mechanisms.banded import best_coefficients
 from secure_agg.randomness import SystemRandom
+from tacit.mechanism import DpSgd
 from tacit.messages import Assignment
 from tacit.reason import Reason
 from tests.support import party
@@ -88,6 +91,23 @@ def test_the_job_is_one_event_reserved_before_its_first_round(opened):
         budget.charge(attempt(round_, round_), held)
         assert spent(budget) == (event,)
     assert refused(trained, budget, 5) == Reason.REASON_BUDGET_SPENT
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_spare_rounds_let_a_job_end_whose_rounds_failed_after_their_vectors_left(opened, spare):
+    document = DOCUMENT.model_copy(
+        update={"mechanism": DpSgd.model_validate(DOCUMENT.mechanism.model_dump() | {"spare_rounds": spare})}
+    )
+    budget = opened()
+    # Some of these rounds fail on the coordinator: their steps are over, and no version is made.
+    for round_ in range(1, ROUNDS + spare + 1):
+        held = trained(budget, round_, document)
+        budget.charge(attempt(round_, round_), held)
+        assert spent(budget) == (event_of_job(document, document.mechanism, EXAMPLES),)
+        budget = opened()
+    # No further one, and the ledger was charged for each of them.
+    assert refused(trained, budget, ROUNDS + spare + 1, document) == Reason.REASON_BUDGET_SPENT
+    assert spent(budget)[0].steps == -(-STEPS * (ROUNDS + spare) // BAND)
 
 
 def test_its_numbers_stay_when_data_and_policy_change(opened):
@@ -232,6 +252,72 @@ def test_a_file_that_is_older_than_the_ledger_ends_the_job(opened, tmp_path):
         assert refused(trained, opened(), 3) == Reason.REASON_LEDGER_ROLLED_BACK
     path.write_bytes(newest)
     assert trained(opened(), 3).steps.first == 2 * STEPS
+
+
+def test_a_file_of_another_ledger_reservation_or_document_is_not_continued(tmp_path):
+    document = DOCUMENT.digest()
+    store = NoiseStore(tmp_path, "data", bytes(16))
+    steps = store.begun(DOCUMENT.mechanism.coefficients, 8.0, 0.2, 7)
+    steps.skip(2, SystemRandom())
+    store.keep("questions", document, 1, steps)
+    assert store.step("questions", document, 1) == 2
+    other = NoiseStore(tmp_path, "data", bytes([1]) * 16)
+    for where, digest, number in ((store, bytes(32), 1), (store, document, 2), (other, document, 1)):
+        assert where.step("questions", digest, number) == 0
+        assert where.load("questions", digest, number, DOCUMENT.mechanism.coefficients, 8.0, 0.2) is None
+
+
+def test_noise_that_no_reservation_goes_on_from_is_deleted_at_the_next_start(opened, tmp_path):
+    budget, folder = opened(), tmp_path / "noise" / "data"
+    budget.charge(attempt(), trained(budget))
+    opened(tmp_path / "elsewhere")
+    kept = (folder / "questions.noise").read_bytes()
+
+    def left():
+        opened()
+        opened(tmp_path / "elsewhere")
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    # Another job's, one of a ledger that was replaced, one that was half written, and none at all.
+    (folder / "other.noise").write_bytes(kept)
+    (folder / "damaged.noise").write_bytes(b"{}\n" + kept)
+    (folder / ".questions.noise.partial").write_bytes(kept)
+    assert left() == {"questions.noise": kept}
+    ledger = kept.index(b'"ledger":"') + 10
+    for place in (ledger, kept.index(b'"job_document":"') + 16):
+        changed = kept[:place] + (b"1" if kept[place : place + 1] == b"0" else b"0") + kept[place + 1 :]
+        (folder / "questions.noise").write_bytes(changed)
+        assert left() == {}
+    (folder / "questions.noise").write_bytes(kept.replace(b'"reservation":', b'"reservation":9', 1))
+    assert left() == {}
+    # A damaged file of a job that goes on stays, and its next round says so.
+    (folder / "questions.noise").write_bytes(b"{}\n" + kept)
+    assert left() == {"questions.noise": b"{}\n" + kept}
+
+
+def test_a_released_reservation_leaves_no_noise(opened, tmp_path):
+    budget, folder = opened(), tmp_path / "noise" / "data"
+    held = trained(budget)
+    budget._noise.keep("questions", DOCUMENT.digest(), held.reservation, held.steps.correlated)
+    assert [*folder.iterdir()]
+    # The process dies here: the next one releases what was not charged.
+    opened()
+    assert not [*folder.iterdir()]
+
+
+def test_a_withdrawal_deletes_the_jobs_noise_on_every_data_set_while_no_client_runs(tmp_path):
+    home = tmp_path / "home"
+    party.member(home, "localhost:1")
+    files = [home / "noise" / data / f"{job}.noise" for data in ("data", "more") for job in ("questions", "other")]
+    partial = home / "noise" / "data" / ".questions.noise.partial"
+    for path in (*files, partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"rows")
+    told = CliRunner().invoke(app, ["withdraw", "questions", "--yes", "--home", str(home)])
+    assert "Withdrawn from questions" in told.output
+    assert sorted(path.name for path in home.glob("noise/*/*")) == ["other.noise", "other.noise"]
+    CliRunner().invoke(app, ["withdraw", "--for-good", "--yes", "--home", str(home)])
+    assert not [*home.glob("noise/*/*")]
 
 
 def test_a_copied_home_is_found_by_its_pin_or_by_the_coordinators_number(opened, tmp_path):

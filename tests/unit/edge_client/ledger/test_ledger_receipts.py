@@ -28,9 +28,10 @@ from edge_client.ledger.receipts import (
 )
 from edge_client.ledger.verification import export_lines, verify, verify_export
 from learning.accounting.events import SampledGaussian
+from learning.mechanisms.banded import best_coefficients
 from secure_agg.transcript import Purpose, frame
 from tacit.documents import DocumentInvalid
-from tacit.mechanism import OwnDiscreteGaussian
+from tacit.mechanism import DpSgd, OwnDiscreteGaussian
 from tests.support import party
 
 
@@ -421,3 +422,14 @@ def test_an_answer_that_is_sent_again_in_a_later_round_has_a_receipt_for_it(plac
     assert "it names another purpose than the ledger was charged for" in problem
     place.write(round_=3, attempt=8, round=4)
     assert len(place.problems()) == 2
+
+
+def test_a_job_that_was_charged_whole_has_receipts_for_rounds_before_and_after_its_charge(place):
+    """A coordinator that was restored from a backup counts on from an earlier round."""
+    mechanism = DpSgd(noise_multiplier=1.0, coefficients=best_coefficients(4, 12))
+    for attempt, round_ in ((5, 3), (6, 4), (7, 2)):
+        place.write(round_=3, attempt=attempt, mechanism=mechanism, round=round_, version=bytes([round_]) * 32)
+        assert place.problems() == []
+    place.write(round_=3, attempt=8, mechanism=mechanism, round=2, job_document=bytes(32))
+    (problem,) = place.problems()
+    assert "it names another purpose than the ledger was charged for" in problem

@@ -10,7 +10,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from edge_client.cli import app
-from learning.accounting.banded_plan import bands_of, best_of, with_band
+from learning.accounting.banded_plan import bands_of, best_of, room_for_failures, with_band
 from learning.accounting.costs import event_of_job, event_of_round, rate_of, releases_of
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
@@ -50,6 +50,21 @@ def test_a_whole_job_is_one_event():
     assert rate_of(document.mechanism, 150) == 1.0
     with pytest.raises(ValueError, match="one event for the whole job"):
         event_of_round(document.mechanism, 1000)
+
+
+def test_spare_rounds_are_charged_with_the_job():
+    document = banded(lot=100)
+    # 45 steps in 4 classes leave room for 3 steps more, so for no round of 5.
+    assert room_for_failures(document.mechanism, 9) == 0
+    for spare, draws, room in ((1, 13, 1), (2, 14, 2), (3, 15, 3), (4, 17, 4)):
+        mechanism = DpSgd.model_validate(document.mechanism.model_dump() | {"spare_rounds": spare})
+        event = event_of_job(document, mechanism, 1000)
+        assert (event.steps, event.rate) == (draws, 0.4)
+        assert room_for_failures(mechanism, 9) == room
+    # One step a round: the last class may have room that is not asked for.
+    assert room_for_failures(banded(steps=1, rounds=9).mechanism, 9) == 3
+    with pytest.raises(ValueError, match="spare_rounds: independent noise is charged round by round"):
+        DpSgd(noise_multiplier=1.0, spare_rounds=1)
 
 
 def test_at_rate_one_it_is_one_gaussian_at_the_root_of_the_participations():
@@ -114,10 +129,15 @@ def test_bands_are_compared_at_one_epsilon():
     assert all(a.multiplier < b.multiplier for a, b in pairwise(rows))
     best = best_of(rows)
     assert best.band > 1
-    assert best.error < 0.9 * rows[0].error
+    # Spare rounds have a price.
+    assert 0.9 * rows[0].error < best.error < 0.95 * rows[0].error
+    assert best_of(bands_of(mechanism, 1000, 10, Limit(8.0, DELTA), spare=0)).error < 0.9 * rows[0].error
     assert rows[0].error == pytest.approx(rows[0].multiplier * math.sqrt(101 / 2) / 100)
     for row in (rows[0], best):
-        event = SampledGaussian(multiplier=row.multiplier, rate=row.rate, steps=-(-100 // row.band))
+        # Ten rounds have two spare ones: 120 steps at most. Independent noise is charged round by round.
+        assert row.spare_rounds == (2 if row.band > 1 else 0)
+        steps = -(-120 // row.band) if row.band > 1 else 100
+        event = SampledGaussian(multiplier=row.multiplier, rate=row.rate, steps=steps)
         assert epsilon_homogeneous(event, DELTA, "add-remove") <= 8.0
 
 
@@ -154,12 +174,14 @@ def test_the_plan_prints_the_error_and_the_line_to_write(tmp_path):
     (rows,) = (each["rows"] for each in said["bands"])
     best = min(rows, key=lambda row: row["error"])
     assert best["band"] > 1
-    line = f"noise_multiplier = {best['multiplier']:g}, coefficients = {best['coefficients']}"
+    line = f"noise_multiplier = {best['multiplier']:g}, coefficients = {best['coefficients']}, spare_rounds = 1"
     assert f"For epsilon 16: {line}" in shown.output
     assert "For epsilon 1:" not in shown.output
     # What it says is a job, and the job costs at most that epsilon.
-    text = path.read_text().replace("noise_multiplier = 1.0", line.replace(", coefficients", "\ncoefficients"))
+    lines = line.replace(", coefficients", "\ncoefficients").replace(", spare", "\nspare")
+    text = path.read_text().replace("noise_multiplier = 1.0", lines)
     path.write_text(text)
+    assert "if at most 1 rounds fail after you sent" in CliRunner().invoke(app, words).stdout
     cost = cost_of_job(JobSpec.from_toml(path), Setting(1000, 8, 1e-6), (16.0,))
     assert cost.rows[0].rounds == 8
 

@@ -281,6 +281,8 @@ def test_a_plan_by_person_counts_persons(tmp_path):
     # The figure in the example's own comment.
     assert round(said["gate"], 1) == 3.6
     assert said["rate"] == 0.2
+    # Classes are drawn by row, so no plan by person offers correlated noise.
+    assert "bands" not in said
     assert "give --persons N" in fails(path, "--examples", 2000)
     assert "give --persons N" in fails("--unit", "person", "--examples", 5, "--rounds", 2)
     assert "--examples counts rows, and persons are protected" in fails(path, "--persons", 200, "--examples", 900)
