@@ -122,7 +122,7 @@ class Answer:
 
 async def fetch_answer(stub: "OperatorServiceStub", name: str) -> Answer:
     """Fetches a job and, if it asks and has an answer, the answer. Raises CommandFailed if they cannot be read."""
-    from coordinator.cli.model import members_of
+    from coordinator.cli.estimated import members_of
     from tacit.documents import DocumentInvalid
     from tacit.manifest import Manifest
     from tacit.v1 import operator_pb2

@@ -22,6 +22,7 @@ __all__ = [
     "estimate_words",
     "estimates_lines",
     "loss_words",
+    "members_of",
     "with_error",
 ]
 
@@ -61,6 +62,12 @@ def chosen_version(detail: operator_pb2.JobDetail, wanted: str | None) -> operat
     if found is None:
         fail(f"job {job.name} has no version {number}; the newest is {job.version_number}", ExitCode.NOT_FOUND)
     return found
+
+
+def members_of(detail: operator_pb2.JobDetail, number: int) -> int:
+    """How many members' updates are in a round's sum; 0 if no sum was published, or the answer has no such round."""
+    attempts = [attempt for each in detail.rounds if each.number == number for attempt in each.attempts]
+    return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
 def with_error(value: float, error: float) -> str:

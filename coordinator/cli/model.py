@@ -55,7 +55,6 @@ __all__ = [
     "fetch_material",
     "fetch_version",
     "load_tools",
-    "members_of",
 ]
 
 Job = Annotated[str, typer.Argument(help="The job's name.")]
@@ -484,7 +483,7 @@ async def fetch_version(
     """
     import hashlib
 
-    from coordinator.cli.estimated import chosen_version
+    from coordinator.cli.estimated import chosen_version, members_of
     from export.averaging import AVERAGE, RunningAverage
 
     averaged: tuple[operator_pb2.Version, ...] = ()
@@ -539,12 +538,6 @@ def _successors(detail: "operator_pb2.JobDetail", withdrawn: int) -> tuple[str, 
     """The jobs that started from a version that holds updates of fewer members that withdrew."""
     held = {each.number: each.withdrawn for each in detail.versions}
     return tuple(each.job for each in detail.successors if held.get(each.version_number, withdrawn) < withdrawn)
-
-
-def members_of(detail: "operator_pb2.JobDetail", number: int) -> int:
-    """How many members' updates are in a round's sum; 0 if no sum was published, or the answer has no such round."""
-    attempts = [attempt for each in detail.rounds if each.number == number for attempt in each.attempts]
-    return sum(len(attempt.survivors) for attempt in attempts if attempt.outcome == "published")
 
 
 async def _blob(

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.cli.model import Format, Material, _check_format, _origin, export_version, load_tools, members_of
+from coordinator.cli.estimated import members_of
+from coordinator.cli.model import Format, Material, _check_format, _origin, export_version, load_tools
 from tacit.bundle import read_bundle
 from tacit.model import RvaeModel
 from tacit.v1 import operator_pb2 as pb

@@ -1,7 +1,5 @@
 """Correlated steps: the noise is C^-1 z, its covariance, skipped steps, classes, and what one example can move."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,8 @@ from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.correlated import CorrelatedSteps, classes_of
 from learning.mechanisms.noise import lattice_step
 from learning.mechanisms.protection import protection_of
-from learning.training.head import train_private_head
+from learning.training.head import HeadTraining, LinearHead, train_private_head
 from learning.training.private import add_noise
-from learning.training.task import LocalTraining
 from secure_agg.randomness import SystemRandom
 from tacit.job import Training
 from tacit.mechanism import DpSgd
@@ -82,26 +79,13 @@ def test_a_long_parameter_is_made_block_by_block_each_in_its_place():
 
 def test_training_adds_the_noise_that_the_ledger_was_charged_for():
     document = job({"name": "dp-sgd", "noise_multiplier": 8.0, "lot": 50, "steps": 1, "coefficients": C})
-    head = nn.Linear(400, 50)
-    head.bias.requires_grad_(False)
+    head = LinearHead(np.zeros((50, 400), np.float32), np.zeros(50, np.float32), trains_bias=False)
     features, ids = np.zeros((1, 400), np.float32), np.ones((1, 1), np.int64)
     steps = CorrelatedSteps.begun(C, 9.0, 1.0, KEY, 20_000)
     recipe = Training(optimiser="sgd", learning_rate=1.0)
-    task = LocalTraining.of_all(_Headed(head), ids, np.zeros(1, np.int64), recipe, 0, "cpu", lambda _: None, bool)
-    before = head.weight.detach().clone()
-    protection_of(document, 100).train(replace(task, features=features, correlated=steps), SystemRandom())
-    added = (head.weight.detach() - before).double().numpy() * 50
-    assert np.std(added) == pytest.approx(9.0 / C[0], rel=0.03)
-
-
-class _Headed(nn.Module):
-    """A module with this head."""
-
-    pad_id = 0
-
-    def __init__(self, output):
-        super().__init__()
-        self.output = output
+    task = HeadTraining(head, features, np.zeros(1, np.int64), recipe, 0, 1, np.arange(1), ids=ids, correlated=steps)
+    protection_of(document, 100).train(task, SystemRandom())
+    assert np.std(head.weight.astype(float) * 50) == pytest.approx(9.0 / C[0], rel=0.03)
 
 
 def test_every_parameter_has_a_part_of_the_row_of_its_own():
