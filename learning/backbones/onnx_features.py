@@ -9,6 +9,9 @@ Guarantees:
   features are a function of its own tokens: no admitted graph can let one example see another.
 - The file is hashed before a runtime reads it. One that names other files is refused: weights that lie elsewhere have
   no digest.
+- How long a row takes, and how much memory, depends on its length and not on its words: no shape in the graph is
+  computed from tokens, and numbers too small for a whole float are zero. Otherwise a graph could be slow, or fail for
+  lack of memory, exactly if a text has a chosen word, and the member's silence would tell.
 - Means are finite numbers, or the row counts for nothing: a clipped sum leaves out features that are not finite.
 
 A session is opened for the rows that are new, and closed again: a member that has its rows' features needs no network
@@ -27,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.backbones.layout import BackboneInvalid
+from learning.backbones.subnormals import flushed
 
 __all__ = ["INPUT", "OUTPUT", "OnnxBackbone"]
 
@@ -55,7 +59,7 @@ class OnnxBackbone:
     def means(self, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         """(B, width) The means of rows of ids, each (S,) as long as its own text; NaN for a row that fails."""
         made = np.empty((len(rows), self.width), dtype=np.float32)
-        with self.open() as session:
+        with self.open() as session, flushed():
             for at, row in enumerate(rows):
                 try:
                     (found,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(row[None])})
@@ -145,10 +149,27 @@ _OPERATORS = frozenset(
         "MatMulInteger",
     ]
 )
+# The inputs from which an operator takes its output's shape. Of `Shape`, the output depends on no value.
+_SHAPES = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Range": (0, 1, 2),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "Unsqueeze": (1,),
+}
 # Fields of the messages of onnx.proto3 that are looked into or refused.
 _GRAPH_OF_MODEL, _FUNCTIONS, _TRAINING = 7, 25, 20
 _NODE_OF_GRAPH, _TENSOR_OF_GRAPH, _SPARSE_OF_GRAPH = 1, 5, 15
-_ATTRIBUTE_OF_NODE, _OPERATOR, _DOMAIN = 5, 4, 7
+_INPUT_OF_NODE, _OUTPUT_OF_NODE, _ATTRIBUTE_OF_NODE, _OPERATOR, _DOMAIN = 1, 2, 5, 4, 7
+_NAME_OF_TENSOR = 8
 _TENSORS_OF_ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE, _SPARSE_OF_ATTRIBUTE = (5, 10), (6, 11), (22, 23)
 _EXTERNAL, _LOCATION = 13, 14
 
@@ -157,27 +178,40 @@ def _check_model(data: memoryview) -> None:
     """Raises BackboneInvalid unless the file is one graph of known operators whose weights are all inside it.
 
     A graph with a state (random numbers, loops) could let one row see those before it, and one that reads other files
-    or branches has no part in an encoder.
+    or branches has no part in an encoder. Nor has one that makes a shape from tokens.
     """
     for field, _, graph in _fields(data):
         if field in (_FUNCTIONS, _TRAINING):
             raise BackboneInvalid("the ONNX backbone has functions of its own; make the bundle again")
         if field != _GRAPH_OF_MODEL:
             continue
+        # What no value of a token has a part in: weights, the empty name of an input that is left out, and shapes.
+        apart = {b""}
         for place, _, part in _fields(graph):
-            if place == _NODE_OF_GRAPH:
-                _check_node(part)
-            elif place == _TENSOR_OF_GRAPH:
+            if place == _TENSOR_OF_GRAPH:
                 _check_tensor(part)
+                apart |= {bytes(name) for field, _, name in _fields(part) if field == _NAME_OF_TENSOR}
             elif place == _SPARSE_OF_GRAPH:
                 raise BackboneInvalid("the ONNX backbone has sparse weights; make the bundle again")
+        # A node comes after those whose outputs it reads. One that does not reads what is not known to be apart.
+        apart.discard(INPUT.encode())
+        for place, _, part in _fields(graph):
+            if place == _NODE_OF_GRAPH:
+                _check_node(part, apart)
 
 
-def _check_node(node: memoryview) -> None:
+def _check_node(node: memoryview, apart: set[bytes]) -> None:
+    """Raises BackboneInvalid unless the node is one of ours; adds its outputs to what is apart from tokens if so."""
     operator = ""
+    inputs: list[bytes] = []
+    outputs: list[bytes] = []
     for field, _, part in _fields(node):
         if field == _OPERATOR:
             operator = bytes(part).decode(errors="replace")
+        elif field == _INPUT_OF_NODE:
+            inputs.append(bytes(part))
+        elif field == _OUTPUT_OF_NODE:
+            outputs.append(bytes(part))
         elif field == _DOMAIN and bytes(part) not in (b"", b"ai.onnx"):
             raise BackboneInvalid("the ONNX backbone has operators of another domain; make the bundle again")
         elif field == _ATTRIBUTE_OF_NODE:
@@ -188,6 +222,12 @@ def _check_node(node: memoryview) -> None:
                     raise BackboneInvalid("the ONNX backbone has branches or loops; make the bundle again")
     if operator not in _OPERATORS:
         raise BackboneInvalid(f"the ONNX backbone has the operator {operator[:40]!r}, which no encoder needs")
+    if not apart.issuperset(inputs[at] for at in _SHAPES.get(operator, ()) if at < len(inputs)):
+        raise BackboneInvalid("the ONNX backbone computes a shape from tokens; make the bundle again")
+    if not apart.isdisjoint(each for each in outputs if each):
+        raise BackboneInvalid("the ONNX backbone gives one name to two values; make the bundle again")
+    if operator == "Shape" or apart.issuperset(inputs):
+        apart.update(outputs)
 
 
 def _check_tensor(tensor: memoryview) -> None:

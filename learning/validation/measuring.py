@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from learning.backbones.subnormals import flushed
 from learning.text.corpus import EncodedArrays, EncodedExamples
 from learning.training.outcome import TrainingCancelled
 from learning.validation.contribution import by_label, metrics_of, noised
@@ -85,7 +86,7 @@ def measure(
         TrainingCancelled: `cancelled` returned True.
     """
     losses, correct = np.full(len(rows.ids), np.inf), np.zeros(len(rows.ids), dtype=np.bool_)
-    with contextlib.nullcontext() if isinstance(module, AnswersRows) else _flushing():
+    with flushed() if isinstance(module, AnswersRows) else _flushing():
         _measure_into(losses, correct, module, rows, device, cancelled)
     of_rows = [units[at] for at in rows.usable.tolist()]
     if labels is None:
@@ -98,8 +99,7 @@ def _flushing() -> Iterator[None]:
     """Subnormal numbers are zero for torch in this thread.
 
     Their products take a processor many times longer. A version could be made so that only a chosen word has them, and
-    the time until READY would tell whether a row holds it. Without torch, the version is a head alone, whose products
-    are too few for that; the network is the job's, and `learning.backbones.onnx_features` has it flush them.
+    the time until READY would tell whether a row holds it (`learning.backbones.subnormals` does it without torch).
     """
     import torch
 

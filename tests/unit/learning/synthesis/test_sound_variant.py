@@ -85,7 +85,7 @@ def test_a_frozen_embedding_stays_to_the_bit():
 def test_draws_are_from_the_whole_population(monkeypatch):
     rates = []
     monkeypatch.setattr(
-        "learning.training.private.draw_poisson",
+        "learning.mechanisms.correlated.draw_poisson",
         lambda count, rate, random: rates.append(rate) or np.zeros(0, dtype=np.int64),
     )
     ids, one = planted_ids(toy_words()), STEPS.model_copy(update={"steps": 1})

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,9 @@ import onnxruntime
 import pytest
 import torch
 
+from edge_client.policy.policy import Policy
+from edge_client.session.kept_back import KeptBack
+from edge_client.session.measuring import Measurer, Parts
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.backbones.layout import BackboneInvalid
 from learning.backbones.onnx_features import INPUT, OUTPUT, OnnxBackbone
@@ -26,9 +30,11 @@ from learning.text.persons import population_of, unit_of_job
 from learning.training.head_update import train_head_update
 from learning.training.outcome import VersionDiverged
 from learning.training.update import train_update
+from learning.validation.measuring import ValidationData
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.mechanism import DpSgd
+from tests.support.measurements import measuring
 from tests.support.places import ROOT
 from tests.support.random_sources import Seeded
 from tests.support.tiny_models import saved
@@ -158,6 +164,47 @@ def test_other_trainings_of_a_head_are_the_same_too(tmp_path, changes):
     alike(first, second, 2e-3)
     assert second.loss_sum == pytest.approx(first.loss_sum, rel=1e-3)
     assert (first.correct, first.count) == (second.correct, second.count)
+
+
+@pytest.mark.parametrize("more", [{}, {"layers": (1, 2)}])
+def test_a_measurement_is_answered_alike(tmp_path, more):
+    """By label, on rows of which some have no label of the version."""
+    job = bundled(tmp_path, model={"task": {"name": "head", **more}})
+    draw = np.random.default_rng(2)
+    version = draw.normal(0, 3, job.document.values).astype("<f4").tobytes()
+    asked, _ = measuring(job.document, hashlib.sha256(version).digest(), rows="all", by="label")
+    assert job.document.model.onnx.digest in asked.blobs
+    rows = [*examples(), Example("a great film", "other")]
+    kept = KeptBack.of(tmp_path / "home", Policy(metrics_epsilon=1.0), rows)
+    parts = Parts(job.manifest, version, job.tokenizer, job.frozen)
+    found = []
+    for backbone in (read_backbone(job.backbone, job.document.model.config), onnx_of(tmp_path, job)):
+        measurer = Measurer.of(asked, asked.question, asked.mechanism, parts, backbone, rows, kept, "cpu")
+        found.append(measurer(Seeded("coins"), threading.Event()).reshape(2, 3))
+    assert np.array_equal(found[0][:, 1:], found[1][:, 1:])
+    # A loss is rounded to steps by coins.
+    assert np.abs(found[0] - found[1]).max() <= 2
+    # Twenty rows of each label, two of each text, which count once.
+    assert (found[0][:, 2] == 10 * 32).all()
+    assert len(set(found[0][:, 0].tolist())) == 2
+    # Parameters of another head.
+    with pytest.raises(DocumentInvalid):
+        Measurer.of(
+            asked,
+            asked.question,
+            asked.mechanism,
+            replace(parts, frozen={"x": np.zeros(1, np.float32)}),
+            *(backbone, [], kept, "cpu"),
+        )
+
+
+def test_noised_metrics_are_the_same(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD, metrics={"noise_multiplier": 2.0})
+    measured = np.arange(40) % 3 == 0
+    first, second = updates(tmp_path, job, validation=ValidationData(measured, range(40)))
+    assert np.abs(first.measured - second.measured).max() <= 2
+    other = updates(tmp_path, job, validation=ValidationData(~measured, range(40)))[1]
+    assert np.abs(first.measured - other.measured).max() > 2
 
 
 def test_pairs_are_read_alike(tmp_path):
@@ -316,6 +363,54 @@ def test_no_graph_can_let_one_row_see_another(tmp_path):
     mixed = onnxruntime.InferenceSession(path).run(None, {INPUT: rows})[0]
     assert mixed[0, 0] == 606
     assert OnnxBackbone(path, digest).means(list(rows))[:, 0].tolist() == [6, 600]
+
+
+def test_no_graph_can_take_longer_for_a_chosen_word(tmp_path):
+    """A shape that follows from a token: as many numbers as its table says. Its length may be one."""
+    table = onnx.numpy_helper.from_array(np.array([1, 1, 10**9], np.int64), "table")
+    none, one = (onnx.numpy_helper.from_array(np.array(each, np.int64), name) for each, name in ((0, "no"), (1, "one")))
+    axis = onnx.numpy_helper.from_array(np.array([1], np.int64), "axis")
+    sizes = [
+        onnx.helper.make_node("Gather", ["table", INPUT], ["each"]),
+        onnx.helper.make_node("ReduceMax", ["each"], ["many"], keepdims=0),
+    ]
+    ends = [
+        onnx.helper.make_node("ReduceSum", ["made"], ["all"], keepdims=0),
+        onnx.helper.make_node("Cast", ["all"], [OUTPUT], to=onnx.TensorProto.FLOAT),
+    ]
+    more = onnx.helper.make_node("Range", ["no", "many", "one"], ["made"])
+    with pytest.raises(BackboneInvalid, match="computes a shape from tokens"):
+        OnnxBackbone(*graph(tmp_path, [*sizes, more, *ends], initializers=[table, none, one]))
+    # Through a name that stands for a weight, too.
+    shadow = onnx.helper.make_node("ReduceMax", ["each"], ["no"], keepdims=0)
+    with pytest.raises(BackboneInvalid, match="one name to two values"):
+        OnnxBackbone(*graph(tmp_path, [sizes[0], shadow, *ends], initializers=[table, none]))
+    # The length of a text may decide.
+    long = [
+        onnx.helper.make_node("Shape", [INPUT], ["shape"]),
+        onnx.helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        onnx.helper.make_node("ReduceSum", ["zeros", "axis"], ["sum"], keepdims=1),
+        onnx.helper.make_node("Concat", ["sum"] * 4, [OUTPUT], axis=1),
+    ]
+    assert OnnxBackbone(*graph(tmp_path, long, initializers=[axis])).means([np.array([1, 2])]).tolist() == [[0] * 4]
+
+
+def test_numbers_too_small_for_a_whole_float_are_zero_where_a_row_is_computed(tmp_path):
+    """Their products would take so much longer that a word could be told by the time of its row."""
+    table = onnx.numpy_helper.from_array(np.array([[1e-30] * 4, [1.0] * 4], np.float32), "table")
+    small = onnx.numpy_helper.from_array(np.float32(1e-10), "small")
+    axis = onnx.numpy_helper.from_array(np.array([1], np.int64), "axis")
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", INPUT], ["found"]),
+        onnx.helper.make_node("Mul", ["found", "small"], ["less"]),
+        onnx.helper.make_node("ReduceSum", ["less", "axis"], [OUTPUT], keepdims=0),
+    ]
+    path, digest = graph(tmp_path, nodes, initializers=[table, small, axis])
+    row = np.array([[0]])
+    assert 0 < onnxruntime.InferenceSession(path).run(None, {INPUT: row})[0][0, 0] < 1.2e-38
+    assert OnnxBackbone(path, digest).means([row[0], np.array([1])])[:, 0].tolist() == [0, np.float32(1e-10)]
+    # The thread goes on as before.
+    assert np.float32(1e-30) * np.float32(1e-10) > 0
 
 
 def test_a_row_that_fails_counts_for_nothing_and_stops_no_other(tmp_path):

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from learning.mechanisms import noise
+from learning.mechanisms import correlated, noise
 from learning.mechanisms.noise import lattice_step
 from learning.models import build, shared_parameters
 from learning.models.draws import SecretDraws, TorchDraws
@@ -426,7 +426,7 @@ def test_every_step_draws_at_the_rate_that_is_charged(monkeypatch, lot, expected
         drawn.append(noise.draw_poisson(count, rate, random))
         return drawn[-1]
 
-    monkeypatch.setattr(private, "draw_poisson", draw)
+    monkeypatch.setattr(correlated, "draw_poisson", draw)
     change(module_of(), ids, labels, SGD, DpSgd(noise_multiplier=1.0, lot=lot, steps=30))
     assert rates == [(100, expected)] * 30
     seen = np.bincount(np.concatenate(drawn), minlength=100)
@@ -440,8 +440,8 @@ def test_every_step_draws_at_the_rate_that_is_charged(monkeypatch, lot, expected
 def test_a_given_rate_is_the_one_used(monkeypatch, rate):
     ids, labels = data(count=100)
     rates = []
-    draw = private.draw_poisson  # type: ignore[attr-defined]
-    monkeypatch.setattr(private, "draw_poisson", lambda count, p, source: rates.append(p) or draw(count, p, source))
+    draw = correlated.draw_poisson  # type: ignore[attr-defined]
+    monkeypatch.setattr(correlated, "draw_poisson", lambda count, p, source: rates.append(p) or draw(count, p, source))
     change(module_of(), ids, labels, SGD, DpSgd(noise_multiplier=1.0, lot=10, steps=3), rate=rate)
     assert rates == [rate] * 3
 

@@ -200,7 +200,7 @@ def test_no_row_takes_longer_for_subnormal_products_and_trainings_are_as_before(
         seen.append(float((tiny * 0.5).sum()))
         return logits_of(module, ids, **more)
 
-    monkeypatch.setattr("learning.validation.measuring.logits_of", watched)
+    monkeypatch.setattr("learning.training.local.logits_of", watched)
     corpus, module = version(rows_of(count=5))
     before = float((tiny * 0.5).sum())
     assert before > 0
