@@ -534,9 +534,10 @@ class Budget:
             PolicyRefusal: the noise of steps that may have left is gone, or older than the ledger.
         """
         held, mechanism = self._ledger.reservation(number), job.mechanism
-        if self._noise is None or not isinstance(mechanism, DpSgd) or not isinstance(held.event, SampledGaussian):
+        event = held.as_reserved
+        if self._noise is None or not isinstance(mechanism, DpSgd) or not isinstance(event, SampledGaussian):
             raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, "this member keeps no correlated noise")
-        multiplier, rate = held.event.multiplier, held.event.rate
+        multiplier, rate = event.multiplier, event.rate
         try:
             found = self._noise.load(job.name, job.digest(), number, mechanism.coefficients, multiplier, rate)
             if (0 if found is None else found.step) < held.steps:
