@@ -617,6 +617,8 @@ def _show_work(job: JobDocument, member: Member, say: Callable[[str], None]) -> 
         from learning.accounting.banded_plan import room_for_failures
 
         say(f"  correlated noise, {job.mechanism.band} bands: the first round is charged for the whole job")
+        size = 8 * (job.mechanism.band - 1) * job.values / 1e6
+        say(f"  its last rows of noise take {size:,.1f} MB of memory, and as much on the disk until the job is over")
         room = room_for_failures(job.mechanism, job.rounds.count)
         say(f"  you can take part to the end if at most {room} rounds fail after you sent your vector")
     if reads_pairs(job.model):

@@ -464,8 +464,25 @@ class Budget:
                 return
         self._release(reserved.reservation, why)
 
-    def forfeit(self, reserved: BudgetReservation) -> None:
+    def lost_steps(self, reserved: BudgetReservation) -> CorrelatedSteps | None:
+        """Where the steps of a failed training stand, for `forfeit` to go on from. None: there is nothing to skip.
+
+        The caller skips `reserved.steps.count` of them in a thread, since making their rows takes long.
+        """
+        if reserved.reservation is None or reserved.steps is None or reserved.steps.committed:
+            return None
+        try:
+            return self._steps(reserved.reservation, reserved.job)
+        except PolicyRefusal:
+            # `forfeit` meets it again, and says so.
+            return None
+
+    def forfeit(self, reserved: BudgetReservation, skipped: CorrelatedSteps | None = None) -> None:
         """Charges a failed training, although no update is sent.
+
+        Args:
+            reserved: what the training was for.
+            skipped: its `lost_steps`, skipped; None: this makes their rows.
 
         The coordinator is told that the training failed, and that may depend on the data. The event's epsilon does not
         bound what this reveals, since the message has no noise; but asking again costs as much as training.
@@ -477,7 +494,10 @@ class Budget:
             if reserved.steps is not None and not reserved.steps.committed:
                 # The job is charged as a whole, so this round's steps are the price.
                 steps = self._steps(number, reserved.job)
-                steps.skip(reserved.steps.count, secure_agg.SystemRandom())
+                if skipped is not None and skipped.step == steps.step + reserved.steps.count:
+                    steps = skipped
+                else:
+                    steps.skip(reserved.steps.count, secure_agg.SystemRandom())
                 reserved.steps.correlated = steps
                 try:
                     self._commit(number, reserved, reserved.steps)
@@ -534,9 +554,10 @@ class Budget:
             PolicyRefusal: the noise of steps that may have left is gone, or older than the ledger.
         """
         held, mechanism = self._ledger.reservation(number), job.mechanism
-        if self._noise is None or not isinstance(mechanism, DpSgd) or not isinstance(held.event, SampledGaussian):
+        event = held.as_reserved
+        if self._noise is None or not isinstance(mechanism, DpSgd) or not isinstance(event, SampledGaussian):
             raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, "this member keeps no correlated noise")
-        multiplier, rate = held.event.multiplier, held.event.rate
+        multiplier, rate = event.multiplier, event.rate
         try:
             found = self._noise.load(job.name, job.digest(), number, mechanism.coefficients, multiplier, rate)
             if (0 if found is None else found.step) < held.steps:

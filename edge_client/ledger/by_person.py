@@ -21,7 +21,6 @@ from edge_client.ledger.replay import LedgerState
 from edge_client.ledger.store import reading
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
-from learning.accounting.groups import of_person
 from learning.text.data import Example
 
 __all__ = ["Counted", "count_persons"]
@@ -110,9 +109,9 @@ def count_persons(
             raise LedgerError(
                 f"--max-rows {rows} is too few: a person may have had {seen} rows ({now} now, and {gone} may be gone)"
             )
-        charged = [each.event for each in ledger.reservations() if each.released is None]
-        of_row = epsilon_counted(charged, limit)
-        of_group = epsilon_counted([of_person(each, rows) for each in charged], replace(limit, unit="person"))
+        charged = [each for each in ledger.reservations() if each.released is None]
+        of_row = epsilon_counted([each.event for each in charged], limit)
+        of_group = epsilon_counted([each.of_person(rows) for each in charged], replace(limit, unit="person"))
         if record:
             ledger.count_persons(column, rows)
     return Counted(column, rows, now, gone, of_row, of_group, limit.epsilon, record)

@@ -68,7 +68,6 @@ from edge_client.ledger.store import (
 from learning.accounting.events import PrivacyEvent
 from learning.accounting.filter import Limit
 from learning.accounting.gate import GATE_NUMBERS
-from learning.accounting.groups import of_person
 from learning.accounting.renyi import EventUnaccountable
 from tacit.identity import name_is_valid
 from toolkit.durable import Faults, no_faults
@@ -550,7 +549,7 @@ class Ledger:
         self._open()
         state = self._state
         for each in () if state.persons is not None else state.reservations.values():
-            of_person(each.event, rows)
+            each.of_person(rows)
         body = PersonsNamed(column=column, rows=rows)
         record = record_after(state.head, state.sequence + 1, self._now_ms(), body)
         after = deepcopy(state)

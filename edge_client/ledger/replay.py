@@ -91,6 +91,20 @@ class Reservation:
         """Whether the event is reserved, and neither charged nor released."""
         return self.charged_ms is None and self.released is None
 
+    def of_person(self, rows: int) -> PrivacyEvent:
+        """The event of a person that had at most `rows` rows.
+
+        Raises:
+            EventUnaccountable: There is none.
+        """
+        if self.band and self.released is None:
+            # Rows of other classes are drawn in other steps, and share rows of noise. `of_person` has one draw for all.
+            raise EventUnaccountable(
+                f"job {self.purpose.job} has correlated noise, whose accounting is about one row and not about all "
+                'rows of a person; keep unit = "example" for this data'
+            )
+        return of_person(self.event, rows)
+
     def attempt(self, number: int) -> Attempt | None:
         """The attempt with a number. None: the reservation was not charged for it."""
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
@@ -228,7 +242,8 @@ class LedgerState:
         reservation = self._reservation(body.reservation)
         if reservation.released is not None:
             raise RecordInvalid(f"reservation {body.reservation} was released: {reservation.released}")
-        if reservation.event.kind != "sampled-gaussian" or reservation.band not in (0, body.band):
+        event = reservation.event
+        if (event.kind, event.unit) != ("sampled-gaussian", "example") or reservation.band not in (0, body.band):
             raise RecordInvalid(f"reservation {body.reservation} is for no job whose noise has {body.band} bands")
         if body.through <= reservation.steps:
             raise RecordInvalid(
@@ -259,7 +274,7 @@ class LedgerState:
         if body.rows is not None:
             try:
                 for each in self.reservations.values():
-                    of_person(each.event, body.rows)
+                    each.of_person(body.rows)
             except EventUnaccountable as error:
                 raise RecordInvalid(str(error)) from error
 

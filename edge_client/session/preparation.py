@@ -341,7 +341,7 @@ class Preparer:
                     assignment, job, manifest, corpus, base, protection, reserved, kept, frozen, backbone
                 )
             except Exception as error:
-                unheard = self._forfeited(error, job, protection, reserved)
+                unheard = await self._forfeited(error, job, protection, reserved)
                 self._budget.release(reserved, "training did not end")
                 raise unheard from error
             except BaseException:
@@ -480,7 +480,7 @@ class Preparer:
             await self._desk.ask(job, manifest, tokenizer)
             raise ApprovalMissing(job, refusal) from refusal
 
-    def _forfeited(
+    async def _forfeited(
         self, error: Exception, job: JobDocument, protection: Protection, reserved: BudgetReservation
     ) -> Exception:
         """Returns what the coordinator hears of a failure after the first look at the data.
@@ -497,15 +497,26 @@ class Preparer:
         if served and job.tokenizer is not None:
             return error
         if isinstance(error, PreparationRefused) and error.reason == Reason.REASON_TRAINING_FAILED:
-            self._budget.forfeit(reserved)
+            await self._forfeit(reserved)
             return error
         if protection.event is None:
             return error
-        self._budget.forfeit(reserved)
+        await self._forfeit(reserved)
         if not isinstance(error, PreparationRefused):
             log.error("preparation_failed", job=job.name, error=str(error), exc_info=error)
         private = (error.private or error.detail) if isinstance(error, PreparationRefused) else str(error)
         return PreparationRefused(Reason.REASON_TRAINING_FAILED, _TRAINING_FAILED, private=private)
+
+    async def _forfeit(self, reserved: BudgetReservation) -> None:
+        """Charges a failed training. Rows of correlated noise are made in a thread, so that the session stays alive."""
+        lost, skipped = self._budget.lost_steps(reserved), None
+        try:
+            if lost is not None and reserved.steps is not None:
+                await asyncio.to_thread(lost.skip, reserved.steps.count, self._random)
+                skipped = lost
+        finally:
+            # Also if the task is cancelled meanwhile: a failure that cost nothing could be asked for again.
+            self._budget.forfeit(reserved, skipped)
 
     def job_over(self, name: str) -> None:
         """Releases the backbone of a job that is over, if no other job uses it, and deletes its noise."""

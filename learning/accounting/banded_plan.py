@@ -25,6 +25,11 @@ __all__ = ["BandRow", "bands_of", "best_of", "room_for_failures", "spare_for", "
 _BANDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_BAND)
 
 
+# Rows this close to the least error by Rényi divergences are compared by the gate. Divergences are too high by nearly
+# the same for neighbouring rows.
+_NEAR = 1.02
+
+
 @dataclass(frozen=True)
 class BandRow:
     """What so many bands leave of the noise at a budget.
@@ -34,7 +39,9 @@ class BandRow:
         coefficients: As in `DpSgd.coefficients`.
         spare_rounds: As in `DpSgd.spare_rounds`; their cost is in the multiplier.
         rate: The probability with which a step draws an example of its class.
-        multiplier: The least noise multiplier that passes the gate of an empty ledger.
+        multiplier: The least noise multiplier that passes the gate of an empty ledger. Higher by up to a tenth if it is
+            not by the gate.
+        gate: Whether it is by the gate, and not by Rényi divergences.
         error: Root mean square, over all steps, of the standard deviation of the noise in the model, divided by the
             clip, the learning rate and the number of examples that a step draws (`learning.mechanisms.banded`).
     """
@@ -44,6 +51,7 @@ class BandRow:
     spare_rounds: int
     rate: float
     multiplier: float
+    gate: bool
     error: float
 
 
@@ -80,7 +88,8 @@ def with_band(mechanism: DpSgd, band: int, rounds: int, *, spare: int | None = N
 def bands_of(mechanism: DpSgd, examples: int, rounds: int, limit: Limit, *, spare: int | None = None) -> list[BandRow]:
     """The error at the limit of dp-sgd and of each number of bands that keeps the lot, in ascending order of bands.
 
-    Multipliers of all but the first row and that of least error are by Rényi divergences, up to a tenth too high.
+    The first row, and those within a fiftieth of the least error, have multipliers by the gate. The others have them by
+    Rényi divergences, which are faster and never too low, and say so.
 
     Args:
         mechanism: Clip, lot and steps. Its multiplier, coefficients and spare rounds do not matter.
@@ -98,8 +107,11 @@ def bands_of(mechanism: DpSgd, examples: int, rounds: int, limit: Limit, *, spar
     found = [row for row in rows if row is not None]
     if not found or found[0].band != 1:
         raise NotAffordable(f"epsilon {limit.epsilon:g} at delta {limit.delta:g} is not enough at any noise")
-    least = best_of(found)
-    return [_at_gate(row, mechanism, examples, rounds, limit) if row.band in (1, least.band) else row for row in found]
+    near = _NEAR * best_of(found).error
+    return [
+        _at_gate(row, mechanism, examples, rounds, limit) if row.band == 1 or row.error <= near else row
+        for row in found
+    ]
 
 
 def best_of(rows: Sequence[BandRow]) -> BandRow:
@@ -118,14 +130,14 @@ def _row(mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> BandRow 
     while high > low * 1.002:
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if passes(middle) else (middle, high)
-    return _with_error(mechanism, high, examples, rounds)
+    return _with_error(mechanism, high, examples, rounds, gate=False)
 
 
 def _at_gate(row: BandRow, mechanism: DpSgd, examples: int, rounds: int, limit: Limit) -> BandRow:
     values = {"coefficients": row.coefficients, "spare_rounds": row.spare_rounds}
     banded = DpSgd.model_validate(mechanism.model_dump() | values)
     multiplier = calibrate(lambda each: _event(banded, each, examples, rounds), 1, limit)
-    return _with_error(banded, multiplier, examples, rounds)
+    return _with_error(banded, multiplier, examples, rounds, gate=True)
 
 
 def _event(mechanism: DpSgd, multiplier: float, examples: int, rounds: int) -> SampledGaussian:
@@ -133,7 +145,7 @@ def _event(mechanism: DpSgd, multiplier: float, examples: int, rounds: int) -> S
     return SampledGaussian(multiplier=multiplier, rate=rate_of(mechanism, examples), steps=drawn)
 
 
-def _with_error(mechanism: DpSgd, multiplier: float, examples: int, rounds: int) -> BandRow:
+def _with_error(mechanism: DpSgd, multiplier: float, examples: int, rounds: int, *, gate: bool) -> BandRow:
     drawn = min(mechanism.lot, examples / mechanism.band)
     error = error_of(np.array(mechanism.coefficients), steps_of_job(mechanism, rounds))
     return BandRow(
@@ -142,5 +154,6 @@ def _with_error(mechanism: DpSgd, multiplier: float, examples: int, rounds: int)
         spare_rounds=mechanism.spare_rounds,
         rate=rate_of(mechanism, examples),
         multiplier=multiplier,
+        gate=gate,
         error=multiplier * error / drawn,
     )

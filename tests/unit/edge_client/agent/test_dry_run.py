@@ -21,6 +21,7 @@ from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
+from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.protection import protection_of
 from learning.text.coverage import Coverage
 from learning.text.data import Example
@@ -55,6 +56,20 @@ def sent(job: JobDocument, members: int) -> int:
     """Returns the bytes of a masked vector, packed for the wire."""
     layout = layout_of(job, members)
     return len(pack_in_place(np.zeros(layout.values, np.uint32), layout.bits))
+
+
+def test_correlated_noise_is_shown_with_its_memory_and_the_rounds_that_may_fail(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mechanism = {"name": "dp-sgd", "noise_multiplier": 5.0, "steps": 3, "coefficients": best_coefficients(64, 90)}
+    job = a_job(mechanism=mechanism | {"spare_rounds": 2}, rounds={"count": 30, "min_members": 3, "target_members": 9})
+    _show(plan_of(job, MANIFEST, member), member)
+    shown = capsys.readouterr().out
+    # 63 rows of 8 bytes for each of 3,007 values.
+    assert MANIFEST.values == 3_007
+    assert "its last rows of noise take 1.5 MB of memory" in shown
+    # Two classes of 64 steps: 128 steps for 90.
+    assert "at most 12 rounds fail after you sent your vector" in shown
 
 
 @pytest.mark.parametrize(

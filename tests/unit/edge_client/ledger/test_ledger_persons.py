@@ -118,6 +118,35 @@ def test_what_rows_were_charged_counts_as_that_of_groups_in_every_replay(tmp_pat
     assert verify(ledger_path(tmp_path, "data")).sound
 
 
+def test_a_ledger_that_was_charged_for_correlated_noise_stays_one_of_rows(tmp_path):
+    """Rows of a person in two classes are drawn in other steps, but share noise: the bound of a group has one draw."""
+    with opened(tmp_path, ROWS) as ledger:
+        number = ledger.reserve(OF_ROW, purpose()).number
+        ledger.step(number, 4, 3)
+        ledger.charge(number, 1)
+        ledger.data_seen(marks(tmp_path, persons=False))
+        before = ledger.head
+        with pytest.raises(
+            EventUnaccountable, match="job notes has correlated noise, whose accounting is about one row"
+        ):
+            ledger.count_persons("author", 3)
+        record = record_after(before, ledger.sequence + 1, ledger.now_ms, PersonsNamed(column="author", rows=3))
+    state = state_of(tmp_path)
+    assert state.head == before
+    # Nor does a replay take such a record.
+    with pytest.raises(RecordInvalid, match="correlated noise"):
+        state.apply(record)
+    with pytest.raises(EventUnaccountable, match="correlated noise"):
+        count_persons(ledger_path(tmp_path, "data"), "data", DATA, "author", None, record=False)
+
+
+def test_no_step_of_correlated_noise_is_taken_for_a_person(tmp_path):
+    with opened(tmp_path) as ledger:
+        number = ledger.reserve(OF_PERSON, purpose()).number
+        with pytest.raises(LedgerMisused, match="is for no job whose noise has 4 bands"):
+            ledger.step(number, 4, 3)
+
+
 def test_a_ledger_whose_rows_spent_too_much_for_a_person_stays_one_of_rows(tmp_path):
     with opened(tmp_path, ROWS) as ledger:
         charged(ledger, OF_ROW, 3)

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
+from learning.mechanisms.banded import best_coefficients
+from learning.mechanisms.correlated import CorrelatedSteps
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
 from learning.training.clipping import ModelUnsuitable
@@ -32,7 +35,7 @@ from tacit.messages import Assignment
 from tacit.reason import Reason
 from tests.support import party
 from tests.support.stewards import MARY
-from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
+from tests.unit.learning.mechanisms.test_mechanisms import DP_SGD, GAUSSIAN, job
 
 MANIFEST = Manifest.of(
     {"embedding.weight": np.zeros((5, 4), np.float32), "output.weight": np.zeros((2, 3), np.float32)}
@@ -304,6 +307,50 @@ def test_foreign_labels_are_reported_only_without_a_mechanism(place, monkeypatch
         made.examples.append(Example("a third", "something else"))
         assert made.refused().reason == reason
         made.budget._ledger.close()
+
+
+CORRELATED = DP_SGD | {"noise_multiplier": 50.0, "steps": 4, "coefficients": best_coefficients(3, 8)}
+
+
+def test_the_rows_of_a_failed_training_are_made_beside_the_session(place, monkeypatch):
+    monkeypatch.setattr("learning.training.update.train_update", lost)
+    made, real, threads = place(CORRELATED), CorrelatedSteps.skip, []
+
+    def skip(self, count, random):
+        threads.append(threading.current_thread())
+        real(self, count, random)
+
+    monkeypatch.setattr(CorrelatedSteps, "skip", skip)
+    assert made.refused().reason == Reason.REASON_TRAINING_FAILED
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+    (held,) = made.budget._ledger.reservations()
+    assert (held.charged, held.steps) == (True, 4)
+
+
+def test_a_failed_training_is_charged_even_if_it_is_cancelled_while_its_rows_are_made(place, monkeypatch):
+    monkeypatch.setattr("learning.training.update.train_update", lost)
+    made, real = place(CORRELATED), CorrelatedSteps.skip
+    begun, go_on = threading.Event(), threading.Event()
+
+    def skip(self, count, random):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert go_on.wait(60)
+        real(self, count, random)
+
+    async def cancelled():
+        task = asyncio.create_task(made.prepare())
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (held,) = made.budget._ledger.reservations()
+        assert (held.charged, held.steps) == (True, 4)
+        go_on.set()
+
+    monkeypatch.setattr(CorrelatedSteps, "skip", skip)
+    asyncio.run(cancelled())
 
 
 def test_files_that_do_not_fit_together_cost_nothing(place):
