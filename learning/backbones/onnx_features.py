@@ -3,10 +3,16 @@
 The operator's bundle makes the file (`export.device_backbone`): `input_ids` int64 (1, sequence) without padding to
 `means` float32 (1, width), before they are centred and scaled.
 
+Assumption: the installed onnxruntime computes each operator as ONNX defines it, and its allocations follow from the
+shapes of tensors. How long one multiplication takes (denormal numbers, caches) is the machine's, as under torch.
+
 Guarantees:
 
 - Each row goes through the graph alone, without padding, and the graph has only operators without a state. So a row's
   features are a function of its own tokens: no admitted graph can let one example see another.
+- No size inside the graph depends on what a text says: what comes from `input_ids` reaches no input that is a shape, a
+  range, a repeat count or a place to cut at, except through `Shape`. So memory and the number of operations follow from
+  a row's length alone, as under torch, and neither a delay nor the end of the process tells of a token.
 - The file is hashed before a runtime reads it. One that names other files is refused: weights that lie elsewhere have
   no digest.
 - Means are finite numbers, or the row counts for nothing: a clipped sum leaves out features that are not finite.
@@ -19,7 +25,9 @@ import contextlib
 import ctypes
 import hashlib
 import mmap
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +153,40 @@ _OPERATORS = frozenset(
         "MatMulInteger",
     ]
 )
+# The first input that decides a size, of operators that have one; those after it count as well.
+_SIZES = {
+    "ConstantOfShape": 0,
+    "CumSum": 1,
+    "Expand": 1,
+    "Range": 0,
+    "ReduceMax": 1,
+    "ReduceMean": 1,
+    "ReduceMin": 1,
+    "ReduceSum": 1,
+    "Reshape": 1,
+    "Slice": 1,
+    "Split": 1,
+    "Squeeze": 1,
+    "Tile": 1,
+    "Trilu": 1,
+    "Unsqueeze": 1,
+}
 # Fields of the messages of onnx.proto3 that are looked into or refused.
 _GRAPH_OF_MODEL, _FUNCTIONS, _TRAINING = 7, 25, 20
 _NODE_OF_GRAPH, _TENSOR_OF_GRAPH, _SPARSE_OF_GRAPH = 1, 5, 15
-_ATTRIBUTE_OF_NODE, _OPERATOR, _DOMAIN = 5, 4, 7
+_INPUT_OF_NODE, _OUTPUT_OF_NODE, _OPERATOR, _ATTRIBUTE_OF_NODE, _DOMAIN = 1, 2, 4, 5, 7
+_READ_OF_NODE = (_INPUT_OF_NODE, _OUTPUT_OF_NODE, _OPERATOR, _ATTRIBUTE_OF_NODE, _DOMAIN)
 _TENSORS_OF_ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE, _SPARSE_OF_ATTRIBUTE = (5, 10), (6, 11), (22, 23)
 _EXTERNAL, _LOCATION = 13, 14
+# The type on the wire of text and messages.
+_BYTES = 2
+
+
+@dataclass(frozen=True)
+class _Node:
+    operator: str
+    inputs: list[bytes]
+    outputs: list[bytes]
 
 
 def _check_model(data: memoryview) -> None:
@@ -159,52 +195,88 @@ def _check_model(data: memoryview) -> None:
     A graph with a state (random numbers, loops) could let one row see those before it, and one that reads other files
     or branches has no part in an encoder.
     """
-    for field, _, graph in _fields(data):
+    nodes = []
+    for field, _, _, graph in _fields(data):
         if field in (_FUNCTIONS, _TRAINING):
             raise BackboneInvalid("the ONNX backbone has functions of its own; make the bundle again")
         if field != _GRAPH_OF_MODEL:
             continue
-        for place, _, part in _fields(graph):
+        for place, _, _, part in _fields(graph):
             if place == _NODE_OF_GRAPH:
-                _check_node(part)
+                nodes.append(_checked_node(part))
             elif place == _TENSOR_OF_GRAPH:
                 _check_tensor(part)
             elif place == _SPARSE_OF_GRAPH:
                 raise BackboneInvalid("the ONNX backbone has sparse weights; make the bundle again")
+    _check_sizes(nodes)
 
 
-def _check_node(node: memoryview) -> None:
-    operator = ""
-    for field, _, part in _fields(node):
-        if field == _OPERATOR:
-            operator = bytes(part).decode(errors="replace")
+def _check_sizes(nodes: Sequence[_Node]) -> None:
+    """Raises BackboneInvalid if a size could depend on a token.
+
+    By induction over the graph, all sizes are then functions of the row's length: an output's size follows from the
+    inputs' sizes and from inputs that are sizes, which come from constants and from `Shape`.
+    """
+    # A runtime sorts the nodes itself, so their order in the file means nothing.
+    readers = defaultdict(list)
+    for node in nodes:
+        for name in node.inputs:
+            readers[name].append(node)
+    told, todo = {INPUT.encode()}, [INPUT.encode()]
+    while todo:
+        for node in readers[todo.pop()]:
+            if node.operator != "Shape":
+                new = set(node.outputs) - told - {b""}
+                told |= new
+                todo += new
+    for node in nodes:
+        if not told.isdisjoint(node.inputs[_SIZES.get(node.operator, len(node.inputs)) :]):
+            raise BackboneInvalid(
+                f"the ONNX backbone has a size that depends on a text's words (in {node.operator}), so its time and "
+                "memory would tell of them; make the bundle again"
+            )
+
+
+def _checked_node(node: memoryview) -> _Node:
+    found = _Node("", [], [])
+    for field, kind, _, part in _fields(node):
+        # Other readers skip a field of a wrong type, and would see another node.
+        if field in _READ_OF_NODE and kind != _BYTES:
+            raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
+        if field == _INPUT_OF_NODE:
+            found.inputs.append(bytes(part))
+        elif field == _OUTPUT_OF_NODE:
+            found.outputs.append(bytes(part))
+        elif field == _OPERATOR:
+            found = replace(found, operator=bytes(part).decode(errors="replace"))
         elif field == _DOMAIN and bytes(part) not in (b"", b"ai.onnx"):
             raise BackboneInvalid("the ONNX backbone has operators of another domain; make the bundle again")
         elif field == _ATTRIBUTE_OF_NODE:
-            for place, _, value in _fields(part):
+            for place, _, _, value in _fields(part):
                 if place in _TENSORS_OF_ATTRIBUTE:
                     _check_tensor(value)
                 elif place in (*_GRAPHS_OF_ATTRIBUTE, *_SPARSE_OF_ATTRIBUTE):
                     raise BackboneInvalid("the ONNX backbone has branches or loops; make the bundle again")
-    if operator not in _OPERATORS:
-        raise BackboneInvalid(f"the ONNX backbone has the operator {operator[:40]!r}, which no encoder needs")
+    if found.operator not in _OPERATORS:
+        raise BackboneInvalid(f"the ONNX backbone has the operator {found.operator[:40]!r}, which no encoder needs")
+    return found
 
 
 def _check_tensor(tensor: memoryview) -> None:
-    for field, number, _ in _fields(tensor):
+    for field, _, number, _ in _fields(tensor):
         if field == _EXTERNAL or (field == _LOCATION and number != 0):
             raise BackboneInvalid("the ONNX backbone keeps weights in other files, which have no digest; make it again")
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of a message: number, value if it is a number (else 0), and bytes if it has any."""
+def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
+    """The fields of a message: number, type on the wire, value if it is a number (else 0), and its bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
         kind, number, start = tag & 7, 0, at
         if kind == 0:
             number, end = _varint(data, at)
-        elif kind == 2:
+        elif kind == _BYTES:
             length, start = _varint(data, at)
             end = start + length
         else:
@@ -213,7 +285,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         if end > len(data) or tag >= 2**32:
             raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
         with data[start:end] as part:
-            yield tag >> 3, number, part
+            yield tag >> 3, kind, number, part
         at = end
 
 

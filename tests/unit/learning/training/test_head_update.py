@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.backbones import onnx_features
 from learning.backbones.layout import BackboneInvalid
 from learning.backbones.onnx_features import INPUT, OUTPUT, OnnxBackbone
 from learning.backbones.stored import read_backbone
@@ -312,6 +313,135 @@ def test_a_file_that_is_not_the_jobs_or_names_other_files_is_refused(tmp_path):
     with pytest.raises(BackboneInvalid, match="is no ONNX file"):
         OnnxBackbone(tmp_path / "made.onnx", hashlib.sha256((tmp_path / "made.onnx").read_bytes()).digest())
     assert job.document.files["backbone.onnx"] == job.document.model.onnx.digest
+
+
+def bomb(size):
+    """Nodes whose tensor has `many` values if the row has token 77, and else one. `size` makes it of a length."""
+    node, int64 = onnx.helper.make_node, onnx.TensorProto.INT64
+    return [
+        node("Equal", [INPUT, "token"], ["equal"]),
+        node("Cast", ["equal"], ["ones"], to=int64),
+        node("ReduceMax", ["ones"], ["has"], keepdims=0),
+        node("Mul", ["has", "many"], ["more"]),
+        node("Add", ["more", "one"], ["length"]),
+        *size,
+        node("ReduceMean", ["big"], ["mean"], keepdims=1),
+        node("Reshape", ["mean", "one_one"], ["small"]),
+        node("Expand", ["small", "one_four"], [OUTPUT]),
+    ]
+
+
+def constants(many=200_000):
+    values = {
+        "token": np.int64(77),
+        "many": np.array([many]),
+        "one": np.array([1]),
+        "zero": np.array([0]),
+        "minus": np.array([-1]),
+        "first": np.array([0.0], np.float32),
+        "one_one": np.array([1, 1]),
+        "one_four": np.array([1, 4]),
+        "wide": np.zeros(1000, np.float32),
+    }
+    return [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
+
+
+def sized(operator):
+    """Nodes that make `big` of the length with this operator."""
+    node = onnx.helper.make_node
+    if operator == "Range":
+        scalars = [node("Squeeze", [wide], [narrow]) for wide, narrow in (("zero", "a"), ("length", "b"), ("one", "c"))]
+        return [*scalars, node("Range", ["a", "b", "c"], ["numbers"]), node("Cast", ["numbers"], ["big"], to=1)]
+    if operator == "Reshape":
+        whole = node("Concat", ["minus", "length"], ["shape"], axis=0)
+        return [whole, node("Reshape", ["wide", "shape"], ["big"])]
+    inputs = {"ConstantOfShape": ["length"], "Slice": ["wide", "zero", "length"]}
+    return [node(operator, inputs.get(operator, ["first", "length"]), ["big"])]
+
+
+@pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "Slice", "Reshape", "Range", "out of order"])
+def test_no_graph_whose_sizes_depend_on_a_word_is_admitted(tmp_path, operator):
+    """A file whose rows take time and memory by whether they have one token, which a member's silence would tell."""
+    size = sized("Tile" if operator == "out of order" else operator)
+    nodes = bomb(size)
+    # The runtime sorts nodes by itself, so a file may name them in any order.
+    path, digest = graph(tmp_path, nodes[::-1] if operator == "out of order" else nodes, initializers=constants())
+    session = onnxruntime.InferenceSession(path)
+    assert session.run(None, {INPUT: np.array([[1, 2]])})[0].shape == (1, 4)
+    with pytest.raises(BackboneInvalid, match="size that depends on a text's words"):
+        OnnxBackbone(path, digest)
+
+
+def test_a_size_may_follow_from_a_rows_length(tmp_path):
+    node = onnx.helper.make_node
+    nodes = [
+        node("Shape", [INPUT], ["shape"]),
+        node("ConstantOfShape", ["shape"], ["zeros"]),
+        node("ReduceMean", ["zeros"], ["mean"], keepdims=1),
+        node("Expand", ["mean", "one_four"], [OUTPUT]),
+    ]
+    found = OnnxBackbone(*graph(tmp_path, nodes, initializers=constants())).means([np.array([1, 2, 3])])
+    assert found.tolist() == [[0, 0, 0, 0]]
+
+
+def test_every_input_that_onnx_calls_a_size_is_known_as_one():
+    sizes = {"shape", "repeats", "starts", "ends", "axes", "steps", "split", "start", "limit", "delta", "axis", "k"}
+    for operator in onnx_features._OPERATORS:
+        names = [each.name for each in onnx.defs.get_schema(operator, 18 if operator != "Gelu" else 20).inputs]
+        found = min((at for at, name in enumerate(names) if name in sizes), default=None)
+        expected = 0 if operator == "ConstantOfShape" else found
+        assert onnx_features._SIZES.get(operator) == expected, operator
+    assert set(onnx_features._SIZES) <= onnx_features._OPERATORS
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra"])
+def test_what_bundles_ship_is_admitted(tmp_path, kind, precision):
+    job = bundled(tmp_path, kind, onnx=precision)
+    model = onnx.load(tmp_path / "bundle" / "backbone.onnx")
+    assert {node.op_type for node in model.graph.node} <= onnx_features._OPERATORS
+    assert np.isfinite(onnx_of(tmp_path, job).means([np.arange(2, 9)])).all()
+
+
+def varint(number):
+    made = b""
+    while number > 127:
+        made, number = made + bytes([number & 127 | 128]), number >> 7
+    return made + bytes([number])
+
+
+def field(number, kind, payload, more=0):
+    return varint((number << 3 | kind) + more) + (varint(len(payload)) if kind == 2 else b"") + payload
+
+
+def refused(folder, data, why):
+    (folder / "made.onnx").write_bytes(data)
+    with pytest.raises(BackboneInvalid, match=why):
+        OnnxBackbone(folder / "made.onnx", hashlib.sha256(data).digest())
+
+
+def test_a_file_that_readers_would_read_differently_is_refused(tmp_path):
+    """onnxruntime's reader keeps 32 bits of a tag, and skips a known field of another type on the wire."""
+    outside = onnx.TensorProto(name="outside", data_type=onnx.TensorProto.FLOAT, dims=[1, 4]).SerializeToString()
+    nodes = [onnx.helper.make_node("Identity", ["outside"], [OUTPUT])]
+    path, _ = graph(tmp_path, nodes)
+    whole = path.read_bytes()
+    elsewhere = outside + field(14, 0, varint(1), more=2**32)
+    refused(tmp_path, whole + field(7, 2, field(5, 2, elsewhere)), "is no ONNX file")
+    # A second name for the operator, as eight bytes of a number.
+    drawn = onnx.helper.make_node("RandomNormal", [], [OUTPUT], shape=[1, 4]).SerializeToString()
+    disguised = drawn + field(4, 1, b"Identity")
+    assert onnx.NodeProto.FromString(disguised).op_type == "RandomNormal"
+    refused(tmp_path, onnx.ModelProto(ir_version=9).SerializeToString() + field(7, 2, field(1, 2, disguised)), "is no")
+
+
+def test_a_file_with_functions_of_its_own_is_refused(tmp_path):
+    path, _ = graph(tmp_path, [onnx.helper.make_node("Cast", [INPUT], [OUTPUT], to=1)])
+    model = onnx.load(path)
+    inside = [onnx.helper.make_node("RandomNormalLike", ["x"], ["y"])]
+    opset = [onnx.helper.make_opsetid("", 18)]
+    model.functions.append(onnx.helper.make_function("", "Cast", ["x"], ["y"], inside, opset))
+    refused(tmp_path, model.SerializeToString(), "has functions of its own")
 
 
 def test_features_that_are_no_numbers_add_nothing_and_tell_nothing(tmp_path):
