@@ -26,7 +26,7 @@ import ctypes
 import hashlib
 import mmap
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.backbones.layout import BackboneInvalid
+from learning.backbones.layout import BackboneInvalid, layout_of
 
-__all__ = ["INPUT", "OUTPUT", "OnnxBackbone"]
+__all__ = ["INPUT", "OUTPUT", "OnnxBackbone", "check_onnx_size"]
 
 INPUT, OUTPUT = "input_ids", "means"
+
+
+# What a graph and its constants need beside the weights, at most.
+_GRAPH_BYTES = 1 << 24
+
+
+def check_onnx_size(size: int, config: Mapping[str, Any]) -> None:
+    """Raises BackboneInvalid if a file of this many bytes is more than the config's weights and a graph."""
+    most = layout_of(config).size + _GRAPH_BYTES
+    if size > most:
+        raise BackboneInvalid(f"the ONNX backbone has {size:,} bytes, and its config needs {most:,} at most")
 
 
 class OnnxBackbone:
@@ -300,9 +311,9 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _give_back() -> None:
     """Returns freed memory to the system where the C library can: the next network would lie beside it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    # Other systems have no such function, and Windows no library without a name.
+    with contextlib.suppress(AttributeError, TypeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _session(path: Path, digest: bytes) -> Any:

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
+from export import device_backbone
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.backbones import onnx_features
 from learning.backbones.layout import BackboneInvalid
@@ -21,11 +22,14 @@ from learning.mechanisms.protection import protection_of
 from learning.prompts.features import FeatureStore, kind_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.training import head_update
 from learning.training.head_update import train_head_update
 from learning.training.outcome import VersionDiverged
 from learning.training.update import train_update
+from learning.validation.measuring import ValidationData
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
+from tacit.validation import HALF
 from tests.support.places import ROOT
 from tests.support.random_sources import Seeded
 from tests.support.tiny_models import saved
@@ -61,7 +65,7 @@ def examples(rows=40, pairs=False):
     ]
 
 
-def updates(folder, job, *, rows=None, seed=3):
+def updates(folder, job, *, rows=None, seed=3, validation=None):
     """The updates of a member with torch and of one without, from the same coins."""
     data = examples() if rows is None else rows
     told = {
@@ -79,14 +83,32 @@ def updates(folder, job, *, rows=None, seed=3):
         (train_update, read_backbone(job.backbone, job.document.model.config)),
         (train_head_update, onnx_of(folder, job)),
     ):
-        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore())
-        protection = protection_of(job.document, len(data))
-        made.append(train(corpus=corpus, protection=protection, random=Seeded(seed), backbone=backbone, **told))
+        kept_back = None if validation is None else validation.measured
+        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore(), kept_back)
+        told |= {"corpus": corpus, "protection": protection_of(job.document, len(data)), "validation": validation}
+        made.append(train(random=Seeded(seed), backbone=backbone, **told))
     return made
 
 
 def onnx_of(folder, job, name="bundle"):
     return OnnxBackbone(folder / name / "backbone.onnx", bytes(job.document.model.onnx.digest))
+
+
+def trained(job, backbone):
+    """The update of a member without torch."""
+    return train_head_update(
+        job=job.document,
+        manifest=job.manifest,
+        corpus=EncodedExamples(examples(), job.document, job.tokenizer),
+        base=job.weights,
+        protection=protection_of(job.document, 40),
+        frozen=job.frozen,
+        backbone=backbone,
+        random=Seeded(1),
+        seed=7,
+        progress=lambda *_: None,
+        cancelled=lambda: False,
+    )
 
 
 def alike(first, second, tolerance=TOLERANCE):
@@ -126,6 +148,62 @@ def test_pairs_are_read_alike(tmp_path):
     alike(*updates(tmp_path, job, rows=examples(pairs=True)))
 
 
+def test_both_send_the_same_metrics_of_rows_that_are_kept_back(tmp_path):
+    """The same coins round and noise them, and the losses differ in their last digits."""
+    silent = {"noise_multiplier": 0.0025, "max_units": 200}
+    job = bundled(tmp_path, mechanism=DP, training=SGD, metrics=silent)
+    signs = np.random.default_rng(2).normal(size=job.document.values).astype(np.float32)
+    job = dataclasses.replace(job, weights=job.manifest.encode(signs))
+    rows = examples()
+    kept = ValidationData(np.arange(len(rows)) % 4 == 0, list(range(len(rows))))
+    first, second = updates(tmp_path, job, rows=rows, validation=kept)
+    alike(first, second)
+    # Ten units, and a loss and a share of right answers that are none of the extremes.
+    assert first.measured[2] == pytest.approx(10 * HALF, abs=6)
+    assert np.abs(first.measured[:2]).min() > 0
+    assert np.abs(first.measured - second.measured).max() <= 1
+    bare = updates(tmp_path, job, rows=rows)
+    assert np.abs([each.measured for each in bare]).max() <= 6
+
+
+def test_short_texts_are_read_at_the_shortest_length_that_the_file_was_made_for(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    rows = [Example(text, LABELS[place % 2]) for place, text in enumerate(["", "a", "film", "", "bad film"] * 8)]
+    alike(*updates(tmp_path, job, rows=rows))
+    encoder = EncodedExamples(rows, job.document, job.tokenizer).encoder
+    seen = []
+
+    class Backbone:
+        width = onnx_of(tmp_path, job).width
+
+        def means(self, ids):
+            seen.extend(len(row) for row in ids)
+            return np.ones((len(ids), self.width), np.float32)
+
+    shared = job.manifest.unflatten(job.manifest.decode(job.weights))
+    head_update._HeadModel(job.document, encoder, Backbone(), shared, job.frozen).features(encoder.encode(["", "a"]))
+    # Without words a text is two special tokens.
+    assert encoder.min_tokens == 3
+    assert seen == [3, 3]
+
+
+def test_a_file_that_fails_on_the_probe_texts_is_to_blame_and_not_the_version(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    backbone = onnx_of(tmp_path, job)
+    backbone.means = lambda rows: np.full((len(rows), backbone.width), np.nan, np.float32)
+    with pytest.raises(BackboneInvalid, match="cannot compute the probe texts"):
+        trained(job, backbone)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("float32", 1e-4), ("int8", 0.2)])
+def test_a_file_that_is_not_the_encoder_is_never_written(tmp_path, monkeypatch, precision, most):
+    for found in (most * 1.01, float("nan")):
+        monkeypatch.setattr(device_backbone, "_difference", lambda *_, found=found: found)
+        with pytest.raises(DocumentInvalid, match=r"model\.onnx: the file's means differ from torch's by"):
+            bundled(tmp_path, onnx=precision)
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_bytes_for_weights_move_the_features_a_little(tmp_path):
     job = bundled(tmp_path, onnx="int8", mechanism=DP, training=SGD)
     first, second = updates(tmp_path, job)
@@ -152,6 +230,7 @@ from learning.backbones.onnx_features import OnnxBackbone
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.training import head_update
 from learning.training.head_update import train_head_update
 from learning.accounting.gate import PrivacyFilter
 from learning.accounting.filter import Limit
@@ -457,18 +536,6 @@ def test_features_that_are_no_numbers_add_nothing_and_tell_nothing(tmp_path):
         return made
 
     backbone.means = broken
-    update = train_head_update(
-        job=job.document,
-        manifest=job.manifest,
-        corpus=EncodedExamples(examples(), job.document, job.tokenizer),
-        base=job.weights,
-        protection=protection_of(job.document, 40),
-        frozen=job.frozen,
-        backbone=backbone,
-        random=Seeded(1),
-        seed=7,
-        progress=lambda *_: None,
-        cancelled=lambda: False,
-    )
+    update = trained(job, backbone)
     assert np.isfinite(update.change).all()
     assert update.change.any()
