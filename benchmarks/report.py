@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from benchmarks.device.report import PAGE as DEVICE
 from benchmarks.frontier.report import PAGE as FRONTIER
 from benchmarks.institutional.report import PAGE as INSTITUTIONAL
 from benchmarks.library.record import RESULTS, ROOT, read_lines
@@ -44,6 +45,7 @@ PAGES: tuple[Page, ...] = (
     PROMPTS,
     SYNTHESIS,
     RECONSTRUCTION,
+    DEVICE,
 )
 
 NOT_MEASURED = "(no figure)"

@@ -4,7 +4,7 @@ Guarantees:
 
 - A backbone that `open` returns has the digest that the job's document names, whatever its source. A folder, or the
   hub's files, with another digest is skipped, and both digests go to this machine's log.
-- The coordinator is asked for nothing larger than the config's canonical file.
+- The coordinator is asked for nothing larger than the config's canonical file, or 16 MiB more if it is an ONNX file.
 - The hub is asked for at most twice that, in weights (which may hold a pooler and copies of tied tables). Sizes are
   known before a file is requested, and all files go into the cache and within its bound.
 - A fetched backbone is in the cache once, for all jobs, and pinned while one of them has it open. The next job on the
@@ -34,7 +34,7 @@ from edge_client.downloads.cache import BlobCache, Pin
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.hub_fetch import MAX_SMALL_BYTES, fetch_checkpoint
 from learning.backbones.layout import HEAD_FLAGS, BackboneInvalid, checked_config, layout_of
-from learning.backbones.onnx_features import OnnxBackbone
+from learning.backbones.onnx_features import OnnxBackbone, check_onnx_size
 from learning.backbones.stored import StoredBackbone, digest_of, folder_config, read_backbone, write_backbone
 from tacit.blobs import BlobDamaged, BlobNotThere
 from tacit.prompt import SOURCES, PromptedModel, Source
@@ -89,11 +89,13 @@ class Wanted:
         """Returns what members without torch train on.
 
         Raises:
-            BackboneInvalid: The config is invalid, or the job has no ONNX backbone.
+            BackboneInvalid: The config is invalid, or the job has no ONNX backbone, or one that is too large for it.
         """
         if model.onnx is None or model.onnx.digest is None or model.config is None:
             raise BackboneInvalid("model.onnx: the job has no ONNX backbone; make a job bundle with one")
-        return cls(model.onnx.digest, checked_config(model.config), None, model.onnx.size)
+        wanted = cls(model.onnx.digest, checked_config(model.config), None, model.onnx.size)
+        check_onnx_size(wanted.size, wanted.config)
+        return wanted
 
     @property
     def size(self) -> int:
@@ -214,11 +216,13 @@ class Backbones:
                 log.info("backbone_found", source=source, backbone=wanted.digest.hex(), bytes=wanted.size)
                 return path
             said += [f"{source}: {each}" for each in refusals]
-        raise BackboneMissing(
-            f"no source has the job's backbone {wanted.digest.hex()}; {'; '.join(said)}. Save the model that the "
-            "operator used into a folder and name it with --backbone, or allow the coordinator in the policy's "
-            "`backbones`"
-        )
+        advice = "Allow the coordinator in the policy's `backbones`; nobody else has an ONNX file"
+        if wanted.onnx_size is None:
+            advice = (
+                "Save the model that the operator used into a folder and name it with --backbone, or allow the "
+                "coordinator in the policy's `backbones`"
+            )
+        raise BackboneMissing(f"no source has the job's backbone {wanted.digest.hex()}; {'; '.join(said)}. {advice}")
 
     async def _from_disk(self, wanted: Wanted, path: Path) -> list[str]:
         """Returns nothing if the backbone is at `path` now, else why each place did not have it."""

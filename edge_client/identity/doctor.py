@@ -42,6 +42,7 @@ from edge_client.identity.handshake import (
 from edge_client.identity.home import HomeUnusable, MemberIdentity, NotEnrolled
 from edge_client.identity.proxy import proxy_for
 from edge_client.identity.renewal import RenewalFailed, due, follow, renew_now
+from edge_client.runtime import RuntimeUnavailable, pick_runtime
 from tacit.identity import CertificateInvalid
 from tacit.status import reason_of, time_of
 from tacit.token import split_address
@@ -290,7 +291,7 @@ def _versions() -> list[Finding]:
     for package, needed, missing in (
         ("grpcio", "1.81.1", f"reinstall with {install_with()}"),
         ("protobuf", "6.33.5", f"reinstall with {install_with()}"),
-        ("torch", "", f"this machine cannot train; {install_with('edge')}"),
+        ("torch", "", _without_torch()),
         ("onnxruntime", "", f"this machine cannot run exported models; {install_with('edge')}"),
     ):
         try:
@@ -305,6 +306,15 @@ def _versions() -> list[Finding]:
         else:
             findings.append(Finding(package, Status.OK, version))
     return findings
+
+
+def _without_torch() -> str:
+    """What a machine without torch can do."""
+    try:
+        pick_runtime("device")
+    except RuntimeUnavailable:
+        return f"this machine cannot train; {install_with('edge')}"
+    return f"this machine trains only heads (--runtime device); for other jobs, {install_with('edge')}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

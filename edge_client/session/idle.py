@@ -6,14 +6,18 @@ Guarantees:
   started and one that takes too long all mean: not now.
 - A session is closed only between rounds: while this member trains, holds an update or is in an attempt, it stays. So
   sleeping costs no reservation of the ledger.
-- The command gets nothing of this program: no data, no standard input, and its output is not read.
+- The command gets nothing of this program: no data, no standard input, and of its environment PATH, HOME and LANG alone
+  (it may hold passwords). Its output is not read.
+- A command that takes too long is ended together with the processes that it started, unless they left its group.
 
 A member that sleeps is offline for the coordinator, which forms cohorts of those that are there.
 """
 
 import asyncio
 import contextlib
+import os
 import shlex
+import signal
 
 import structlog
 
@@ -22,6 +26,7 @@ __all__ = ["Idle", "IdleInvalid"]
 # Seconds between two looks, and the longest that a look may take.
 LOOK_SECONDS = 60.0
 _COMMAND_SECONDS = 30.0
+_ENVIRONMENT = ("PATH", "HOME", "LANG")
 
 log = structlog.get_logger("edge_client")
 
@@ -48,18 +53,38 @@ class Idle:
             raise IdleInvalid(f"--idle: {command!r} cannot be split into words ({error}); check its quotes") from error
         if not self._words:
             raise IdleInvalid("--idle: the command is empty; name a program whose exit code 0 means go")
+        if "\0" in command:
+            raise IdleInvalid("--idle: the command has a zero byte; leave it out")
         self.seconds = seconds
         self._sleeping = False
 
     async def goes(self) -> bool:
         """Runs the command once: whether its exit code is 0."""
-        code: int | None = None
+        code = await self._run()
+        if (code != 0) != self._sleeping:
+            self._sleeping = code != 0
+            if self._sleeping:
+                log.info("sleeping", code=code)
+            else:
+                log.info("awake")
+        return code == 0
+
+    async def _run(self) -> int | None:
+        """The command's exit code; None if it cannot be started or takes too long."""
         nothing = asyncio.subprocess.DEVNULL
         try:
-            process = await asyncio.create_subprocess_exec(*self._words, stdin=nothing, stdout=nothing, stderr=nothing)
+            process = await asyncio.create_subprocess_exec(
+                *self._words,
+                stdin=nothing,
+                stdout=nothing,
+                stderr=nothing,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,
+            )
         except OSError as error:
             log.warning("idle_command_failing", why=f"{self._words[0]} cannot be started: {error.strerror}")
-            return False
+            return None
+        code: int | None = None
         try:
             async with asyncio.timeout(_COMMAND_SECONDS):
                 code = await process.wait()
@@ -68,15 +93,9 @@ class Idle:
         finally:
             if code is None:
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        if code is not None and (code != 0) != self._sleeping:
-            self._sleeping = code != 0
-            if self._sleeping:
-                log.info("sleeping", code=code)
-            else:
-                log.info("awake")
-        return code == 0
+        return code
 
     async def until_it_goes(self) -> None:
         """Returns once the command says go."""

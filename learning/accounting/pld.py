@@ -210,9 +210,12 @@ def gaussian_pld(multiplier: float, width: float, rate: float = 1.0) -> Pld:
         return Pld(plain)
 
     def more(epsilons: Vector) -> Vector:
-        inside = (np.expm1(epsilons) + rate) / rate
+        # Above 709 a ratio is infinite, and so is what it is compared with.
+        with np.errstate(over="ignore"):
+            ratios = np.expm1(epsilons)
+        inside = (ratios + rate) / rate
         # Where no output has a lower loss, all of P counts.
-        made = -np.expm1(epsilons)
+        made = -ratios
         some = inside > 0
         made[some] = rate * gaussian_delta(np.log(inside[some]), shift)
         return made

@@ -3,15 +3,18 @@
 The operator's bundle makes the file (`export.device_backbone`): `input_ids` int64 (1, sequence) without padding to
 `means` float32 (1, width), before they are centred and scaled.
 
+Assumption: the installed onnxruntime computes each operator as ONNX defines it, and its allocations follow from the
+shapes of tensors. How long one multiplication takes (denormal numbers, caches) is the machine's, as under torch.
+
 Guarantees:
 
 - Each row goes through the graph alone, without padding, and the graph has only operators without a state. So a row's
   features are a function of its own tokens: no admitted graph can let one example see another.
+- No size inside the graph depends on what a text says: what comes from `input_ids` reaches no input that is a shape, a
+  range, a repeat count or a place to cut at, except through `Shape`. So memory and the number of operations follow from
+  a row's length alone, as under torch, and neither a delay nor the end of the process tells of a token.
 - The file is hashed before a runtime reads it. One that names other files is refused: weights that lie elsewhere have
   no digest.
-- How long a row takes, and how much memory, depends on its length and not on its words: no shape in the graph is
-  computed from tokens, and numbers too small for a whole float are zero. Otherwise a graph could be slow, or fail for
-  lack of memory, exactly if a text has a chosen word, and the member's silence would tell.
 - Means are finite numbers, or the row counts for nothing: a clipped sum leaves out features that are not finite.
 
 A session is opened for the rows that are new, and closed again: a member that has its rows' features needs no network
@@ -22,19 +25,32 @@ import contextlib
 import ctypes
 import hashlib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.backbones.layout import BackboneInvalid
+from learning.backbones.layout import BackboneInvalid, layout_of
 from learning.backbones.subnormals import flushed
 
-__all__ = ["INPUT", "OUTPUT", "OnnxBackbone"]
+__all__ = ["INPUT", "OUTPUT", "OnnxBackbone", "check_onnx_size"]
 
 INPUT, OUTPUT = "input_ids", "means"
+
+
+# What a graph and its constants need beside the weights, at most.
+_GRAPH_BYTES = 1 << 24
+
+
+def check_onnx_size(size: int, config: Mapping[str, Any]) -> None:
+    """Raises BackboneInvalid if a file of this many bytes is more than the config's weights and a graph."""
+    most = layout_of(config).size + _GRAPH_BYTES
+    if size > most:
+        raise BackboneInvalid(f"the ONNX backbone has {size:,} bytes, and its config needs {most:,} at most")
 
 
 class OnnxBackbone:
@@ -52,14 +68,14 @@ class OnnxBackbone:
     def __init__(self, path: Path, digest: bytes) -> None:
         self.path, self.digest = path, digest
         self._session: Any = None
-        with self.open() as session:
+        with self.open() as session, flushed():
             (output,) = session.get_outputs()
             self.width: int = output.shape[-1]
 
     def means(self, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         """(B, width) The means of rows of ids, each (S,) as long as its own text; NaN for a row that fails."""
         made = np.empty((len(rows), self.width), dtype=np.float32)
-        with self.open() as session, flushed():
+        with self.open() as session:
             for at, row in enumerate(rows):
                 try:
                     (found,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(row[None])})
@@ -149,102 +165,130 @@ _OPERATORS = frozenset(
         "MatMulInteger",
     ]
 )
-# The inputs from which an operator takes its output's shape. Of `Shape`, the output depends on no value.
-_SHAPES = {
-    "ConstantOfShape": (0,),
-    "Expand": (1,),
-    "Range": (0, 1, 2),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "ReduceMin": (1,),
-    "ReduceSum": (1,),
-    "Reshape": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "Unsqueeze": (1,),
+# The first input that decides a size, of operators that have one; those after it count as well.
+_SIZES = {
+    "ConstantOfShape": 0,
+    "CumSum": 1,
+    "Expand": 1,
+    "Range": 0,
+    "ReduceMax": 1,
+    "ReduceMean": 1,
+    "ReduceMin": 1,
+    "ReduceSum": 1,
+    "Reshape": 1,
+    "Slice": 1,
+    "Split": 1,
+    "Squeeze": 1,
+    "Tile": 1,
+    "Trilu": 1,
+    "Unsqueeze": 1,
 }
 # Fields of the messages of onnx.proto3 that are looked into or refused.
 _GRAPH_OF_MODEL, _FUNCTIONS, _TRAINING = 7, 25, 20
 _NODE_OF_GRAPH, _TENSOR_OF_GRAPH, _SPARSE_OF_GRAPH = 1, 5, 15
-_INPUT_OF_NODE, _OUTPUT_OF_NODE, _ATTRIBUTE_OF_NODE, _OPERATOR, _DOMAIN = 1, 2, 5, 4, 7
-_NAME_OF_TENSOR = 8
+_INPUT_OF_NODE, _OUTPUT_OF_NODE, _OPERATOR, _ATTRIBUTE_OF_NODE, _DOMAIN = 1, 2, 4, 5, 7
+_READ_OF_NODE = (_INPUT_OF_NODE, _OUTPUT_OF_NODE, _OPERATOR, _ATTRIBUTE_OF_NODE, _DOMAIN)
 _TENSORS_OF_ATTRIBUTE, _GRAPHS_OF_ATTRIBUTE, _SPARSE_OF_ATTRIBUTE = (5, 10), (6, 11), (22, 23)
 _EXTERNAL, _LOCATION = 13, 14
+# The type on the wire of text and messages.
+_BYTES = 2
+
+
+@dataclass(frozen=True)
+class _Node:
+    operator: str
+    inputs: list[bytes]
+    outputs: list[bytes]
 
 
 def _check_model(data: memoryview) -> None:
     """Raises BackboneInvalid unless the file is one graph of known operators whose weights are all inside it.
 
     A graph with a state (random numbers, loops) could let one row see those before it, and one that reads other files
-    or branches has no part in an encoder. Nor has one that makes a shape from tokens.
+    or branches has no part in an encoder.
     """
-    for field, _, graph in _fields(data):
+    nodes = []
+    for field, _, _, graph in _fields(data):
         if field in (_FUNCTIONS, _TRAINING):
             raise BackboneInvalid("the ONNX backbone has functions of its own; make the bundle again")
         if field != _GRAPH_OF_MODEL:
             continue
-        # What no value of a token has a part in: weights, the empty name of an input that is left out, and shapes.
-        apart = {b""}
-        for place, _, part in _fields(graph):
-            if place == _TENSOR_OF_GRAPH:
+        for place, _, _, part in _fields(graph):
+            if place == _NODE_OF_GRAPH:
+                nodes.append(_checked_node(part))
+            elif place == _TENSOR_OF_GRAPH:
                 _check_tensor(part)
-                apart |= {bytes(name) for field, _, name in _fields(part) if field == _NAME_OF_TENSOR}
             elif place == _SPARSE_OF_GRAPH:
                 raise BackboneInvalid("the ONNX backbone has sparse weights; make the bundle again")
-        # A node comes after those whose outputs it reads. One that does not reads what is not known to be apart.
-        apart.discard(INPUT.encode())
-        for place, _, part in _fields(graph):
-            if place == _NODE_OF_GRAPH:
-                _check_node(part, apart)
+    _check_sizes(nodes)
 
 
-def _check_node(node: memoryview, apart: set[bytes]) -> None:
-    """Raises BackboneInvalid unless the node is one of ours; adds its outputs to what is apart from tokens if so."""
-    operator = ""
-    inputs: list[bytes] = []
-    outputs: list[bytes] = []
-    for field, _, part in _fields(node):
-        if field == _OPERATOR:
-            operator = bytes(part).decode(errors="replace")
-        elif field == _INPUT_OF_NODE:
-            inputs.append(bytes(part))
+def _check_sizes(nodes: Sequence[_Node]) -> None:
+    """Raises BackboneInvalid if a size could depend on a token.
+
+    By induction over the graph, all sizes are then functions of the row's length: an output's size follows from the
+    inputs' sizes and from inputs that are sizes, which come from constants and from `Shape`.
+    """
+    # A runtime sorts the nodes itself, so their order in the file means nothing.
+    readers = defaultdict(list)
+    for node in nodes:
+        for name in node.inputs:
+            readers[name].append(node)
+    told, todo = {INPUT.encode()}, [INPUT.encode()]
+    while todo:
+        for node in readers[todo.pop()]:
+            if node.operator != "Shape":
+                new = set(node.outputs) - told - {b""}
+                told |= new
+                todo += new
+    for node in nodes:
+        if not told.isdisjoint(node.inputs[_SIZES.get(node.operator, len(node.inputs)) :]):
+            raise BackboneInvalid(
+                f"the ONNX backbone has a size that depends on a text's words (in {node.operator}), so its time and "
+                "memory would tell of them; make the bundle again"
+            )
+
+
+def _checked_node(node: memoryview) -> _Node:
+    found = _Node("", [], [])
+    for field, kind, _, part in _fields(node):
+        # Other readers skip a field of a wrong type, and would see another node.
+        if field in _READ_OF_NODE and kind != _BYTES:
+            raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
+        if field == _INPUT_OF_NODE:
+            found.inputs.append(bytes(part))
         elif field == _OUTPUT_OF_NODE:
-            outputs.append(bytes(part))
+            found.outputs.append(bytes(part))
+        elif field == _OPERATOR:
+            found = replace(found, operator=bytes(part).decode(errors="replace"))
         elif field == _DOMAIN and bytes(part) not in (b"", b"ai.onnx"):
             raise BackboneInvalid("the ONNX backbone has operators of another domain; make the bundle again")
         elif field == _ATTRIBUTE_OF_NODE:
-            for place, _, value in _fields(part):
+            for place, _, _, value in _fields(part):
                 if place in _TENSORS_OF_ATTRIBUTE:
                     _check_tensor(value)
                 elif place in (*_GRAPHS_OF_ATTRIBUTE, *_SPARSE_OF_ATTRIBUTE):
                     raise BackboneInvalid("the ONNX backbone has branches or loops; make the bundle again")
-    if operator not in _OPERATORS:
-        raise BackboneInvalid(f"the ONNX backbone has the operator {operator[:40]!r}, which no encoder needs")
-    if not apart.issuperset(inputs[at] for at in _SHAPES.get(operator, ()) if at < len(inputs)):
-        raise BackboneInvalid("the ONNX backbone computes a shape from tokens; make the bundle again")
-    if not apart.isdisjoint(each for each in outputs if each):
-        raise BackboneInvalid("the ONNX backbone gives one name to two values; make the bundle again")
-    if operator == "Shape" or apart.issuperset(inputs):
-        apart.update(outputs)
+    if found.operator not in _OPERATORS:
+        raise BackboneInvalid(f"the ONNX backbone has the operator {found.operator[:40]!r}, which no encoder needs")
+    return found
 
 
 def _check_tensor(tensor: memoryview) -> None:
-    for field, number, _ in _fields(tensor):
+    for field, _, number, _ in _fields(tensor):
         if field == _EXTERNAL or (field == _LOCATION and number != 0):
             raise BackboneInvalid("the ONNX backbone keeps weights in other files, which have no digest; make it again")
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of a message: number, value if it is a number (else 0), and bytes if it has any."""
+def _fields(data: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
+    """The fields of a message: number, type on the wire, value if it is a number (else 0), and its bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
         kind, number, start = tag & 7, 0, at
         if kind == 0:
             number, end = _varint(data, at)
-        elif kind == 2:
+        elif kind == _BYTES:
             length, start = _varint(data, at)
             end = start + length
         else:
@@ -253,7 +297,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         if end > len(data) or tag >= 2**32:
             raise BackboneInvalid("the ONNX backbone is no ONNX file; make the bundle again")
         with data[start:end] as part:
-            yield tag >> 3, number, part
+            yield tag >> 3, kind, number, part
         at = end
 
 
@@ -268,9 +312,9 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _give_back() -> None:
     """Returns freed memory to the system where the C library can: the next network would lie beside it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    # Other systems have no such function, and Windows no library without a name.
+    with contextlib.suppress(AttributeError, TypeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _session(path: Path, digest: bytes) -> Any:

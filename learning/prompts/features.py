@@ -6,7 +6,8 @@ Guarantees:
   computed in batches of one size, padded to a length that follows from the row's own.
 - The key of a row's features covers everything that they depend on: the backbone, the tokenizer, the layers, what
   centres them, and the row's tokens. So an edited row is computed again, and it alone.
-- A store holds at most `max_bytes`. Rows beyond that are computed in every round.
+- A store holds at most `max_bytes`. Rows beyond that are computed in every round, and so are rows whose features are no
+  finite numbers: a row that once failed, for want of memory say, is tried again.
 
 A store is in memory and ends with its process, unless a member keeps it on its disk
 (`edge_client.private_store.features`). It never leaves the member: features tell about as much as the text.
@@ -79,11 +80,12 @@ class FeatureStore:
             made = dict(zip(first, compute(list(first.values())), strict=True))
         found = np.stack([made[key] if key in made else self._rows[key] for key in keys])
         # Rows that are no longer in the data go first.
-        kept = {key: self._rows[key] for key in keys if key in self._rows} | made
+        lasting = {key: row for key, row in made.items() if np.isfinite(row).all()}
+        kept = {key: self._rows[key] for key in keys if key in self._rows} | lasting
         most = self._max_bytes // max(1, found.shape[1] * found.itemsize)
         # A copy of each row, since a view would hold its whole batch.
         self._rows = {key: kept[key].copy() for key in list(kept)[:most]}
-        if made and self._keeper is not None:
+        if lasting and self._keeper is not None:
             self._keeper.save(kind, self._rows)
         return found
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from learning.backbones.layout import checked_config
+from learning.backbones.layout import BackboneInvalid, checked_config
 from learning.backbones.onnx_features import OnnxBackbone
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
@@ -161,7 +161,8 @@ def train_head_update(
             warn: As in `train_update`.
 
     Raises:
-        The same, and DocumentInvalid if the version or the ONNX file does not fit the job.
+        The same, DocumentInvalid if the version or the ONNX file does not fit the job, and BackboneInvalid if the file
+        cannot compute the probe texts.
     """
     start = manifest.decode(base)
     encoder = corpus.encoder
@@ -178,7 +179,10 @@ def train_head_update(
             probe = np.random.Generator(np.random.Philox(seed))
             # Of all rows of the backbone's table, as for a member with torch: every member finds the same.
             words = checked_config(job.model.config or {})["vocab_size"] if isinstance(job.model, PromptedModel) else 0
-            logits = model.row_logits(probe_rows(words, encoder.pad_id, encoder.min_tokens, probe))
+            read = model.features(probe_rows(words, encoder.pad_id, encoder.min_tokens, probe))
+            if not np.isfinite(read).all():
+                raise BackboneInvalid("the ONNX backbone cannot compute the probe texts; make the bundle again")
+            logits = np.concatenate([model.head.logits(each[None]) for each in read])
             check_spread(float((logits.max(axis=1) - logits.min(axis=1)).min()), job.training)
         with losing(job, public=True):
             measured = measured_metrics(job, model, corpus, validation, random, device, cancelled)

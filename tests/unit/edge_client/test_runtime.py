@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from edge_client.runtime import RuntimeUnavailable, cannot_train, pick_runtime
+from tacit.prompt import PromptedModel
 from tests.support.fleet import job_document
 
 
@@ -29,3 +30,9 @@ def test_a_device_trains_heads_alone():
     job = job_document()
     assert cannot_train(job, "torch") is None
     assert "only jobs of a head" in str(cannot_train(job, "device"))
+    model = {"config": {"model_type": "bert", "vocab_size": 30}, "backbone": "22" * 32, "injection": "none"}
+    head = job.model_copy(update={"model": PromptedModel.model_validate(model | {"task": "head"})})
+    assert "the job has no ONNX backbone" in str(cannot_train(head, "device"))
+    onnx = {"onnx": {"digest": "33" * 32, "size": 1}}
+    with_file = PromptedModel.model_validate(model | {"task": "head"} | onnx)
+    assert cannot_train(job.model_copy(update={"model": with_file}), "device") is None

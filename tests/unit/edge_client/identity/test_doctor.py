@@ -274,6 +274,7 @@ def test_versions(home, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     found = {finding.check: finding for finding in _examine(home, "coordinator.invalid:1")}
     assert found["torch"].status is Status.WARN
+    assert "this machine trains only heads (--runtime device)" in found["torch"].what
     assert ".[edge]" in found["torch"].what
     assert found["protobuf"].status is Status.FAIL
     assert found["grpcio"].status is Status.FAIL

@@ -612,6 +612,16 @@ def test_pinned_base_models_cover_private_weights_too():
         assert len(refusal.value.detail) <= 500
 
 
+def test_pinned_base_models_cover_the_onnx_backbone_too():
+    """A member without torch computes with it, and the operator chooses it."""
+    onnx = {"digest": "44" * 32, "size": 5}
+    job = prompted(task={"name": "head"}, injection="none", onnx=onnx)
+    Policy(base_models=(ROOT, OTHER, bytes.fromhex("44" * 32))).check_job(job)
+    with pytest.raises(PolicyRefusal, match=f"starts from the ONNX backbone {'44' * 32}; the policy") as refusal:
+        Policy(base_models=(ROOT, OTHER)).check_job(job)
+    assert refusal.value.reason == Reason.REASON_POLICY_BASE_MODEL
+
+
 def test_pinned_base_models_cover_frozen_weights_too():
     """They are the largest part of many a starting model, and the operator chooses them."""
     start = {"manifest": bytes(32), "weights": OTHER, "values": 3}

@@ -1,9 +1,12 @@
 """A member sleeps while its command says so, and never in the middle of a round."""
 
 import asyncio
+import os
+import select
 import stat
 
 import pytest
+from structlog.testing import capture_logs
 
 from edge_client.session import idle as module
 from edge_client.session.agent import Agent
@@ -36,7 +39,33 @@ def test_a_command_that_is_missing_or_hangs_means_not_now(tmp_path, monkeypatch)
     assert not asyncio.run(Idle(str(script(tmp_path, "exec tail -f /dev/null"))).goes())
 
 
-@pytest.mark.parametrize("command", ["", "  ", "'unfinished"])
+def test_a_command_that_hangs_leaves_no_process_behind(tmp_path, monkeypatch):
+    """The command is a shell with a child of its own, which holds a pipe open for as long as it lives."""
+    os.mkfifo(tmp_path / "pipe")
+    look = script(tmp_path, f'tail -f /dev/null > "{tmp_path}/pipe"; true')
+    monkeypatch.setattr(module, "_COMMAND_SECONDS", 0.5)
+    end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with capture_logs() as logs:
+            assert not asyncio.run(Idle(str(look)).goes())
+        # The pipe ends once its last writer has.
+        assert select.select([end], [], [], 10)[0]
+        assert os.read(end, 1) == b""
+    finally:
+        os.close(end)
+    assert [each["event"] for each in logs] == ["idle_command_failing", "sleeping"]
+
+
+def test_the_command_gets_three_variables_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("TACIT_PROXY_PASSWORD", "secret")
+    monkeypatch.setenv("LANG", "C")
+    assert asyncio.run(Idle(str(script(tmp_path, f'env > "{tmp_path}/seen"'))).goes())
+    found = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    # A shell adds some of its own.
+    assert {"PATH", "HOME", "LANG"} <= found <= {"PATH", "HOME", "LANG", "PWD", "OLDPWD", "SHLVL", "_"}
+
+
+@pytest.mark.parametrize("command", ["", "  ", "'unfinished", "a\0b"])
 def test_what_is_no_command_is_refused(command):
     with pytest.raises(IdleInvalid, match="--idle"):
         Idle(command)

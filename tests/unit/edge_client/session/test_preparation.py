@@ -216,6 +216,17 @@ def test_the_policy_refuses_before_the_data_is_read(place, rules, reason, fetche
     assert made.reserved() == 0
 
 
+def test_a_job_that_what_is_installed_cannot_train_is_refused_before_anything_else_is_fetched(place):
+    made = place()
+    made.preparer._runtime = "device"
+    refused = made.refused()
+    assert refused.reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert "this member runs without torch, and trains only jobs of a head" in refused.detail
+    assert not made.examples.read
+    assert len(made.fetched) == 1
+    assert made.reserved() == 0
+
+
 def test_a_full_disk_is_named_only_in_the_members_own_log(place):
     made = place()
 

@@ -288,3 +288,34 @@ def test_what_a_bundle_cannot_make_gets_a_sentence(folder):
         with pytest.raises(ValueError, match=says):
             bundled(folder, name="never", task=task)
     assert json.loads(spec_of().model_dump_json())["model"]["dropout"] == 0.0
+
+
+def test_a_row_that_failed_once_is_computed_again():
+    """Features that are no numbers are never kept, in memory or by the keeper."""
+
+    class Kept:
+        def __init__(self):
+            self.saved = []
+
+        def load(self, kind):
+            return {}
+
+        def save(self, kind, rows):
+            self.saved.append(sorted(rows))
+
+    keeper, asked = Kept(), []
+    store = FeatureStore(keeper=keeper)
+    values = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 4.0]], np.float32)
+
+    def compute(places):
+        asked.append(places)
+        return values[places]
+
+    keys = [b"first", b"second", b"third"]
+    assert np.isnan(store.read(b"kind", keys, compute)[1]).all()
+    store.read(b"kind", keys, compute)
+    values[1] = [5.0, 6.0]
+    assert store.read(b"kind", keys, compute).tolist() == [[1, 2], [5, 6], [3, 4]]
+    store.read(b"kind", keys, compute)
+    assert asked == [[0, 1, 2], [1], [1]]
+    assert keeper.saved == [[b"first", b"third"], sorted(keys)]

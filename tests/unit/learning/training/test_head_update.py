@@ -16,7 +16,9 @@ import torch
 from edge_client.policy.policy import Policy
 from edge_client.session.kept_back import KeptBack
 from edge_client.session.measuring import Measurer, Parts
+from export import device_backbone
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.backbones import onnx_features
 from learning.backbones.layout import BackboneInvalid
 from learning.backbones.onnx_features import INPUT, OUTPUT, OnnxBackbone
 from learning.backbones.stored import read_backbone
@@ -27,6 +29,7 @@ from learning.prompts.features import FeatureStore, kind_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.persons import population_of, unit_of_job
+from learning.training import head_update
 from learning.training.head_update import train_head_update
 from learning.training.outcome import VersionDiverged
 from learning.training.update import train_update
@@ -34,6 +37,7 @@ from learning.validation.measuring import ValidationData
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.mechanism import DpSgd
+from tacit.validation import HALF
 from tests.support.measurements import measuring
 from tests.support.places import ROOT
 from tests.support.random_sources import Seeded
@@ -88,7 +92,8 @@ def updates(folder, job, *, rows=None, seed=3, validation=None):
         (train_update, read_backbone(job.backbone, job.document.model.config)),
         (train_head_update, onnx_of(folder, job)),
     ):
-        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore())
+        kept_back = None if validation is None else validation.measured
+        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore(), kept_back)
         mechanism, correlated = job.document.mechanism, None
         if isinstance(mechanism, DpSgd) and mechanism.band > 1:
             # The ledger's rate and multiplier, and not the job's.
@@ -112,6 +117,23 @@ def updates(folder, job, *, rows=None, seed=3, validation=None):
 
 def onnx_of(folder, job, name="bundle"):
     return OnnxBackbone(folder / name / "backbone.onnx", bytes(job.document.model.onnx.digest))
+
+
+def trained(job, backbone):
+    """The update of a member without torch."""
+    return train_head_update(
+        job=job.document,
+        manifest=job.manifest,
+        corpus=EncodedExamples(examples(), job.document, job.tokenizer),
+        base=job.weights,
+        protection=protection_of(job.document, 40),
+        frozen=job.frozen,
+        backbone=backbone,
+        random=Seeded(1),
+        seed=7,
+        progress=lambda *_: None,
+        cancelled=lambda: False,
+    )
 
 
 def alike(first, second, tolerance=TOLERANCE):
@@ -212,6 +234,62 @@ def test_pairs_are_read_alike(tmp_path):
     alike(*updates(tmp_path, job, rows=examples(pairs=True)))
 
 
+def test_both_send_the_same_metrics_of_rows_that_are_kept_back(tmp_path):
+    """The same coins round and noise them, and the losses differ in their last digits."""
+    silent = {"noise_multiplier": 0.0025, "max_units": 200}
+    job = bundled(tmp_path, mechanism=DP, training=SGD, metrics=silent)
+    signs = np.random.default_rng(2).normal(size=job.document.values).astype(np.float32)
+    job = replace(job, weights=job.manifest.encode(signs))
+    rows = examples()
+    kept = ValidationData(np.arange(len(rows)) % 4 == 0, list(range(len(rows))))
+    first, second = updates(tmp_path, job, rows=rows, validation=kept)
+    alike(first, second)
+    # Ten units, and a loss and a share of right answers that are none of the extremes.
+    assert first.measured[2] == pytest.approx(10 * HALF, abs=6)
+    assert np.abs(first.measured[:2]).min() > 0
+    assert np.abs(first.measured - second.measured).max() <= 1
+    bare = updates(tmp_path, job, rows=rows)
+    assert np.abs([each.measured for each in bare]).max() <= 6
+
+
+def test_short_texts_are_read_at_the_shortest_length_that_the_file_was_made_for(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    rows = [Example(text, LABELS[place % 2]) for place, text in enumerate(["", "a", "film", "", "bad film"] * 8)]
+    alike(*updates(tmp_path, job, rows=rows))
+    encoder = EncodedExamples(rows, job.document, job.tokenizer).encoder
+    seen = []
+
+    class Backbone:
+        width = onnx_of(tmp_path, job).width
+
+        def means(self, ids):
+            seen.extend(len(row) for row in ids)
+            return np.ones((len(ids), self.width), np.float32)
+
+    shared = job.manifest.unflatten(job.manifest.decode(job.weights))
+    head_update.HeadModel(job.document, encoder, Backbone(), shared, job.frozen).features(encoder.encode(["", "a"]))
+    # Without words a text is two special tokens.
+    assert encoder.min_tokens == 3
+    assert seen == [3, 3]
+
+
+def test_a_file_that_fails_on_the_probe_texts_is_to_blame_and_not_the_version(tmp_path):
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    backbone = onnx_of(tmp_path, job)
+    backbone.means = lambda rows: np.full((len(rows), backbone.width), np.nan, np.float32)
+    with pytest.raises(BackboneInvalid, match="cannot compute the probe texts"):
+        trained(job, backbone)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("float32", 1e-4), ("int8", 0.2)])
+def test_a_file_that_is_not_the_encoder_is_never_written(tmp_path, monkeypatch, precision, most):
+    for found in (most * 1.01, float("nan")):
+        monkeypatch.setattr(device_backbone, "_difference", lambda *_, found=found: found)
+        with pytest.raises(DocumentInvalid, match=r"model\.onnx: the file's means differ from torch's by"):
+            bundled(tmp_path, onnx=precision)
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_bytes_for_weights_move_the_features_a_little(tmp_path):
     job = bundled(tmp_path, onnx="int8", mechanism=DP, training=SGD)
     first, second = updates(tmp_path, job)
@@ -244,7 +322,26 @@ from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
-from learning.text.persons import population_of, unit_of_job
+        kept_back = None if validation is None else validation.measured
+        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore(), kept_back)
+        mechanism, correlated = job.document.mechanism, None
+        if isinstance(mechanism, DpSgd) and mechanism.band > 1:
+            # The ledger's rate and multiplier, and not the job's.
+            correlated = CorrelatedSteps.begun(mechanism.coefficients, 0.3, 0.7, bytes(32), job.document.values)
+        protection = protection_of(job.document, population_of(data, unit_of_job(job.document)))
+        made.append(
+            train(
+                corpus=corpus,
+                protection=protection,
+                random=Seeded(seed),
+                backbone=backbone,
+                correlated=correlated,
+                validation=validation,
+                **told,
+            )
+        )
+        if correlated is not None:
+            assert correlated.step == mechanism.steps
 from learning.training.head_update import train_head_update
 from learning.accounting.gate import PrivacyFilter
 from learning.accounting.filter import Limit
@@ -460,6 +557,135 @@ def test_a_file_that_is_not_the_jobs_or_names_other_files_is_refused(tmp_path):
     assert job.document.files["backbone.onnx"] == job.document.model.onnx.digest
 
 
+def bomb(size):
+    """Nodes whose tensor has `many` values if the row has token 77, and else one. `size` makes it of a length."""
+    node, int64 = onnx.helper.make_node, onnx.TensorProto.INT64
+    return [
+        node("Equal", [INPUT, "token"], ["equal"]),
+        node("Cast", ["equal"], ["ones"], to=int64),
+        node("ReduceMax", ["ones"], ["has"], keepdims=0),
+        node("Mul", ["has", "many"], ["more"]),
+        node("Add", ["more", "one"], ["length"]),
+        *size,
+        node("ReduceMean", ["big"], ["mean"], keepdims=1),
+        node("Reshape", ["mean", "one_one"], ["small"]),
+        node("Expand", ["small", "one_four"], [OUTPUT]),
+    ]
+
+
+def constants(many=200_000):
+    values = {
+        "token": np.int64(77),
+        "many": np.array([many]),
+        "one": np.array([1]),
+        "zero": np.array([0]),
+        "minus": np.array([-1]),
+        "first": np.array([0.0], np.float32),
+        "one_one": np.array([1, 1]),
+        "one_four": np.array([1, 4]),
+        "wide": np.zeros(1000, np.float32),
+    }
+    return [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
+
+
+def sized(operator):
+    """Nodes that make `big` of the length with this operator."""
+    node = onnx.helper.make_node
+    if operator == "Range":
+        scalars = [node("Squeeze", [wide], [narrow]) for wide, narrow in (("zero", "a"), ("length", "b"), ("one", "c"))]
+        return [*scalars, node("Range", ["a", "b", "c"], ["numbers"]), node("Cast", ["numbers"], ["big"], to=1)]
+    if operator == "Reshape":
+        whole = node("Concat", ["minus", "length"], ["shape"], axis=0)
+        return [whole, node("Reshape", ["wide", "shape"], ["big"])]
+    inputs = {"ConstantOfShape": ["length"], "Slice": ["wide", "zero", "length"]}
+    return [node(operator, inputs.get(operator, ["first", "length"]), ["big"])]
+
+
+@pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "Slice", "Reshape", "Range", "out of order"])
+def test_no_graph_whose_sizes_depend_on_a_word_is_admitted(tmp_path, operator):
+    """A file whose rows take time and memory by whether they have one token, which a member's silence would tell."""
+    size = sized("Tile" if operator == "out of order" else operator)
+    nodes = bomb(size)
+    # The runtime sorts nodes by itself, so a file may name them in any order.
+    path, digest = graph(tmp_path, nodes[::-1] if operator == "out of order" else nodes, initializers=constants())
+    session = onnxruntime.InferenceSession(path)
+    assert session.run(None, {INPUT: np.array([[1, 2]])})[0].shape == (1, 4)
+    with pytest.raises(BackboneInvalid, match="size that depends on a text's words"):
+        OnnxBackbone(path, digest)
+
+
+def test_a_size_may_follow_from_a_rows_length(tmp_path):
+    node = onnx.helper.make_node
+    nodes = [
+        node("Shape", [INPUT], ["shape"]),
+        node("ConstantOfShape", ["shape"], ["zeros"]),
+        node("ReduceMean", ["zeros"], ["mean"], keepdims=1),
+        node("Expand", ["mean", "one_four"], [OUTPUT]),
+    ]
+    found = OnnxBackbone(*graph(tmp_path, nodes, initializers=constants())).means([np.array([1, 2, 3])])
+    assert found.tolist() == [[0, 0, 0, 0]]
+
+
+def test_every_input_that_onnx_calls_a_size_is_known_as_one():
+    sizes = {"shape", "repeats", "starts", "ends", "axes", "steps", "split", "start", "limit", "delta", "axis", "k"}
+    for operator in onnx_features._OPERATORS:
+        names = [each.name for each in onnx.defs.get_schema(operator, 18 if operator != "Gelu" else 20).inputs]
+        found = min((at for at, name in enumerate(names) if name in sizes), default=None)
+        expected = 0 if operator == "ConstantOfShape" else found
+        assert onnx_features._SIZES.get(operator) == expected, operator
+    assert set(onnx_features._SIZES) <= onnx_features._OPERATORS
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra"])
+def test_what_bundles_ship_is_admitted(tmp_path, kind, precision):
+    job = bundled(tmp_path, kind, onnx=precision)
+    model = onnx.load(tmp_path / "bundle" / "backbone.onnx")
+    assert {node.op_type for node in model.graph.node} <= onnx_features._OPERATORS
+    assert np.isfinite(onnx_of(tmp_path, job).means([np.arange(2, 9)])).all()
+
+
+def varint(number):
+    made = b""
+    while number > 127:
+        made, number = made + bytes([number & 127 | 128]), number >> 7
+    return made + bytes([number])
+
+
+def field(number, kind, payload, more=0):
+    return varint((number << 3 | kind) + more) + (varint(len(payload)) if kind == 2 else b"") + payload
+
+
+def refused(folder, data, why):
+    (folder / "made.onnx").write_bytes(data)
+    with pytest.raises(BackboneInvalid, match=why):
+        OnnxBackbone(folder / "made.onnx", hashlib.sha256(data).digest())
+
+
+def test_a_file_that_readers_would_read_differently_is_refused(tmp_path):
+    """onnxruntime's reader keeps 32 bits of a tag, and skips a known field of another type on the wire."""
+    outside = onnx.TensorProto(name="outside", data_type=onnx.TensorProto.FLOAT, dims=[1, 4]).SerializeToString()
+    nodes = [onnx.helper.make_node("Identity", ["outside"], [OUTPUT])]
+    path, _ = graph(tmp_path, nodes)
+    whole = path.read_bytes()
+    elsewhere = outside + field(14, 0, varint(1), more=2**32)
+    refused(tmp_path, whole + field(7, 2, field(5, 2, elsewhere)), "is no ONNX file")
+    # A second name for the operator, as eight bytes of a number.
+    drawn = onnx.helper.make_node("RandomNormal", [], [OUTPUT], shape=[1, 4]).SerializeToString()
+    disguised = drawn + field(4, 1, b"Identity")
+    assert onnx.NodeProto.FromString(disguised).op_type == "RandomNormal"
+    refused(tmp_path, onnx.ModelProto(ir_version=9).SerializeToString() + field(7, 2, field(1, 2, disguised)), "is no")
+
+
+def test_a_file_with_functions_of_its_own_is_refused(tmp_path):
+    path, _ = graph(tmp_path, [onnx.helper.make_node("Cast", [INPUT], [OUTPUT], to=1)])
+    model = onnx.load(path)
+    inside = [onnx.helper.make_node("RandomNormalLike", ["x"], ["y"])]
+    opset = [onnx.helper.make_opsetid("", 18)]
+    model.functions.append(onnx.helper.make_function("", "Cast", ["x"], ["y"], inside, opset))
+    refused(tmp_path, model.SerializeToString(), "has functions of its own")
+
+
 def test_features_that_are_no_numbers_add_nothing_and_tell_nothing(tmp_path):
     """A file that gives NaN for one word: those rows are left out of every sum, as under torch."""
     job = bundled(tmp_path, mechanism=DP, training=SGD)
@@ -473,18 +699,6 @@ def test_features_that_are_no_numbers_add_nothing_and_tell_nothing(tmp_path):
         return made
 
     backbone.means = broken
-    update = train_head_update(
-        job=job.document,
-        manifest=job.manifest,
-        corpus=EncodedExamples(examples(), job.document, job.tokenizer),
-        base=job.weights,
-        protection=protection_of(job.document, 40),
-        frozen=job.frozen,
-        backbone=backbone,
-        random=Seeded(1),
-        seed=7,
-        progress=lambda *_: None,
-        cancelled=lambda: False,
-    )
+    update = trained(job, backbone)
     assert np.isfinite(update.change).all()
     assert update.change.any()
