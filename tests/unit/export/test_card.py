@@ -17,6 +17,7 @@ from export.bundle import JobBundle
 from export.card import Origin, onnx_card
 from export.onnx import export_model, export_module
 from export.predictor import Predictor
+from learning.mechanisms.banded import best_coefficients
 from learning.text.encoder import TextEncoder
 from tacit.bundle import ModelFacts, read_bundle
 from tacit.job import JobDocument
@@ -188,6 +189,15 @@ def test_a_card_says_that_persons_were_protected(job: JobBundle, encoder) -> Non
     found = card(job.document.model_copy(update={"mechanism": by_person}), encoder=encoder)
     assert "for one person with all its rows, of whom a draw used at most 16, of its data: noise multiplier" in found
     assert "one example" not in found
+
+
+def test_a_card_says_that_noise_was_correlated_also_where_versions_are_averaged(job: JobBundle, encoder) -> None:
+    mechanism = DpSgd(noise_multiplier=1.25, lot=32, steps=7, coefficients=best_coefficients(3, 7), spare_rounds=1)
+    # An average of versions is made of what members were charged for already.
+    found = card(changed(job.document, mechanism=mechanism.model_dump(), average={"last": 2}), encoder=encoder)
+    assert "7 steps a round. Its noise was correlated over 3 steps." in found
+    plain = mechanism.model_copy(update={"coefficients": (1.0,), "spare_rounds": 0})
+    assert "correlated" not in card(changed(job.document, mechanism=plain.model_dump()), encoder=encoder)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
