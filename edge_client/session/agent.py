@@ -525,9 +525,9 @@ class Agent:
 
     @property
     def _busy(self) -> bool:
-        """Whether this member trains, holds an update for a round, or sends one."""
+        """Whether this member trains, holds an update for a round, or sends one, or has heard what may begin one."""
         tasks = (*self._preparing.values(), *self._uploads.values())
-        return bool(self._held) or any(not task.done() for task in tasks)
+        return bool(self._held) or not self._events.empty() or any(not task.done() for task in tasks)
 
     async def _follow_stewards(self, desk: Desk) -> None:
         """Looks again and again whether the stewards approve of the jobs that wait for them, and still of the others.

@@ -103,7 +103,9 @@ class Line:
 def follow(tmp_path, text, **held):
     agent = object.__new__(Agent)
     line = Line(3)
-    vars(agent).update({"_link": line, "_preparing": {}, "_held": {}, "_uploads": {}} | held)
+    vars(agent).update(
+        {"_link": line, "_preparing": {}, "_held": {}, "_uploads": {}, "_events": asyncio.Queue()} | held
+    )
 
     async def run():
         with pytest.raises(asyncio.CancelledError):
@@ -116,7 +118,10 @@ def follow(tmp_path, text, **held):
 def test_the_session_ends_between_rounds_alone(tmp_path):
     assert follow(tmp_path, "exit 1") == 3
     assert follow(tmp_path, "exit 0") == 0
+    heard = asyncio.Queue()
+    heard.put_nowait("an assignment")
     for busy in (
+        {"_events": heard},
         {"_preparing": {"job": Task(False)}},
         {"_held": {"job": None}},
         {"_uploads": {"attempt": Task(False)}},
