@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import secure_agg
 from learning.backbones.layout import BackboneInvalid, checked_config
 from learning.backbones.onnx_features import OnnxBackbone
+from learning.backbones.subnormals import flushed
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
@@ -133,6 +134,7 @@ class HeadModel:
         return dict(zip((_WEIGHT, _BIAS), self.head.trained, strict=False))
 
 
+@flushed()
 def train_head_update(
     *,
     job: JobDocument,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import secure_agg
 from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.stored import StoredBackbone
+from learning.backbones.subnormals import flushed
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
@@ -37,6 +38,9 @@ from tacit.model import PromptedModel, RvaeModel
 __all__ = ["TrainingLost", "train_update"]
 
 
+# A version could be made in which one word alone leads to numbers that take many times longer, and how long a member
+# takes is seen without noise.
+@flushed()
 def train_update(
     *,
     job: JobDocument,

@@ -74,7 +74,7 @@ def examples(rows=40, pairs=False):
     ]
 
 
-def updates(folder, job, *, rows=None, seed=3, validation=None):
+def updates(folder, job, *, rows=None, seed=3, validation=None, progress=lambda *_: None):
     """The updates of a member with torch and of one without, from the same coins."""
     data = examples() if rows is None else rows
     told = {
@@ -84,7 +84,7 @@ def updates(folder, job, *, rows=None, seed=3, validation=None):
         "frozen": job.frozen,
         "seed": 7,
         "device": "cpu",
-        "progress": lambda *_: None,
+        "progress": progress,
         "cancelled": lambda: False,
     }
     made = []
@@ -472,6 +472,15 @@ def test_no_graph_can_take_longer_for_a_chosen_word(tmp_path):
         onnx.helper.make_node("Concat", ["sum"] * 4, [OUTPUT], axis=1),
     ]
     assert OnnxBackbone(*graph(tmp_path, long, initializers=[axis])).means([np.array([1, 2])]).tolist() == [[0] * 4]
+
+
+def test_numbers_too_small_for_a_whole_float_are_zero_while_a_member_trains(tmp_path):
+    seen = []
+    job = bundled(tmp_path, mechanism=DP, training=SGD)
+    updates(tmp_path, job, progress=lambda *_: seen.append(float(np.float32(1e-30) * np.float32(1e-10))))
+    # Eight steps in each runtime.
+    assert seen == [0.0] * 16
+    assert np.float32(1e-30) * np.float32(1e-10) > 0
 
 
 def test_numbers_too_small_for_a_whole_float_are_zero_where_a_row_is_computed(tmp_path):
