@@ -4,7 +4,8 @@ The operator's bundle makes the file (`export.device_backbone`): `input_ids` int
 `means` float32 (1, width), before they are centred and scaled.
 
 Assumption: the installed onnxruntime computes each operator as ONNX defines it, and its allocations follow from the
-shapes of tensors. How long one multiplication takes (denormal numbers, caches) is the machine's, as under torch.
+shapes of tensors. How long one multiplication takes is the machine's, as under torch; subnormal numbers, the known case
+in which that tells of a value, are zero (`learning.backbones.subnormals`).
 
 Guarantees:
 
@@ -68,14 +69,14 @@ class OnnxBackbone:
     def __init__(self, path: Path, digest: bytes) -> None:
         self.path, self.digest = path, digest
         self._session: Any = None
-        with self.open() as session, flushed():
+        with self.open() as session:
             (output,) = session.get_outputs()
             self.width: int = output.shape[-1]
 
     def means(self, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         """(B, width) The means of rows of ids, each (S,) as long as its own text; NaN for a row that fails."""
         made = np.empty((len(rows), self.width), dtype=np.float32)
-        with self.open() as session:
+        with self.open() as session, flushed():
             for at, row in enumerate(rows):
                 try:
                     (found,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(row[None])})

@@ -322,26 +322,7 @@ from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
-        kept_back = None if validation is None else validation.measured
-        corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore(), kept_back)
-        mechanism, correlated = job.document.mechanism, None
-        if isinstance(mechanism, DpSgd) and mechanism.band > 1:
-            # The ledger's rate and multiplier, and not the job's.
-            correlated = CorrelatedSteps.begun(mechanism.coefficients, 0.3, 0.7, bytes(32), job.document.values)
-        protection = protection_of(job.document, population_of(data, unit_of_job(job.document)))
-        made.append(
-            train(
-                corpus=corpus,
-                protection=protection,
-                random=Seeded(seed),
-                backbone=backbone,
-                correlated=correlated,
-                validation=validation,
-                **told,
-            )
-        )
-        if correlated is not None:
-            assert correlated.step == mechanism.steps
+from learning.text.persons import population_of, unit_of_job
 from learning.training.head_update import train_head_update
 from learning.accounting.gate import PrivacyFilter
 from learning.accounting.filter import Limit
@@ -460,36 +441,6 @@ def test_no_graph_can_let_one_row_see_another(tmp_path):
     mixed = onnxruntime.InferenceSession(path).run(None, {INPUT: rows})[0]
     assert mixed[0, 0] == 606
     assert OnnxBackbone(path, digest).means(list(rows))[:, 0].tolist() == [6, 600]
-
-
-def test_no_graph_can_take_longer_for_a_chosen_word(tmp_path):
-    """A shape that follows from a token: as many numbers as its table says. Its length may be one."""
-    table = onnx.numpy_helper.from_array(np.array([1, 1, 10**9], np.int64), "table")
-    none, one = (onnx.numpy_helper.from_array(np.array(each, np.int64), name) for each, name in ((0, "no"), (1, "one")))
-    axis = onnx.numpy_helper.from_array(np.array([1], np.int64), "axis")
-    sizes = [
-        onnx.helper.make_node("Gather", ["table", INPUT], ["each"]),
-        onnx.helper.make_node("ReduceMax", ["each"], ["many"], keepdims=0),
-    ]
-    ends = [
-        onnx.helper.make_node("ReduceSum", ["made"], ["all"], keepdims=0),
-        onnx.helper.make_node("Cast", ["all"], [OUTPUT], to=onnx.TensorProto.FLOAT),
-    ]
-    more = onnx.helper.make_node("Range", ["no", "many", "one"], ["made"])
-    with pytest.raises(BackboneInvalid, match="computes a shape from tokens"):
-        OnnxBackbone(*graph(tmp_path, [*sizes, more, *ends], initializers=[table, none, one]))
-    # Through a name that stands for a weight, too.
-    shadow = onnx.helper.make_node("ReduceMax", ["each"], ["no"], keepdims=0)
-    with pytest.raises(BackboneInvalid, match="one name to two values"):
-        OnnxBackbone(*graph(tmp_path, [sizes[0], shadow, *ends], initializers=[table, none]))
-    # The length of a text may decide.
-    long = [
-        onnx.helper.make_node("Shape", [INPUT], ["shape"]),
-        onnx.helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
-        onnx.helper.make_node("ReduceSum", ["zeros", "axis"], ["sum"], keepdims=1),
-        onnx.helper.make_node("Concat", ["sum"] * 4, [OUTPUT], axis=1),
-    ]
-    assert OnnxBackbone(*graph(tmp_path, long, initializers=[axis])).means([np.array([1, 2])]).tolist() == [[0] * 4]
 
 
 def test_numbers_too_small_for_a_whole_float_are_zero_where_a_row_is_computed(tmp_path):
