@@ -443,6 +443,37 @@ def test_no_graph_can_let_one_row_see_another(tmp_path):
     assert OnnxBackbone(path, digest).means(list(rows))[:, 0].tolist() == [6, 600]
 
 
+def test_no_graph_can_take_longer_for_a_chosen_word(tmp_path):
+    """A shape that follows from a token: as many numbers as its table says. Its length may be one."""
+    table = onnx.numpy_helper.from_array(np.array([1, 1, 10**9], np.int64), "table")
+    none, one = (onnx.numpy_helper.from_array(np.array(each, np.int64), name) for each, name in ((0, "no"), (1, "one")))
+    axis = onnx.numpy_helper.from_array(np.array([1], np.int64), "axis")
+    sizes = [
+        onnx.helper.make_node("Gather", ["table", INPUT], ["each"]),
+        onnx.helper.make_node("ReduceMax", ["each"], ["many"], keepdims=0),
+    ]
+    ends = [
+        onnx.helper.make_node("ReduceSum", ["made"], ["all"], keepdims=0),
+        onnx.helper.make_node("Cast", ["all"], [OUTPUT], to=onnx.TensorProto.FLOAT),
+    ]
+    more = onnx.helper.make_node("Range", ["no", "many", "one"], ["made"])
+    with pytest.raises(BackboneInvalid, match="size that depends"):
+        OnnxBackbone(*graph(tmp_path, [*sizes, more, *ends], initializers=[table, none, one]))
+    # Through a name that stands for a weight, too.
+    shadow = onnx.helper.make_node("ReduceMax", ["each"], ["no"], keepdims=0)
+    wide = onnx.helper.make_node("Range", ["one", "no", "one"], ["made"])
+    with pytest.raises(BackboneInvalid, match="size that depends"):
+        OnnxBackbone(*graph(tmp_path, [sizes[0], shadow, wide, *ends], initializers=[table, none, one]))
+    # The length of a text may decide.
+    long = [
+        onnx.helper.make_node("Shape", [INPUT], ["shape"]),
+        onnx.helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        onnx.helper.make_node("ReduceSum", ["zeros", "axis"], ["sum"], keepdims=1),
+        onnx.helper.make_node("Concat", ["sum"] * 4, [OUTPUT], axis=1),
+    ]
+    assert OnnxBackbone(*graph(tmp_path, long, initializers=[axis])).means([np.array([1, 2])]).tolist() == [[0] * 4]
+
+
 def test_numbers_too_small_for_a_whole_float_are_zero_where_a_row_is_computed(tmp_path):
     """Their products would take so much longer that a word could be told by the time of its row."""
     table = onnx.numpy_helper.from_array(np.array([[1e-30] * 4, [1.0] * 4], np.float32), "table")
