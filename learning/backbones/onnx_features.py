@@ -4,7 +4,8 @@ The operator's bundle makes the file (`export.device_backbone`): `input_ids` int
 `means` float32 (1, width), before they are centred and scaled.
 
 Assumption: the installed onnxruntime computes each operator as ONNX defines it, and its allocations follow from the
-shapes of tensors. How long one multiplication takes (denormal numbers, caches) is the machine's, as under torch.
+shapes of tensors. How long one multiplication takes is the machine's, as under torch; subnormal numbers, the known case
+in which that tells of a value, are zero (`learning.backbones.subnormals`).
 
 Guarantees:
 

@@ -99,9 +99,8 @@ def test_a_heads_rate_is_near_the_best_of_the_benchmark():
     cells: dict[tuple[str, int, str, float], dict[float, float]] = {}
     for row in searched("frontier_search"):
         case = row["case"]
-        # Full lots alone.
-        noised = case["mechanism"] == "dp-sgd" and case["epsilon"] <= 4 and "unit" not in case
-        noised = noised and case["method"].startswith("head")
+        # Heads with full lots alone.
+        noised = case["mechanism"] == "dp-sgd" and case["method"].startswith("head") and case["epsilon"] <= 4
         if row["revision"] == REVISION and noised and (case["dataset"], case["members"]) in ROWS:
             rates = cells.setdefault((case["dataset"], case["members"], case["method"], case["epsilon"]), {})
             rates[case["recipe"]["learning_rate"]] = row["value"]

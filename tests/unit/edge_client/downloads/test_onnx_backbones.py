@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +44,8 @@ def test_it_is_fetched_once_and_may_be_deleted_once_the_job_is_over(place, cache
     assert coordinator.limits == [job.document.model.onnx.size]
     assert not cache.clear(bytes(32))
     member = object.__new__(Preparer)
-    vars(member).update(_answers=None, _digests={"heads": wanted.digest, "more": wanted.digest}, _backbones=backbones)
+    digests, budget = {"heads": wanted.digest, "more": wanted.digest}, SimpleNamespace(job_over=lambda name: None)
+    vars(member).update(_answers=None, _budget=budget, _digests=digests, _backbones=backbones)
     member.job_over("heads")
     assert not cache.clear(bytes(32))
     member.job_over("more")
