@@ -269,7 +269,7 @@ class Audit(Part):
 class Average(Part):
     """The average of the newest versions, which commands call `average`. It costs no privacy: it reads versions only.
 
-    Args:
+    Attributes:
         kind: `tail` weighs the newest `last` versions alike. `ema` multiplies a version's weight by `decay` for each
             newer one.
         last: for `tail`, how many versions; default 5.

@@ -1,4 +1,4 @@
-"""Two members with torch and two that cannot import it, in one cohort, with real processes: dp-sgd, one of them killed.
+"""Two members with torch and two that cannot import it, in one cohort: dp-sgd by person, one member killed, exported.
 
 The encoder is the small random BERT of the test of heads, once as a backbone and once as an ONNX file.
 """
@@ -22,6 +22,15 @@ pytestmark = pytest.mark.timeout(600)
 
 TORCH, DEVICE = ("north", "east"), ("south", "west")
 JOB = "devices"
+# Each person has two rows, of which a draw uses both.
+PERSONS = 45
+BY_PERSON = f"""noise_multiplier = 1.0
+clip = 1.0
+lot = {PERSONS}
+steps = 20
+unit = "person"
+person.max_examples = 2
+"""
 # What a small device does not install. scipy and the hub are there for other packages' sake.
 ABSENT = ("torch", "transformers", "opacus", "scipy", "safetensors", "dp_accounting", "huggingface_hub", "peft", "onnx")
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r})); from edge_client.cli import main; main()"
@@ -30,7 +39,7 @@ BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r})); from edge
 def start_device(federation, name, *more):
     """Starts `edge_client run` in a process that cannot import what a small device does not install."""
     words = [sys.executable, "-c", BLOCKED, "run", "--data", str(federation.data(name))]
-    words += ["--home", str(federation.home(name)), "--log-format", "json", *more]
+    words += ["--home", str(federation.home(name)), "--person", "author", "--log-format", "json", *more]
     member = Process(name, words, federation.folder / f"{name}.log")
     federation.processes.append(member)
     return member
@@ -42,20 +51,24 @@ def town(tmp_path_factory):
     with ExitStack() as stack:
         federation = Federation(folder)
         stack.callback(federation.close)
-        federation.enrol(*TORCH, *DEVICE, policy=POLICY)
+        federation.enrol(*TORCH, *DEVICE, policy=POLICY + 'unit = "person"\n')
         lines = (EXAMPLES / "train.jsonl").read_text().splitlines(keepends=True)
         for number, name in enumerate((*TORCH, *DEVICE)):
-            (folder / f"{name}.jsonl").write_text("".join(lines[90 * number : 90 * (number + 1)]))
+            rows = [json.loads(line) for line in lines[2 * PERSONS * number : 2 * PERSONS * (number + 1)]]
+            named = [json.dumps(row | {"author": f"person {at % PERSONS}"}) + "\n" for at, row in enumerate(rows)]
+            (folder / f"{name}.jsonl").write_text("".join(named))
         made_encoder(folder / "encoder")
         labels = json.dumps(sorted({json.loads(line)["label"] for line in lines}))
         text = SPEC.format(name=JOB, labels=labels).replace(
             'injection = "none"', 'injection = "none"\nonnx = "float32"'
         )
-        text = text.replace("min_members = 3", "min_members = 4").replace("lot = 120", "lot = 90")
+        text = text.replace("min_members = 3", "min_members = 4")
+        before, after = text.index("noise_multiplier"), text.index("[training]")
+        text = text[:before] + BY_PERSON + text[after:]
         (folder / f"{JOB}.toml").write_text(text)
         federation.create(folder / f"{JOB}.toml")
         for name in TORCH:
-            federation.start(name, "--until-finished")
+            federation.start(name, "--until-finished", "--person", "author")
         devices = [start_device(federation, name, "--until-finished") for name in DEVICE]
         # Killed once its update is trained; the ledger has the reservation, and the round goes on with a new process.
         assert devices[0].wait_for("runtime")["runtime"] == "device"
@@ -73,7 +86,8 @@ def test_all_four_are_in_every_published_round(town):
     for name in (*TORCH, *DEVICE):
         receipts = [json.loads(path.read_bytes()) for path in (federation.home(name) / "receipts" / JOB).glob("*.json")]
         published = [each["event"] for each in receipts if each["outcome"] == "published"]
-        assert [(each["multiplier"], each["steps"], each["rate"]) for each in published] == [(2.0, 20, 1.0)] * 2
+        told = [(each["unit"], each["multiplier"], each["steps"], each["rate"]) for each in published]
+        assert told == [("person", 1.0, 20, 1.0)] * 2
         succeed("edge_client", "ledger", "verify", "--home", federation.home(name))
 
 
@@ -101,7 +115,8 @@ def test_a_dry_run_says_what_a_device_cannot_train(town):
     federation, *_ = town
     federation.job("other", min_members=3)
     try:
-        words = [sys.executable, "-c", BLOCKED, "run", "--data", str(federation.data("west")), "--dry-run", "--json"]
+        words = [sys.executable, "-c", BLOCKED, "run", "--data", str(federation.data("west")), "--person", "author"]
+        words += ["--dry-run", "--json"]
         done = subprocess.run(
             [*words, "--home", str(federation.home("west"))], capture_output=True, text=True, cwd=ROOT, check=False
         )
