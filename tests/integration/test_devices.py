@@ -16,7 +16,7 @@ from learning.text.data import read_examples
 from tacit.v1 import operator_pb2 as pb
 from tests.integration.test_heads import POLICY, SPEC, made_encoder
 from tests.support.places import ROOT
-from tests.support.processes import EXAMPLES, Federation, Process, succeed
+from tests.support.processes import EXAMPLES, PATIENCE, Federation, Process, succeed
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -67,8 +67,7 @@ def town(tmp_path_factory):
         text = text[:before] + BY_PERSON + text[after:]
         (folder / f"{JOB}.toml").write_text(text)
         federation.create(folder / f"{JOB}.toml")
-        for name in TORCH:
-            federation.start(name, "--until-finished", "--person", "author")
+        others = [federation.start(name, "--until-finished", "--person", "author") for name in TORCH]
         devices = [start_device(federation, name, "--until-finished") for name in DEVICE]
         # Killed once its update is trained; the ledger has the reservation, and the round goes on with a new process.
         assert devices[0].wait_for("runtime")["runtime"] == "device"
@@ -76,13 +75,14 @@ def town(tmp_path_factory):
         devices[0].kill()
         devices[0] = start_device(federation, DEVICE[0], "--until-finished")
         detail = federation.finished(JOB)
-        yield federation, read_job_bundle(folder / f"bundle-{JOB}"), detail, devices, lines
+        # A member that has ended has heard of its last sum.
+        assert [member.process.wait(timeout=PATIENCE) for member in (*others, *devices)] == [0] * 4
+        yield federation, read_job_bundle(folder / f"bundle-{JOB}"), detail, lines
 
 
 def test_all_four_are_in_every_published_round(town):
-    federation, _, detail, devices, _ = town
+    federation, _, detail, _ = town
     assert (detail.job.version_number, detail.job.status) == (2, pb.JOB_STATUS_FINISHED)
-    assert [process.process.wait(timeout=60) for process in devices] == [0, 0]
     for name in (*TORCH, *DEVICE):
         receipts = [json.loads(path.read_bytes()) for path in (federation.home(name) / "receipts" / JOB).glob("*.json")]
         published = [each["event"] for each in receipts if each["outcome"] == "published"]
@@ -92,7 +92,7 @@ def test_all_four_are_in_every_published_round(town):
 
 
 def test_each_fetches_the_backbone_that_it_runs(town):
-    federation, bundle, _, _, _ = town
+    federation, bundle, _, _ = town
     whole, onnx = bundle.document.model.backbone.hex(), bundle.document.model.onnx.digest.hex()
     for name, has in [*((name, whole) for name in TORCH), *((name, onnx) for name in DEVICE)]:
         cache = federation.home(name) / "cache"
@@ -100,7 +100,7 @@ def test_each_fetches_the_backbone_that_it_runs(town):
 
 
 def test_the_exported_model_has_learnt(town, tmp_path):
-    federation, _, _, _, lines = town
+    federation, _, _, lines = town
     federation.operator("export", JOB, "--out", tmp_path / "out")
     rest = tmp_path / "rest.jsonl"
     rest.write_text("".join(lines[360:480]))

@@ -12,7 +12,7 @@ from export.predictor import Predictor
 from learning.text.data import read_examples
 from tacit.v1 import operator_pb2 as pb
 from tests.integration.test_heads import made_encoder
-from tests.support.processes import EXAMPLES, Federation, command, succeed
+from tests.support.processes import EXAMPLES, PATIENCE, Federation, command, succeed
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -86,11 +86,13 @@ def town(tmp_path_factory):
             "edge_client", "run", "--data", folder / "north.jsonl", "--person", "author", "--dry-run", "--json",
             "--home", federation.home("north"),
         )  # fmt: skip
-        victim, _ = (federation.start(name, "--until-finished", "--person", "author") for name in MEMBERS)
+        victim, other = (federation.start(name, "--until-finished", "--person", "author") for name in MEMBERS)
         federation.wait_for(JOB, lambda detail: detail.job.version_number >= 1)
         victim.kill()
-        federation.start("north", "--until-finished", "--person", "author")
+        resumed = federation.start("north", "--until-finished", "--person", "author")
         detail = federation.finished(JOB)
+        # A member that has ended has heard of its last sum.
+        assert [member.process.wait(timeout=PATIENCE) for member in (resumed, other)] == [0, 0]
         yield federation, detail, json.loads(shown.splitlines()[0]), lines
 
 
