@@ -1,4 +1,4 @@
-"""Measures a member without torch beside one with it: bytes, memory, start, rounds, accuracy.
+"""Measures a member without torch beside one with it: bytes, memory, time and accuracy.
 
 The job trains a head over MiniLM (layers 2, 4, 6) with dp-sgd, 30 full lots, on 300 of TREC's questions, one thread.
 

@@ -85,8 +85,8 @@ CSV = "text,label,text_b\n" + "".join(f"{e.text},{e.label},{e.text_b}\n" for e i
 
 
 # Marks of single texts, with the bytes 0 to 31 as key.
-MARKS = [-8859092314747491145, -5144469014999869053, -3203394101684669345, 5926456410991405486]
-MARKS_DIGEST = "0a46fa164ea3cb7a15035c251c043cd671c85e66aec9a131c1a7ab29fbd258db"
+MARKS = [-8859092314747491146, -5144469014999869054, -3203394101684669346, 5926456410991405486]
+MARKS_DIGEST = "49def0f18724bd439c9f63035f82dd88abbf4916b64cf0e5ce3aec2a25a9efe1"
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------
@@ -540,7 +540,7 @@ def test_a_row_of_one_text_is_marked_by_the_documented_formula(charged, tmp_path
     found = charged("single", "text,label\nthe film,yes\nGrüße,no\n")
     key = (tmp_path / "home" / "ledgers" / "marks.key").read_bytes()
     marks = sorted(
-        int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8], "big", signed=True)
+        int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8], "big", signed=True) & ~1
         for text in ("the film", "Grüße")
     )
     assert sorted(found.marks) == marks
