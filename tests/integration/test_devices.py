@@ -87,7 +87,9 @@ def test_all_four_are_in_every_published_round(town):
         receipts = [json.loads(path.read_bytes()) for path in (federation.home(name) / "receipts" / JOB).glob("*.json")]
         published = [each["event"] for each in receipts if each["outcome"] == "published"]
         told = [(each["unit"], each["multiplier"], each["steps"], each["rate"]) for each in published]
-        assert told == [("person", 1.0, 20, 1.0)] * 2
+        assert set(told) == {("person", 1.0, 20, 1.0)}
+        # One that was killed after its vector had left may never hear that it was published.
+        assert len(told) == 2 or (name == DEVICE[0] and len(receipts) == 2)
         succeed("edge_client", "ledger", "verify", "--home", federation.home(name))
 
 
