@@ -4,16 +4,11 @@ Post-processing: an average is a function of published versions, so it costs no 
 step is too large for the last versions to settle, and nothing elsewhere (docs/decisions/0060-averages.md).
 """
 
-from typing import Final
-
 import numpy as np
 
 from tacit.manifest import Manifest
 
-__all__ = ["AVERAGE", "RunningAverage"]
-
-# The name of the average wherever a command takes a version's number.
-AVERAGE: Final = "average"
+__all__ = ["RunningAverage"]
 
 
 class RunningAverage:

@@ -1,11 +1,10 @@
 """What the commands of questions share: writing a checked file, asking, and fetching the answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from coordinator.cli.common import CALL_SECONDS, operator_stub, progress_bar, run
+from coordinator.cli.common import CALL_SECONDS
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
 
@@ -20,11 +19,18 @@ if TYPE_CHECKING:
 
     Spec = TypeVar("Spec", SurveySpec, MeasurementSpec)
 
-__all__ = ["DELTA", "Answer", "ask", "checked", "fetch_answer", "fetch_document", "std_of", "write"]
+__all__ = ["DELTA", "Answer", "checked", "fetch_answer", "fetch_document", "new_file", "std_of", "write"]
 
 # The delta of a policy that says nothing.
 DELTA = 1e-6
-_CREATE_SECONDS = 60.0
+
+
+def new_file(name: str, out: Path | None) -> Path:
+    """The file to write for a question of this name. Raises CommandFailed if it is there already."""
+    target = Path(f"{name}.toml") if out is None else out
+    if target.exists():
+        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
+    return target
 
 
 def checked(kind: "type[Spec]", text: str, target: Path) -> "Spec":
@@ -86,28 +92,6 @@ def write(text: str, target: Path) -> None:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"{target} cannot be written: {error.strerror}; choose another file with --out", ExitCode.FAILED)
-
-
-def ask(
-    where: Path, document: "JobDocument", parts: "Sequence[tuple[str, bytes | Path]]", *, quiet: bool
-) -> "operator_pb2.Job":
-    """Uploads a question's files and starts its round."""
-
-    async def work() -> "operator_pb2.Job":
-        from tacit.blobs import put_blob
-        from tacit.v1 import operator_pb2
-
-        async with operator_stub(where) as stub:
-            for what, data in parts:
-                with progress_bar(f"uploading {what}", quiet=quiet) as progress:
-                    await put_blob(stub, data, progress=progress)
-            digest = await put_blob(stub, document.canonical())
-            answer: operator_pb2.Job = await stub.CreateJob(
-                operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS
-            )
-            return answer
-
-    return run(work())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tacit.v1 import operator_pb2
 from toolkit.console import ExitCode, fail
 
 __all__ = [
+    "AVERAGE",
     "BEST",
     "NOT_MEASURED",
     "SELECTED",
@@ -28,6 +29,8 @@ __all__ = [
 
 # The name of the best measured version wherever a command takes a version's number.
 BEST = "best"
+# The name of the average of the newest versions, where a command takes one: `export`, `evaluate`, `sample`, `redteam`.
+AVERAGE = "average"
 NOT_MEASURED = "not measured"
 SELECTED = "selected as the highest of several noisy estimates, so it is too high on average"
 _TOO_FEW = "too few units"
@@ -56,8 +59,10 @@ def chosen_version(detail: operator_pb2.JobDetail, wanted: str | None) -> operat
         number = job.version_number
     elif re.fullmatch(r"[0-9]{1,18}", wanted):
         number = int(wanted)
+    elif wanted == AVERAGE:
+        fail(f"--version {AVERAGE} has no round of its own; name a version by its number, or {BEST}", ExitCode.USAGE)
     else:
-        fail(f"--version {wanted[:40]} is neither a version's number nor {BEST}", ExitCode.USAGE)
+        fail(f"--version {wanted[:40]} is not a version's number, {BEST} or {AVERAGE}", ExitCode.USAGE)
     found = next((each for each in detail.versions if each.number == number), None)
     if found is None:
         fail(f"job {job.name} has no version {number}; the newest is {job.version_number}", ExitCode.NOT_FOUND)

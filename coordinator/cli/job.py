@@ -18,11 +18,11 @@ from coordinator.cli.common import (
     operator_at_hand,
     operator_folder,
     operator_stub,
-    progress_bar,
     run,
     table,
 )
 from coordinator.cli.corpora import corpora
+from coordinator.cli.creating import create_job
 from coordinator.cli.trying import try_job
 from toolkit.console import ExitCode, fail, print_json, printable
 from toolkit.install import install_with
@@ -37,8 +37,6 @@ __all__ = ["app", "read_bundle_parts"]
 
 app = typer.Typer(no_args_is_help=True)
 
-# Deadline for `CreateJob`: checking and starting a large job reads all its weights.
-CREATE_SECONDS = 600.0
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 
@@ -246,21 +244,11 @@ def create(
     document, parts = read_bundle_parts(bundle)
     where = operator_folder(operator, folder)
 
-    async def work() -> "operator_pb2.Job":
-        from tacit.blobs import put_blob
-        from tacit.v1 import operator_pb2
-
-        async with operator_stub(where) as stub:
-            for what, source in parts:
-                with progress_bar(f"uploading {what}", quiet=as_json) as progress:
-                    await put_blob(stub, source, progress=progress)
-            digest = await put_blob(stub, document.canonical())
-            answer: operator_pb2.Job = await stub.CreateJob(
-                operator_pb2.CreateJobRequest(document=digest), timeout=CREATE_SECONDS
-            )
-            return answer
-
-    _show(run(work()), as_json, f"Job {document.name} is running; follow it with `coordinator status --watch`.")
+    _show(
+        create_job(where, document, parts, quiet=as_json),
+        as_json,
+        f"Job {document.name} is running; follow it with `coordinator status --watch`.",
+    )
 
 
 @app.command("list")

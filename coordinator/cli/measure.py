@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.asking import DELTA, Answer, ask, checked, fetch_answer, fetch_document, std_of, write
+from coordinator.cli.asking import DELTA, Answer, checked, fetch_answer, fetch_document, new_file, std_of, write
 from coordinator.cli.common import CALL_SECONDS, Dir, Json, Operator, operator_folder, operator_stub, run, table
+from coordinator.cli.creating import create_job
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def new(
     from tacit.measurement_file import MeasurementSpec
     from tacit.validation import HALF, distance_of
 
-    target = Path(f"{name}.toml") if out is None else out
-    if target.exists():
-        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
+    target = new_file(name, out)
     if unit not in _COUNTED:
         fail(f"--unit {unit} is not one of {', '.join(_COUNTED)}", ExitCode.USAGE)
     if (version is None) == (bundle is None):
@@ -161,7 +160,7 @@ def run_measurement(
         made = make_measurement(spec, subject)
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE)
-    job = ask(where, made.document, [*parts, *made.files.items()], quiet=as_json)
+    job = create_job(where, made.document, [*parts, *made.files.items()], quiet=as_json)
     from coordinator.cli.shown import job_status
 
     if as_json:

@@ -483,8 +483,8 @@ async def fetch_version(
     """
     import hashlib
 
-    from coordinator.cli.estimated import chosen_version, members_of
-    from export.averaging import AVERAGE, RunningAverage
+    from coordinator.cli.estimated import AVERAGE, chosen_version, members_of
+    from export.averaging import RunningAverage
 
     averaged: tuple[operator_pb2.Version, ...] = ()
     if version == AVERAGE:

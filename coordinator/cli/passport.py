@@ -229,7 +229,9 @@ async def gather_passport(
         await read_entries(stub, history.take)
         facts, versions = history.facts(document, detail.job.document)
         record = history.record(time.time_ns() // 1_000_000, __version__)
-        folders: list[ExportFacts] = [export_facts(each, versions, version, averaged) for each in exports]
+        folders: list[ExportFacts] = [
+            export_facts(each, versions, version, averaged, document.average) for each in exports
+        ]
         certificate = x509.load_pem_x509_certificate(identity.certificate_pem)
         key = own_key(identity.key_pem)
     except ChainBroken as error:

@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.domain.validation import Measured, best_of
 from coordinator.storage.chain import JournalEntry, RosterOfJournal, Verifier
 from tacit.bundle import INDEX, BundleInvalid, read_bundle
-from tacit.job import JobDocument
+from tacit.job import Average, JobDocument
 from tacit.mechanism import NoMechanism
 from tacit.passport import (
     MAX_EVALUATIONS,
@@ -224,7 +224,11 @@ def _evaluation(entry: JournalEntry) -> EvaluationFacts:
 
 
 def export_facts(
-    folder: Path, versions: tuple[VersionFacts, ...], version: bytes | None = None, averaged: tuple[int, ...] = ()
+    folder: Path,
+    versions: tuple[VersionFacts, ...],
+    version: bytes | None = None,
+    averaged: tuple[int, ...] = (),
+    average: Average | None = None,
 ) -> ExportFacts:
     """Reads an exported folder, and checks every file against its bundle.json.
 
@@ -233,6 +237,7 @@ def export_facts(
         versions: the job's versions.
         version: the digest that it was made from, for a folder that does not say so.
         averaged: the numbers of the versions whose average it is, for such a folder.
+        average: what the job document orders.
 
     Raises:
         BundleInvalid: it is no exported folder, or a file differs.
@@ -249,6 +254,8 @@ def export_facts(
     number = averaged[-1] if averaged else next((each.number for each in versions if each.version == digest), None)
     if averaged and (absent := set(averaged) - {each.number for each in versions}):
         raise ExportUnknown(f"{folder} is an average of version {min(absent)}, which this job does not have")
+    if averaged and (average is None or averaged != tuple(average.weights(averaged[-1]))):
+        raise ExportUnknown(f"{folder} is an average of other versions than this job orders; export it again")
     if number is None:
         raise ExportUnknown(f"{folder} was made from {digest.hex()}, and no version of this job has that digest")
     try:

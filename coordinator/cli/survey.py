@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.asking import DELTA, Answer, ask, checked, fetch_answer, std_of, write
+from coordinator.cli.asking import DELTA, Answer, checked, fetch_answer, new_file, std_of, write
 from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run, table
+from coordinator.cli.creating import create_job
 from toolkit.console import ExitCode, fail, print_json, printable
 from toolkit.install import install_with
 
@@ -55,9 +56,7 @@ def new(
     from tacit.survey import distance_of
     from tacit.survey_file import SurveySpec
 
-    target = Path(f"{name}.toml") if out is None else out
-    if target.exists():
-        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
+    target = new_file(name, out)
     if unit not in _ABOUT:
         fail(f"--unit {unit} is not one of {', '.join(_ABOUT)}", ExitCode.USAGE)
     if kind not in ("words", "wordpiece"):
@@ -134,7 +133,7 @@ def run_survey(
     except (ValueError, OSError) as error:
         fail(f"no survey was made from {file}: {error}", ExitCode.USAGE)
 
-    job = ask(where, made.document, list(made.files.items()), quiet=as_json)
+    job = create_job(where, made.document, list(made.files.items()), quiet=as_json)
     from coordinator.cli.shown import job_status
 
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from coordinator.cli.common import CALL_SECONDS, confirm, operator_stub, run
+from coordinator.cli.creating import CREATE_SECONDS
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["withdraw_member"]
 
-# Creating a job reads its weights.
-_CREATE_SECONDS = 600.0
 
 _Held = Sequence["federation_pb2.HeldContributions"]
 
@@ -167,7 +166,7 @@ async def _carried_out(where: Path, name: str, job: str | None, plans: "Sequence
                 await stub.ChangeJob(change, timeout=CALL_SECONDS)
             if each.follower is None:
                 digest = await put_blob(stub, await asyncio.to_thread(each.document.canonical))
-                await stub.CreateJob(operator_pb2.CreateJobRequest(document=digest), timeout=_CREATE_SECONDS)
+                await stub.CreateJob(operator_pb2.CreateJobRequest(document=digest), timeout=CREATE_SECONDS)
         return answer.jobs
 
 

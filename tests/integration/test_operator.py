@@ -1458,7 +1458,7 @@ def test_estimates_are_shown_with_their_errors_and_best_names_the_best_measured_
         assert "estimate: not measured" in (await house.cli("job", "show", "desk", "--version", "4")).out
         assert "has no version 9" in (await house.cli("job", "show", "desk", "--version", "9", code=5)).err
         assert (
-            "neither a version's number nor best"
+            "is not a version's number, best or average"
             in (await house.cli("job", "show", "desk", "--version", "-1", code=2)).err
         )
 

@@ -3,11 +3,13 @@
 import pytest
 from pydantic import ValidationError
 
-from coordinator.cli.passport_facts import JobHistory
+from coordinator.cli.passport_facts import ExportUnknown, JobHistory, export_facts
 from coordinator.cli.passport_page import estimate_of
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.journal import journal
-from tacit.passport import EstimateFacts
+from tacit.bundle import ModelFacts, write_bundle
+from tacit.job import Average
+from tacit.passport import EstimateFacts, VersionFacts
 from tests.support.stored_job import fill
 
 NUMBERS = {
@@ -52,3 +54,24 @@ def test_a_number_without_its_error_is_no_estimate(without):
 def test_only_a_version_with_an_estimate_is_selected():
     with pytest.raises(ValidationError, match="is selected"):
         EstimateFacts(members=2, selected=True)
+
+
+def test_an_average_of_other_versions_than_the_job_orders_is_no_export_of_it(tmp_path):
+    files = {"model.onnx": b"m", "tokenizer.json": b"t", "labels.json": b"l"}
+    told = {"job": "desk", "version": bytes(32), "max_tokens": 8, "min_tokens": 1, "parity": 0.0, "texts": 1}
+    write_bundle(tmp_path / "out", "model", files, model=ModelFacts(averaged=(1, 2), **told))
+    versions = tuple(
+        VersionFacts(
+            number=number, version=bytes([number]) * 32, at_ms=1, entry=1, entry_hash=bytes(32), mechanism="none",
+            round=number,
+        )
+        for number in range(4)
+    )  # fmt: skip
+    ordered = Average(kind="tail", last=2)
+    facts = export_facts(tmp_path / "out", versions, average=ordered)
+    assert (facts.number, facts.averaged) == (2, (1, 2))
+    with pytest.raises(ExportUnknown, match="other versions than this job orders"):
+        export_facts(tmp_path / "out", versions)
+    write_bundle(tmp_path / "later", "model", files, model=ModelFacts(averaged=(1, 3), **told))
+    with pytest.raises(ExportUnknown, match="other versions than this job orders"):
+        export_facts(tmp_path / "later", versions, average=ordered)
