@@ -987,6 +987,7 @@ def test_the_search_finds_numbers_in_every_encoding():
         b"%.8g" % 1.0986122886681098,
         np.float64(1.0986122886681098).tobytes(),
         pb.PrivacyReport(epsilon=1.0986122886681098).SerializeToString(),
+        pb.PrivacyReport(epsilon=1.0986).SerializeToString(),
     ]
     for each in written:
         assert canaries.within(noise[:51] + each + noise[51:]), each
@@ -1009,3 +1010,16 @@ def test_the_search_finds_split_and_short_values():
     assert canaries.found(Sent(messages=(hidden,)), RANDOM) == []
     told = Sent((Call(0, method, (("note", four),)),), ())
     assert canaries.found(told, RANDOM) == ["loss, <f4"]
+
+
+def test_a_public_fraction_may_contain_the_digits_of_a_rounded_number():
+    canaries = Canaries()
+    canaries.number("loss", 1.00962)
+
+    def found(epsilon):
+        ready = pb.Ready(privacy=pb.PrivacyReport(epsilon=epsilon))
+        data = pb.MemberMessage(ready=ready).SerializeToString()
+        return canaries.found(Sent(messages=(Recorded(0, "FederationService/Session", data),)), RANDOM)
+
+    assert found(1.0096937364328469) == []
+    assert found(1.0096) == ["loss, rounded, <f8"]
