@@ -166,11 +166,16 @@ def simulate(
     somebody chooses by these rows are in no epsilon.
 
     >>> import tacit
-    >>> rows = [(f"the {word} rose over the hill", label)
-    ...         for word, label in (("sun", "day"), ("moon", "night")) for _ in range(60)]
-    >>> job = {"schema": 1, "name": "sky", "labels": ["day", "night"],
-    ...        "vocabulary": {"kind": "words", "entries": ["the", "sun", "moon", "rose", "over", "hill"]}}
-    >>> found = tacit.simulate(job, rows, members=4, test=[("the moon rose", "night")])  # doctest: +SKIP
+    >>> rows = [(f"the {word} rose over hill {number}", label)
+    ...         for word, label in (("sun", "day"), ("moon", "night")) for number in range(60)]
+    >>> job = {"schema": 1, "name": "sky", "labels": ["day", "night"], "model": {"embedding": 8, "maps": 4},
+    ...        "vocabulary": {"kind": "words", "file": "words.txt"}, "mechanism": {"name": "none"},
+    ...        "training": {"learning_rate": 0.05, "epochs": 5}, "rounds": {"count": 3}}
+    >>> found = tacit.simulate(job, rows, members=4)
+    >>> found.accuracy
+    1.0
+    >>> tacit.load(found.export("sky")).predict(["the moon rose"])[0].label
+    'night'
 
     Args:
         job: a job file, its content as a mapping, or a `JobSpec`. Paths in it are relative to the file, or to the
