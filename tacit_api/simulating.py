@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
+from tacit_api.jobs import read_job
 from tacit_api.rows import Data, rows_of
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def simulate(
     from simulation.preparing import Engines, Shares, opened, parts_of, prepared
     from simulation.simulate import Losses, Plan
 
-    spec, base = _spec(job)
+    spec, base = read_job(job)
     kept = None
     if folder is None:
         kept = tempfile.TemporaryDirectory(prefix="tacit-simulation-")
@@ -255,21 +255,6 @@ def _masked(cohort: int) -> Any:
     from coordinator.rounds.masked_sum import MaskedSums
 
     return MaskedSums(cohort)
-
-
-def _spec(job: str | Path | JobSpec | Mapping[str, Any]) -> tuple[JobSpec, Path]:
-    if isinstance(job, JobSpec):
-        return job, Path()
-    if isinstance(job, Mapping):
-        from pydantic import ValidationError
-
-        from tacit.documents import sentence_of
-
-        try:
-            return JobSpec.model_validate(dict(job)), Path()
-        except ValidationError as error:
-            raise DocumentInvalid(f"the job is not valid: {sentence_of(error)}") from error
-    return JobSpec.from_toml(Path(job)), Path(job).parent
 
 
 def _samples(job: JobSpec) -> Sequence[Any]:

@@ -1,7 +1,10 @@
 """Tacit: the Python interface, and the contract on which coordinator and member must agree to the byte.
 
-    tacit.simulate          plays a job over virtual members
-    tacit.load              loads an exported model
+    tacit.simulate            plays a job over virtual members
+    tacit.local_federation    starts a real coordinator and members on this machine
+    tacit.Coordinator         operates a coordinator (AsyncCoordinator in an event loop)
+    tacit.Member              takes part inside this process, with rows from memory
+    tacit.load                loads an exported model
 
 These names are looked up when they are used, so `import tacit` stays light.
 
@@ -13,12 +16,19 @@ and the translation of secure aggregation's messages to and from protobuf (`wire
 import importlib
 from typing import Any
 
-__all__ = ["__version__", "load", "simulate"]
+__all__ = ["AsyncCoordinator", "Coordinator", "Member", "__version__", "load", "local_federation", "simulate"]
 
 __version__ = "0.1.0"
 
 # Where each name lives. That room stands above the contract, so nothing here imports it before somebody asks.
-_INTERFACE = {"load": "tacit_api.loading", "simulate": "tacit_api.simulating"}
+_INTERFACE = {
+    "AsyncCoordinator": "tacit_api.operating",
+    "Coordinator": "tacit_api.operating",
+    "Member": "tacit_api.joining",
+    "load": "tacit_api.loading",
+    "local_federation": "tacit_api.local",
+    "simulate": "tacit_api.simulating",
+}
 
 
 def __getattr__(name: str) -> Any:
