@@ -76,7 +76,7 @@ class LocalFederation:
 
     def _wait(self, job: str, members: Sequence[Member]) -> None:
         """Waits until the job is over, or a member ended before it."""
-        over: "queue.SimpleQueue[BaseException | None]" = queue.SimpleQueue()
+        over: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def finished() -> None:
             try:
