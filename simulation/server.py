@@ -4,7 +4,7 @@ The coordinator implements it (`coordinator.rounds.in_memory`) with the function
 handed in, because the coordinator imports this room and not the other way round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +40,12 @@ class Server(Protocol):
             before: the state that the last round was given.
         """
 
+    def stored(self, state: Any) -> Mapping[str, NDArray[np.float32]]:
+        """Return the vectors of a state that no round was given yet, to be kept on a disk."""
+
+    def restored(self, job: JobDocument, vectors: Mapping[str, NDArray[np.float32]]) -> Any:
+        """Return the state that `stored` returned the vectors of."""
+
     def publish(
         self,
         job: JobDocument,
@@ -47,6 +53,7 @@ class Server(Protocol):
         base: NDArray[np.float32],
         random: RandomSource | None,
         state: Any,
+        cohort: int | None = None,
     ) -> Stepped:
         """Return the next version.
 
@@ -56,6 +63,7 @@ class Server(Protocol):
             base: the version trained from, (d,).
             random: source of the noise that the coordinator adds, if the job has any.
             state: from `state`; None suffices for plain averaging.
+            cohort: members that the round began with, if some were lost; None: those in the sums.
 
         Raises:
             ValueError: the coordinator would not publish these sums.

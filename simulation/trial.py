@@ -16,7 +16,6 @@ from learning.text.data import Example
 from simulation.partitions import Partition, by_column, by_label, by_ratios
 from simulation.server import Server
 from tacit.job import JobSpec
-from tacit.prompt import PromptedModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,23 +201,7 @@ def _correct(
     bundle: "JobBundle", values: "NDArray[np.float32]", examples: Sequence[Example], store: "FeatureStore"
 ) -> int:
     """Return how many rows a version labels rightly."""
-    import torch
+    from simulation.scoring import answers_of
 
-    from learning.models.assembly import assembled
-    from learning.prompts.features import features_of, kind_of
-    from learning.prompts.model import PromptedModel as PromptedModule
-    from learning.text.corpus import EncodedExamples
-    from learning.training.local import logits_of
-    from simulation.rounds import backbone_of
-
-    job = bundle.document
-    corpus = EncodedExamples(examples, job, bundle.public_tokenizer)
-    module, _ = assembled(job, corpus, bundle.manifest, values, {}, backbone_of(bundle), bundle.frozen)
-    read = corpus.read()
-    if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
-        features = torch.from_numpy(features_of(module, read.ids, kind_of(job), store))
-        with torch.no_grad():
-            logits = module.output(features).numpy()
-    else:
-        logits = logits_of(module, read.ids)
-    return int((logits.argmax(axis=1) == read.labels).sum())
+    logits, labels = answers_of(bundle, values, examples, store)
+    return int((logits.argmax(axis=1) == labels).sum())

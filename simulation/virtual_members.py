@@ -5,9 +5,10 @@ ring, and the coordinator's arithmetic (`server`) makes the next version. A memb
 own tokenizer if it built one) is a file in a temporary folder, in memory only while the member trains or is tested. A
 member that was never drawn and has nothing of its own has no file.
 
-Guarantees: the same bundle, members and seed give the same versions and private states, to the bit, for any number of
-workers. All randomness comes from the seed, the round and the member, and a sum in the ring has no order. A private
-state is replaced only after its round's update is encoded; here every update counts.
+Guarantees: the same bundle, members and seed give the same versions and private states, to the bit, for any engine and
+number of workers, and if a worker dies and its members train again. All randomness comes from the seed, the round and
+the member, and a sum in the ring has no order. A round starts from the private state before it, which is removed only
+by the round after.
 
 Like `rounds`, it leaves out TLS, phases, dropouts and masks. A caller may sum the vectors itself (`summed`), for
 example by the aggregation protocol, with keys, masks and unmasking; the sum is the same.
@@ -19,10 +20,8 @@ import os
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.text.data import Example
+from simulation.engines import Engine, local_engine
 from simulation.server import Server
 from tacit.method import FedRecon
 from tacit.vector import layout_of
@@ -37,6 +37,7 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.models import Division, TextClassifier
+    from learning.prompts.features import FeatureStore
     from learning.text.corpus import EncodedExamples
 
 __all__ = [
@@ -95,6 +96,7 @@ class World:
         table: word vectors that own embeddings start from.
         alone: nothing is shared, and members start from the bundle's weights (`local`).
         cached: number of members whose token ids stay in a worker's memory.
+        device: where members train, from `pick_device`.
     """
 
     bundle: "JobBundle"
@@ -104,6 +106,7 @@ class World:
     table: Path | None = None
     alone: bool = False
     cached: int = 512
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -173,33 +176,50 @@ def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[
 
 
 class States:
-    """The members' private states, one file each. A file is replaced atomically."""
+    """The members' private states: one file for a member's newest round, and one for the round before it.
+
+    A file is replaced atomically.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def load(self, place: int) -> tuple[bytes | None, Arrays] | None:
-        """Return a member's own tokenizer and its arrays, or None if it has no state yet."""
-        path = self._path(place)
-        if not path.exists():
+    def load(self, place: int, before: int | None = None) -> tuple[bytes | None, Arrays] | None:
+        """Return a member's own tokenizer and its arrays, or None if it has no state yet.
+
+        Args:
+            place: the member.
+            before: the state from before this round; None: the newest.
+        """
+        rounds = [number for number in self._rounds(place) if before is None or number < before]
+        if not rounds:
             return None
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(self._path(place, rounds[-1]), allow_pickle=False) as file:
             tokenizer = file["tokenizer"].tobytes() if "tokenizer" in file else None
             return tokenizer, {name.removeprefix("array/"): file[name] for name in file if name.startswith("array/")}
 
-    def save(self, place: int, tokenizer: bytes | None, arrays: Arrays) -> None:
-        """Write the state of a member."""
+    def save(self, place: int, tokenizer: bytes | None, arrays: Arrays, number: int = 0) -> None:
+        """Write the state of a member after a round; 0: before its first. States before the last one go."""
         held: dict[str, NDArray[np.generic]] = {f"array/{name}": array for name, array in arrays.items()}
         if tokenizer is not None:
             held["tokenizer"] = np.frombuffer(tokenizer, np.uint8)
         data = io.BytesIO()
         # np.savez takes arrays as keywords, but its types do not allow it.
         np.savez(data, **held)  # type: ignore[arg-type]
-        path = self._path(place)
+        path = self._path(place, number)
+        path.parent.mkdir(exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.new")
         fresh.write_bytes(data.getbuffer())
         fresh.replace(path)
+        for old in [each for each in self._rounds(place) if each < number][:-1]:
+            self._path(place, old).unlink(missing_ok=True)
+
+    def forget_after(self, number: int) -> None:
+        """Remove every state from after this round: those of a round that a stopped simulation had begun."""
+        for path in self.folder.glob("*/*.npz"):
+            if int(path.stem) > number:
+                path.unlink()
 
     def copy_to(self, folder: Path) -> "States":
         """Copy the present states into another folder, emptied first.
@@ -208,12 +228,16 @@ class States:
         """
         shutil.rmtree(folder, ignore_errors=True)
         kept = States(folder)
-        for path in sorted(self.folder.glob("*.npz")):
-            os.link(path, folder / path.name)
+        for path in sorted(self.folder.glob("*/*.npz")):
+            (folder / path.parent.name).mkdir(exist_ok=True)
+            os.link(path, folder / path.parent.name / path.name)
         return kept
 
-    def _path(self, place: int) -> Path:
-        return self.folder / f"{place:06d}.npz"
+    def _rounds(self, place: int) -> list[int]:
+        return sorted(int(path.stem) for path in self._path(place, 0).parent.glob("*.npz"))
+
+    def _path(self, place: int, number: int) -> Path:
+        return self.folder / f"{place:06d}" / f"{number:06d}.npz"
 
 
 class Worker:
@@ -227,15 +251,18 @@ class Worker:
         self._label_shares: dict[int | None, NDArray[np.float64]] = {}
         # By member, part and, if it is the member's own, the tokenizer.
         self._corpora: OrderedDict[tuple[int, str, bytes], EncodedExamples] = OrderedDict()
+        self._features: FeatureStore | None = None
 
     def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
         """Train a member in a round of `cohort` members, save its private state, and return its vector in the ring."""
         from learning.mechanisms.protection import protection_of
+        from learning.text.persons import population_of, unit_of_job
         from learning.training.update import train_update
+        from simulation.rounds import backbone_of
 
         job, states = self._world.bundle.document, States(self._world.states)
-        tokenizer, private = self._state(states, place)
-        protection = protection_of(job, len(self._world.members[place].train))
+        tokenizer, private = self._state(states, place, number)
+        protection = protection_of(job, population_of(self._world.members[place].train, unit_of_job(job)))
         random = SeededRandom(f"{job.seed}/{job.name}/{number}/{place}")
         update = train_update(
             job=job,
@@ -245,15 +272,16 @@ class Worker:
             protection=protection,
             private=private,
             frozen=self._world.bundle.frozen,
+            backbone=backbone_of(self._world.bundle),
             random=random,
             seed=seed_of(job.seed, job.name, number, place),
-            device="cpu",
+            device=self._world.device,
             progress=lambda _step, _steps, _loss: None,
             cancelled=lambda: False,
         )
         vector = protection.encode(job, update, cohort, random)
         if update.private is not None:
-            states.save(place, tokenizer if job.own_vocabulary else None, dict(update.private))
+            states.save(place, tokenizer if job.own_vocabulary else None, dict(update.private), number)
         return vector
 
     def train_alone(self, place: int, epochs: int) -> None:
@@ -338,13 +366,15 @@ class Worker:
         corpus = self._corpus(place, "train", tokenizer)
         adapted(job, module, division, corpus, epochs=usual_epochs(job.method), seed=seed)
 
-    def _state(self, states: States, place: int) -> tuple[bytes, Arrays]:
+    def _state(self, states: States, place: int, before: int | None = None) -> tuple[bytes, Arrays]:
         """Return a member's tokenizer (its own, or the job's) and private arrays, or its start if it has no state yet.
+
+        `before` is as in `States.load`.
 
         An own tokenizer is saved at once, because word pieces built again would differ.
         """
         bundle, job = self._world.bundle, self._world.bundle.document
-        found = states.load(place)
+        found = states.load(place, before)
         if found is not None:
             own, arrays = found
             return own or bundle.tokenizer or b"", arrays
@@ -405,7 +435,7 @@ class Worker:
         if key not in self._corpora:
             held = self._world.members[place]
             rows = {"train": held.train, "validation": held.validation, "test": held.test, COMMON: self._world.common}
-            made = EncodedExamples(rows[part], self._world.bundle.document, tokenizer)
+            made = EncodedExamples(rows[part], self._world.bundle.document, tokenizer, self._kept_features())
             if part == COMMON and own:
                 # Not cached: it is read once or twice, and a copy for each member would fill the memory.
                 return made
@@ -415,18 +445,37 @@ class Worker:
         self._corpora.move_to_end(key)
         return self._corpora[key]
 
+    def _kept_features(self) -> "FeatureStore":
+        """Return what a frozen backbone computed, for all members of this process: they train again and again."""
+        from simulation.kept_features import SharedFeatures
+
+        if self._features is None:
+            self._features = SharedFeatures()
+        return self._features
+
 
 class Crew:
-    """Workers for the members of a world. pool: None runs them in this process."""
+    """The members of a world, trained and scored by an engine's workers."""
 
-    def __init__(self, world: World, pool: ProcessPoolExecutor | None) -> None:
+    def __init__(self, world: World, engine: Engine | None = None) -> None:
+        """Joins them. Without an engine, everything runs in this process."""
         self.world = world
-        self._pool = pool
-        self._here = Worker(world) if pool is None else None
+        self._engine: Engine | None = engine
+        self._here = Worker(world) if engine is None else None
 
-    def train(self, places: Sequence[int], number: int, version: bytes) -> Iterator[NDArray[np.uint32]]:
-        """Train members and yield their vectors in the ring, in the order of `places`."""
-        yield from self._each("train", [(place, number, len(places), version) for place in places])
+    def train(
+        self, places: Sequence[int], number: int, version: bytes, cohort: int | None = None
+    ) -> Iterator[NDArray[np.uint32]]:
+        """Train members and yield their vectors in the ring, in the order of `places`.
+
+        Args:
+            places: the members.
+            number: of the round.
+            version: that they train from.
+            cohort: members of the round, if some of them send nothing; None: these.
+        """
+        size = len(places) if cohort is None else cohort
+        yield from self._each("train", [(place, number, size, version) for place in places])
 
     def train_alone(self, epochs: int) -> None:
         """Train every member alone."""
@@ -448,14 +497,11 @@ class Crew:
         return list(self._each("score", [(place, version, readings, parts, folder) for place in members]))
 
     def _each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        if self._pool is None:
-            for arguments in calls:
-                yield getattr(self._here, what)(*arguments)
+        if self._engine is not None:
+            yield from self._engine.each(what, calls)
             return
-        # All calls are submitted at once, so an idle worker takes the next member.
-        waiting = [self._pool.submit(_call, what, arguments) for arguments in calls]
-        for each in waiting:
-            yield each.result()
+        for arguments in calls:
+            yield getattr(self._here, what)(*arguments)
 
 
 @contextmanager
@@ -468,23 +514,10 @@ def crew_of(world: World, workers: int) -> Iterator[Crew]:
     if workers < 1:
         raise ValueError(f"{workers} workers: at least one is needed")
     if workers == 1:
-        yield Crew(world, None)
+        yield Crew(world)
         return
-    # Spawned, because a forked copy of torch's threads hangs.
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(world,)) as pool:
-        yield Crew(world, pool)
-
-
-_worker: Worker | None = None
-
-
-def _begin(world: World) -> None:
-    global _worker  # noqa: PLW0603  one for each process
-    _worker = Worker(world)
-
-
-def _call(what: str, arguments: tuple[Any, ...]) -> Any:
-    return getattr(_worker, what)(*arguments)
+    with local_engine(Worker, world, workers) as engine:
+        yield Crew(world, engine)
 
 
 def play_round(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.library.masked_sum import Parties, masked_sum
 from coordinator.rounds.in_memory import InMemory
+from coordinator.rounds.masked_sum import Parties, masked_sum
 from secure_agg import SystemRandom
 from simulation import virtual_members
 from simulation.virtual_members import Crew

@@ -53,9 +53,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from benchmarks.library.masked_rounds import play_round
-from benchmarks.library.masked_sum import Parties
 from benchmarks.library.minilm import minilm
 from benchmarks.library.record import SHARED, Figure, NoData, Results, open_results, parser
+from coordinator.rounds.masked_sum import Parties
 from learning.text.data import Example
 from secure_agg import packed_size
 from simulation.partitions import Partition, by_label, split

@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from benchmarks.library.parties import Party, mean_of, vector_of
+from benchmarks.library.parties import mean_of, vector_of
 from benchmarks.library.stopwatch import Stopwatch
 from benchmarks.secure_aggregation.crowd import Crowd, due_of_member, due_of_server
+from coordinator.rounds.masked_sum import Party
 from secure_agg import Dropped, KeyOf, Layout, Phase, RoundContext, VerifyIdentity
 
 __all__ = [

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from cryptography import x509
 
 import secure_agg
-from benchmarks.library.parties import BOUND, Party, make_parties
+from benchmarks.library.parties import BOUND
 from benchmarks.library.stopwatch import Stopwatch
+from coordinator.rounds.masked_sum import Party, make_parties
 from secure_agg import KeyOf, Layout, Phase, RoundContext, Segment, SparseGraph, VerifyIdentity
 from tacit.verification import verifiers
 

@@ -16,6 +16,7 @@ from coordinator.cli.model import export
 from coordinator.cli.redteam import redteam
 from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
+from coordinator.cli.simulate import simulate
 from coordinator.cli.status import status
 from toolkit.console import program, run_app
 
@@ -53,6 +54,7 @@ app.add_typer(backbone.app, name="backbone", help="Add, list and remove frozen l
 app.command(short_help="Measure versions on your own data.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
 app.command(short_help="Attack a job's updates with public or made texts.")(redteam)
+app.command(short_help="Play a whole job offline over virtual members.")(simulate)
 app.add_typer(passport.app, name="passport", help="Make, verify and show a job's passport.")
 app.command(short_help="Sample synthetic texts from a version of an rvae job.")(sample)
 app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)

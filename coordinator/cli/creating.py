@@ -10,13 +10,20 @@ if TYPE_CHECKING:
     from tacit.job import JobDocument
     from tacit.v1 import operator_pb2
 
-__all__ = ["CREATE_SECONDS", "create_job"]
+__all__ = ["CREATE_SECONDS", "create_job", "upload_job"]
 
 # The coordinator reads all files of a job before it accepts it, a backbone of 2 GiB included.
 CREATE_SECONDS = 600.0
 
 
 def create_job(
+    where: Path, document: "JobDocument", parts: "Sequence[tuple[str, bytes | Path]]", *, quiet: bool
+) -> "operator_pb2.Job":
+    """`upload_job` for commands."""
+    return run(upload_job(where, document, parts, quiet=quiet))
+
+
+async def upload_job(
     where: Path, document: "JobDocument", parts: "Sequence[tuple[str, bytes | Path]]", *, quiet: bool
 ) -> "operator_pb2.Job":
     """Uploads a job's files and starts its first round. An interrupted upload continues where it stopped.
@@ -27,19 +34,15 @@ def create_job(
         parts: What each file is, and its bytes or its path.
         quiet: Whether to hide progress bars.
     """
+    from tacit.blobs import put_blob
+    from tacit.v1 import operator_pb2
 
-    async def work() -> "operator_pb2.Job":
-        from tacit.blobs import put_blob
-        from tacit.v1 import operator_pb2
-
-        async with operator_stub(where) as stub:
-            for what, source in parts:
-                with progress_bar(f"uploading {what}", quiet=quiet) as progress:
-                    await put_blob(stub, source, progress=progress)
-            digest = await put_blob(stub, document.canonical())
-            answer: operator_pb2.Job = await stub.CreateJob(
-                operator_pb2.CreateJobRequest(document=digest), timeout=CREATE_SECONDS
-            )
-            return answer
-
-    return run(work())
+    async with operator_stub(where) as stub:
+        for what, source in parts:
+            with progress_bar(f"uploading {what}", quiet=quiet) as progress:
+                await put_blob(stub, source, progress=progress)
+        digest = await put_blob(stub, document.canonical())
+        answer: operator_pb2.Job = await stub.CreateJob(
+            operator_pb2.CreateJobRequest(document=digest), timeout=CREATE_SECONDS
+        )
+        return answer

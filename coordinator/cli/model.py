@@ -207,7 +207,7 @@ def export(
                 )
 
         material = run(work())
-        run(_check_audits(where, material, audit or (), despite=despite_audit))
+        run(check_audits(where, material, audit or (), despite=despite_audit))
         report = export_version(tools, material, out, given, split=split, format=format, origin=_origin(material))
     beside: dict[str, Any] = (
         {"passport": str(run(_passport(where, job, out, material, audit or ())))} if passport else {}
@@ -257,7 +257,7 @@ async def _passport(where: Path, job: str, out: Path, material: Material, audits
     return out / PASSPORT
 
 
-async def _check_audits(where: Path, material: Material, audits: Sequence[Path], *, despite: bool) -> None:
+async def check_audits(where: Path, material: Material, audits: Sequence[Path], *, despite: bool) -> None:
     """Refuses a version of a job that demands an audit, unless a member's audit of it is given and sound.
 
     Raises:

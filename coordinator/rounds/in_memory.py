@@ -1,6 +1,6 @@
 """Steps versions in memory, for simulations: a real round's arithmetic without its protocol, store or driver."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,14 @@ class InMemory:
         """Returns the optimiser's state of version 0, or the one after the round that was given `before`."""
         return StateVectors(job.server, job.values, None if before is None else before.after)
 
+    def stored(self, state: StateVectors) -> dict[str, NDArray[np.float32]]:
+        """Returns the vectors, float32 (values,), of a state that no round was given yet."""
+        return dict(state.before)
+
+    def restored(self, job: JobDocument, vectors: Mapping[str, NDArray[np.float32]]) -> StateVectors:
+        """Returns the state that `stored` returned the vectors of."""
+        return StateVectors(job.server, job.values, vectors)
+
     def publish(
         self,
         job: JobDocument,
@@ -27,8 +35,9 @@ class InMemory:
         base: NDArray[np.float32],
         random: RandomSource | None = None,
         state: ServerState | None = None,
+        cohort: int | None = None,
     ) -> Step:
-        """Returns the next version of a cohort in which nobody was lost.
+        """Returns the next version.
 
         Args:
             job: the job.
@@ -36,14 +45,15 @@ class InMemory:
             base: float32 (d,), the version that the round started from. It must not share a sum's memory.
             random: source of the noise after aggregation; the system's unless given.
             state: from `state`; not needed for plain averaging.
+            cohort: members that the round began with; None: nobody was lost.
 
         Raises:
             ResultInvalid: the coordinator would not publish these sums.
             StateNeeded: the job's optimiser has a state, and none was given.
         """
-        cohort = sum(members for members, _ in sums)
+        cohort = sum(members for members, _ in sums) if cohort is None else cohort
         if job.aggregation.groups is None:
-            ((_, total),) = sums
-            return next_version(job, cohort, cohort, total, base, random, state)
+            ((survivors, total),) = sums
+            return next_version(job, cohort, survivors, total, base, random, state)
         groups = [GroupSum(members, total) for members, total in sums]
         return next_version_of_groups(job, cohort, groups, base, random, state)

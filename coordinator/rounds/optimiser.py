@@ -68,15 +68,15 @@ class StateVectors:
     def __init__(self, server: ServerOptimiser, values: int, before: Mapping[str, NDArray[np.float32]] | None = None):
         """Starts from `before`, the state of the version that the round starts from; without it, that of version 0."""
         names = state_names(server)
-        self._before = {name: np.full(values, state_start(server, name), np.float32) for name in names}
-        self._before |= {} if before is None else {name: before[name] for name in names}
+        self.before = {name: np.full(values, state_start(server, name), np.float32) for name in names}
+        self.before |= {} if before is None else {name: before[name] for name in names}
         self.after = {name: np.empty(values, np.float32) for name in names}
         self._taken = self._given = 0
 
     def take(self, values: int) -> dict[str, NDArray[np.float32]]:
         """See `ServerState`."""
         start, self._taken = self._taken, self._taken + values
-        return {name: vector[start : self._taken] for name, vector in self._before.items()}
+        return {name: vector[start : self._taken] for name, vector in self.before.items()}
 
     def give(self, blocks: Mapping[str, NDArray[np.float32]]) -> None:
         """See `ServerState`."""

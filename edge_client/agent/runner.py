@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
 from edge_client.withdrawal.folder import WithdrawalFolder, WithdrawalsUnreadable
 from learning.prompts.features import FeatureStore
-from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
+from learning.text.data import DataInvalid, Example, RowInvalid, Rows, Skipped, read_data
 from learning.text.persons import population_of, unit_of_job, units_of
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device
@@ -62,6 +63,10 @@ class RunOptions:
     """The options of `edge_client run`. `export` and `evaluate` share those on the data and the machine."""
 
     data: Path
+    # The rows themselves, if a program holds them; then `data` is only a word for them.
+    rows: tuple[Example, ...] | None = None
+    # Whether a program runs the member, which keeps its own logs and signals.
+    embedded: bool = False
     text: str = "text"
     label: str = "label"
     # Skips and counts rows that cannot be read, instead of failing.
@@ -150,14 +155,7 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
         policy, _ = Policy.load(home, options.policy)
         if takes_part:
             _check_persons(policy, options.person)
-        rows = read_data(
-            options.data,
-            text=options.text,
-            label=options.label,
-            text_b=options.text_b,
-            person=options.person,
-            skip_invalid=options.skip_invalid,
-        )
+        rows = _rows_of(options)
         runtime = pick_runtime(options.runtime)
         if options.idle is not None:
             # A mistyped command is refused here, before anything is opened.
@@ -189,6 +187,24 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
         rows.skipped,
         options.person,
         runtime,
+    )
+
+
+def _rows_of(options: RunOptions) -> Rows:
+    """The member's rows: those that a program holds, or the file's.
+
+    Raises:
+        DataInvalid: As `read_data`.
+    """
+    if options.rows is not None:
+        return Rows(list(options.rows), any(each.text_b is not None for each in options.rows))
+    return read_data(
+        options.data,
+        text=options.text,
+        label=options.label,
+        text_b=options.text_b,
+        person=options.person,
+        skip_invalid=options.skip_invalid,
     )
 
 
@@ -229,7 +245,10 @@ def _alone(home: Path) -> Iterator[IO[str]]:
 
 
 def run_member(
-    options: RunOptions, observer: Observer | None = None, describe: Callable[[Member], Describe] | None = None
+    options: RunOptions,
+    observer: Observer | None = None,
+    describe: Callable[[Member], Describe] | None = None,
+    started: Callable[[Callable[[], None] | None], None] = lambda _: None,
 ) -> None:
     """Runs the member until it is interrupted or, with `until_finished`, until every job is over.
 
@@ -237,13 +256,17 @@ def run_member(
         options: The options of `edge_client run`.
         observer: Watches the member; None: the terminal or the log.
         describe: How the member describes a job to its stewards, if its policy asks them.
+        started: Called with a function that ends the member, which any thread may call, and with None once it ended.
 
     Raises:
         CommandFailed: The input cannot be used, the coordinator refuses this member for good, or too many members
             declined the jobs.
     """
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
-    configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
+    # A program that runs a member may have logs of its own.
+    if not options.embedded or not structlog.is_configured():
+        level = "warning" if terminal or options.embedded else "info"
+        configure("json" if options.as_json else options.log_format or "console", level)
     withdrawals = _still_taking_part(options)
     member = load_member(options, takes_part=True)
     if skipped := member.skipped:
@@ -303,6 +326,7 @@ def run_member(
                         desk,
                         kept_back,
                         withdrawals,
+                        started,
                     )
                 )
             except AgentStopped as stopped:
@@ -406,6 +430,7 @@ async def _run(
     desk: Desk | None,
     kept_back: KeptBack | None,
     withdrawals: WithdrawalFolder,
+    started: Callable[[Callable[[], None] | None], None],
 ) -> None:
     verification = Verification(member.identity.trust)
 
@@ -486,7 +511,16 @@ async def _run(
     log.info("runtime", runtime=member.runtime, device=member.device)
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(task.cancel)
+
+    started(stop)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    finally:
+        started(None)

@@ -1,10 +1,41 @@
-"""The contract: everything on which coordinator and member must agree to the byte.
+"""Tacit: the Python interface, and the contract on which coordinator and member must agree to the byte.
 
-`tacit.v1` is generated from the .proto files beside it. The modules here hold the rest: named tensors (`manifest`), job
-documents (`job`), identities in certificates (`identity`), join tokens (`token`), reasons (`reason`), and the
-translation of secure aggregation's messages to and from protobuf (`wire`).
+    tacit.simulate            plays a job over virtual members
+    tacit.local_federation    starts a real coordinator and members on this machine
+    tacit.Coordinator         operates a coordinator (AsyncCoordinator in an event loop)
+    tacit.Member              takes part inside this process, with rows from memory
+    tacit.load                loads an exported model
+
+These names are looked up when they are used, so `import tacit` stays light.
+
+The contract: `tacit.v1` is generated from the .proto files beside it. The modules here hold the rest: named tensors
+(`manifest`), job documents (`job`), identities in certificates (`identity`), join tokens (`token`), reasons (`reason`),
+and the translation of secure aggregation's messages to and from protobuf (`wire`).
 """
 
-__all__ = ["__version__"]
+import importlib
+from typing import Any
+
+__all__ = ["AsyncCoordinator", "Coordinator", "Member", "__version__", "load", "local_federation", "simulate"]
 
 __version__ = "0.1.0"
+
+# Where each name lives. That room stands above the contract, so nothing here imports it before somebody asks.
+_INTERFACE = {
+    "AsyncCoordinator": "tacit_api.operating",
+    "Coordinator": "tacit_api.operating",
+    "Member": "tacit_api.joining",
+    "load": "tacit_api.loading",
+    "local_federation": "tacit_api.local",
+    "simulate": "tacit_api.simulating",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _INTERFACE:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_INTERFACE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_INTERFACE})

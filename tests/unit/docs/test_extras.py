@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.places import ROOT
 
-OURS = {"coordinator", "edge_client", "export", "learning", "secure_agg", "simulation", "tacit", "toolkit"}
+OURS = {"coordinator", "edge_client", "export", "learning", "secure_agg", "simulation", "tacit", "tacit_api", "toolkit"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -58,7 +58,8 @@ def imported(room: str) -> dict[str, Path]:
         ("edge_client", ["edge"]),
         ("export", ["export"]),
         ("learning", ["learning"]),
-        ("simulation", ["export"]),
+        ("simulation", ["export", "ray"]),
+        ("tacit_api", ["notebook"]),
     ],
 )
 def test_an_extra_installs_what_its_package_imports(room, extras):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks.library.masked_rounds import play_round
-from benchmarks.library.masked_sum import Parties, masked_sum
 from benchmarks.library.simulation import Member, corpora_of
 from benchmarks.library.simulation import play_round as simulated_round
+from coordinator.rounds.masked_sum import Parties, masked_sum
 from coordinator.rounds.optimiser import StateNeeded, StateVectors
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.models.division import EMBEDDING

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import secure_agg
-from benchmarks.library.parties import keys_of_few_primes, mean_of, names, vector_of
+from benchmarks.library.parties import mean_of, vector_of
 from benchmarks.secure_aggregation.cohort import ChecksMissing, CohortFailed, Server, play
 from benchmarks.secure_aggregation.crowd import (
     Crowd,
@@ -14,6 +14,7 @@ from benchmarks.secure_aggregation.crowd import (
     layout_for,
     sparse_context,
 )
+from coordinator.rounds.masked_sum import keys_of_few_primes, names
 from secure_agg import ContextInvalid, Layout, LayoutInvalid, Phase
 from secure_agg.member.seat import Seat
 from secure_agg.member.unmask import AwaitingConfirmations

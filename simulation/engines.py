@@ -1,0 +1,214 @@
+"""Runs the calls of a simulation in worker processes, on this machine or on the actors of a Ray cluster.
+
+An engine makes one object in each worker and calls its methods. Guarantees: results come in the order of the calls.
+A call whose worker died is made again in a new worker, so a method must give the same result however often it runs.
+After `_MAX_DEATHS` deaths in a row without a result, the engine gives up and says so.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any, Protocol
+
+__all__ = ["Engine", "RayMissing", "WorkersDied", "local_engine", "ray_engine"]
+
+# A call that kills its worker each time would never end.
+_MAX_DEATHS = 3
+
+Make = Callable[[Any], Any]
+
+
+class WorkersDied(RuntimeError):
+    """Workers died again and again; the text says what to do."""
+
+
+class RayMissing(ValueError):
+    """Ray is not installed."""
+
+
+class Engine(Protocol):
+    """Workers, each with an object of its own."""
+
+    def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """Call the method `what` with each of these arguments, and yield the results in their order.
+
+        Raises:
+            WorkersDied: workers die again and again.
+        """
+
+
+class _Processes:
+    """Processes of this machine. They are spawned, because a forked copy of torch's threads hangs."""
+
+    def __init__(self, make: Make, told: Any, workers: int) -> None:
+        self._make, self._told, self._workers = make, told, workers
+        self._pool = self._new()
+
+    def _new(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self._workers, get_context("spawn"), initializer=_begin, initargs=(self._make, self._told)
+        )
+
+    def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """See `Engine`."""
+        # All calls are submitted at once, so an idle worker takes the next one.
+        waiting = self._submitted(what, calls)
+        for at in range(len(calls)):
+            deaths = 0
+            while True:
+                try:
+                    result = waiting[at].result()
+                    break
+                except BrokenProcessPool:
+                    # One dead process ends the whole pool.
+                    deaths += 1
+                    if deaths == _MAX_DEATHS:
+                        raise _died(what) from None
+                    self.close()
+                    self._pool = self._new()
+                    waiting[at:] = self._submitted(what, calls[at:])
+            yield result
+            # Its result is not held for longer than it is needed.
+            waiting[at] = Future()
+
+    def _submitted(self, what: str, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        return [self._pool.submit(_call, what, arguments) for arguments in calls]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def local_engine(make: Make, told: Any, workers: int) -> Iterator[Engine]:
+    """Start processes, each with `make(told)`, and end them afterwards.
+
+    Args:
+        make: a class or function that can be pickled.
+        told: what it is given; pickled once for each worker.
+        workers: processes, at least 1.
+    """
+    engine = _Processes(make, told, workers)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+_worker: Any = None
+
+
+def _begin(make: Make, told: Any) -> None:
+    global _worker  # noqa: PLW0603  one for each process
+    _worker = make(told)
+
+
+def _call(what: str, arguments: tuple[Any, ...]) -> Any:
+    return getattr(_worker, what)(*arguments)
+
+
+class _Actors:
+    """Actors of a Ray cluster. An actor that died is replaced, wherever Ray finds room."""
+
+    def __init__(self, make: Make, told: Any, workers: int, gpus: float) -> None:
+        import ray as found
+
+        # Ray's own types do not know what its decorators make.
+        ray: Any = found
+        self._ray = ray
+        held = ray.put(told)
+
+        class Actor:
+            def __init__(self, told: Any) -> None:
+                self.own = make(told)
+
+            def call(self, what: str, arguments: tuple[Any, ...]) -> Any:
+                return getattr(self.own, what)(*arguments)
+
+        # Restarts and repetitions are this engine's, which counts them.
+        kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Actor)
+        self._start = lambda: kind.remote(held)
+        self._actors = [self._start() for _ in range(workers)]
+
+    def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """See `Engine`."""
+        held = [self._ray.put(arguments) for arguments in calls]
+        free, next_call, next_result, deaths = list(range(len(self._actors))), 0, 0, 0
+        running: dict[Any, tuple[int, int]] = {}
+        again: list[int] = []
+        done: dict[int, Any] = {}
+        while next_result < len(calls):
+            while free and (again or next_call < len(calls)):
+                at = again.pop() if again else next_call
+                next_call += at == next_call
+                actor = free.pop()
+                running[self._actors[actor].call.remote(what, held[at])] = (at, actor)
+            (ready,), _ = self._ray.wait(list(running), num_returns=1)
+            at, actor = running.pop(ready)
+            try:
+                done[at] = self._ray.get(ready)
+                deaths = 0
+            except self._ray.exceptions.RayActorError as error:
+                deaths += 1
+                if deaths == _MAX_DEATHS * len(self._actors):
+                    # Ray says here what an actor could not import or load.
+                    raise _died(what) from error
+                self._actors[actor] = self._start()
+                again.append(at)
+            except self._ray.exceptions.RayTaskError as error:
+                # The worker's own exception, as other engines raise it.
+                raise error.cause from None
+            free.append(actor)
+            while next_result in done:
+                yield done.pop(next_result)
+                next_result += 1
+
+    def close(self) -> None:
+        """Ends the actors."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+
+@contextmanager
+def ray_engine(
+    make: Make, told: Any, workers: int, *, address: str | None = None, gpus: float = 0.0
+) -> Iterator[Engine]:
+    """Start actors, each with `make(told)`, on a Ray cluster, and end them afterwards.
+
+    Args:
+        make, told: as in `local_engine`.
+        workers: actors, each with one processor.
+        address: of the cluster (`auto` finds a running one); None starts Ray on this machine, and ends it afterwards.
+        gpus: share of a GPU that each actor has.
+
+    Raises:
+        RayMissing: Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise RayMissing("Ray is not installed; pip install 'tacit-federation[ray]', or use --engine local") from None
+    ours = not ray.is_initialized()
+    if ours:
+        settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        if address is None:
+            settings |= {"num_cpus": workers}
+        ray.init(address=address, **settings)
+    try:
+        engine = _Actors(make, told, workers, gpus)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _died(what: str) -> WorkersDied:
+    return WorkersDied(
+        f"{_MAX_DEATHS} workers died one after another while they should {what}; look for memory that ran out, and use "
+        "fewer workers"
+    )

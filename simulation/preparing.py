@@ -1,0 +1,231 @@
+"""Prepares a simulation from a job, rows and options: the bundle, the rows' parts, the members, the engine."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from learning.backbones.collection import Collection
+from learning.text.data import Example, check_labels
+from simulation.engines import Engine, local_engine, ray_engine
+from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios
+from simulation.server import Server
+from simulation.simulate import NotSimulated, Plan, Simulation, Summing, world_of
+from simulation.trial import Rows, divide
+from simulation.virtual_members import Crew, Worker
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument, JobSpec
+
+__all__ = ["Engines", "Prepared", "Shares", "dealt", "opened", "parts_of", "prepared"]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What runs members.
+
+    Attributes:
+        name: `local` or `ray`.
+        workers: processes or actors; with `local`, one runs everything in this process.
+        address: of a Ray cluster; None starts Ray on this machine.
+        gpus: share of a GPU that each of Ray's actors has.
+        device: where members train.
+    """
+
+    name: Literal["local", "ray"] = "local"
+    workers: int = 1
+    address: str | None = None
+    gpus: float = 0.0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How rows are dealt to members.
+
+    Attributes:
+        kind: `even`; `label`: proportions of labels from Dir(alpha); `quantity`: sizes from Dir(alpha); `ratios`: sizes
+            in these ratios; `column`: a member for each value of the rows' column.
+        members: how many, for the first three.
+        alpha: of `label` and `quantity`.
+        ratios: of `ratios`.
+    """
+
+    kind: Literal["even", "label", "quantity", "ratios", "column"] = "even"
+    members: int = 10
+    alpha: float = 1.0
+    ratios: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, text: str, members: int, alpha: float) -> "Shares":
+        """Read "even", "label", "quantity", "column" or "ratios:1,1,3".
+
+        Raises:
+            NotSimulated: it is something else.
+        """
+        kind, colon, ratios = text.partition(":")
+        match kind:
+            case "even" | "label" | "quantity" | "column" if not colon:
+                return cls(kind, members, alpha)
+            case "ratios" if colon:
+                try:
+                    return cls("ratios", members, alpha, tuple(float(each) for each in ratios.split(",")))
+                except ValueError:
+                    pass
+        raise NotSimulated(f"{text[:40]!r} is no partition; write even, label, quantity, column or ratios:1,1,3")
+
+
+def dealt(rows: Rows, shares: Shares, seed: int) -> tuple[tuple[Example, ...], ...]:
+    """Deal rows to members.
+
+    Raises:
+        NotSimulated: there are fewer rows than members need.
+    """
+    examples = rows.examples
+    try:
+        made: Partition
+        match shares.kind:
+            case "even":
+                made = by_ratios(len(examples), (1,) * shares.members, seed)
+            case "ratios":
+                made = by_ratios(len(examples), shares.ratios, seed)
+            case "label":
+                made = by_label([str(each.label) for each in examples], shares.members, shares.alpha, seed)
+            case "quantity":
+                made = by_quantity(len(examples), shares.members, shares.alpha, seed)
+            case "column":
+                made = by_column(rows.column)
+    except ValueError as error:
+        raise NotSimulated(f"{len(examples)} training rows cannot be dealt to members: {error}") from error
+    return tuple(tuple(examples[place] for place in part) for part in made.members)
+
+
+def parts_of(rows: Rows, *, test: float, seed: int) -> tuple[Rows, tuple[Example, ...]]:
+    """Hold rows apart for the test. A text is in one part only.
+
+    Args:
+        rows: all rows.
+        test: share of the texts, in (0, 1).
+        seed: of the draw.
+
+    Raises:
+        RowsUnfit: a part would be empty.
+    """
+    half = divide(rows, validation=test / 2, test=test / 2, seed=seed)
+    return half.train, half.validation + half.test
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job's bundle and its members' rows."""
+
+    document: JobDocument
+    bundle: Path
+    members: tuple[tuple[Example, ...], ...]
+    test: tuple[Example, ...]
+    sizes: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(len(rows) for rows in self.members))
+
+
+def prepared(
+    job: JobSpec,
+    base: Path,
+    rows: Rows,
+    test: Sequence[Example],
+    shares: Shares,
+    folder: Path,
+    *,
+    seed: int,
+    report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
+) -> Prepared:
+    """Make the job's bundle in the simulation's folder, unless it is there, and deal the rows.
+
+    Args:
+        job: the operator's job.
+        base: of its relative paths.
+        rows: training rows.
+        test: rows that no member has.
+        shares: how the training rows are dealt.
+        folder: of the simulation.
+        seed: of the partition.
+        report: called with sentences about what was found on the way.
+        collection: the operator's backbones, which `model.base` may name.
+
+    Raises:
+        NotSimulated: rows, job and folder do not fit each other.
+        DataInvalid: a label is not the job's.
+        ValueError, OSError: the bundle cannot be made.
+    """
+    from export.bundle import make_job_bundle, read_job_bundle
+
+    if isinstance(job.start, str):
+        raise NotSimulated(f"start: version {job.start} is at a coordinator; leave the key out to simulate the job")
+    check_labels([*rows.examples, *test], job.labels)
+    members = dealt(rows, shares, seed)
+    target, kept = folder / "bundle", folder / "job.json"
+    written = job.model_dump_json()
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        # All or nothing: a bundle that was cut off is not taken for one.
+        fresh = folder / ".bundle.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        make_job_bundle(job, base, fresh, report=report, collection=collection)
+        kept.write_text(written, encoding="utf-8")
+        fresh.rename(target)
+    elif not kept.exists() or kept.read_text(encoding="utf-8") != written:
+        raise NotSimulated(
+            f"{folder} holds a simulation of another job, or of this one before it was changed; choose another folder "
+            "with --out, or remove it"
+        )
+    try:
+        document = read_job_bundle(target).document
+    except DocumentInvalid as error:
+        raise NotSimulated(f"{target} cannot be used ({error}); remove {folder} and simulate again") from error
+    return Prepared(document, target, members, tuple(test))
+
+
+@contextmanager
+def opened(
+    made: Prepared,
+    plan: Plan,
+    engines: Engines,
+    server: Server,
+    folder: Path,
+    *,
+    summing: Callable[[int], Summing] | None = None,
+) -> Iterator[Simulation]:
+    """Open a simulation with its engine.
+
+    Args:
+        made: from `prepared`.
+        plan: what to play.
+        engines: what runs members.
+        server: the coordinator's arithmetic.
+        folder: of the simulation.
+        summing: makes what adds the vectors of a cohort of this size; None: they are added one by one.
+
+    Raises:
+        NotSimulated, RayMissing: as in `Simulation` and `ray_engine`.
+    """
+    from export.bundle import read_job_bundle
+
+    if engines.workers < 1:
+        raise NotSimulated(f"{engines.workers} workers: at least one is needed")
+    bundle = read_job_bundle(made.bundle)
+    world = world_of(bundle, made.members, made.test, folder, seed=plan.seed, device=engines.device)
+    with ExitStack() as held:
+        engine: Engine | None = None
+        if engines.name == "ray":
+            engine = held.enter_context(
+                ray_engine(Worker, world, engines.workers, address=engines.address, gpus=engines.gpus)
+            )
+        elif engines.workers > 1:
+            engine = held.enter_context(local_engine(Worker, world, engines.workers))
+        simulation = Simulation(Crew(world, engine), plan, server, folder)
+        if summing is not None:
+            simulation.sum_by(summing(simulation.cohort))
+        yield simulation

@@ -1,0 +1,413 @@
+"""Simulates a whole job over virtual members: drawn cohorts, losses, rounds, scores, and a checkpoint of each round.
+
+`coordinator simulate` and `tacit.simulate` are this with options. Members train as in `simulation.virtual_members`.
+
+Guarantees. The same bundle, members and plan give the same versions to the bit, for any engine and number of workers,
+and after any interruption: `rounds.jsonl` and the versions are written round by round, and a simulation that finds
+them goes on behind the last whole round. Files of another job, other rows or another plan are refused. Memory holds
+one version and one sum for each group, whatever the number of members.
+
+Coins come from the plan's seed. They protect nobody, so rows must be public or the operator's own. A member's process
+cannot get such coins: they are a class of this room, which `edge_client` does not import (a test of the imports and of
+the types says so).
+
+Not simulated: TLS, phases, time, noised metrics, and correlated noise, whose steps belong to one process.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learning.text.data import Example
+from simulation.rounds import MIN_COHORT, draw
+from simulation.server import Server
+from simulation.virtual_members import Crew, Held, SeededRandom, States, World, cohort_of, seed_of
+from tacit.context import thresholds_of
+from tacit.mechanism import DpSgd
+from tacit.model import RvaeModel
+from tacit.vector import layout_of
+
+if TYPE_CHECKING:
+    from export.bundle import JobBundle
+    from export.figures import Figures
+    from learning.prompts.features import FeatureStore
+    from tacit.job import JobDocument
+
+__all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
+
+Vector = NDArray[np.float32]
+# Adds a cohort's vectors in the ring in another way than one by one: the document, the round, the version's digest, the
+# places of all members of the round, those that send, and their vectors.
+Summing = Callable[["JobDocument", int, bytes, Sequence[int], Sequence[int], Sequence[NDArray[np.uint32]]], Any]
+
+_ROUNDS, _PLAN = "rounds.jsonl", "plan.json"
+
+
+class NotSimulated(ValueError):
+    """The job, the rows or the folder cannot be used. The text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Which members of a cohort are lost before they send.
+
+    Attributes:
+        kind: `none`; `random`: each member in each round, independently; `fixed`: the same members in every round.
+        share: the probability, or the share of all members, in [0, 1).
+    """
+
+    kind: Literal["none", "random", "fixed"] = "none"
+    share: float = 0.0
+
+    @classmethod
+    def read(cls, text: str) -> "Losses":
+        """Read "none", "random:0.1" or "fixed:0.1".
+
+        Raises:
+            NotSimulated: it is something else.
+        """
+        kind, colon, share = text.partition(":")
+        try:
+            value = float(share) if colon else 0.0
+        except ValueError:
+            value = -1.0
+        if kind == "none" and not colon:
+            return cls()
+        if not colon or not 0 <= value < 1:
+            raise NotSimulated(f"{text[:40]!r} is no loss of members; write none, random:0.1 or fixed:0.1")
+        match kind:
+            case "random" | "fixed":
+                return cls(kind, value)
+        raise NotSimulated(f"{text[:40]!r} is no loss of members; write none, random:0.1 or fixed:0.1")
+
+    def lost(self, members: int, cohort: Sequence[int], seed: int, number: int, attempt: int) -> frozenset[int]:
+        """Return the members of the cohort that send nothing."""
+        if self.kind == "none":
+            return frozenset()
+        if self.kind == "fixed":
+            random = np.random.Generator(np.random.Philox(seed_of("fixed", seed)))
+            away = random.choice(members, int(self.share * members), replace=False)
+            return frozenset(away.tolist()) & frozenset(cohort)
+        random = np.random.Generator(np.random.Philox(seed_of("lost", seed, number, attempt)))
+        drawn = random.random(members) < self.share
+        return frozenset(place for place in cohort if drawn[place])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated, beside the job and the rows.
+
+    Attributes:
+        seed: of cohorts, losses, training and noise.
+        cohort: members of a round; None: all, or the job's `rounds.target_members` if there are more.
+        losses: members that send nothing.
+        score_every: rounds between scores of the version on the test rows; the last version is always scored.
+    """
+
+    seed: int = 0
+    cohort: int | None = None
+    losses: Losses = field(default_factory=Losses)
+    score_every: int = 1
+
+
+@dataclass(frozen=True)
+class Played:
+    """One round.
+
+    Attributes:
+        round: from 1.
+        attempts: how many were needed; each had a new cohort.
+        cohort, lost: members of the last attempt, and those of them that sent nothing.
+        seconds: of the clock.
+        change: L2 norm of the version's step.
+        accuracy, loss, balanced_accuracy, macro_f1: of the version on the test rows; None if it was not scored.
+        version: SHA-256 of the version, in hexadecimal.
+    """
+
+    round: int
+    attempts: int
+    cohort: int
+    lost: int
+    seconds: float
+    change: float
+    accuracy: float | None
+    loss: float | None
+    balanced_accuracy: float | None
+    macro_f1: float | None
+    version: str
+
+
+def check_simulated(job: "JobDocument") -> None:
+    """Refuse a job that cannot be simulated.
+
+    Raises:
+        NotSimulated: as said.
+    """
+    if job.question is not None:
+        raise NotSimulated(f"job {job.name} asks a question and trains nothing; there is nothing to simulate")
+    if isinstance(job.mechanism, DpSgd) and job.mechanism.band > 1:
+        raise NotSimulated(
+            "mechanism.coefficients: correlated noise goes on from step to step in one process, which the simulation "
+            "does not play; leave the key out to simulate the job with independent noise"
+        )
+    if isinstance(job.model, RvaeModel):
+        raise NotSimulated("an rvae has no accuracy; measure a classifier on its texts (coordinator finetune)")
+
+
+def world_of(
+    bundle: "JobBundle",
+    members: Sequence[Sequence[Example]],
+    test: Sequence[Example],
+    folder: Path,
+    *,
+    seed: int,
+    device: str = "cpu",
+) -> World:
+    """Return what the workers are given.
+
+    Args:
+        bundle: the job's.
+        members: the rows of each.
+        test: rows that no member has.
+        folder: of the simulation; members' private states lie in it.
+        seed: the plan's; it takes the place of the job's, so that another seed is another run of one job.
+        device: where members train, from `pick_device`.
+    """
+    seeded = replace(bundle, document=bundle.document.model_copy(update={"seed": seed}))
+    held = [Held(rows, (), ()) for rows in members]
+    return World(seeded, held, test, folder / "states", device=device)
+
+
+class Simulation:
+    """One simulation in a folder: `rounds.jsonl`, `versions/N.bin`, the server optimiser's state, private states."""
+
+    def __init__(self, crew: Crew, plan: Plan, server: Server, folder: Path, *, summing: Summing | None = None) -> None:
+        """Opens the folder, or makes it.
+
+        Args:
+            crew: the members.
+            plan: what to play.
+            server: the coordinator's arithmetic.
+            folder: of the results.
+
+        Raises:
+            NotSimulated: the job cannot be simulated, the members are too few, or the folder holds another simulation.
+        """
+        job = crew.world.bundle.document
+        check_simulated(job)
+        self._crew, self._plan, self._server = crew, plan, server
+        self._summing: Summing | None = None
+        self.folder = folder
+        members = len(crew.world.members)
+        self.cohort = min(members, plan.cohort or job.rounds.target_members)
+        if self.cohort < max(MIN_COHORT, job.rounds.min_members):
+            raise NotSimulated(
+                f"a cohort of {self.cohort} is below the job's rounds.min_members = {job.rounds.min_members}; give "
+                "more members, or lower it in the job"
+            )
+        self._open()
+        self.played = self._read()
+        # A round that was begun and not finished left states behind.
+        States(crew.world.states).forget_after(len(self.played))
+
+    def sum_by(self, summing: Summing) -> None:
+        """Add vectors in this way from now on, and not in the ring one by one."""
+        self._summing = summing
+
+    @property
+    def job(self) -> "JobDocument":
+        """The job that is simulated."""
+        return self._crew.world.bundle.document
+
+    def run(self, store: "FeatureStore | None" = None, *, rounds: int | None = None) -> Iterator[Played]:
+        """Play the rounds that are missing, and yield each once it is on the disk.
+
+        Args:
+            store: keeps what a frozen backbone computes of the test rows.
+            rounds: up to this one; None: all of the job.
+
+        Raises:
+            NotSimulated: attempts of a round lost too many members, or the coordinator would not publish a sum.
+            WorkersDied: workers die again and again.
+        """
+        last = self.job.rounds.count if rounds is None else min(rounds, self.job.rounds.count)
+        if len(self.played) >= last:
+            return
+        values, state = self.version(len(self.played)), self._state(len(self.played))
+        for number in range(len(self.played) + 1, last + 1):
+            began = time.monotonic()
+            base = values.copy()
+            values, state, sent = self._round(base, number, state)
+            scored = number % self._plan.score_every == 0 or number == self.job.rounds.count
+            figures = self._figures(values, store) if scored and self._crew.world.common else None
+            data = self._crew.world.bundle.manifest.encode(values)
+            attempts, lost = sent
+            played = Played(
+                number,
+                attempts,
+                self.cohort,
+                lost,
+                round(time.monotonic() - began, 4),
+                float(np.linalg.norm(values - base)),
+                None if figures is None else figures.accuracy,
+                None if figures is None else figures.loss,
+                None if figures is None else figures.balanced_accuracy,
+                None if figures is None else figures.macro_f1,
+                hashlib.sha256(data).hexdigest(),
+            )
+            self._keep(played, data, state)
+            yield played
+
+    def version(self, number: int) -> Vector:
+        """Return a version's values, (d,); 0 is the start.
+
+        Raises:
+            NotSimulated: the file is damaged, or there is no such version.
+        """
+        bundle = self._crew.world.bundle
+        if number == 0:
+            return bundle.manifest.decode(bundle.weights).copy()
+        try:
+            data = self._version(number).read_bytes()
+        except OSError as error:
+            raise NotSimulated(f"there is no version {number} in {self.folder} ({error.strerror})") from error
+        if hashlib.sha256(data).hexdigest() != self.played[number - 1].version:
+            raise NotSimulated(
+                f"{self._version(number)} is damaged: it is not what {_ROUNDS} names; remove {self.folder} and "
+                "simulate again"
+            )
+        return bundle.manifest.decode(data).copy()
+
+    def _round(self, base: Vector, number: int, state: Any) -> tuple[Vector, Any, tuple[int, int]]:
+        """Play one round, in as many attempts as the job allows."""
+        job, members = self.job, len(self._crew.world.members)
+        _, least, _ = thresholds_of(job, self.cohort)
+        lost: frozenset[int] = frozenset()
+        for attempt in range(1, job.rounds.max_attempts + 1):
+            cohort = cohort_of(members, self.cohort, self._plan.seed, number * 1000 + attempt)
+            lost = self._plan.losses.lost(members, cohort, self._plan.seed, number, attempt)
+            if self.cohort - len(lost) >= least:
+                sums = self._sums(base, number, cohort, lost)
+                try:
+                    step = self._server.publish(
+                        job, sums, base, SeededRandom(f"server/{self._plan.seed}/{number}"), state, self.cohort
+                    )
+                except ValueError as error:
+                    raise NotSimulated(f"round {number}: the coordinator would not publish it: {error}") from error
+                return step.values, self._server.state(job, state), (attempt, len(lost))
+        raise NotSimulated(
+            f"round {number}: {len(lost)} of {self.cohort} members were lost in the last of {job.rounds.max_attempts} "
+            f"attempts, and a sum needs {least}; lower --losses, or allow more attempts in the job"
+        )
+
+    def _sums(
+        self, base: Vector, number: int, cohort: Sequence[int], lost: frozenset[int]
+    ) -> list[tuple[int, NDArray[np.uint32]]]:
+        """Train the members that send, and add their vectors by group."""
+        job, data = self.job, self._crew.world.bundle.manifest.encode(base)
+        groups = draw(job, len(cohort), SeededRandom(f"groups/{self._plan.seed}/{number}"))
+        group_of = {cohort[at]: each for each, group in enumerate(groups) for at in group}
+        sending = [place for place in cohort if place not in lost]
+        vectors = self._crew.train(sending, number, data, len(cohort))
+        if self._summing is not None:
+            total = self._summing(job, number, hashlib.sha256(data).digest(), cohort, sending, list(vectors))
+            return [(len(sending), total)]
+        totals = [np.zeros(layout_of(job, len(cohort)).values, np.uint32) for _ in groups]
+        sizes = [0] * len(groups)
+        for place, vector in zip(sending, vectors, strict=True):
+            totals[group_of[place]] += vector
+            sizes[group_of[place]] += 1
+        return [(size, total) for size, total in zip(sizes, totals, strict=True) if size]
+
+    def _figures(self, values: Vector, store: "FeatureStore | None") -> "Figures | None":
+        from simulation.kept_features import SharedFeatures
+        from simulation.scoring import figures_of_version
+
+        bundle, rows = self._crew.world.bundle, self._crew.world.common
+        # A part of the model stays with each member, so that no one model exists.
+        if not self.job.complete:
+            return None
+        return figures_of_version(bundle, values, rows, SharedFeatures() if store is None else store)
+
+    # ---- the folder ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        told = {"plan": asdict(self._plan), "job": self.job.digest().hex(), "rows": self._rows_digest()}
+        path = self.folder / _PLAN
+        try:
+            (self.folder / "versions").mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                _write(path, json.dumps(told, indent=1).encode())
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise NotSimulated(f"{self.folder} cannot be used ({error}); choose another folder with --out") from error
+        if not isinstance(found, dict) or found != told:
+            different = [key for key in told if not isinstance(found, dict) or found.get(key) != told[key]]
+            raise NotSimulated(
+                f"{self.folder} holds another simulation (another {', '.join(different)}); choose another folder with "
+                "--out, or remove it"
+            )
+
+    def _rows_digest(self) -> str:
+        seen = hashlib.sha256()
+        for rows in (*(held.train for held in self._crew.world.members), self._crew.world.common):
+            seen.update(b"\x1e")
+            for row in rows:
+                seen.update(repr((row.texts, row.label, row.person)).encode() + b"\x1f")
+        return seen.hexdigest()
+
+    def _read(self) -> list[Played]:
+        path = self.folder / _ROUNDS
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+            # What follows the last line's end was cut off by a crash.
+            played = [Played(**json.loads(line)) for line in lines[:-1]]
+            if lines and lines[-1]:
+                _write(path, "".join(line + "\n" for line in lines[:-1]).encode())
+        except (OSError, ValueError, TypeError) as error:
+            raise NotSimulated(f"{path} is damaged ({error}); remove {self.folder} and simulate again") from error
+        if [each.round for each in played] != list(range(1, len(played) + 1)):
+            raise NotSimulated(f"{path} is damaged: its rounds do not follow each other; remove {self.folder}")
+        return played
+
+    def _state(self, number: int) -> Any:
+        if number == 0 or not (path := self.folder / "versions" / f"{number}.state.npz").exists():
+            return self._server.state(self.job)
+        with np.load(path, allow_pickle=False) as file:
+            return self._server.restored(self.job, {name: file[name] for name in file})
+
+    def _keep(self, played: Played, data: bytes, state: Any) -> None:
+        _write(self._version(played.round), data)
+        if before := dict(self._server.stored(state)):
+            import io
+
+            packed = io.BytesIO()
+            np.savez(packed, **before)  # type: ignore[arg-type]
+            _write(self.folder / "versions" / f"{played.round}.state.npz", packed.getvalue())
+            (self.folder / "versions" / f"{played.round - 1}.state.npz").unlink(missing_ok=True)
+        with (self.folder / _ROUNDS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(played)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.played.append(played)
+
+    def _version(self, number: int) -> Path:
+        return self.folder / "versions" / f"{number}.bin"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file atomically."""
+    fresh = path.with_suffix(".new")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,189 @@
+"""Runs a member inside the user's own process, with rows from memory: `tacit.Member`."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tacit_api.rows import Data, rows_of
+from toolkit.console import CommandFailed
+
+__all__ = ["Member"]
+
+
+class Member:
+    """A member of a federation, by its home. What it does is `edge_client run`: policy, ledger, receipts, masks.
+
+    Its coins are the operating system's. Nothing here takes a seed: only a simulation can be seeded.
+    """
+
+    def __init__(self, home: str | Path) -> None:
+        """Names the home.
+
+        Args:
+            home: the folder that `edge_client enrol` or `Member.enrol` made.
+        """
+        self.home = Path(home)
+        self._stop: Callable[[], None] | None = None
+        self._stopping = threading.Lock()
+        self._wants_stop = False
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    @classmethod
+    def enrol(cls, home: str | Path, token: str) -> Self:
+        """Joins a federation with a token. The private key is made here and never leaves this machine.
+
+        Args:
+            home: the folder to create.
+            token: from the operator (`Coordinator.invite`).
+
+        Raises:
+            CommandFailed: the token is not valid, or the coordinator cannot be reached.
+        """
+        import asyncio
+
+        from edge_client.identity.enrolment import EnrolmentFailed
+        from edge_client.identity.enrolment import enrol as spend
+        from tacit_api.tls import only_tls_13
+
+        only_tls_13()
+        try:
+            _in_a_loop(lambda: asyncio.run(spend(Path(home), token, force=False)))
+        except EnrolmentFailed as error:
+            raise CommandFailed(error.sentence, error.code) from error
+        return cls(home)
+
+    def run(
+        self,
+        data: Data,
+        *,
+        ledger: str,
+        jobs: Sequence[str] = (),
+        text: str = "text",
+        label: str = "label",
+        text_b: str | None = None,
+        device: str = "auto",
+        backbones: Sequence[str | Path] = (),
+        until_finished: bool = True,
+    ) -> None:
+        """Takes part in the federation's jobs.
+
+        Args:
+            data: labelled rows: a file, a pandas DataFrame, a `datasets` Dataset, or a list of mappings or pairs.
+            ledger: the member's own name for these rows. Each name has its own privacy ledger, so the same rows must
+                always come under the same name.
+            jobs: names of jobs, with * and ?; none: all.
+            text, label, text_b: names of columns.
+            device: auto, cpu, cuda or mps.
+            backbones: folders with frozen models.
+            until_finished: return once every job that this member took part in is over; otherwise at `stop`.
+
+        Raises:
+            CommandFailed: the input cannot be used, the coordinator refuses this member for good, or jobs did not
+                finish.
+        """
+        from edge_client.agent.runner import RunOptions, run_member
+        from tacit_api.tls import only_tls_13
+
+        only_tls_13()
+        told: dict[str, Any] = {"data": Path("rows in memory")}
+        if isinstance(data, str | Path):
+            told = {"data": Path(data), "text": text, "label": label, "text_b": text_b}
+        else:
+            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b).examples
+        options = RunOptions(
+            **told,
+            home=self.home,
+            data_name=ledger,
+            jobs=tuple(jobs),
+            device=device,
+            backbones=tuple(map(Path, backbones)),
+            until_finished=until_finished,
+            embedded=True,
+        )
+        _in_a_loop(lambda: run_member(options, started=self._begun))
+
+    def start(self, data: Data, **options: Any) -> Self:
+        """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""
+        if self._thread is not None:
+            raise RuntimeError("this member runs already; stop it first")
+        self._failed, self._wants_stop = None, False
+
+        def work() -> None:
+            try:
+                self.run(data, **options)
+            except BaseException as error:  # noqa: BLE001  raised again by `wait`
+                self._failed = error
+
+        self._thread = threading.Thread(target=work, name=f"tacit-{self.home.name}", daemon=True)
+        self._thread.start()
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether `start` began a run that has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until the member ends by itself.
+
+        Raises:
+            CommandFailed: why it ended, if not because its jobs were over.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def stop(self) -> None:
+        """Ends the member as Ctrl-C would: it says goodbye, and what it has sent stays sent."""
+        with self._stopping:
+            # It may not have begun yet; then it ends as soon as it does.
+            self._wants_stop = True
+            if self._stop is not None:
+                self._stop()
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.stop()
+        except CommandFailed:
+            # What went wrong first says more.
+            if kind is None:
+                raise
+
+    def _begun(self, stop: Callable[[], None] | None) -> None:
+        with self._stopping:
+            self._stop = stop
+            if stop is not None and self._wants_stop:
+                stop()
+
+
+def _in_a_loop(work: Callable[[], object]) -> None:
+    """Runs what starts an event loop, also where one runs already: in a notebook."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        work()
+        return
+    failed: list[BaseException] = []
+
+    def apart() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised again below
+            failed.append(error)
+
+    thread = threading.Thread(target=apart)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]

@@ -1,0 +1,213 @@
+"""A real federation on this machine, for notebooks and trials: `tacit.local_federation`."""
+
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tacit_api.joining import Member
+from tacit_api.operating import Coordinator, Job
+from tacit_api.rows import Data
+from toolkit.console import CommandFailed, ExitCode
+
+__all__ = ["LocalFederation", "local_federation"]
+
+# Seconds until the coordinator must serve, and until it must have ended.
+_STARTS, _ENDS = 60.0, 20.0
+# Seconds between looks at whether the members still run.
+_LOOKS = 0.2
+_POLICY = 'schema = 1\nmechanisms = ["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]\n'
+
+
+class LocalFederation:
+    """A coordinator in a process of its own, and members in threads of this one.
+
+    Attributes:
+        folder: holds the coordinator's folder and the members' homes.
+        coordinator: operates it.
+        members: by name.
+    """
+
+    def __init__(self, folder: Path, coordinator: Coordinator, members: Mapping[str, Member]) -> None:
+        self.folder, self.coordinator, self.members = folder, coordinator, dict(members)
+
+    def train(
+        self,
+        job: Job,
+        data: Mapping[str, Data] | Sequence[Data],
+        *,
+        backbones: str | Path | None = None,
+        **columns: Any,
+    ) -> dict[str, Any]:
+        """Creates a job, lets every member take part with its rows, and waits until it is over.
+
+        Args:
+            job: a job file, its content as a mapping, or a `JobSpec`.
+            data: rows of each member, by name or in the order of `members`.
+            backbones: a folder of backbones.
+            columns: options of `Member.run`, such as `text` and `label`.
+
+        Returns:
+            The job, as `Coordinator.job`.
+
+        Raises:
+            CommandFailed: a member ended, or the job did not finish.
+        """
+        rows = dict(data) if isinstance(data, Mapping) else dict(zip(self.members, data, strict=True))
+        if unknown := sorted(rows.keys() - self.members.keys()):
+            raise ValueError(f"there is no member {unknown[0]!r}; there are {', '.join(self.members)}")
+        name = str(self.coordinator.create(job, backbones=backbones)["name"])
+        with ExitStack() as running:
+            for member, own in rows.items():
+                started = self.members[member].start(own, ledger="local", jobs=(name,), until_finished=False, **columns)
+                running.enter_context(started)
+            self._wait(name, [self.members[member] for member in rows])
+        return self.coordinator.job(name)
+
+    def _wait(self, job: str, members: Sequence[Member]) -> None:
+        """Waits until the job is over, or a member ended before it."""
+        over: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def finished() -> None:
+            try:
+                self.coordinator.finished(job)
+            except BaseException as error:  # noqa: BLE001  raised again below
+                over.put(error)
+            else:
+                over.put(None)
+
+        threading.Thread(target=finished, daemon=True).start()
+        while True:
+            with suppress(queue.Empty):
+                if (failed := over.get(timeout=_LOOKS)) is not None:
+                    raise failed
+                return
+            for member in members:
+                if not member.running:
+                    member.wait()
+                    raise CommandFailed(f"{member.home.name} ended before job {job} was over", ExitCode.FAILED)
+
+
+@contextmanager
+def local_federation(
+    members: int | Sequence[str] = 3, *, folder: str | Path | None = None, policy: str = _POLICY
+) -> Iterator[LocalFederation]:
+    """Starts a real coordinator and enrols members, on loopback, and ends everything afterwards.
+
+    >>> import tacit
+    >>> with tacit.local_federation(3) as town:
+    ...     job = town.train("job.toml", [north, east, south])  # doctest: +SKIP
+
+    Args:
+        members: how many, or their names.
+        folder: where it lies; one that exists goes on with its members. None: a temporary one, which is removed.
+        policy: of each new member (TOML). By default jobs with and without noise are allowed, since the rows of this
+            federation are all on this machine.
+
+    Raises:
+        CommandFailed: the coordinator does not start.
+    """
+    names = tuple(f"member-{number}" for number in range(1, members + 1)) if isinstance(members, int) else members
+    kept = None if folder is not None else tempfile.mkdtemp(prefix="tacit-federation-")
+    place = Path(kept or str(folder))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        own = place / "coordinator"
+        if not own.exists():
+            ports = [f"--{kind}-port={port}" for kind, port in zip(_PORTS, _free(len(_PORTS)), strict=True)]
+            _done(_command("coordinator", "init", own, *ports, "--host", "localhost", "--host", "127.0.0.1"))
+        with _serving(own, place / "coordinator.log"), Coordinator(own / "operator") as coordinator:
+            found = {}
+            for name in names:
+                home = place / name
+                if not home.exists():
+                    Member.enrol(home, coordinator.invite(name))
+                    (home / "policy.toml").write_text(policy, encoding="utf-8")
+                found[name] = Member(home)
+            town = LocalFederation(place, coordinator, found)
+            try:
+                yield town
+            finally:
+                for member in found.values():
+                    with suppress(CommandFailed):
+                        member.stop()
+    finally:
+        if kept is not None:
+            shutil.rmtree(kept, ignore_errors=True)
+
+
+_PORTS = ("enrolment", "federation", "metrics")
+
+
+@contextmanager
+def _serving(folder: Path, log: Path) -> Iterator[None]:
+    """The coordinator's process."""
+    with log.open("ab") as lines:
+        process = subprocess.Popen(
+            _command("coordinator", "serve", "--dir", folder, "--log-format", "json"),
+            stdin=subprocess.DEVNULL,
+            stdout=lines,
+            stderr=lines,
+            # Ctrl-C in a notebook is for this process, which then ends the coordinator.
+            start_new_session=True,
+        )
+    try:
+        _wait_until_served(folder, process, log)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_ENDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_served(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    from coordinator.config import load_config
+
+    port, until = load_config(folder).federation_port, time.monotonic() + _STARTS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            told = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
+            raise CommandFailed(f"the coordinator ended at once: {' '.join(told)}; see {log}", ExitCode.FAILED)
+        with socket.socket() as tried:
+            tried.settimeout(0.2)
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    raise CommandFailed(f"the coordinator does not serve after {_STARTS:.0f} s; see {log}", ExitCode.FAILED)
+
+
+def _command(program: str, *words: object) -> list[str]:
+    """The command of this environment, whatever PATH says."""
+    start = f"import sys; sys.argv[0] = {program!r}; from {program}.cli import main; main()"
+    return [sys.executable, "-c", start, *map(str, words)]
+
+
+def _done(words: Sequence[str]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=dict(os.environ))
+    if done.returncode:
+        raise CommandFailed(done.stderr.strip().removeprefix("error: "), ExitCode.FAILED)
+
+
+def _free(count: int) -> list[int]:
+    """Ports that are free now; all are held until all are known, so that they differ."""
+    with ExitStack() as held:
+        found = []
+        for _ in range(count):
+            tried = held.enter_context(socket.socket())
+            tried.bind(("127.0.0.1", 0))
+            found.append(int(tried.getsockname()[1]))
+        return found

@@ -1,0 +1,165 @@
+"""A simulated job is the same to the bit for any engine, number of workers, sum and interruption."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.rounds.in_memory import InMemory
+from coordinator.rounds.masked_sum import MaskedSums
+from simulation.engines import WorkersDied, local_engine
+from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
+from simulation.simulate import Losses, NotSimulated, Plan
+from simulation.trying import read_rows
+from tacit.job import JobSpec
+from tests.support.dying import Dying
+from tests.support.dying_member import Killed
+from tests.support.tried_jobs import TOML, written_job
+
+FEDADAM = TOML + '\n[server]\noptimiser = "fedadam"\nlearning_rate = 0.01\n'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("simulated"), FEDADAM)
+
+
+def prepare(folder, toml, **changes):
+    file, data = written_job(folder, toml)
+    job = JobSpec.from_toml(file)
+    rows, test = parts_of(read_rows(data, job, text="text", label="label"), test=0.2, seed=0)
+    shares = Shares(**{"kind": "even", "members": 5, **changes})
+    return prepared(job, folder, rows, test, shares, folder / "first", seed=0)
+
+
+def play(made, folder, plan=Plan(seed=3), engines=Engines(), summing=None, rounds=None):  # noqa: B008
+    with opened(made, plan, engines, InMemory(), Path(folder), summing=summing) as simulation:
+        list(simulation.run(rounds=rounds))
+        return [(each.version, each.cohort, each.lost, each.attempts) for each in simulation.played]
+
+
+@pytest.fixture(scope="module")
+def alone(made, tmp_path_factory):
+    return play(made, tmp_path_factory.mktemp("alone"))
+
+
+def test_versions_move_and_another_seed_moves_them_elsewhere(made, alone, tmp_path):
+    assert len({version for version, *_ in alone}) == 2
+    assert not {version for version, *_ in alone} & {version for version, *_ in play(made, tmp_path, Plan(seed=4))}
+
+
+def test_a_masked_sum_leaves_out_the_lost(made, tmp_path):
+    plan = Plan(seed=3, losses=Losses("fixed", 0.2))
+    plain = play(made, tmp_path / "plain", plan)
+    assert [lost for _, _, lost, _ in plain] == [1, 1]
+    assert play(made, tmp_path / "masked", plan, summing=MaskedSums) == plain
+
+
+def test_a_simulation_goes_on_where_it_stopped(made, alone, tmp_path):
+    first = play(made, tmp_path, rounds=1)
+    assert first == alone[:1]
+    # A crash cut the next line off, and left a version that no line names.
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "att')
+    (tmp_path / "versions" / "2.bin").write_bytes(b"half")
+    assert play(made, tmp_path) == alone
+    lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+
+
+def test_a_server_optimisers_state_goes_on_too(made, alone, tmp_path):
+    play(made, tmp_path, rounds=1)
+    state = tmp_path / "versions" / "1.state.npz"
+    with np.load(state) as file:
+        assert set(file) == {"momentum", "accumulator"}
+    # Without it, the next version is another one: the test above would not see that nothing was restored.
+    state.unlink()
+    assert play(made, tmp_path) != alone
+
+
+def test_private_states_go_on_and_half_a_round_is_forgotten(tmp_path):
+    toml = TOML.replace('name = "dp-sgd"', 'name = "none"').split("noise_multiplier")[0]
+    toml += '[training]\nlearning_rate = 0.05\n[rounds]\ncount = 2\n[method]\nname = "fedvocab"\n'
+    made = prepare(tmp_path, toml)
+    whole = play(made, tmp_path / "whole")
+    play(made, tmp_path / "parts", rounds=1)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "parts" / "states").glob("000000/*")}
+    assert sorted(before) == ["000001.npz"]
+    # A worker trained in the second round before everything stopped.
+    (tmp_path / "parts" / "states" / "000000" / "000002.npz").write_bytes(b"of a round that nobody finished")
+    assert play(made, tmp_path / "parts") == whole
+
+
+def test_a_killed_worker_is_replaced(tmp_path):
+    with local_engine(Dying, tmp_path, 2) as engine:
+        assert list(engine.each("square", [(number,) for number in range(8)])) == [n * n for n in range(8)]
+        assert (tmp_path / "died").exists()
+        with pytest.raises(WorkersDied, match="use fewer workers"):
+            list(engine.each("dies", [()]))
+
+
+def test_neither_workers_nor_a_killed_one_change_a_version(made, alone, tmp_path, monkeypatch):
+    monkeypatch.setattr("simulation.preparing.Worker", Killed)
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "died"))
+    assert play(made, tmp_path / "run", engines=Engines(workers=2)) == alone
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.long
+def test_ray_and_a_killed_actor_change_no_version(made, alone, tmp_path, monkeypatch):
+    monkeypatch.setattr("simulation.preparing.Worker", Killed)
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "died"))
+    assert play(made, tmp_path / "run", engines=Engines("ray", workers=2)) == alone
+    assert (tmp_path / "died").exists()
+
+
+def test_another_simulation_in_the_folder_is_refused(made, tmp_path):
+    play(made, tmp_path, rounds=1)
+    with pytest.raises(NotSimulated, match=r"another plan, job\); choose another folder"):
+        play(made, tmp_path, Plan(seed=4))
+    with pytest.raises(NotSimulated, match=r"another rows\)"):
+        play(replace(made, test=made.test[1:]), tmp_path)
+
+
+def test_a_damaged_version_is_refused(made, tmp_path):
+    play(made, tmp_path, rounds=1)
+    (tmp_path / "versions" / "1.bin").write_bytes(bytes(4))
+    with pytest.raises(NotSimulated, match=r"1\.bin is damaged"):
+        play(made, tmp_path)
+
+
+def test_too_many_losses_end_with_a_sentence(made, tmp_path):
+    with pytest.raises(NotSimulated, match=r"round 1: 4 of 5 members were lost in the last of 3 attempts"):
+        play(made, tmp_path, Plan(losses=Losses("fixed", 0.8)))
+
+
+@pytest.mark.parametrize("text", ["random", "random:1", "random:-0.1", "none:0.1", "often:0.1", "random:x"])
+def test_losses_that_cannot_be_read(text):
+    with pytest.raises(NotSimulated, match=r"write none, random:0\.1 or fixed:0\.1"):
+        Losses.read(text)
+
+
+@pytest.mark.parametrize("text", ["ratios", "ratios:a", "even:3", "labels"])
+def test_partitions_that_cannot_be_read(text):
+    with pytest.raises(NotSimulated, match="is no partition"):
+        Shares.read(text, 3, 1.0)
+
+
+def test_every_partition_deals_all_rows(made):
+    from simulation.trial import Rows
+
+    rows = tuple(row for part in made.members for row in part)
+    column = tuple(str(number % 4) for number in range(len(rows)))
+    for text, sizes in (("even", 5), ("label", 5), ("quantity", 5), ("ratios:1,2,3", 3), ("column", 4)):
+        found = dealt(Rows(rows, column), Shares.read(text, 5, 1.0), 0)
+        assert len(found) == sizes
+        assert sum(map(len, found)) == len(rows)
+
+
+def test_a_changed_job_does_not_go_on_in_an_old_folder(tmp_path):
+    prepare(tmp_path, TOML)
+    prepare(tmp_path, TOML)
+    with pytest.raises(NotSimulated, match="before it was changed"):
+        prepare(tmp_path, TOML.replace("learning_rate = 2.0", "learning_rate = 1.0"))
