@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from learning.causal import FAMILIES, CausalConfigInvalid, check_causal, flat_config, tensor_shapes, trained_values
 from learning.causal.backbone import CausalBackbone, library_config, rotary_frequencies
-from learning.causal.config import sizes_of
+from learning.causal.config import (
+    FAMILIES,
+    CausalConfigInvalid,
+    check_causal,
+    flat_config,
+    sizes_of,
+    tensor_shapes,
+)
+from learning.causal.sizes import trained_values
 from learning.prompts.backbone import BackboneInvalid
 from learning.prompts.setting import LoRA
 from tests.support.tiny_causal import CONFIGS, WORDS, backbone, values_of
@@ -169,6 +176,8 @@ def test_values_are_used_where_they_are() -> None:
 
 
 def test_configs_need_neither_torch_nor_transformers() -> None:
-    code = "import sys, learning.causal; print([each for each in ('torch', 'transformers') if each in sys.modules])"
+    code = (
+        "import sys, learning.causal.sizes; print([each for each in ('torch', 'transformers') if each in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

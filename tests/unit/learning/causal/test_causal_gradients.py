@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from learning.causal import IGNORED
 from learning.causal.layers import CausalLayers
 from learning.causal.model import CausalModel
+from learning.causal.sizes import IGNORED
 from learning.models.draws import TorchDraws
 from learning.prompts.setting import PromptTuning
 from learning.training.clipping import ClippedGradients, Groups, ModelUnsuitable, check_examples_apart

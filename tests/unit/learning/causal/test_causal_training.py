@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learning.causal import IGNORED
 from learning.causal.model import CausalModel
+from learning.causal.sizes import IGNORED
 from learning.mechanisms.correlated import classes_of
 from learning.mechanisms.protection import protection_of
 from learning.models.division import division_of, shared_parameters
