@@ -231,6 +231,21 @@ def test_a_prompts_cache_stands_for_it() -> None:
     assert causal("qwen3", "lora").cache() is None
 
 
+@pytest.mark.parametrize("injection", ["lora", "lora-up", "prompt", "prefix"])
+def test_dropout_acts_in_training_alone_and_follows_its_seed(injection: str) -> None:
+    ids, targets = tensors()
+    module, plain = causal("llama", injection, dropout=0.5), causal("llama", injection)
+    torch.testing.assert_close(module.losses(ids, targets), plain.losses(ids, targets), rtol=0, atol=0)
+    module.train()
+    found = []
+    for seed in (1, 1, 2):
+        module.seed(seed)
+        found.append(module.losses(ids, targets))
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+    assert not torch.allclose(found[0], plain.losses(ids, targets))
+
+
 # ---- what is trained, and what is only there -----------------------------------------------------------------
 
 
@@ -329,7 +344,7 @@ def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path) -> None:
     def resident() -> int:
         """Bytes of the file in this process's memory."""
         maps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "values"))
-        return 1024 * sum(int(re.search(r"Rss: +(\d+) kB", each)[1]) for each in maps[1:])  # type: ignore[index]
+        return 1024 * sum(int(re.search(r"Rss: +(\d+) kB", each)[1]) for each in maps[1:])
 
     module = CausalModel(CausalBackbone(config, tensors), LoRA(2, 4.0), 0, 1).eval()
     ids, targets = (torch.from_numpy(each) for each in rows())
