@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learning.backbones.paging import page_out
 from learning.models.transformer import FAMILIES as ENCODERS
 from learning.models.transformer import EncoderInvalid, bare_encoder, check_config
 from learning.prompts.attention import ATTENTION, register
@@ -32,7 +33,10 @@ __all__ = [
     "Backbone",
     "BackboneInvalid",
     "Frozen",
+    "FrozenValues",
+    "are_mapped",
     "check_backbone",
+    "checked_tensors",
     "hollow",
     "library_module",
     "states_width_of",
@@ -76,7 +80,29 @@ class BackboneInvalid(ValueError):
     """The config or the tensors cannot make a backbone. The text says what is wrong and what to do."""
 
 
-class Backbone:
+class FrozenValues:
+    """float32 values by name, once on each device. Nobody writes to them.
+
+    Args:
+        values: On the CPU.
+        mapped: Whether they are memory maps of a file, which can be read again.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], *, mapped: bool = False) -> None:
+        self.mapped = mapped
+        self._on: dict[str, Mapping[str, Tensor]] = {"cpu": values}
+        self._lock = threading.Lock()
+
+    def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
+        """The values on a device, by name; copied there once."""
+        key = str(device)
+        with self._lock:
+            if key not in self._on:
+                self._on[key] = {name: values.to(device) for name, values in self._on["cpu"].items()}
+            return self._on[key]
+
+
+class Backbone(FrozenValues):
     """One loaded backbone, on which any number of modules can be built.
 
     Args:
@@ -102,8 +128,7 @@ class Backbone:
         self.has_words_head = all(name in named for name in known.head)
         wanted = known.body | (known.head if self.has_words_head else {})
         wanted |= {name: shape for name, shape in known.optional.items() if name in named}
-        self._on: dict[str, dict[str, Tensor]] = {"cpu": _checked_tensors(wanted, named)}
-        self._lock = threading.Lock()
+        super().__init__(checked_tensors(wanted, named), mapped=are_mapped(tensors))
 
     @property
     def words_name(self) -> str:
@@ -129,14 +154,6 @@ class Backbone:
     def head_names(self) -> tuple[str, str, str]:
         """Of an encoder's masked-language-model head: its dense layer, its normalisation, the words' bias."""
         return _HEADS[self.kind]
-
-    def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
-        """The values on a device, by name; copied there once."""
-        key = str(device)
-        with self._lock:
-            if key not in self._on:
-                self._on[key] = {name: values.to(device) for name, values in self._on["cpu"].items()}
-            return self._on[key]
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------
@@ -321,9 +338,15 @@ def _plain_name(kind: str, name: str) -> str:
     return plain
 
 
-def _checked_tensors(
+def are_mapped(tensors: Mapping[str, NDArray[np.float32]]) -> bool:
+    """Whether all values are memory maps of a file, which are read-only."""
+    return not any(each.flags.writeable for each in tensors.values())
+
+
+def checked_tensors(
     wanted: Mapping[str, tuple[int, ...]], named: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Tensor]:
+    """The wanted tensors in the memory that they are in. Raises BackboneInvalid if one does not fit."""
     found = {}
     for name, shape in wanted.items():
         if name not in named:
@@ -349,7 +372,7 @@ def _checked_tensors(
 class Frozen:
     """The attributes of one model's modules that refer to a backbone's values."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: FrozenValues) -> None:
         self._backbone = backbone
         self._places: list[tuple[nn.Module, str, Callable[[Mapping[str, Tensor]], Tensor]]] = []
 
@@ -372,10 +395,17 @@ class Frozen:
 
         They use the backbone's own memory, or in another dtype copies, which the next binding drops.
         """
-        values = self._backbone.on(device)
+        values, copied = self._backbone.on(device), {}
         for owner, attribute, fetch in self._places:
+            found = fetch(values)
             # A plain attribute, neither parameter nor buffer; a layer finds it just the same.
-            setattr(owner, attribute, fetch(values).to(kind))
+            setattr(owner, attribute, found.to(kind))
+            if kind != found.dtype and self._backbone.mapped and found.device.type == "cpu":
+                memory = found.untyped_storage()
+                copied[memory.data_ptr()] = memory.nbytes()
+        # Last, since reading a page maps those around it too.
+        for address, size in copied.items():
+            page_out(address, size)
 
 
 def hollow(frozen: Frozen, module: nn.Module, prefix: str = "") -> None:
