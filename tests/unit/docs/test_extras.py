@@ -54,10 +54,10 @@ def imported(room: str) -> dict[str, Path]:
         ("toolkit", []),
         ("proto/tacit", []),
         ("secure_agg", []),
-        ("coordinator", ["coordinator"]),
+        ("coordinator", ["coordinator", "plots", "tensorboard"]),
         ("edge_client", ["edge"]),
         ("export", ["export"]),
-        ("learning", ["learning"]),
+        ("learning", ["learning", "arrow"]),
         ("simulation", ["export"]),
     ],
 )
