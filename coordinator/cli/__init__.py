@@ -17,6 +17,7 @@ from coordinator.cli.redteam import redteam
 from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
+from coordinator.cli.track import track
 from toolkit.console import program, run_app
 
 __all__ = ["app", "main"]
@@ -51,6 +52,7 @@ app.add_typer(survey.app, name="survey", help="Ask members about their data befo
 app.add_typer(measure.app, name="measure", help="Measure a version on members' rows, under noise.")
 app.add_typer(backbone.app, name="backbone", help="Add, list and remove frozen language models.")
 app.command(short_help="Measure versions on your own data.")(evaluate)
+app.command(short_help="Copy a job's figures into MLflow or TensorBoard.")(track)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
 app.command(short_help="Attack a job's updates with public or made texts.")(redteam)
 app.add_typer(passport.app, name="passport", help="Make, verify and show a job's passport.")
