@@ -9,7 +9,7 @@ from coordinator.cli.panels import Panel
 __all__ = ["drawn"]
 
 # The salt makes ids the same in every run.
-_STYLE = {"svg.hashsalt": "tacit", "svg.fonttype": "none", "text.parse_math": False}
+_STYLE = {"svg.hashsalt": "tacit", "svg.fonttype": "none"}
 
 
 def drawn(title: str, panels: Sequence[Panel], kind: Literal["png", "svg"]) -> bytes:
