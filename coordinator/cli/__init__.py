@@ -18,6 +18,7 @@ from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.simulate import simulate
 from coordinator.cli.status import status
+from coordinator.cli.track import track
 from toolkit.console import program, run_app
 
 __all__ = ["app", "main"]
@@ -52,6 +53,7 @@ app.add_typer(survey.app, name="survey", help="Ask members about their data befo
 app.add_typer(measure.app, name="measure", help="Measure a version on members' rows, under noise.")
 app.add_typer(backbone.app, name="backbone", help="Add, list and remove frozen language models.")
 app.command(short_help="Measure versions on your own data.")(evaluate)
+app.command(short_help="Copy a job's figures into MLflow or TensorBoard.")(track)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
 app.command(short_help="Attack a job's updates with public or made texts.")(redteam)
 app.command(short_help="Play a whole job offline over virtual members.")(simulate)

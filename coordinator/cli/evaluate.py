@@ -45,7 +45,12 @@ _MAX_WIDTH = 160
 
 def evaluate(
     job: Job,
-    data: Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv or .tsv, plain or .gz.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Labelled examples: .jsonl, .csv or .tsv (also .gz), .parquet, .arrow, or a datasets folder."
+        ),
+    ],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     text_b: Annotated[
@@ -110,15 +115,14 @@ class _Evaluation:
         self, tools: Tools, job: str, data: Path, examples: Sequence[Any], scratch: Path, as_json: bool
     ) -> None:
         """`scratch` is an empty folder for files fetched once for all versions, and for each version's export."""
-        import hashlib
+        from learning.text.data import data_digest
 
         self._tools = tools
         self._job = job
         self._examples = examples
         self._scratch = scratch
         self._as_json = as_json
-        with data.open("rb") as file:
-            self._digest = hashlib.file_digest(file, "sha256").digest()
+        self._digest = data_digest(data)
 
     async def once(self, where: Path, version: str | None) -> None:
         """Measures one version, and shows all its figures."""

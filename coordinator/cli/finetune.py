@@ -30,7 +30,9 @@ __all__ = ["finetune"]
 
 def finetune(
     job: Annotated[str, typer.Argument(help="The job whose members released synthetic texts.")],
-    test: Annotated[Path, typer.Option(help="Labelled examples to measure on: .jsonl, .csv or .tsv, plain or .gz.")],
+    test: Annotated[
+        Path, typer.Option(help="Labelled examples to measure on: .jsonl, .csv or .tsv (also .gz), .parquet, .arrow.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     corpora: Annotated[
         Path | None,

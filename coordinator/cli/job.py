@@ -23,6 +23,7 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.corpora import corpora
 from coordinator.cli.creating import create_job
+from coordinator.cli.plot import plot
 from coordinator.cli.trying import try_job
 from toolkit.console import ExitCode, fail, print_json, printable
 from toolkit.install import install_with
@@ -365,6 +366,7 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
 
 
 app.command()(corpora)
+app.command()(plot)
 app.command("try")(try_job)
 
 

@@ -143,7 +143,7 @@ def export(
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="Texts on which the export is compared with the trained model: .jsonl, .csv or .tsv. "
+            help="Texts on which the export is compared with the trained model: .jsonl, .csv, .tsv, .parquet. "
             "Default: random words of the vocabulary.",
             show_default=False,
         ),

@@ -31,7 +31,9 @@ def redteam(
     job: Job,
     data: Annotated[
         Path | None,
-        typer.Option(help="Labelled public rows: .jsonl, .csv or .tsv. Default: random words.", show_default=False),
+        typer.Option(
+            help="Labelled public rows: .jsonl, .csv, .tsv or .parquet. Default: random words.", show_default=False
+        ),
     ] = None,
     rows: Annotated[
         Literal["public"] | None,

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +22,9 @@ from toolkit.console import CommandFailed, ExitCode, print_json, printable
 
 if TYPE_CHECKING:
     from tacit.v1 import operator_pb2
+    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["status"]
+__all__ = ["follow", "jobs_table", "status"]
 
 RECONNECT_SECONDS = 2.0
 
@@ -53,8 +54,14 @@ async def _once(where: Path) -> "operator_pb2.StatusResponse":
         return answer
 
 
-async def _follow(where: Path, show: "Callable[[operator_pb2.StatusResponse], None]") -> None:
-    """Shows every status. It waits for a coordinator that restarts, but not for one that never answered."""
+async def follow(
+    where: Path, take: "Callable[[OperatorServiceStub, operator_pb2.StatusResponse], Awaitable[bool]]"
+) -> None:
+    """Passes every status to `take` until it returns True, with the connection that the status came by.
+
+    It waits for a coordinator that restarts, but not for one that never answered. If `take` fails because something is
+    unreachable after it has returned once, it is called again with the next status.
+    """
     from tacit.v1 import operator_pb2
 
     seen = False
@@ -62,13 +69,22 @@ async def _follow(where: Path, show: "Callable[[operator_pb2.StatusResponse], No
         try:
             async with operator_stub(where) as stub:
                 async for answer in stub.Watch(operator_pb2.StatusRequest()):
+                    if await take(stub, answer):
+                        return
                     seen = True
-                    show(answer)
         except CommandFailed as error:
             if not seen or error.code is not ExitCode.UNREACHABLE:
                 raise
             sys.stderr.write(f"{error.sentence}; trying again\n")
         await asyncio.sleep(RECONNECT_SECONDS)
+
+
+async def _follow(where: Path, show: "Callable[[operator_pb2.StatusResponse], None]") -> None:
+    async def take(_: "OperatorServiceStub", answer: "operator_pb2.StatusResponse") -> bool:
+        show(answer)
+        return False
+
+    await follow(where, take)
 
 
 def _live(where: Path) -> None:

@@ -29,7 +29,10 @@ def try_job(
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     data: Annotated[
         Path | None,
-        typer.Option(help="Labelled rows: .jsonl, .csv or .tsv, plain or .gz.", show_default=False),
+        typer.Option(
+            help="Labelled rows: .jsonl, .csv or .tsv (also .gz), .parquet, .arrow, or a datasets folder.",
+            show_default=False,
+        ),
     ] = None,
     rows: Annotated[
         Literal["public", "own-private"] | None,

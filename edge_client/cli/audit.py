@@ -28,7 +28,7 @@ def audit(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Labelled texts like your data that you did not train on: .jsonl, .csv or .tsv, plain or .gz. With "
+            help="Labelled texts like your data that you did not train on: .jsonl, .csv, .tsv or .parquet. With "
             "them the published version is attacked, too.",
             show_default=False,
         ),

@@ -33,7 +33,8 @@ def evaluate(
     test: Annotated[
         Path,
         typer.Option(
-            help="Your labelled texts to measure on, which you did not train on: .jsonl, .csv or .tsv, plain or .gz.",
+            help="Your labelled texts to measure on, which you did not train on: .jsonl, .csv or .tsv (also .gz), "
+            ".parquet, .arrow, or a datasets folder.",
             show_default=False,
         ),
     ],

@@ -24,7 +24,9 @@ def predict(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help=".jsonl, .csv or .tsv (also .gz), or .txt with one text a line.", show_default=False),
+        typer.Option(
+            help=".jsonl, .csv or .tsv (also .gz), .parquet, .arrow, or .txt with one text a line.", show_default=False
+        ),
     ] = None,
     text: Annotated[str, typer.Option(help="The column of --file that holds the text.")] = "text",
     text_b: Annotated[
@@ -118,7 +120,7 @@ def _from_file(path: Path, column: str, second: str | None, pairs: bool, skip_in
 
     if _is_plain(path):
         if skip_invalid:
-            fail(f"every line of {path} is a text; --skip-invalid is for .jsonl, .csv and .tsv", ExitCode.USAGE)
+            fail(f"every line of {path} is a text; --skip-invalid is for files with columns", ExitCode.USAGE)
         return _lines([line.removesuffix("\r") for line in read_text(path).split("\n")], str(path), pairs)
     if skip_invalid and pairs:
         # With a name for the column, a row without its second text counts as one that cannot be read.

@@ -11,7 +11,13 @@ __all__ = ["run"]
 
 
 def run(
-    data: Annotated[Path, typer.Option(help="Your examples: jsonl, csv or tsv, plain or .gz.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Your examples: .jsonl, .csv or .tsv (also .gz), .parquet, .arrow, or a datasets folder.",
+            show_default=False,
+        ),
+    ],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     text_b: SecondText = None,

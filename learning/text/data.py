@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from learning.text.columnar import SUFFIXES, ColumnsInvalid, columnar_files, open_columns
+from learning.text.columnar_reader import NOTHING, NUMBERS, TEXT
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -63,9 +66,9 @@ class DataInvalid(ValueError):
 class RowInvalid(DataInvalid):
     """One row cannot be read, while others can. `where` is like `line 3`; `what` is the fault and what to do."""
 
-    def __init__(self, name: str, line: int, what: str) -> None:
-        super().__init__(f"{name}, line {line}: {what}")
-        self.where, self.what = f"line {line}", what
+    def __init__(self, name: str, line: int, what: str, unit: str = "line") -> None:
+        super().__init__(f"{name}, {unit} {line}: {what}")
+        self.where, self.what = f"{unit} {line}", what
 
 
 class ColumnMissing(DataInvalid):
@@ -259,9 +262,11 @@ class _Place:
     line: int
     # Every row of a table has the same columns, so a missing column is a fault of the file.
     table: bool
+    # What `line` counts: lines of a text file, or rows.
+    unit: str = "line"
 
     def wrong(self, what: str) -> RowInvalid:
-        return RowInvalid(self.name, self.line, what)
+        return RowInvalid(self.name, self.line, what, self.unit)
 
 
 def _cell(row: dict[str, object], column: str, option: str, where: _Place) -> object:
@@ -308,15 +313,35 @@ def _person_of(value: object, column: str, where: _Place) -> str:
     return unicodedata.normalize("NFC", value.strip())
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The columns that are named."""
+
+    text: str
+    label: str | None
+    text_b: str | None
+    person: str | None
+
+    @property
+    def required(self) -> dict[str, str]:
+        """The columns that every row must have, with the option that names each."""
+        pairs = ((self.text, "text"), (self.text_b, "text-b"), (self.label, "label"), (self.person, "person"))
+        return {column: option for column, option in reversed(pairs) if column is not None}
+
+
+# Whether every row has the same columns, what is counted to say where a row is, and the rows.
+_Items = tuple[bool, str, Iterator[Row | RowInvalid]]
+
+
 def read_examples(
     path: Path, *, text: str = "text", label: str | None = "label", text_b: str | None = None
 ) -> list[Example]:
-    """Reads the rows of a .jsonl, .csv or .tsv file, plain or .gz, in order.
+    """Reads the rows of a .jsonl, .csv or .tsv file, plain or .gz, or of a Parquet or Arrow file, in order.
 
     Tables have a header line. csv is quoted as usual, and tsv is not quoted at all.
 
     Args:
-        path: The file.
+        path: The file, or a folder that the `datasets` library wrote (`save_to_disk`).
         text: The column of the text.
         label: The column of the label; with None no label is read. Whole numbers become words ("1").
         text_b: The column of a pair's second text, which every row must then have. With None it is the column
@@ -364,23 +389,17 @@ def read_data(
         raise DataInvalid(
             f"--person {person} is the column of the text or the label; name the one that says whose it is"
         )
-    read = _FORMATS.get(_suffix(path))
-    if read is None:
-        raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")
-    if skip_invalid:
-        content = _read_bytes(path).removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape")
-    else:
-        content = read_text(path)
-    table = _suffix(path) in _TABLES
+    columns = _Wanted(text, label, text_b, person)
+    table, unit, items = _columnar(path, columns) or _textual(path, skip_invalid)
     examples: list[Example] = []
     first: list[str] = []
     second_column, skipped = True, 0
-    for item in read(content, str(path)):
+    for item in items:
         try:
             if isinstance(item, RowInvalid):
                 raise item
             number, row = item
-            where = _Place(str(path), number, table)
+            where = _Place(str(path), number, table, unit)
             words = _text_of(_cell(row, text, "text", where), text, where)
             second = _second_of(row, text_b, where)
             named = None if label is None else _label_of(_cell(row, label, "label", where), label, where)
@@ -402,8 +421,57 @@ def read_data(
     return Rows(examples, second_column, found)
 
 
+def _textual(path: Path, skip_invalid: bool) -> _Items:
+    """The rows of a text file."""
+    read = _FORMATS.get(_suffix(path))
+    if read is None:
+        raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")
+    if skip_invalid:
+        content = _read_bytes(path).removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape")
+    else:
+        content = read_text(path)
+    return _suffix(path) in _TABLES, "line", read(content, str(path))
+
+
+def _columnar(path: Path, wanted: _Wanted) -> _Items | None:
+    """The rows of a Parquet or Arrow file or a `datasets` folder; None: it is another format."""
+    files = _columnar_files(path)
+    return None if files is None else (True, "row", _columnar_rows(path, files, wanted))
+
+
+def _columnar_files(path: Path) -> list[Path] | None:
+    try:
+        return None if _suffix(path) in _FORMATS else columnar_files(path)
+    except ColumnsInvalid as error:
+        raise DataInvalid(str(error)) from None
+
+
+def _columnar_rows(path: Path, files: list[Path], wanted: _Wanted) -> Iterator[Row | RowInvalid]:
+    names = wanted.required | ({} if wanted.text_b is not None else {_TEXT_B: "text-b"})
+    try:
+        with open_columns(path, files, list(names)) as found:
+            where = _Place(str(path), 1, True, "row")
+            for column, option in wanted.required.items():
+                if files:
+                    _cell(dict.fromkeys(found.names), column, option, where)
+                kind = found.kinds.get(column, TEXT)
+                # A column of other values has nothing to read in any row, so this is a fault of the file.
+                if kind not in (TEXT, NOTHING) and (kind != NUMBERS or option in ("text", "text-b")):
+                    fitting = "text" if option in ("text", "text-b") else "text or whole numbers"
+                    raise DataInvalid(f"{path}: column {column!r} holds {kind}; write {fitting}, or name another one")
+            there = [each for each in names if each in found.names]
+            for number, cells in enumerate(found.rows, start=1):
+                if isinstance(cells, str):
+                    yield RowInvalid(str(path), number, cells, "row")
+                else:
+                    row = dict(zip(names, cells, strict=True))
+                    yield number, {each: row[each] for each in there}
+    except ColumnsInvalid as error:
+        raise DataInvalid(str(error)) from None
+
+
 def _known_suffixes() -> str:
-    return ", ".join([*_FORMATS, *(f"{suffix}.gz" for suffix in _FORMATS)])
+    return ", ".join([*_FORMATS, *(f"{suffix}.gz" for suffix in _FORMATS), *SUFFIXES])
 
 
 def _shown(label: str) -> str:
@@ -491,11 +559,13 @@ def label_places(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray
 
 
 def data_digest(path: Path) -> bytes:
-    """The SHA-256 (32 bytes) of the file's bytes on disk.
+    """The SHA-256 (32 bytes) of the file's bytes on disk; of a `datasets` folder, that of its files' digests in order.
 
     Raises:
         DataInvalid: The file does not exist or cannot be read.
     """
+    if path.is_dir() and (files := _columnar_files(path)) is not None:
+        return hashlib.sha256(b"".join(data_digest(each) for each in files)).digest()
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()

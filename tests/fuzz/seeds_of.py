@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from edge_client.ledger.chain import ZERO, Recovered, record_after
 from edge_client.private_store.container import PrivateState, encode
@@ -41,6 +44,8 @@ def _seeds(target: str) -> Iterator[bytes]:
         for group in ("from members", "from the coordinator"):
             for text in messages[group].values():
                 yield b"\0" * (target == "any_message") + bytes.fromhex(text)
+    elif kind == "columns":
+        yield from _columns(name)
     else:
         yield from _OTHERS.get(target, [b""])
 
@@ -76,6 +81,24 @@ def _sealed() -> bytes:
     return public.seal(b"info", bytes(32)) + lock(bytes(32), b"header", bytes(66))
 
 
+def _columns(name: str) -> Iterator[bytes]:
+    texts = pa.array(["good morning", "good night", None])
+    for text, label in ((texts, pa.array([1, 2, 3])), (texts.dictionary_encode(), pa.array(["a", "b", "a"]))):
+        table = pa.table({"text": text, "label": label, "more": pa.array([[1], [], None])})
+        sink = io.BytesIO()
+        if name == "parquet":
+            pq.write_table(table, sink, compression="zstd" if text is texts else "none")
+            yield sink.getvalue()
+            continue
+        with pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+        yield sink.getvalue()
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        yield sink.getvalue()
+
+
 def _log_answer() -> bytes:
     entry = pb.LogEntry(certificate=bytes(32), key=bytes(32), name="north", role="member", kind="issued", at_ms=1)
     head = pb.LogHead(size=1, root=bytes(32), at_ms=1, signature=b"s", certificate=b"c")
@@ -107,6 +130,7 @@ _OTHERS: dict[str, list[bytes]] = {
     "corpus_rows": [b'{"text": "good morning", "label": "a"}\n{"text": "x", "label": "b"}\n'],
     "examples_jsonl": [b'{"text": "good morning", "label": "a"}\n'],
     "examples_csv": [b"text,label\ngood morning,a\n"],
+    "datasets_state": [b'{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}'],
     "examples_tsv": [b"text\tlabel\ngood morning\ta\n"],
     "checkpoint_vocabulary": [b"[PAD]\n[UNK]\ngood\n##s\n"],
     "checkpoint_tokenizer": [b'{"model":{"type":"WordPiece","vocab":{"[PAD]":0,"good":1}}}'],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +23,8 @@ from edge_client.ledger.chain import RecordInvalid, record_from
 from edge_client.policy.conditions import Window
 from edge_client.private_store.container import StateDamaged, StateNewer, StateSealed, decode  # type: ignore[attr-defined]
 from learning.backbones.checkpoint import CheckpointInvalid, read_entries, read_shapes, read_tensors
+from learning.text.columnar import ColumnsInvalid, columnar_files
+from learning.text.columnar_reader import FileInvalid, write_rows
 from learning.text.data import DataInvalid, read_examples
 from secure_agg import Layout, Segment
 from secure_agg.merkle import root_from_path
@@ -212,6 +215,18 @@ def _examples(name: str, data: bytes) -> None:
         read_examples(path)
 
 
+def _columns(name: str, data: bytes) -> None:
+    """What the process that reads Parquet and Arrow files does, in this one."""
+    with _file(name, data) as path, contextlib.suppress(FileInvalid, MemoryError):
+        write_rows([path], ["text", "label", "text_b"], json.dumps)
+
+
+def _datasets_state(data: bytes) -> None:
+    with _file("state.json", data) as path, contextlib.suppress(ColumnsInvalid):
+        for file in columnar_files(path.parent) or []:
+            assert file.parent == path.parent
+
+
 def _checkpoint(name: str, data: bytes) -> None:
     with _file(name, data) as path, contextlib.suppress(CheckpointInvalid):
         folder = path.parent
@@ -267,6 +282,9 @@ TARGETS: Mapping[str, Target] = {
     "examples_jsonl": partial(_examples, "it.jsonl"),
     "examples_csv": partial(_examples, "it.csv"),
     "examples_tsv": partial(_examples, "it.tsv"),
+    "columns_parquet": partial(_columns, "it.parquet"),
+    "columns_arrow": partial(_columns, "it.arrow"),
+    "datasets_state": _datasets_state,
     "checkpoint_vocabulary": partial(_checkpoint, "vocab.txt"),
     "checkpoint_tokenizer": partial(_checkpoint, "tokenizer.json"),
     "checkpoint_tensors": partial(_checkpoint, "model.safetensors"),

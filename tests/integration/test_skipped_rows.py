@@ -1,5 +1,10 @@
 """One bad row stops a member. Told to skip bad rows, the member names them and trains on the others."""
 
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tests.support.processes import PATIENCE, command, running_federation
 
 MEMBERS = ("aster", "birch", "cedar")
@@ -20,6 +25,14 @@ def test_a_member_told_to_skip_bad_rows_trains_on_the_others(tmp_path):
         looked = command(*words, "--dry-run", "--skip-invalid")
         assert looked.stdout.startswith("skipped 2 of 62 rows: line 6: not UTF-8; ")
         assert "desk: 60 examples here" in looked.stdout
+
+        # The same rows as Parquet, and nothing else about them.
+        parquet = tmp_path / "aster.parquet"
+        table = [json.loads(row) for row in rows]
+        pq.write_table(pa.Table.from_pylist([*table[:5], {}, *table[5:], {}]), parquet)
+        shown = command("edge_client", "run", "--home", home, "--data", parquet, "--dry-run", "--skip-invalid")
+        assert shown.stdout.startswith("skipped 2 of 62 rows: row 6: no text in column 'text'")
+        assert shown.stdout.partition("\n")[2] == looked.stdout.partition("\n")[2]
 
         for name in MEMBERS[1:]:
             federation.start(name, "--until-finished")

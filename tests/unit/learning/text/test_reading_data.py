@@ -81,7 +81,7 @@ def test_an_example_does_not_print_its_text() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("rows.parquet", "x", "the suffix must be one of .jsonl, .csv, .tsv, .jsonl.gz"),
+        ("rows.xlsx", "x", "the suffix must be one of .jsonl, .csv, .tsv, .jsonl.gz"),
         ("rows.gz", "x", "unknown file type"),
         ("rows.jsonl", "", "has no rows"),
         ("rows.csv", "text,label\n", "has no rows"),
@@ -163,7 +163,7 @@ def test_a_data_set_is_named_by_its_bytes(tmp_path: Path) -> None:
     assert data_digest(path) == hashlib.sha256(JSONL.encode()).digest()
     with pytest.raises(DataInvalid, match="does not exist"):
         data_digest(tmp_path / "none.jsonl")
-    with pytest.raises(DataInvalid, match="cannot be read"):
+    with pytest.raises(DataInvalid, match="is a folder"):
         data_digest(tmp_path)
 
 
