@@ -207,7 +207,7 @@ def read_gguf(path: Path) -> Gguf:
             f"{path} has the architecture {architecture[:40]!r}, which is not supported; choose one of "
             f"{', '.join(ARCHITECTURES)}"
         )
-    library = _library_config(path)
+    library = _library_config(path, reader)
     raw = library.to_dict()
     try:
         config = checked_config(flat_config(raw) | {"vocab_size": raw.get("vocab_size")})
@@ -216,7 +216,7 @@ def read_gguf(path: Path) -> Gguf:
     return Gguf(path, config, layout_of(config).size, reader, library)
 
 
-def _library_config(path: Path) -> Any:
+def _library_config(path: Path, reader: Any) -> Any:
     from transformers import AutoConfig
 
     try:
@@ -224,6 +224,9 @@ def _library_config(path: Path) -> Any:
     except Exception as error:  # As above.
         raise BackboneInvalid(f"the config in {path} cannot be read ({_one_line(error)}); choose another") from error
     library.dtype = "float32"
+    if library.model_type == "gpt2" and (context := reader.get_field("gpt2.context_length")) is not None:
+        # transformers reads it as n_ctx, which means nothing to it any more.
+        library.n_positions = int(context.contents())
     return library
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.support.tiny_causal import tiny_causal
+from tests.support.random_causal import random_causal
 
 __all__ = ["tiny_gguf"]
 
@@ -56,7 +56,7 @@ def _paired(values: Any, heads: int) -> Any:
 def tiny_gguf(
     path: Path, family: str, *, kind: gguf.GGMLQuantizationType | None = None, extra: str | None = None
 ) -> Any:
-    """Writes a model of `tiny_causal` and returns it, with the values that the file keeps.
+    """Writes a model of `random_causal` and returns it, with the values that the file keeps.
 
     Args:
         path: The file.
@@ -66,7 +66,7 @@ def tiny_gguf(
     """
     import torch
 
-    model = tiny_causal(family)
+    model = random_causal(family)
     config, writer = model.config, gguf.GGUFWriter(path, family)
     if family == "gpt2":
         writer.add_context_length(config.n_positions)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from learning.backbones.layout import MAX_BYTES, BackboneInvalid, checked_config, layout_of
 from learning.backbones.stored import digest_of, folder_config, read_backbone, write_backbone
 from learning.causal.config import FAMILIES
-from tests.support.tiny_causal import tiny_causal
+from tests.support.random_causal import random_causal
 
 
 def canonical(folder: Path, into: Path) -> tuple[bytes, dict[str, Any]]:
@@ -21,7 +21,7 @@ def canonical(folder: Path, into: Path) -> tuple[bytes, dict[str, Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_canonical_file_has_the_library_s_values(family: str, tmp_path: Path) -> None:
-    model = tiny_causal(family)
+    model = random_causal(family)
     model.save_pretrained(tmp_path / "whole")
     digest, config = canonical(tmp_path / "whole", tmp_path / "file")
     found = read_backbone(tmp_path / "file", config)
@@ -44,7 +44,7 @@ def test_a_canonical_file_has_the_library_s_values(family: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_becomes_float32_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = tiny_causal("llama").to(dtype)
+    model = random_causal("llama").to(dtype)
     model.save_pretrained(tmp_path / "half", max_shard_size="100KB")
     _, config = canonical(tmp_path / "half", tmp_path / "file")
     found = read_backbone(tmp_path / "file", config).tensors
@@ -54,7 +54,7 @@ def test_half_precision_becomes_float32_exactly(dtype: torch.dtype, tmp_path: Pa
 
 def test_a_body_alone_is_a_backbone_if_its_table_is_tied(tmp_path: Path) -> None:
     """GPT-2 is often stored without its head, and then its names have no prefix."""
-    model = tiny_causal("gpt2")
+    model = random_causal("gpt2")
     model.save_pretrained(tmp_path / "whole")
     model.transformer.save_pretrained(tmp_path / "body")
     whole, config = canonical(tmp_path / "whole", tmp_path / "file")
@@ -82,7 +82,7 @@ def test_eight_billion_values_fit_and_seventy_do_not() -> None:
 def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     import json
 
-    tiny_causal("llama").save_pretrained(tmp_path)
+    random_causal("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(BackboneInvalid, match=sentence):
@@ -92,7 +92,7 @@ def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], sentence: st
 def test_an_untied_table_that_is_missing_is_named(tmp_path: Path) -> None:
     import json
 
-    tiny_causal("llama").save_pretrained(tmp_path)
+    random_causal("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     with pytest.raises(BackboneInvalid, match=r"lack 1 of the backbone's tensors, lm_head\.weight first"):

@@ -120,11 +120,12 @@ def test_a_missing_tensor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @needs_small_disks
 def test_a_full_disk_is_said_before_anything_is_made(tmp_path: Path) -> None:
     tiny_gguf(tmp_path / "tiny.gguf", "llama")
-    with (
-        SmallDisk(tmp_path / "disk", 1 << 20) as disk,
-        pytest.raises(NotAdded, match="MB free, and bad needs") as failed,
-    ):
-        Collection(disk.path / "backbones").add_gguf(tmp_path / "tiny.gguf", "bad", told)
+    disk = SmallDisk(tmp_path / "disk", 1 << 20)
+    try:
+        with pytest.raises(NotAdded, match="MB free, and bad needs") as failed:
+            Collection(disk.folder / "backbones").add_gguf(tmp_path / "tiny.gguf", "bad", told)
+    finally:
+        disk.close()
     assert failed.value.cause is Cause.FULL
 
 
