@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -59,7 +60,7 @@ async def _create(running: Federation, file: Path) -> bytes:
     """Uploads the file and creates a job whose backbone it is. Returns its digest."""
     manifest = Manifest.of({"weight": np.zeros((8,), np.float32)})
 
-    async def upload(stub: pb.OperatorServiceStub) -> bytes:
+    async def upload(stub: Any) -> bytes:
         digest = await put_blob(stub, file)
         model = PromptedModel.model_validate(
             {

@@ -1,6 +1,6 @@
 """A backbone in pieces, with real processes: every side is interrupted, a disk rots, a store lies.
 
-The member that downloads is behind a network that breaks on order. The other has the backbone on its disk.
+The member that downloads is behind a network that breaks on order. Two others have the backbone on their disks.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tacit.pieces import PIECE, list_bytes
 from tacit.v1 import operator_pb2 as pb
 from tests.support.bad_network import BadNetwork, Fault, Way
-from tests.support.processes import EXAMPLES, Federation, behind, within_patience  # type: ignore[attr-defined]
+from tests.support.processes import EXAMPLES, Federation, behind, within_patience
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -41,15 +41,15 @@ def made_backbone(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
-class Pair:
-    """A coordinator with two members: north has the backbone, south downloads it over a bad network."""
+class Three:
+    """A coordinator with three members: north and east have the backbone, south downloads it over a bad network."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         made_backbone(folder / "backbone")
         self.federation = Federation(folder)
         stack.callback(self.federation.close)
-        self.federation.enrol("north", "south")
+        self.federation.enrol("north", "east", "south")
         self.network = BadNetwork(self.federation.port)
         stack.callback(self.network.close)
         behind(self.network, self.federation.home("south"))
@@ -58,7 +58,7 @@ class Pair:
         spec.write_text(
             f'schema = 1\nname = "large"\nlabels = {json.dumps(labels)}\n[model]\narchitecture = "prompted"\n'
             f'base = {json.dumps(str(folder / "backbone"))}\nmax_tokens = 24\ntask = "head"\n'
-            "[rounds]\ncount = 1\nmin_members = 2\n[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"
+            "[rounds]\ncount = 1\nmin_members = 3\n[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"
         )
         self.federation.create(spec)
         files = json.loads((folder / "bundle-large" / "bundle.json").read_text())["files"]
@@ -67,6 +67,10 @@ class Pair:
         assert files["backbone.pieces"]["size"] == list_bytes(self.size) == 12 * 32
         self.cached = self.federation.home("south") / "cache" / self.digest.hex()
         self.partial = self.cached.with_name(self.cached.name + ".partial")
+
+    def start_others(self) -> None:
+        for name in ("north", "east"):
+            self.federation.start(name, "--backbone", str(self.folder / "backbone"))
 
     @property
     def stored(self) -> Path:
@@ -84,21 +88,21 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def three(tmp_path: Path) -> Iterator[Three]:
     with ExitStack() as stack:
-        yield Pair(tmp_path, stack)
+        yield Three(tmp_path, stack)
 
 
-def test_a_download_goes_on_after_every_kind_of_interruption(pair: Pair) -> None:
-    federation, network = pair.federation, pair.network
-    federation.start("north", "--backbone", str(pair.folder / "backbone"))
+def test_a_download_goes_on_after_every_kind_of_interruption(three: Three) -> None:
+    federation, network = three.federation, three.network
+    three.start_others()
     # The connection breaks in the middle, and then the network holds still.
     network.plan(Fault.CUT, Way.DOWN, after=3 * PIECE)
     member = federation.start("south")
     within_patience(network.struck.is_set)
     network.plan(Fault.STALL, Way.DOWN, after=5 * PIECE)
     within_patience(network.struck.is_set)
-    first = pair.pieces()
+    first = three.pieces()
     assert first
     # The coordinator dies and comes back.
     federation.coordinator.kill()
@@ -107,16 +111,16 @@ def test_a_download_goes_on_after_every_kind_of_interruption(pair: Pair) -> None
     network.plan(Fault.STALL, Way.DOWN, after=2 * PIECE + PIECE // 2)
     federation.serve()
     within_patience(network.struck.is_set)
-    second = pair.pieces()
+    second = three.pieces()
     assert first <= second
     # The member dies. While it is down, its disk loses a byte.
     member.kill()
-    second = pair.pieces()
+    second = three.pieces()
     rotten = min(second)
-    with pair.partial.open("r+b") as file:
+    with three.partial.open("r+b") as file:
         file.seek(rotten * PIECE + 5)
         file.write(b"\xff\xfe\xfd\xfc")
-    assert rotten not in pair.pieces()
+    assert rotten not in three.pieces()
     network.cut()
     network.release()
     before = network.carried[Way.DOWN]
@@ -124,32 +128,34 @@ def test_a_download_goes_on_after_every_kind_of_interruption(pair: Pair) -> None
     member.wait_for("backbone_found", source="coordinator")
     # Only what was missing came, and the rotten piece again.
     came = network.carried[Way.DOWN] - before
-    missing = pair.size - (len(second) - 1) * PIECE
+    missing = three.size - (len(second) - 1) * PIECE
     assert missing <= came < missing + PIECE + 2 * 2**20
-    with pair.cached.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").digest() == pair.digest
-    assert not pair.partial.exists()
+    with three.cached.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").digest() == three.digest
+    assert not three.partial.exists()
     assert federation.finished("large").job.version_number == 1
 
 
-def test_other_bytes_of_the_coordinator_are_never_trained_on(pair: Pair) -> None:
+def test_other_bytes_of_the_coordinator_are_never_trained_on(three: Three) -> None:
     """The attack: the coordinator's file has another value. It fails, and an honest file then ends well."""
-    federation = pair.federation
-    whole = pair.stored.read_bytes()
+    federation = three.federation
+    whole = three.stored.read_bytes()
     changed = bytearray(whole)
     changed[7 * PIECE + 3] ^= 1
-    pair.stored.chmod(0o600)
-    pair.stored.write_bytes(changed)
-    federation.start("north", "--backbone", str(pair.folder / "backbone"))
+    three.stored.chmod(0o600)
+    three.stored.write_bytes(changed)
+    three.start_others()
     member = federation.start("south")
     for _ in range(3):
         assert member.wait_for("piece_damaged", "backbone_found")["event"] == "piece_damaged"
     assert (member.lines[-1]["piece"], member.lines[-1]["pieces"]) == (7, 12)
-    within_patience(lambda: federation.show("large").rounds)
-    assert not pair.cached.exists()
+    # South has declined, and the others are too few.
+    federation.wait_for("large", lambda detail: detail.job.status == pb.JOB_STATUS_PAUSED)
+    assert not three.cached.exists()
     assert federation.show("large").job.version_number == 0
-    pair.stored.write_bytes(whole)
+    three.stored.write_bytes(whole)
+    federation.operator("job", "resume", "large")
     member.wait_for("backbone_found", source="coordinator")
-    with pair.cached.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").digest() == pair.digest
+    with three.cached.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").digest() == three.digest
     assert federation.finished("large").job.status == pb.JOB_STATUS_FINISHED

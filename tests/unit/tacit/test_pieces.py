@@ -17,7 +17,6 @@ import pytest
 from coordinator.services.transfers import Transfers
 from coordinator.services.turns import Turns
 from coordinator.storage import open_blobs
-from tacit import pieces as module
 from tacit.blobs import BlobDamaged, BlobNotThere
 from tacit.pieces import PIECE, check_list, fetch_pieces, list_bytes, list_of
 from tacit.v1 import federation_pb2 as pb
@@ -236,7 +235,7 @@ def test_a_blob_that_is_not_served_is_missing(bench: Bench) -> None:
 
 
 def test_a_disk_without_room_is_said_before_anything_is_fetched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=5, f_frsize=PIECE))
+    monkeypatch.setattr("os.fstatvfs", lambda _: SimpleNamespace(f_bavail=5, f_frsize=PIECE))
     with pytest.raises(OSError, match="bytes are still to come, and the disk has") as failed:
         bench.fetch()
     assert failed.value.errno == errno.ENOSPC
