@@ -1,4 +1,4 @@
-"""Measures how fast a member downloads a large backbone, beside the download of small files.
+"""Measures how fast a member downloads a large backbone, in pieces and in one stream.
 
 A coordinator process serves a file of random bytes as a job's backbone, over mutual TLS on loopback. A member process
 with its own certificate downloads it, first as small files are (one stream, verified at its end) and then in pieces,
