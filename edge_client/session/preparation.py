@@ -23,9 +23,8 @@ import errno
 import functools
 import hashlib
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -35,7 +34,7 @@ from edge_client.approval.desk import Desk
 from edge_client.canaries import CanaryBook
 from edge_client.corpus_release.making import order_of
 from edge_client.corpus_release.models import TrainedModel
-from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
+from edge_client.downloads.backbones import BackboneMissing, Backbones, Fetch, Wanted
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import Budget, BudgetReservation
 from edge_client.policy.conditions import read_conditions
@@ -94,10 +93,6 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[np.float32]]
 
 __all__ = ["ApprovalMissing", "Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
-
-# fetch(digest, into, limit) fetches by digest, resumes, verifies, and takes at most `limit` bytes. It waits for the
-# coordinator as long as it takes.
-Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
 _TRAINING_FAILED = "training failed; the member's own log says why"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -45,6 +45,7 @@ __all__ = [
     "MODEL_FILES",
     "ONNX_FILE",
     "PASSPORT",
+    "PIECES_FILE",
     "PROMPT_FILES",
     "SHARED_FILES",
     "Averaged",
@@ -65,8 +66,10 @@ __all__ = [
 INDEX = "bundle.json"
 # May lie beside the files of an exported model; no bundle lists it, since it names the bundle (`tacit.passport`).
 PASSPORT = "passport.json"
-# The frozen values of a prompted job: up to 2 GiB, so not every reader loads it into memory.
+# The frozen values of a prompted job: up to 64 GiB, so no reader loads it into memory.
 BACKBONE_FILE = "backbone.safetensors"
+# The list of its pieces (`tacit.pieces`), if it has more than one.
+PIECES_FILE = "backbone.pieces"
 # The same as an ONNX file, for members without torch.
 ONNX_FILE = "backbone.onnx"
 # What is checked in place, and not read into memory.
