@@ -129,7 +129,7 @@ class TextStream:
         """Starts a response.
 
         Args:
-            decode: the text of a row of tokens.
+            decode: the text of a row of tokens. Rows joined must have the texts joined, except inside a character.
             stop: strings at which the response ends; they are no part of it.
 
         Raises:
@@ -138,31 +138,29 @@ class TextStream:
         if "" in stop:
             raise ValueError("a stop string is empty; give at least one character, or leave it out")
         self._decode, self._stop = decode, tuple(stop)
-        self._ids: list[int] = []
-        # The text of the tokens from `_context` to `_read` is known, and how the next ones continue depends on it.
-        self._context = self._read = 0
+        # Tokens whose text may depend on the next one.
+        self._pending: list[int] = []
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Adds a token, and returns the text that is now certain."""
-        self._ids.append(token)
-        whole = self._decode(self._ids[self._context :])
+        self._pending.append(token)
+        text = self._decode(self._pending)
         # The next token may complete the character.
-        return "" if whole.endswith(_BROKEN) else self._take(whole)
+        return "" if text.endswith(_BROKEN) else self._take(text)
 
     def finish(self) -> str:
         """The rest of the text, when no token follows."""
-        found = self._take(self._decode(self._ids[self._context :]))
+        found = self._take(self._decode(self._pending))
         if self.stopped:
             return found
         rest, self._held = self._held, ""
         return found + rest
 
-    def _take(self, whole: str) -> str:
-        known = self._decode(self._ids[self._context : self._read])
-        self._context, self._read = self._read, len(self._ids)
-        self._held += whole[len(known) :]
+    def _take(self, text: str) -> str:
+        self._pending.clear()
+        self._held += text
         if self.stopped:
             return ""
         places = [place for place in map(self._held.find, self._stop) if place >= 0]
