@@ -303,12 +303,22 @@ class _Row:
     ) -> None:
         self._stream, self._end_ids, self._prompt_tokens = TextStream(decode, stop), end_ids, prompt_tokens
         self._limit, self._sampling, self._random = limit, sampling, sampling.random()
-        self._tokens = 0
-        self.last = 0
+        self._tokens = self.last = 0
+        self._begun = False
         self.ended: Ended | None = None
 
     def take(self, logits: NDArray[np.float32]) -> str:
-        """Chooses the next token from logits (V,), and returns the text that is now certain."""
+        """Chooses the next token from logits (V,), and returns the text that is now certain.
+
+        Some templates have a space before a response. It is no part of the text.
+        """
+        piece = self._certain(logits)
+        if not self._begun:
+            piece = piece.lstrip(" ")
+            self._begun = bool(piece)
+        return piece
+
+    def _certain(self, logits: NDArray[np.float32]) -> str:
         self.last = self._sampling.choose(logits, self._random)
         if self.last in self._end_ids:
             self.ended = "end"
