@@ -25,8 +25,10 @@ from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle
 
+# `Dialogue` is re-exported for commands, which may import from this package only.
 __all__ = [
     "Cache",
+    "Dialogue",
     "Generator",
     "PromptTooLong",
     "Response",
