@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 SAMPLES = [Dialogue.of(text) for text in ("What is the capital of France?", "x", "the restaurant is near " * 5)]
 INJECTIONS = {
     "lora": LoRA(rank=4, alpha=24, matrices=("query", "value", "up")),
-    "queries": LoRA(rank=4, alpha=400, matrices=("query",), last_layers=1),
+    "last": LoRA(rank=4, alpha=40, matrices=("output", "down"), last_layers=1),
     "prompt": PromptTuning(tokens=5),
     "prefix": PrefixTuning(tokens=3),
 }
