@@ -14,9 +14,8 @@ import pytest
 from export.bundle import read_job_bundle
 from learning.text.dialogue import Dialogue, DialogueEncoder
 from tacit.v1 import operator_pb2 as pb
-from tests.integration.test_privacy import PATIENCE
 from tests.support.places import ROOT
-from tests.support.processes import Federation, succeed
+from tests.support.processes import PATIENCE, Federation, succeed
 from tests.support.tiny_writers import saved_writer
 
 pytestmark = pytest.mark.timeout(600)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from tests.support.tiny_writers import saved_writer
 
 MECHANISMS = ("none", "dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian")
 DP = {"name": "dp-sgd", "noise_multiplier": 4.0, "lot": 4, "steps": 2}
-JOBS = {
+JOBS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"mechanism": DP},
     "persons": {"mechanism": {**DP, "unit": "person", "person": {"max_examples": 2}}},
     "gaussian-update": {"mechanism": {"name": "gaussian-update", "noise_multiplier": 4.0}},
