@@ -260,6 +260,6 @@ def _readings(
 
 
 def _arrays(start: Mapping[str, NDArray[np.float32]]) -> bytes:
-    made = io.BytesIO()
-    np.savez(made, **dict(start))
+    made, arrays = io.BytesIO(), dict[str, Any](start)
+    np.savez(made, **arrays)
     return made.getvalue()

@@ -196,10 +196,10 @@ def test_lora_is_merged_where_it_belongs(family: str, tmp_path: Path) -> None:
         targets = sorted({name.rpartition(".")[2] for name in changes})
         adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=24, target_modules=targets)).eval()
         with torch.no_grad():
-            for name, (change,) in changes.items():
-                layer = adapted.get_submodule(f"base_model.model.{name}")
-                layer.lora_A["default"].weight.copy_(torch.from_numpy(change.down))
-                layer.lora_B["default"].weight.copy_(torch.from_numpy(change.up))
+            for name, (each,) in changes.items():
+                owner: Any = adapted.get_submodule(f"base_model.model.{name}")
+                owner.lora_A["default"].weight.copy_(torch.from_numpy(each.down))
+                owner.lora_B["default"].weight.copy_(torch.from_numpy(each.up))
     expected = expected_of(adapted, ids_of(1, 9))
     assert np.abs(expected - plain).max() > 0.05 * np.abs(plain).max()
     session = write_graph_of(causal_library_model(family), tmp_path, changes=changes)
