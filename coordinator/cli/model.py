@@ -337,7 +337,7 @@ def _check_format(
     from tacit.prompt import writes
 
     if writes(document.model):
-        check_writer_format(document, format, split=split)
+        check_writer_format(document, format.value, split=split)
         return
     if precision is not Precision.FLOAT32:
         fail(f"job {document.name} labels texts, and its export is float32; leave out --precision", ExitCode.USAGE)
@@ -384,7 +384,10 @@ def export_version(
     from tacit.prompt import reads_pairs, writes
 
     if writes(material.document.model):
-        return export_writer(material, out, given, format=format, precision=precision.value, origin=origin)
+        made_up = synthetic_texts(material.tokenizer)[::4]
+        return export_writer(
+            material, out, given, made_up, format=format.value, precision=precision.value, origin=origin
+        )
     # Only the model of a prompted job has a backbone to split off or to pass on.
     more: dict[str, Any] = {"split": True} if split else {}
     if origin is not None:

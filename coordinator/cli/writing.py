@@ -3,28 +3,51 @@
 Left to others: fetching the version (`coordinator.cli.model`), and everything that runs a model (`export`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
-    from coordinator.cli.model import Format, Material
+    import numpy as np
+    from numpy.typing import NDArray
+
     from export.card import Origin
     from tacit.job import JobDocument
+    from tacit.manifest import Manifest
 
-__all__ = ["check_writer_format", "export_writer"]
+__all__ = ["WriterFormat", "check_writer_format", "export_writer"]
+
+WriterFormat = Literal["onnx", "hf", "peft"]
 
 
-def check_writer_format(document: "JobDocument", format: "Format", *, split: bool) -> None:
+class Version(Protocol):
+    """What an export needs of a version."""
+
+    @property
+    def document(self) -> "JobDocument": ...
+    @property
+    def manifest(self) -> "Manifest": ...
+    @property
+    def tokenizer(self) -> bytes: ...
+    @property
+    def weights(self) -> bytes: ...
+    @property
+    def backbone(self) -> Path | None: ...
+    @property
+    def frozen(self) -> "Mapping[str, NDArray[np.float32]]": ...
+    @property
+    def name(self) -> str: ...
+
+
+def check_writer_format(document: "JobDocument", format: WriterFormat, *, split: bool) -> None:
     """Refuses a format in which the job's model has no form, before anything large is fetched.
 
     Raises:
         CommandFailed: it has none.
     """
-    from coordinator.cli.model import Format
     from export.causal_hugging_face import check_causal_format
     from export.generator import GraphRefused, check_graph
     from export.hugging_face import FormatRefused
@@ -32,29 +55,31 @@ def check_writer_format(document: "JobDocument", format: "Format", *, split: boo
     if split:
         fail(f"job {document.name} writes text, and its export has one form; leave out --split", ExitCode.USAGE)
     try:
-        if format is Format.ONNX:
+        if format == "onnx":
             check_graph(getattr(document.model, "config", None) or {})
         else:
-            check_causal_format(document, "peft" if format is Format.PEFT else "hf")
+            check_causal_format(document, format)
     except (FormatRefused, GraphRefused) as error:
         fail(str(error), ExitCode.USAGE)
 
 
 def export_writer(
-    material: "Material",
+    version: Version,
     out: Path,
     given: Sequence[Any],
+    made_up: Sequence[str],
     *,
-    format: "Format",
+    format: WriterFormat,
     precision: Any = "float32",
     origin: "Origin | None" = None,
 ) -> Any:
     """Exports a version, and compares it with the trained model on `given`, or on made-up questions without examples.
 
     Args:
-        material: The version.
+        version: The version.
         out: The folder to write.
         given: Examples with dialogues.
+        made_up: Questions that stand in for examples.
         format: What the export is for.
         precision: Of an ONNX export's matrices.
         origin: What the coordinator says of the version.
@@ -62,29 +87,28 @@ def export_writer(
     Raises:
         CommandFailed: it cannot be exported.
     """
-    from coordinator.cli.model import Format, synthetic_texts
     from export.generating import Dialogue
     from export.prompted_bundle import read_backbone
     from tacit.prompt import PromptedModel
 
-    model = material.document.model
-    if material.backbone is None or not isinstance(model, PromptedModel) or model.config is None:
-        fail(f"job {material.document.name} has no backbone; fetch it again", ExitCode.FAILED)
+    model = version.document.model
+    if version.backbone is None or not isinstance(model, PromptedModel) or model.config is None:
+        fail(f"job {version.document.name} has no backbone; fetch it again", ExitCode.FAILED)
     samples = [each.dialogue for each in given if each.dialogue is not None]
     if given and not samples:
         fail("the samples have no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
-    samples = samples or [Dialogue.of(text) for text in synthetic_texts(material.tokenizer)[::4]]
+    samples = samples or [Dialogue.of(text) for text in made_up]
     more: dict[str, Any] = {} if origin is None else {"origin": origin}
-    parts = (material.document, material.manifest, material.weights, material.tokenizer)
+    parts = (version.document, version.manifest, version.weights, version.tokenizer)
     try:
         from export.causal_hugging_face import export_causal
         from export.generator import export_generator
 
-        more |= {"backbone": read_backbone(material.backbone, model.config), "frozen": material.frozen}
-        if format is Format.ONNX:
+        more |= {"backbone": read_backbone(version.backbone, model.config), "frozen": version.frozen}
+        if format == "onnx":
             return export_generator(*parts, out, samples, precision=precision, **more)
-        return export_causal(*parts, out, samples, format="peft" if format is Format.PEFT else "hf", **more)
+        return export_causal(*parts, out, samples, format=format, **more)
     except ImportError as error:
         fail(f"this export needs {error.name or error}; {install_with('coordinator', 'export')}", ExitCode.USAGE)
     except (ValueError, RuntimeError, OSError) as error:
-        fail(f"the {material.name} cannot be exported: {error}", ExitCode.FAILED)
+        fail(f"the {version.name} cannot be exported: {error}", ExitCode.FAILED)

@@ -84,8 +84,7 @@ def _check_place(out: Path) -> None:
         if out.is_symlink() or not out.is_dir():
             fail(f"{out} is not a folder; name a new one with --out", ExitCode.USAGE)
         present = {entry.name for entry in out.iterdir()}
-        earlier = ("model", "prompt", "generator")
-        files = read_bundle(out, *earlier, unread=(WEIGHTS_FILE,)).index.files if present else {}
+        files = read_bundle(out, "model", "prompt", "generator", unread=(WEIGHTS_FILE,)).index.files if present else {}
         foreign = sorted(present - {INDEX, *files})
     except OSError as error:
         fail(f"{out} cannot be read ({error.strerror}); name another folder with --out", ExitCode.USAGE)
