@@ -354,5 +354,5 @@ def test_columns_of_dialogues_are_read_like_json_lines(tmp_path):
         read_data(tmp_path / "nested.parquet")
     # A file of labelled texts still needs both columns.
     pq.write_table(pa.table({"prompt": ["who?"]}), tmp_path / "half.parquet")
-    with pytest.raises(DataInvalid, match="text"):
+    with pytest.raises(DataInvalid, match="no column 'label'; there are: prompt"):
         read_data(tmp_path / "half.parquet")
