@@ -23,11 +23,11 @@ def main() -> None:
 
     prepare = Preparer.prepare
 
-    async def unhurried(self: Preparer, *given: Any) -> Any:
+    async def unhurried(self: Preparer, assignment: Any, fetch: Any) -> Any:
         await asyncio.sleep(_SECONDS)
-        return await prepare(self, *given)
+        return await prepare(self, assignment, fetch)
 
-    Preparer.prepare = unhurried  # type: ignore[method-assign]
+    Preparer.prepare = unhurried
     run_app(app)
 
 
