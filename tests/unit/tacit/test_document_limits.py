@@ -48,7 +48,7 @@ from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
 from tacit.audit import AuditStatement, SignedAudit
 from tacit.authorities import Authorities
-from tacit.bundle import BundleIndex, Labels
+from tacit.bundle import GENERATOR_FILES, BundleIndex, Labels
 from tacit.corpus import CorpusStatement
 from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
@@ -654,6 +654,23 @@ MORE.append((JobDocument, _ASKS))
 MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]
 _MADE = EXAMPLES[Provenance]
+_WRITER: dict[str, Any] = {
+    "schema": 1,
+    "kind": "generator",
+    "files": dict.fromkeys(GENERATOR_FILES, _STATE),
+    "generator": {
+        "job": "desk",
+        "version": HEX,
+        "template": {"user": {"after": "\n"}, "assistant": {}},
+        "end_ids": [2],
+        "max_tokens": 8,
+        "room": 9,
+        "max_new_tokens": 4,
+        "parity": 0.0,
+        "texts": 1,
+    },
+}
+MORE.append((BundleIndex, _WRITER))
 
 # Every list and table of every document: where it is, its limit, and its entries.
 LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
@@ -665,6 +682,8 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         MAX_AVERAGED,
         lambda number: number + 1,
     ),
+    "GeneratorFacts.averaged": (BundleIndex, _WRITER, "generator.averaged", MAX_AVERAGED, lambda number: number + 1),
+    "GeneratorFacts.end_ids": (BundleIndex, _WRITER, "generator.end_ids", 64, lambda number: number),
     "ExportFacts.files": (ExportFacts, EXAMPLES[ExportFacts], "files", 64, {_word: _STATE}),
     "CoordinatorConfig.keep_named": (
         CoordinatorConfig,
