@@ -94,11 +94,16 @@ def generate(
     except ModelFailed as error:
         fail(str(error))
     except BrokenPipeError:
-        raise
+        # The reader is gone (`| head`), which is not an error.
+        _silence()
     except OSError as error:
-        # What is still to be written must not fail once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         fail(f"the answer cannot be written: {error.strerror}")
+
+
+def _silence() -> None:
+    """Sends what is still to be written nowhere, so that it does not fail once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stream(

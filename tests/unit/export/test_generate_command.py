@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +156,17 @@ def test_output_that_cannot_be_written_is_told(
             run("--bundle", bundle, QUESTION)
         monkeypatch.undo()
     assert failed.value.code == ExitCode.FAILED
+
+
+def test_a_reader_that_is_gone_is_no_error(
+    run: Callable[..., str], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        run("--bundle", bundle, QUESTION)
+        monkeypatch.undo()
 
 
 def test_a_terminal_that_lacks_a_character_shows_another(
