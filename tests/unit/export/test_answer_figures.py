@@ -101,6 +101,8 @@ def test_rouge_l_is_that_of_the_rouge_score_package() -> None:
     assert rouge_l("the cat sat on the mat", ["on the mat sat the cat", "a cat sat on a mat"]) == pytest.approx(2 / 3)
     assert rouge_l("It's 5-star, isn't it?", ["it is 5 star"]) == pytest.approx(0.5454545454545454)
     assert rouge_l("", ["nothing"]) == 0.0
+    # The best of the references, wherever it is.
+    assert rouge_l("a b", ["a b", "x"]) == rouge_l("a b", ["x", "a b"]) == 1.0
 
 
 def test_rouge_l_reads_letters_beyond_a_to_z() -> None:

@@ -24,11 +24,11 @@ from simulation.virtual_members import SeededRandom
 
 
 def test_canaries_have_their_own_prompts_and_uniform_digits() -> None:
-    made = make_canaries(2000, SeededRandom("canaries"))
-    assert len({each.prompt for each in made}) == 2000
+    made = make_canaries(100_000, SeededRandom("canaries"))
+    assert len({each.prompt for each in made}) == 100_000
     counts = np.bincount(np.array([each.secret for each in made]).ravel(), minlength=10)
-    # 12,000 digits: chi squared with 9 degrees of freedom, at 1 in 10,000.
-    assert float(((counts - 1200.0) ** 2 / 1200).sum()) < stats.chi2.ppf(1 - 1e-4, 9)
+    # 600,000 digits: chi squared with 9 degrees of freedom, at 1 in 10,000. The remainder of a byte would be at 220.
+    assert float(((counts - 60_000.0) ** 2 / 60_000).sum()) < stats.chi2.ppf(1 - 1e-4, 9)
     assert made[0].bits == pytest.approx(6 * math.log2(10))
     assert made[0].response == " ".join(map(str, made[0].secret))
     assert made[0].response not in repr(made[0])
@@ -147,8 +147,15 @@ def test_the_search_finds_the_cheapest_of_all_secrets() -> None:
 
 
 def test_the_search_gives_up() -> None:
-    flat = np.full(10, math.log(10))
-    assert cheapest(lambda prefixes: np.array([flat for _ in prefixes]), 6, max_asked=500) is None
+    asked = 0
+
+    def flat(prefixes: Sequence[tuple[int, ...]]) -> Any:
+        nonlocal asked
+        asked += len(prefixes)
+        return np.full((len(prefixes), 10), math.log(10))
+
+    assert cheapest(flat, 6, batch=32, max_asked=500) is None
+    assert 500 <= asked < 532
 
 
 def test_an_answer_says_a_secret_however_it_is_written() -> None:

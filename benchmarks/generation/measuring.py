@@ -1,0 +1,89 @@
+"""Measures a trained version: its loss on test rows, what it remembers of canaries, and the answers that it writes.
+
+Losses are computed by the product's module in float32, whatever it was trained in. Answers are written by the exported
+version, as `coordinator evaluate --generate` does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.frontier.setup import module_of
+from benchmarks.generation.data import Pair
+from export.answer_figures import TokenFigures, token_figures
+from learning.auditing.exposure import Canary, Exposure, candidates_of, exposures_of
+from learning.text.dialogue import DialogueEncoder
+from learning.text.turns import Dialogue
+from simulation.virtual_members import SeededRandom
+from tacit.prompt import Generate, PromptedModel
+
+if TYPE_CHECKING:
+    from export.bundle import JobBundle
+
+__all__ = ["CANDIDATES", "Scored", "exposure_of", "scored", "token_figures_of"]
+
+# Never planted secrets for each canary.
+CANDIDATES = 120
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Sums over the response tokens of N rows: losses in nats (N,), most likely tokens (N,), and tokens (N,)."""
+
+    losses: NDArray[np.float64]
+    correct: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair]) -> Scored:
+    """Score rows under a version of a job.
+
+    Args:
+        values: the version, (d,).
+    """
+    import torch
+
+    module = module_of(bundle, values)
+    encoder = encoder_of(bundle)
+    module.eval()
+    order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt) + len(rows[at].response))
+    losses, correct, counts = np.zeros(len(rows)), np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    for first in range(0, len(order), _BATCH):
+        places = order[first : first + _BATCH]
+        ids, targets = encoder.encode([Dialogue.of(rows[at].prompt, rows[at].response) for at in places])
+        with torch.no_grad():
+            found = module.token_scores(torch.from_numpy(ids), torch.from_numpy(targets))
+        losses[places], correct[places], counts[places] = (each.double().numpy() for each in found)
+    return Scored(losses, correct, counts)
+
+
+def encoder_of(bundle: "JobBundle") -> DialogueEncoder:
+    """Return what turns rows into ids for a job."""
+    model = bundle.document.model
+    if not isinstance(model, PromptedModel) or not isinstance(model.task, Generate):
+        raise TypeError("a job that writes has the task generate")
+    return DialogueEncoder(bundle.public_tokenizer, model.task.template, model.max_tokens)
+
+
+def token_figures_of(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair]) -> TokenFigures:
+    """Return loss, perplexity and accuracy of rows, one a prompt."""
+    found = scored(bundle, values, rows)
+    return token_figures(found.losses, found.correct, found.counts)
+
+
+def exposure_of(
+    bundle: "JobBundle", values: NDArray[np.float32], canaries: Sequence[Canary], *, candidates: int = CANDIDATES
+) -> Exposure:
+    """Return the exposure of canaries, each among secrets that were never planted.
+
+    Args:
+        candidates: of each canary. They are the same for every version.
+    """
+    others = [candidates_of(each, candidates, SeededRandom(f"candidates/{each.prompt}")) for each in canaries]
+    rows = [Pair(each.prompt, each.response) for each in [*canaries, *(one for more in others for one in more)]]
+    losses = scored(bundle, values, rows).losses
+    return exposures_of(losses[: len(canaries)], losses[len(canaries) :].reshape(len(canaries), candidates))
