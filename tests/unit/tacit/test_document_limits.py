@@ -780,7 +780,6 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "MeasurementSpec.tags": (MeasurementSpec, EXAMPLES[MeasurementSpec], "tags", 16, _word),
     "Measurement.breakdown": (JobDocument, _MEASURES, "question.breakdown", 1000, _word),
-    "JobDocument.labels": (JobDocument, _JOB, "labels", 10_000, _word),
     "LabelHistogram.labels": (SurveySpec, _SURVEY, "histograms.0.labels", 10_000, _word),
     "Survey.histograms": (JobDocument, _ASKS, "question.histograms", 4, lambda number: _HISTOGRAMS[number % 4]),
     **{
