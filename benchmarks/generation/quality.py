@@ -289,7 +289,9 @@ def main(words: Sequence[str] | None = None) -> None:
     import torch
 
     options: argparse.ArgumentParser = parser("generation.quality")
-    options.add_argument("--backbone", type=Path, help="the folder of SmolLM2-135M-Instruct, as save_pretrained wrote it")
+    options.add_argument(
+        "--backbone", type=Path, help="the folder of SmolLM2-135M-Instruct, as save_pretrained wrote it"
+    )
     options.add_argument("--dataset", nargs="+", default=list(DATASETS), choices=list(DATASETS))
     options.add_argument("--method", nargs="+", default=list(METHODS), choices=METHODS)
     options.add_argument("--epsilon", nargs="+", type=_epsilon, default=[None, 8.0, 3.0], help="numbers, or none")

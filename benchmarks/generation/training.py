@@ -198,7 +198,9 @@ def train(
         ),
         "mechanism": NoMechanism()
         if epsilon is None
-        else DpSgd(noise_multiplier=min(multipliers), clip=recipe.clip, lot=min(recipe.lot, *sizes), steps=recipe.steps),
+        else DpSgd(
+            noise_multiplier=min(multipliers), clip=recipe.clip, lot=min(recipe.lot, *sizes), steps=recipe.steps
+        ),
         "rounds": Rounds(count=recipe.rounds, min_members=many, target_members=many),
         "seed": seed,
     }

@@ -87,7 +87,9 @@ def test_steps_of_unlike_rows_are_those_of_each_row_alone(written: tuple[Any, An
     ids, lengths = ids_of(3, 30, seed=5), (5, 11, 1)
     cache = Cache(session, empty_cache(session), 3, 30)
     for number, length in enumerate(lengths):
-        assert_close(cache.read(number, list(ids[number, :length])), expected_of(model, ids[number, None, :length])[:, -1])
+        assert_close(
+            cache.read(number, list(ids[number, :length])), expected_of(model, ids[number, None, :length])[:, -1]
+        )
     for step in range(8):
         found = cache.step(np.array([row[length + step] for row, length in zip(ids, lengths, strict=True)]))
         for number, length in enumerate(lengths):
