@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from learning.models import TextClassifier
-from learning.training.local import TrainingDiverged, check_examples, evaluate, forward_rows, make_optimiser
+from learning.training.local import TrainingDiverged, check_examples, evaluate, make_optimiser, rows_at
 from tacit.job import Training
 
 __all__ = ["Epoch", "Fitted", "fit", "validation_rows", "with_two_layers"]
@@ -152,8 +152,8 @@ def fit(
                 for first in range(0, len(order), recipe.batch):
                     rows = order[first : first + recipe.batch]
                     optimiser.zero_grad(set_to_none=True)
-                    logits, target = forward_rows(module, small, labels, lengths=lengths, rows=rows, device=device)
-                    loss = functional.cross_entropy(logits, target)
+                    inputs, target = rows_at(module, small, labels, lengths=lengths, rows=rows, device=device)
+                    loss = functional.cross_entropy(module(inputs), target)
                     # Checked before the step, which would spread it to the weights.
                     if not math.isfinite(loss.item()):
                         raise TrainingDiverged(

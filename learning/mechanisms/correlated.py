@@ -143,14 +143,15 @@ def classes_of(
         band: b.
         ids: (N, S) tokens.
         lengths: (N,) tokens of each row that are no padding.
-        labels: (N,).
+        labels: (N,), or (N, S) targets.
 
     Returns:
         (N,) int64.
     """
     found = np.empty(len(ids), dtype=np.int64)
     for place, (row, length, label) in enumerate(zip(ids, lengths, labels, strict=True)):
-        content = np.append(row[:length], label).astype("<i8").tobytes()
+        # A model that writes has a target for each position, and padding has none.
+        content = np.append(row[:length], label if label.ndim == 0 else label[:length]).astype("<i8").tobytes()
         digest = hashlib.blake2b(content, key=key, digest_size=8, person=b"tacit/classes/v1").digest()
         # The bias of the remainder is below 2^-57.
         found[place] = int.from_bytes(digest, "little") % band

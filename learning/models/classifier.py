@@ -1,10 +1,10 @@
-"""The interface of an architecture for training, evaluation and export.
+"""The interfaces of an architecture for training, evaluation and export.
 
 Guarantees: dropout draws from the module's own source, so trainings in two threads do not disturb each other and a seed
 determines the draws. `narrowed` gives exactly the training that the whole embedding would give.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -12,13 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from learning.models.draws import Draws, SecretDraws, TorchDraws
 from secure_agg import RandomSource
 from tacit.job import Precision
 from tacit.method import ModelPart
 
-__all__ = ["Dropout", "TextClassifier"]
+__all__ = ["Dropout", "TextClassifier", "TextModel"]
+
+
+# Logits to logits.
+Adjusted = Callable[[Tensor], Tensor]
 
 
 class Dropout(nn.Module):
@@ -37,11 +42,10 @@ class Dropout(nn.Module):
         return x * self.draws.kept(x, kept).div_(kept)
 
 
-class TextClassifier(nn.Module):
-    """Maps ids (B, S) to logits (B, labels), with S at least `min_tokens`.
+class TextModel(nn.Module):
+    """Learns from ids (B, S), with S at least `min_tokens`, and a target for each example.
 
-    A text's logits do not depend on how far its batch is padded with `pad_id`. The embedding is used only to look up
-    ids. Everything above it, `classify`, is left to the architecture.
+    An example's loss does not depend on how far its batch is padded with `pad_id`, nor on the batch's other examples.
     """
 
     # The part of the model that a parameter belongs to, by the first component of its name.
@@ -51,17 +55,31 @@ class TextClassifier(nn.Module):
     dropout: Dropout
     pad_id: int
     min_tokens: int
+    # Whether activations are computed again for the backward pass, which needs less memory and more time. Only models
+    # that write can.
+    checkpointing: bool = False
 
-    def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
-        """Logits (B, labels) for token vectors (B, S, width).
+    def judged(self, ids: Tensor, targets: Tensor, adjusted: Adjusted | None = None) -> tuple[Tensor, Tensor]:
+        """The loss (B,) of each example, in nats, and whether it is right (B,) bool.
 
-        `seen` (B, S) is False at padding, which is only after a text. Vectors there have no influence.
+        Args:
+            ids: (B, S).
+            targets: (B,) indices of labels, or (B, S) of a model that writes.
+            adjusted: What becomes of the logits (B, L) of labels first; None: nothing.
         """
         raise NotImplementedError
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, labels) for ids (B, S), with S at least `min_tokens`."""
-        return self.classify(self.embedding(ids), ids != self.pad_id)
+    def lengths(self, ids: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) How many positions of each row count; what follows is padding. Shapes as for `judged`."""
+        lengths: NDArray[np.int64] = (ids != self.pad_id).sum(axis=1)
+        return lengths
+
+    def probed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (B, ..., choices) without a graph, and losses (B,) for the least likely choice of each.
+
+        If softmax is saturated, the likely choices have no gradient.
+        """
+        raise NotImplementedError
 
     @classmethod
     def part_of(cls, name: str) -> ModelPart:
@@ -145,3 +163,35 @@ class TextClassifier(nn.Module):
             with torch.no_grad():
                 whole.weight[rows] = small.weight.detach().to(whole.weight.device)
             self.embedding, self.pad_id = whole, pad_id
+
+
+class TextClassifier(TextModel):
+    """Maps ids (B, S) to logits (B, labels), with S at least `min_tokens`.
+
+    A text's logits do not depend on how far its batch is padded with `pad_id`. The embedding is used only to look up
+    ids. Everything above it, `classify`, is left to the architecture.
+    """
+
+    def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
+        """Logits (B, labels) for token vectors (B, S, width).
+
+        `seen` (B, S) is False at padding, which is only after a text. Vectors there have no influence.
+        """
+        raise NotImplementedError
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, labels) for ids (B, S), with S at least `min_tokens`."""
+        return self.classify(self.embedding(ids), ids != self.pad_id)
+
+    def judged(self, ids: Tensor, targets: Tensor, adjusted: Adjusted | None = None) -> tuple[Tensor, Tensor]:
+        """As in `TextModel`: cross entropy, and whether the target is the most likely label."""
+        logits: Tensor = self(ids)
+        if adjusted is not None:
+            logits = adjusted(logits)
+        return functional.cross_entropy(logits, targets, reduction="none"), logits.detach().argmax(dim=1) == targets
+
+    def probed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As in `TextModel`."""
+        logits: Tensor = self(ids)
+        found = logits.detach()
+        return found, functional.cross_entropy(logits, found.argmin(dim=1), reduction="none")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learning.models.classifier import TextClassifier
+from learning.models.classifier import TextModel
 from tacit.method import FedRecon, Method, private_parts
 
 __all__ = [
@@ -110,7 +110,7 @@ class Division:
 EVERYTHING_SHARED = Division()
 
 
-def division_of(method: Method, module: TextClassifier, words: Sequence[str | None] = ()) -> Division:
+def division_of(method: Method, module: TextModel, words: Sequence[str | None] = ()) -> Division:
     """The lines that a method draws through a module.
 
     What the module itself does not train (`requires_grad` is False, as it is built) and the method does not keep is

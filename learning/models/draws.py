@@ -7,7 +7,8 @@ every device, used once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,9 @@ class Draws(Protocol):
 
     def kept(self, like: Tensor, probability: float) -> Tensor:
         """Ones with this probability, in (0, 1), else zeros, with the shape, type and device of `like`."""
+
+    def fork(self, device: torch.device) -> "Callable[[], Draws]":
+        """Takes a seed from this source. Every call of the result starts the same new draws on the device."""
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
         """float32 in [0, 1)."""
@@ -52,6 +56,12 @@ class TorchDraws:
         """As in `Draws`."""
         return torch.empty_like(like).bernoulli_(probability, generator=self.generator)
 
+    def fork(self, device: torch.device) -> Callable[[], Draws]:
+        """As in `Draws`."""
+        where = device if self.generator is None else self.generator.device
+        seed = int(torch.randint(2**62, (), generator=self.generator, device=where))
+        return partial(TorchDraws.seeded, seed, device)
+
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
         """As in `Draws`."""
         return torch.rand(*shape, generator=self.generator, device=device)
@@ -64,10 +74,10 @@ class TorchDraws:
 class SecretDraws:
     """A stream that nobody can know or guess, as secret as its 32 bytes from the source. Not for two threads."""
 
-    def __init__(self, random: RandomSource) -> None:
+    def __init__(self, random: RandomSource, key: bytes | None = None) -> None:
         self._random = random
         self._scratch = StreamScratch(4 * _BLOCK)
-        self._stream = KeyStream(random.bytes(32), self._scratch)
+        self._stream = KeyStream(random.bytes(32) if key is None else key, self._scratch)
 
     def kept(self, like: Tensor, probability: float) -> Tensor:
         """As in `Draws`, with the probability rounded down to a multiple of 2^-32."""
@@ -76,6 +86,10 @@ class SecretDraws:
         for first, words in self._words(len(made)):
             np.less(words, below, out=made[first : first + len(words)], casting="unsafe")
         return torch.from_numpy(made).view(like.shape).to(device=like.device, dtype=like.dtype)
+
+    def fork(self, device: torch.device) -> Callable[[], Draws]:
+        """As in `Draws`: the key is new, and as secret as this one."""
+        return partial(SecretDraws, self._random, self._random.bytes(32))
 
     def uniform(self, *shape: int, device: torch.device) -> Tensor:
         """As in `Draws`: multiples of 2^-24, the finest that float32 can represent evenly."""

@@ -38,8 +38,8 @@ def injection_of(model: prompt.PromptedModel) -> setting.Injection:
             return setting.PTuning(tokens, encoder, hidden)
         case prompt.PrefixTuning(tokens=tokens, hidden=width):
             return setting.PrefixTuning(tokens, width)
-        case prompt.LoRA(rank=rank, alpha=alpha, matrices=matrices, last_layers=last):
-            return setting.LoRA(rank, alpha, matrices, last)
+        case prompt.LoRA(rank=rank, alpha=alpha, matrices=matrices, last_layers=last, train=train):
+            return setting.LoRA(rank, alpha, matrices, last, train or "both")
         case prompt.BitFit(last_layers=last):
             return setting.BitFit(last)
         case prompt.NoInjection():

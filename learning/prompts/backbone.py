@@ -32,7 +32,9 @@ __all__ = [
     "Backbone",
     "BackboneInvalid",
     "Frozen",
+    "FrozenValues",
     "check_backbone",
+    "checked_tensors",
     "hollow",
     "library_module",
     "states_width_of",
@@ -76,7 +78,23 @@ class BackboneInvalid(ValueError):
     """The config or the tensors cannot make a backbone. The text says what is wrong and what to do."""
 
 
-class Backbone:
+class FrozenValues:
+    """float32 values by name, once on each device. Nobody writes to them."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        self._on: dict[str, Mapping[str, Tensor]] = {"cpu": values}
+        self._lock = threading.Lock()
+
+    def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
+        """The values on a device, by name; copied there once."""
+        key = str(device)
+        with self._lock:
+            if key not in self._on:
+                self._on[key] = {name: values.to(device) for name, values in self._on["cpu"].items()}
+            return self._on[key]
+
+
+class Backbone(FrozenValues):
     """One loaded backbone, on which any number of modules can be built.
 
     Args:
@@ -102,8 +120,7 @@ class Backbone:
         self.has_words_head = all(name in named for name in known.head)
         wanted = known.body | (known.head if self.has_words_head else {})
         wanted |= {name: shape for name, shape in known.optional.items() if name in named}
-        self._on: dict[str, dict[str, Tensor]] = {"cpu": _checked_tensors(wanted, named)}
-        self._lock = threading.Lock()
+        super().__init__(checked_tensors(wanted, named))
 
     @property
     def words_name(self) -> str:
@@ -129,14 +146,6 @@ class Backbone:
     def head_names(self) -> tuple[str, str, str]:
         """Of an encoder's masked-language-model head: its dense layer, its normalisation, the words' bias."""
         return _HEADS[self.kind]
-
-    def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
-        """The values on a device, by name; copied there once."""
-        key = str(device)
-        with self._lock:
-            if key not in self._on:
-                self._on[key] = {name: values.to(device) for name, values in self._on["cpu"].items()}
-            return self._on[key]
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------
@@ -321,9 +330,10 @@ def _plain_name(kind: str, name: str) -> str:
     return plain
 
 
-def _checked_tensors(
+def checked_tensors(
     wanted: Mapping[str, tuple[int, ...]], named: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Tensor]:
+    """The wanted tensors in the memory that they are in. Raises BackboneInvalid if one does not fit."""
     found = {}
     for name, shape in wanted.items():
         if name not in named:
@@ -349,7 +359,7 @@ def _checked_tensors(
 class Frozen:
     """The attributes of one model's modules that refer to a backbone's values."""
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: FrozenValues) -> None:
         self._backbone = backbone
         self._places: list[tuple[nn.Module, str, Callable[[Mapping[str, Tensor]], Tensor]]] = []
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from learning.models.classifier import Dropout
 from learning.models.lstm import LSTM
-from learning.prompts.setting import Injection, PrefixTuning, PromptTuning, PTuning
+from learning.prompts.setting import Injection, LoRA, PrefixTuning, PromptTuning, PTuning
 
 __all__ = ["Adapted", "Prompt", "prompt_for"]
 
@@ -129,18 +130,25 @@ def prompt_for(injection: Injection, width: int, prefix_values: int) -> Prompt |
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer plus alpha / rank * up(down(x)) (Hu et al. 2022). It starts equal to the frozen layer."""
+    """A frozen linear layer plus alpha / rank * up(down(x)) (Hu et al. 2022). It starts equal to the frozen layer.
 
-    def __init__(self, frozen: nn.Linear, rank: int, alpha: float) -> None:
+    With a dropout, the matrices read what it leaves of x.
+    """
+
+    def __init__(self, frozen: nn.Linear, injection: LoRA, dropout: Dropout | None = None) -> None:
         super().__init__()
-        self.down = _linear(frozen.in_features, rank, bias=False)
-        self.up = _linear(rank, frozen.out_features, bias=False)
-        self.frozen, self._scale = frozen, alpha / rank
+        self.down = _linear(frozen.in_features, injection.rank, bias=False)
+        self.up = _linear(injection.rank, frozen.out_features, bias=False)
+        self.down.weight.requires_grad_(injection.train == "both")
+        self.frozen, self._scale, self._dropout = frozen, injection.alpha / injection.rank, dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, S, in) to (B, S, out) in the frozen layer's precision; the trained matrices multiply in their own."""
         found: Tensor = self.frozen(x)
-        change: Tensor = self._scale * self.up(self.down(x.to(self.down.weight.dtype)))
+        x = x.to(self.down.weight.dtype)
+        if self._dropout is not None:
+            x = self._dropout(x)
+        change: Tensor = self._scale * self.up(self.down(x))
         return found + change.to(found.dtype)
 
     @torch.no_grad()

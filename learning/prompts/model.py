@@ -24,9 +24,8 @@ to generate, it says <extra_id_0> whatever the text is. T5 reads no position of 
 needs no rule.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import ClassVar, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -35,8 +34,9 @@ from torch import Tensor, nn
 
 from learning.models.classifier import TextClassifier
 from learning.models.transformer import EncoderDropout
-from learning.prompts.backbone import Backbone, BackboneInvalid, Frozen
+from learning.prompts.backbone import Backbone, BackboneInvalid
 from learning.prompts.injectors import Adapted, Prompt, prompt_for
+from learning.prompts.over_frozen import OverFrozen
 from learning.prompts.reading import EncoderReader, Matrix, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
 from learning.prompts.setting import (
     BitFit,
@@ -49,12 +49,10 @@ from learning.prompts.setting import (
     Task,
     prompt_positions,
 )
-from tacit.job import Precision
 from tacit.method import ModelPart
 
 __all__ = ["LabelScores", "PromptedModel"]
 
-_KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Below any square that float32 means of a text leave.
 _SMALLEST_SQUARE = 1e-12
 # The shortest text: [CLS], a token, [SEP].
@@ -87,7 +85,7 @@ class LabelScores(nn.Module):
         return (scores[:, at] + weights).logsumexp(dim=2)
 
 
-class PromptedModel(TextClassifier):
+class PromptedModel(OverFrozen, TextClassifier):
     """Maps ids (B, S) to logits (B, labels), with S at most `room`.
 
     With a seed, a prompt starts as rows of the word embedding, LoRA as no change, biases as the backbone's, and a head
@@ -134,9 +132,8 @@ class PromptedModel(TextClassifier):
         self.pad_id, self.min_tokens, self.labels = pad_id, _MIN_TOKENS, labels
         self.mask_id, self.separator_id = mask_id, separator_id
         self.head_layers: tuple[int, ...] = ()
-        self.backbone, self._device, self._kind = backbone, torch.device("cpu"), torch.float32
-        # The network may compute in less than float32. The word tables outside it do not.
-        self._network, self._tables = Frozen(backbone), Frozen(backbone)
+        self.backbone = backbone
+        self._refer_to(backbone)
         self.dropout = EncoderDropout(dropout)
         with torch.device("meta"):
             self.embedding = nn.Embedding(backbone.vocabulary_size, backbone.width)
@@ -153,7 +150,7 @@ class PromptedModel(TextClassifier):
             self.lora = nn.ModuleDict()
             for matrix in _changed(reader, injection, task):
                 layer = cast(nn.Linear, matrix.owner.get_submodule(matrix.attribute))
-                adapted = Adapted(layer, injection.rank, injection.alpha)
+                adapted = Adapted(layer, injection)
                 self.lora[matrix.name] = adapted
                 setattr(matrix.owner, matrix.attribute, adapted)
         if isinstance(injection, BitFit):
@@ -302,47 +299,7 @@ class PromptedModel(TextClassifier):
             return cast(Tensor, self.scores(self.words.scored(features)))
         return cast(Tensor, self.output(self.dropout(features)))
 
-    # ---- what training needs ---------------------------------------------------------------------------------
-
-    @contextmanager
-    def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Changes nothing: the word embedding is frozen, and other models use the same memory.
-
-        Raises:
-            ValueError: An id is outside the vocabulary.
-        """
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.embedding.num_embeddings:
-            raise ValueError(
-                f"ids are outside the backbone's {self.embedding.num_embeddings} words; use the job's tokenizer"
-            )
-        yield ids
-
-    @contextmanager
-    def computing_in(self, precision: Precision) -> Iterator[None]:
-        """Inside the context, the frozen network computes in this precision.
-
-        Trained values, the last layer's rows and all gradients of trained values stay float32.
-        """
-        self._kind = _KINDS[precision]
-        self._network.bind(self._device, self._kind)
-        try:
-            yield
-        finally:
-            self._kind = torch.float32
-            self._network.bind(self._device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves parameters, as for `to`, and binds the backbone's values on the new device."""
-        super()._apply(fn, recurse)
-        device = next(self.parameters()).device
-        if device != self._device:
-            self._device = device
-            self._bind()
-        return self
-
-    def _bind(self) -> None:
-        self._network.bind(self._device, self._kind)
-        self._tables.bind(self._device)
+    # ---- where the values start ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _start_biases(self) -> None:

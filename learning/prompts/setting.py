@@ -32,8 +32,8 @@ __all__ = [
     "prompt_positions",
 ]
 
-# A layer's matrices: four of its attention, and the two of its feed-forward network.
-MATRICES = ("query", "key", "value", "output", "up", "down")
+# A layer's matrices: four of its attention, and those of its feed-forward network, of which few families have a gate.
+MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
 # Limits on a job's numbers, which bound the model that a member builds.
 _MAX_TOKENS, _MAX_HIDDEN, _MAX_RANK, _MAX_WORDS = 512, 8192, 1024, 4096
 
@@ -84,12 +84,15 @@ class LoRA:
         rank, alpha: As above.
         matrices: Of `MATRICES`.
         last_layers: Only in this many of the last layers that read the text; None means in all.
+        train: Which of the two matrices are trained. With "up", `down` keeps its public random values, so the mean of
+            members' products is the product of the means (FFA-LoRA, Sun et al. 2024).
     """
 
     rank: int
     alpha: float
     matrices: tuple[str, ...] = ("query", "value")
     last_layers: int | None = None
+    train: Literal["both", "up"] = "both"
 
     def __post_init__(self) -> None:
         _between("rank", self.rank, 1, _MAX_RANK)
@@ -97,6 +100,8 @@ class LoRA:
             raise ValueError(f"alpha of LoRA must be above 0 and at most 1e6, got {self.alpha}; 2 * rank is usual")
         if not self.matrices or not set(self.matrices) <= set(MATRICES):
             raise ValueError(f"the matrices of LoRA must be some of {', '.join(MATRICES)}, got {self.matrices}")
+        if self.train not in ("both", "up"):
+            raise ValueError(f"LoRA trains both matrices or up, got {self.train!r}")
         _check_last(self.last_layers)
 
 
@@ -165,7 +170,7 @@ def prompt_positions(injection: Injection) -> int:
 
 def _check_last(layers: int | None) -> None:
     if layers is not None:
-        _between("last_layers", layers, 1, 48)
+        _between("last_layers", layers, 1, 128)
 
 
 def _between(what: str, value: int, least: int, most: int) -> None:

@@ -36,7 +36,7 @@ for the person in place of the example. A layer whose gradient is no such sum is
 All of this assumes two things of the module: every trained parameter acts through one call of a layer that this module
 knows, and no example sees another. At every batch, `ClippedGradients` refuses a module that visibly breaks this.
 `check_examples_apart` compares it, for the given module, with one backward pass an example. Neither can detect a module
-that behaves on these texts and not on others; a `TextClassifier` must not be one.
+that behaves on these texts and not on others; a `TextModel` must not be one.
 """
 
 import math
@@ -53,7 +53,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv1d_weight
 
-from learning.models import TextClassifier
+from learning.models.classifier import TextModel
 from learning.models.lstm import LSTM
 from learning.training.outcome import ModelUnsuitable, PerExampleGradientsUnavailable, TrainingDiverged
 from learning.training.probes import probe_rows
@@ -337,6 +337,7 @@ class ClippedGradients:
         self._layers: dict[str, nn.Module] = {}
         self._makers: dict[str, Make] = {}
         self._calls: list[_Call] = []
+        self._recording = True
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         owners: dict[nn.Parameter, str] = {}
         for name, layer in module.named_modules():
@@ -379,7 +380,7 @@ class ClippedGradients:
             self._calls.append(_Call(name, torch.cat([x, before], dim=2), inputs))
 
     def _keep(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() and self._recording):
             return
         if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
             raise PerExampleGradientsUnavailable(
@@ -387,6 +388,15 @@ class ClippedGradients:
                 "pass it one"
             )
         self._calls.append(_Call(name, args[0].detach(), output))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records no call inside. A backward pass calls a checkpointed layer again, for the same gradient."""
+        self._recording = False
+        try:
+            yield
+        finally:
+            self._recording = True
 
     def gradients(self, loss: Tensor, batch: int, *, keep_graph: bool = False) -> dict[str, Tensor]:
         """The gradient of `loss`, shape (), at each layer's output, after a forward pass with `batch` examples.
@@ -396,7 +406,8 @@ class ClippedGradients:
         """
         self._check_calls(batch)
         outputs = [call.output for call in self._calls]
-        found = torch.autograd.grad(loss, outputs, allow_unused=True, retain_graph=keep_graph)
+        with self.paused():
+            found = torch.autograd.grad(loss, outputs, allow_unused=True, retain_graph=keep_graph)
         return {
             call.name: torch.zeros_like(call.output) if g is None else g
             for call, g in zip(self._calls, found, strict=True)
@@ -483,7 +494,7 @@ def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
     return clip / squared_norms.double().sqrt().clamp(min=clip)
 
 
-def check_examples_apart(module: TextClassifier, seed: int) -> None:
+def check_examples_apart(module: TextModel, seed: int) -> None:
     """Compares `ClippedGradients` with one backward pass an example, on a few probe texts.
 
     Run it in training mode at the start of each training; it costs about five small passes. It needs no parameter's
@@ -506,13 +517,13 @@ def check_examples_apart(module: TextClassifier, seed: int) -> None:
         raise ModelUnsuitable(str(error)) from error
 
 
-def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -> None:
+def _check_examples_apart(module: TextModel, random: np.random.Generator) -> None:
     ids = probe_ids(module, random)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with ClippedGradients(module) as clipped:
-        logits = module(ids)
-        if logits.ndim != 2 or len(logits) != len(ids):
+        logits, losses = module.probed(ids)
+        if logits.ndim < 2 or len(logits) != len(ids) or losses.shape != (len(ids),):
             raise PerExampleGradientsUnavailable(
                 f"{len(ids)} texts give logits of shape {tuple(logits.shape)}; the model must give one row a text"
             )
@@ -524,8 +535,6 @@ def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -
                     f"a forward pass in training mode changes {name}, so it would keep data without noise; use a layer "
                     "without running statistics"
                 )
-        # The least likely label of each text: if softmax is saturated, the likely ones have no gradient.
-        losses = functional.cross_entropy(logits, logits.detach().argmin(dim=1), reduction="none")
         alone = []
         for number in range(len(ids)):
             for name, g in clipped.gradients(losses[number], len(ids), keep_graph=True).items():
@@ -535,7 +544,8 @@ def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -
                         f"an example's loss depends on other examples of its batch, seen at layer {name} (a "
                         "normalisation over the batch?); use layers that treat each example alone"
                     )
-            alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
+            with clipped.paused():
+                alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
         norms = [sum(float(g.double().square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
         if not all(math.isfinite(norm) for norm in norms):
             raise TrainingDiverged("the model's gradients are not finite before training begins; start a new job")
@@ -578,8 +588,8 @@ def _probe_error(
     return error
 
 
-def _check_alone(module: TextClassifier, ids: Tensor) -> None:
-    """Checks the contract of TextClassifier: a text's logits do not depend on its batch."""
+def _check_alone(module: TextModel, ids: Tensor) -> None:
+    """Checks the contract of TextModel: a text's logits do not depend on its batch."""
     training = module.training
     module.eval()
     try:
@@ -589,14 +599,14 @@ def _check_alone(module: TextClassifier, ids: Tensor) -> None:
     finally:
         module.train(training)
     # Sums of large terms are rounded on the scale of the terms, even if a logit itself is small.
-    scale = together.abs().amax(dim=1, keepdim=True).clamp(min=1.0)
+    scale = together.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
     if not bool(((together - apart).abs() <= 1e-3 * together.abs() + 1e-4 * scale).all()):
         raise PerExampleGradientsUnavailable(
             "a text's logits depend on the other texts of its batch; use layers that treat each example alone"
         )
 
 
-def probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
+def probe_ids(module: TextModel, random: np.random.Generator) -> Tensor:
     """Probe texts of different lengths, (B, S), with some words repeated in a text and across texts."""
     embedding = module.embedding
     ids = probe_rows(embedding.num_embeddings, module.pad_id, module.min_tokens, random)

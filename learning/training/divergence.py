@@ -7,7 +7,7 @@ may tell the coordinator under any mechanism, and that costs no privacy.
 import numpy as np
 import torch
 
-from learning.models import TextClassifier
+from learning.models.classifier import TextModel
 from learning.training.clipping import probe_ids
 from learning.training.outcome import check_spread
 from tacit.job import Training
@@ -15,7 +15,7 @@ from tacit.job import Training
 __all__ = ["check_not_diverged"]
 
 
-def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> None:
+def check_not_diverged(module: TextModel, recipe: Training, seed: int) -> None:
     """Raises if the module's logits on probe texts are not finite, or saturate softmax on every one of them.
 
     Args:
@@ -33,5 +33,5 @@ def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> N
             logits = module(probe_ids(module, np.random.Generator(np.random.Philox(seed))))
     finally:
         module.train(training)
-    spread = float((logits.amax(dim=1) - logits.amin(dim=1)).min())
+    spread = float((logits.amax(dim=-1) - logits.amin(dim=-1)).min())
     check_spread(spread, recipe)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from learning.models import TextClassifier
+from learning.models.classifier import TextModel
 from learning.models.division import EMBEDDING
 from learning.training.device import whole_float32
 from learning.training.mixture import training_mixture
@@ -50,10 +51,11 @@ __all__ = [
     "TrainingResult",
     "check_examples",
     "evaluate",
-    "forward_rows",
     "logits_of",
     "make_optimiser",
+    "pieces_of",
     "rates_of",
+    "rows_at",
     "train",
 ]
 
@@ -74,9 +76,9 @@ class Scores:
 
 
 def train(
-    module: TextClassifier,
+    module: TextModel,
     ids: Ids,
-    labels: Ids,
+    targets: Ids,
     recipe: Training,
     *,
     seed: int,
@@ -87,15 +89,16 @@ def train(
 ) -> TrainingResult:
     """Trains the module in place and leaves it on the CPU in evaluation mode.
 
-    The loss is the batch's mean cross entropy. With `logit_adjustment`, the log shares of all `labels` are added to the
-    logits first.
+    The loss is the batch's mean cross entropy; a row of a model that writes counts with the mean over its targets. With
+    `logit_adjustment`, the log shares of all labels are added to the logits first.
 
     Args:
         module: The model to train.
         ids: (N, S), padded with the module's pad_id.
-        labels: (N,) indices into the job's labels.
+        targets: (N,) indices into the job's labels; (N, S) the ids to predict, for a model that writes.
         recipe: Epochs, batch, optimiser, learning rate and precision. Every epoch goes over all examples of its phase
-            once, in an order drawn from the seed.
+            once, in an order drawn from the seed. `microbatch` bounds the rows in memory at a time, and changes the
+            step by rounding alone. With `checkpointing`, a model that writes computes activations again.
         seed: Orders batches and seeds the module's dropout.
         phases: What to train, in order; by default everything, for the recipe's epochs.
         device: A device from `pick_device`.
@@ -110,13 +113,14 @@ def train(
         TrainingDiverged: A loss or weight is not finite, or the last epoch's mean loss exceeds `DIVERGED_BEYOND`.
         ValueError: There are no examples, ids and labels do not fit each other, or the module lacks the precision.
     """
-    check_examples(ids, labels)
+    check_examples(ids, targets)
     began = time.perf_counter()
     everything = frozenset(name for name, _ in module.named_parameters())
-    run = _Run(ids, labels, recipe, phases or (Phase(recipe.epochs, everything),), device, progress, cancelled)
+    run = _Run(ids, targets, recipe, phases or (Phase(recipe.epochs, everything),), device, progress, cancelled)
     shuffle = np.random.Generator(np.random.Philox(seed))
     used = np.unique(np.append(ids, module.pad_id))
     module.to(device).train()
+    module.checkpointing = recipe.checkpointing
     module.seed(int(shuffle.integers(2**63)))
     try:
         # Adafactor's moments are means over a whole matrix, which fewer rows would change.
@@ -139,6 +143,7 @@ def train(
         # Gradients depend on the data as much as an optimiser's moments do.
         module.zero_grad(set_to_none=True)
         module.unseed()
+        module.checkpointing = False
         module.to("cpu").eval()
     return TrainingResult(run.step, run.loss_sum, run.correct, run.count, time.perf_counter() - began)
 
@@ -149,14 +154,14 @@ class _Run:
     def __init__(
         self,
         ids: Ids,
-        labels: Ids,
+        targets: Ids,
         recipe: Training,
         phases: Sequence[Phase],
         device: str,
         progress: Callable[[Progress], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        self.labels, self.recipe, self.phases, self.device = labels, recipe, tuple(phases), device
+        self.targets, self.recipe, self.phases, self.device = targets, recipe, tuple(phases), device
         self._progress, self._cancelled = progress, cancelled
         self._mixture: torch.Tensor | None = None
         self._examples = [np.arange(len(ids)) if phase.examples is None else phase.examples for phase in self.phases]
@@ -167,16 +172,17 @@ class _Run:
 
     def phase(
         self,
-        module: TextClassifier,
+        module: TextModel,
         ids: Ids,
         place: int,
         shuffle: np.random.Generator,
         anchors: dict[str, torch.Tensor],
-        rows: torch.Tensor | None,
+        kept: torch.Tensor | None,
     ) -> None:
-        """Runs one phase over the narrowed ids. `rows`: the narrowed embedding's rows that move; None means all."""
+        """Runs one phase over the narrowed ids. `kept`: the narrowed embedding's rows that move; None means all."""
         phase, examples, recipe = self.phases[place], self._examples[place], self.recipe
-        lengths = (ids != module.pad_id).sum(axis=1)
+        lengths = module.lengths(ids, self.targets)
+        adjusted = self._answers if recipe.logit_adjustment else None
         moving = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
         optimiser = make_optimiser(module, recipe)
         for _ in range(phase.epochs):
@@ -189,21 +195,20 @@ class _Run:
                 batch = order[first : first + recipe.batch]
                 optimiser.zero_grad(set_to_none=True)
                 batch_loss = 0.0
-                for piece in _pieces(batch, lengths, 1 if self.device == "cuda" else PIECES):
-                    logits, target = forward_rows(
-                        module, ids, self.labels, lengths=lengths, rows=piece, device=self.device
-                    )
-                    logits = self._answers(logits)
-                    loss = functional.cross_entropy(logits, target, reduction="sum")
+                for rows in pieces_of(batch, lengths, recipe, self.device):
+                    inputs, target = rows_at(module, ids, self.targets, lengths=lengths, rows=rows, device=self.device)
+                    losses, right = module.judged(inputs, target, adjusted)
+                    loss = losses.sum()
+                    # The gradients of the pieces add up to that of the batch's mean.
                     torch.autograd.backward(loss / len(batch))
                     batch_loss += loss.item()
-                    self.correct += int((logits.argmax(dim=1) == target).sum())
+                    self.correct += int(right.sum())
                 self.step += 1
                 # Checked before the step, which would spread it to the weights.
                 if not math.isfinite(batch_loss):
                     raise self.diverged("the loss was not a finite number")
                 for name, parameter in moving:
-                    _bend(parameter, anchors.get(name), phase.mu, rows if name == EMBEDDING else None)
+                    _bend(parameter, anchors.get(name), phase.mu, kept if name == EMBEDDING else None)
                 optimiser.step()
                 self.loss_sum += batch_loss
                 self._progress(Progress(self.step, self.steps, self.epoch, self.epochs, batch_loss / len(batch)))
@@ -213,10 +218,8 @@ class _Run:
 
         Examples that a phase leaves out count too: the distribution is the member's, not the phase's.
         """
-        if not self.recipe.logit_adjustment:
-            return logits
         if self._mixture is None:
-            self._mixture = torch.from_numpy(training_mixture(self.labels, logits.shape[1])).to(logits.device)
+            self._mixture = torch.from_numpy(training_mixture(self.targets, logits.shape[1])).to(logits.device)
         return logits + self._mixture
 
     def diverged(self, what: str) -> TrainingDiverged:
@@ -267,15 +270,17 @@ def logits_of(module: TextClassifier, ids: Ids, *, batch: int = 256, device: str
     return logits
 
 
-def check_examples(ids: Ids, labels: Ids) -> None:
-    """Raises ValueError if there are no examples, or ids and labels do not fit each other."""
-    if ids.ndim != 2 or labels.shape != ids.shape[:1]:
-        raise ValueError(f"expected ids of shape (N, S) and labels of shape (N,), got {ids.shape} and {labels.shape}")
+def check_examples(ids: Ids, targets: Ids) -> None:
+    """Raises ValueError if there are no examples, or ids and targets do not fit each other."""
+    if ids.ndim != 2 or targets.shape not in (ids.shape[:1], ids.shape):
+        raise ValueError(
+            f"expected ids of shape (N, S) and targets of shape (N,) or (N, S), got {ids.shape} and {targets.shape}"
+        )
     if not len(ids):
         raise ValueError("there are no examples; a member needs at least one to take part")
 
 
-def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Optimizer:
+def make_optimiser(module: TextModel, recipe: Training) -> torch.optim.Optimizer:
     """A new optimiser of the recipe over all parameters that have gradients, with the embedding's own rate if given."""
     moving = _with_rates(module, recipe)
     if recipe.optimiser == "sgd":
@@ -289,11 +294,14 @@ def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Opti
             moving, lr=recipe.learning_rate, scale_parameter=False, relative_step=False
         )
         return made
+    if recipe.optimiser == "adamw":
+        # Loshchilov and Hutter 2019.
+        return torch.optim.AdamW(moving, lr=recipe.learning_rate, weight_decay=recipe.weight_decay or 0.0, fused=True)
     # Kingma and Ba 2015 with the paper's defaults. Fused is the same step in one pass over memory.
     return torch.optim.Adam(moving, lr=recipe.learning_rate, fused=True)
 
 
-def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]]:
+def _with_rates(module: TextModel, recipe: Training) -> list[dict[str, Any]]:
     """All parameters that have gradients, grouped by rate."""
     own = recipe.embedding_learning_rate
     groups: dict[float, list[torch.nn.Parameter]] = {}
@@ -304,20 +312,22 @@ def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]
     return [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
 
 
-def _pieces(batch: Ids, lengths: Ids, pieces: int) -> Iterator[Ids]:
-    """The rows of a batch by length, in at most `pieces` pieces."""
-    by_length = batch[np.argsort(lengths[batch], kind="stable")]
-    yield from (piece for piece in np.array_split(by_length, pieces) if len(piece))
+def pieces_of(chosen: Ids, lengths: Ids, recipe: Training, device: str) -> Iterator[Ids]:
+    """The chosen rows by length, for much less padding, in pieces of at most `microbatch` rows (`batch` without it)."""
+    by_length = chosen[np.argsort(lengths[chosen], kind="stable")]
+    count = max(1 if device == "cuda" else PIECES, math.ceil(len(chosen) / (recipe.microbatch or recipe.batch)))
+    yield from (piece for piece in np.array_split(by_length, count) if len(piece))
 
 
-def forward_rows(
-    module: TextClassifier, ids: Ids, labels: Ids, *, lengths: Ids, rows: Ids, device: str
+def rows_at(
+    module: TextModel, ids: Ids, targets: Ids, *, lengths: Ids, rows: Ids, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and targets of these rows, padded only to the longest of them."""
+    """Ids and targets of these rows, padded only to the longest of them."""
     inputs = _inputs(module, ids, lengths=lengths, rows=rows, device=device)
-    return module(inputs), torch.from_numpy(labels[rows]).to(device)
+    wanted = targets[rows] if targets.ndim == 1 else targets[rows, : inputs.shape[1]]
+    return inputs, torch.from_numpy(np.ascontiguousarray(wanted)).to(device)
 
 
-def _inputs(module: TextClassifier, ids: Ids, *, lengths: Ids, rows: Ids, device: str) -> torch.Tensor:
+def _inputs(module: TextModel, ids: Ids, *, lengths: Ids, rows: Ids, device: str) -> torch.Tensor:
     width = max(int(lengths[rows].max()), module.min_tokens)
     return torch.from_numpy(np.ascontiguousarray(ids[rows, :width])).to(device)

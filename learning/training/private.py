@@ -60,14 +60,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from learning.mechanisms.correlated import CorrelatedSteps, check_correlated, drawing
 from learning.mechanisms.noise import fill_gaussian, lattice_step
-from learning.models import TextClassifier
+from learning.models.classifier import TextModel
 from learning.training.clipping import (
     ClippedGradients,
     Groups,
@@ -76,16 +74,16 @@ from learning.training.clipping import (
 )
 from learning.training.device import whole_float32
 from learning.training.local import (
-    PIECES,
     Ids,
     Progress,
     TrainingCancelled,
     TrainingDiverged,
     TrainingResult,
     check_examples,
-    forward_rows,
     make_optimiser,
+    pieces_of,
     rates_of,
+    rows_at,
 )
 from learning.training.persons import DrawnPersons, Persons
 from secure_agg import RandomSource
@@ -99,9 +97,9 @@ _BLOCK = 1 << 15
 
 
 def train_private(
-    module: TextClassifier,
+    module: TextModel,
     ids: Ids,
-    labels: Ids,
+    targets: Ids,
     recipe: Training,
     mechanism: DpSgd,
     *,
@@ -119,15 +117,16 @@ def train_private(
     Args:
         module: The model to train.
         ids: (N, S), padded with the module's pad_id. Without examples, every step is noise alone.
-        labels: (N,).
-        recipe: Optimiser and learning rate. `batch` only bounds the examples in memory at a time; `epochs` is unused.
+        targets: (N,), or (N, S) for a model that writes, where an example's loss is the mean over its targets.
+        recipe: Optimiser and learning rate. `microbatch`, or else `batch`, only bounds the examples in memory at a
+            time; `epochs` is unused.
         mechanism: Noise multiplier, clip, lot and steps.
         random: The source of all randomness that privacy rests on. The probe texts are drawn from it too, since a
             module can be made to behave on texts that are known.
         seed: The job's public seed. Unused.
         rate: The probability of drawing each example or person, in (0, 1]; min(1, lot / N) if None.
         persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself. A piece of a
-            draw then holds whole persons: at most `batch` rows, or one person's.
+            draw then holds whole persons: at most that many rows, or one person's.
         correlated: The job's steps where the mechanism's noise is correlated, with a rate of their own. They go on by
             `mechanism.steps`.
         device: Where to train. An Apple GPU has no float64, which clipping needs, so the CPU trains instead.
@@ -145,8 +144,8 @@ def train_private(
         ValueError: ids and labels do not fit each other, the rate is outside (0, 1], or correlated noise has no steps
             to go on from.
     """
-    if ids.ndim != 2 or ids.shape[:1] != (0,) or labels.shape != (0,):
-        check_examples(ids, labels)
+    if ids.ndim != 2 or len(ids) or len(targets):
+        check_examples(ids, targets)
     if rate is None:
         count = len(ids) if persons is None else persons.count
         rate = min(1.0, mechanism.lot / count) if count else 1.0
@@ -157,9 +156,10 @@ def train_private(
     device = "cpu" if device == "mps" else device
     unit = mechanism.clip / mechanism.lot
     std = mechanism.noise_multiplier * unit
-    lengths = (ids != module.pad_id).sum(axis=1)
-    draw = drawing(ids, lengths, labels, rate, correlated, random)
+    lengths = module.lengths(ids, targets)
+    draw = drawing(ids, lengths, targets, rate, correlated, random)
     module.to(device).train()
+    module.checkpointing = recipe.checkpointing
     try:
         probe = int.from_bytes(random.bytes(8), "little")
         module.seed(probe)
@@ -173,12 +173,12 @@ def train_private(
             for step in range(1, mechanism.steps + 1):
                 if cancelled():
                     raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
-                drawn, pieces = _drawn(draw, persons, rate, random, lengths, recipe.batch, device)
+                drawn, pieces = _drawn(draw, persons, rate, random, lengths, recipe, device)
                 optimiser.zero_grad(set_to_none=False)
                 loss_sum = 0.0
                 for rows, groups in pieces:
-                    logits, target = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device=device)
-                    losses = functional.cross_entropy(logits, target, reduction="none")
+                    inputs, target = rows_at(module, ids, targets, lengths=lengths, rows=rows, device=device)
+                    losses, _ = module.judged(inputs, target)
                     # In units of the clip, so no clip and no lot is too small for float32.
                     clipped.add(losses, mechanism.clip, 1 / mechanism.clip, groups)
                     loss_sum += float(losses.detach().sum())
@@ -198,6 +198,7 @@ def train_private(
     finally:
         module.zero_grad(set_to_none=True)
         module.unseed()
+        module.checkpointing = False
         module.to("cpu").eval()
     return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
 
@@ -208,16 +209,16 @@ def _drawn(
     rate: float,
     random: RandomSource,
     lengths: Ids,
-    batch: int,
+    recipe: Training,
     device: str,
 ) -> tuple[Ids, Iterator[tuple[Ids, Groups | None]]]:
     """The rows of a draw, and the same in pieces, each with whose its rows are if persons were drawn."""
     if persons is None:
         drawn = draw()
-        rows = _pieces(drawn, lengths, batch, 1 if device == "cuda" else PIECES)
-        return drawn, ((each, None) for each in rows)
+        return drawn, ((each, None) for each in pieces_of(drawn, lengths, recipe, device))
     found = persons.draw(rate, random)
-    return found.rows, ((each.rows, _groups(each, device)) for each in found.pieces(batch))
+    most = recipe.microbatch or recipe.batch
+    return found.rows, ((each.rows, _groups(each, device)) for each in found.pieces(most))
 
 
 def _groups(drawn: DrawnPersons, device: str) -> Groups:
@@ -267,10 +268,3 @@ def add_noise(
     for layer in module.modules():
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None and layer.weight.grad is not None:
             layer.weight.grad[layer.padding_idx] = 0
-
-
-def _pieces(drawn: Ids, lengths: Ids, most: int, pieces: int) -> Iterator[Ids]:
-    """The drawn examples by length, in at least `pieces` pieces of at most `most` examples, for much less padding."""
-    by_length = drawn[np.argsort(lengths[drawn], kind="stable")]
-    count = max(pieces, math.ceil(len(drawn) / most))
-    yield from (piece for piece in np.array_split(by_length, count) if len(piece))

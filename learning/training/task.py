@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.methods import Setting, phases_of
-from learning.models.classifier import TextClassifier
+from learning.models.classifier import TextModel
 from learning.models.division import EVERYTHING_SHARED, Division
 from learning.training.head import HeadTraining
 from learning.training.local import Progress, TrainingResult, train
@@ -23,7 +23,7 @@ __all__ = ["LocalTraining", "Task"]
 class LocalTraining:
     """A module, and what and how to train it."""
 
-    module: TextClassifier
+    module: TextModel
     ids: NDArray[np.int64]
     labels: NDArray[np.int64]
     recipe: Training
@@ -51,7 +51,7 @@ class LocalTraining:
     @classmethod
     def of_all(
         cls,
-        module: TextClassifier,
+        module: TextModel,
         ids: NDArray[np.int64],
         labels: NDArray[np.int64],
         recipe: Training,

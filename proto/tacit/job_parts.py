@@ -34,12 +34,14 @@ __all__ = [
     "Precision",
     "PublicStart",
     "Rounds",
+    "Schedule",
     "Sized",
     "Start",
     "Training",
     "Vocabulary",
     "VocabularyFile",
     "earlier_version",
+    "rate_factor",
 ]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -114,13 +116,53 @@ Start = Annotated[PublicStart | Annotated[str, StringConstraints(max_length=80)]
 Precision = Literal["float32", "bfloat16"]
 
 
+class Schedule(Part):
+    """How the learning rate moves over a job's rounds. Within a round it stays the same."""
+
+    # Rounds in which the rate grows in equal steps. The round after them is the first with the whole rate.
+    warmup_rounds: int = Field(default=0, ge=0, le=1_000_000)
+    # How the rate falls from there; it never reaches zero.
+    decay: Literal["none", "linear", "cosine"] = "none"
+
+
+def rate_factor(schedule: Schedule | None, round: int, rounds: int) -> float:
+    """What a round's learning rate is multiplied by, above 0 and at most 1.
+
+    With w warm-up rounds, round r has r / (w + 1) up to w. After them, with t = (r - w - 1) / (rounds - w) in [0, 1), a
+    linear decay has 1 - t and a cosine decay (1 + cos(pi t)) / 2 (Loshchilov and Hutter 2017).
+
+    Args:
+        schedule: The job's schedule; None: the rate stays the same.
+        round: The round's number, from 1.
+        rounds: How many rounds the job has.
+
+    Raises:
+        ValueError: The job has no such round.
+    """
+    if not 1 <= round <= rounds:
+        raise ValueError(f"a job of {rounds} rounds has no round {round}")
+    if schedule is None:
+        return 1.0
+    warmup = schedule.warmup_rounds
+    if round <= warmup:
+        return round / (warmup + 1)
+    t = (round - warmup - 1) / (rounds - warmup)
+    match schedule.decay:
+        case "none":
+            return 1.0
+        case "linear":
+            return 1.0 - t
+        case "cosine":
+            return (1.0 + math.cos(math.pi * t)) / 2
+
+
 class Training(Part):
     """What a member does with its own data in a round."""
 
     epochs: int = Field(default=1, ge=1, le=1000)
     batch: int = Field(default=64, ge=1, le=65536)
     # Adafactor is what the FedPrompt paper uses for T5.
-    optimiser: Literal["adam", "sgd", "adafactor"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd", "adafactor"] = "adam"
     # A head over features of unit length, with clipped gradients, takes rates of tens and hundreds.
     learning_rate: float = Field(default=0.001, gt=0, le=1000)
     # For the embedding alone; None means learning_rate. Only the few texts that contain a word move its vector, and
@@ -131,6 +173,33 @@ class Training(Part):
     # While a member trains, the logarithm of its own label prior is added to the logits, so that the model need not
     # learn it.
     logit_adjustment: bool = False
+    # Only for adamw: each step also multiplies the trained values by 1 - rate * weight_decay.
+    weight_decay: float | None = Field(default=None, ge=0, le=1)
+    # Rows in memory at a time. The gradients of a batch's pieces add up, so the step is that of `batch`. None: `batch`.
+    microbatch: int | None = Field(default=None, ge=1, le=65536)
+    # Whether a model that writes computes its activations again for the backward pass: less memory, more time.
+    checkpointing: bool = False
+    # How the learning rates move over the rounds. None: not.
+    schedule: Schedule | None = None
+
+    @model_validator(mode="after")
+    def _decays(self) -> Self:
+        if self.weight_decay is not None and self.optimiser != "adamw":
+            raise ValueError('weight_decay: only optimiser = "adamw" has this key; leave it out, or set adamw')
+        return self
+
+    def in_round(self, round: int, rounds: int) -> Self:
+        """The same with the learning rates of a round, from 1. Raises ValueError if there is no such round."""
+        factor = rate_factor(self.schedule, round, rounds)
+        if factor == 1.0:
+            return self
+        own = self.embedding_learning_rate
+        return self.model_copy(
+            update={
+                "learning_rate": self.learning_rate * factor,
+                "embedding_learning_rate": None if own is None else own * factor,
+            }
+        )
 
 
 class Deadlines(Part):

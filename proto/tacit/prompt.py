@@ -230,9 +230,9 @@ class PrefixTuning(Part):
     hidden: Hidden | None = None
 
 
-# A layer's matrices: four of its attention, and the two of its feed-forward network.
-Matrix = Literal["query", "key", "value", "output", "up", "down"]
-LastLayers = Annotated[int, Field(ge=1, le=48)]
+# A layer's matrices: four of its attention, and those of its feed-forward network; few families have a gate.
+Matrix = Literal["query", "key", "value", "output", "up", "down", "gate"]
+LastLayers = Annotated[int, Field(ge=1, le=128)]
 
 
 class LoRA(Part):
@@ -242,9 +242,12 @@ class LoRA(Part):
     rank: int = Field(default=8, ge=1, le=1024)
     # The change is multiplied by alpha / rank.
     alpha: float = Field(default=16.0, gt=0, le=10_000)
-    matrices: Annotated[tuple[Matrix, ...], AtMost(6)] = Field(default=("query", "value"), min_length=1)
+    matrices: Annotated[tuple[Matrix, ...], AtMost(7)] = Field(default=("query", "value"), min_length=1)
     # Only in this many of the last layers that read the text. None: in all.
     last_layers: LastLayers | None = None
+    # Which of a change's two matrices are trained. "up" leaves the other, which reads the layer's input, at public
+    # random values (FFA-LoRA, Sun et al. 2024). None in a job file: the bundle chooses (docs/decisions/0061).
+    train: Literal["both", "up"] | None = None
 
     @field_validator("matrices")
     @classmethod

@@ -128,7 +128,9 @@ def test_matrices_that_the_backbone_lacks_are_refused() -> None:
     with pytest.raises(BackboneInvalid, match="no such matrices"):
         prompted("bert", "lora-all", Head((0,)))
     with pytest.raises(ValueError, match="must be some of query"):
-        LoRA(2, 4, matrices=("gate",))
+        LoRA(2, 4, matrices=("bias",))
+    with pytest.raises(BackboneInvalid, match="no such matrices"):
+        prompted("bert", LoRA(2, 4, matrices=("gate",)))
 
 
 # ---- the trap: one prompt for the whole batch ----------------------------------------------------------------

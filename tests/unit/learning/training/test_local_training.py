@@ -3,7 +3,7 @@
 import copy
 import math
 import threading
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -179,13 +179,13 @@ def test_with_logit_adjustment_one_label_alone_teaches_nothing(optimiser: Litera
 
 def test_every_epoch_meets_every_example_once(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[list[int]] = []
-    pieces = local._pieces
+    pieces = local.pieces_of
 
-    def watched(batch: NDArray[np.int64], lengths: NDArray[np.int64], count: int) -> object:
+    def watched(batch: NDArray[np.int64], *rest: Any) -> object:
         met.append(batch.tolist())
-        return pieces(batch, lengths, count)
+        return pieces(batch, *rest)
 
-    monkeypatch.setattr(local, "_pieces", watched)
+    monkeypatch.setattr(local, "pieces_of", watched)
     ids, labels = texts(37)
     train(module_of(), ids, labels, Training(epochs=2, batch=10), seed=1)
     assert [len(batch) for batch in met] == [10, 10, 10, 7] * 2
@@ -197,9 +197,13 @@ def test_every_epoch_meets_every_example_once(monkeypatch: pytest.MonkeyPatch) -
 def test_pieces_hold_the_batch_by_length() -> None:
     lengths = np.array([9, 1, 5, 3, 7, 2, 8])
     batch = np.array([0, 1, 3, 4, 6])
-    pieces = [piece.tolist() for piece in local._pieces(batch, lengths, 3)]
+    recipe = Training(batch=8)
+    pieces = [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cpu")]
     assert pieces == [[1, 3], [4, 6], [0]]
-    assert [piece.tolist() for piece in local._pieces(batch[:2], lengths, 3)] == [[1], [0]]
+    assert [piece.tolist() for piece in local.pieces_of(batch[:2], lengths, recipe, "cpu")] == [[1], [0]]
+    assert [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cuda")] == [[1, 3, 4, 6, 0]]
+    two = local.pieces_of(batch, lengths, Training(batch=8, microbatch=2), "cuda")
+    assert [piece.tolist() for piece in two] == [[1, 3], [4, 6], [0]]
 
 
 def test_the_same_seed_repeats_a_training_and_another_does_not() -> None:
