@@ -23,14 +23,11 @@ another seed may find more. Random digits are not what people write; a fact that
 differential privacy too, and should be. Candidates cover one format after a known prompt. A bound on epsilon is another
 test's matter (`learning.auditing.statistics`).
 
-Extraction asks for more than a rank: the model must say the digits itself. `cheapest` searches the tree of all
-candidates for the most likely one (the paper's section 7: a shortest path, exact), and greedy completion is what a user
-of the model would see.
+Whether the model also says the digits is another question (`learning.auditing.extraction`).
 """
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,15 +39,14 @@ __all__ = [
     "DIGITS",
     "Canary",
     "Exposure",
-    "Found",
+    "Secret",
     "candidates_of",
-    "cheapest",
     "exposure_range",
     "exposures_of",
     "extrapolated_exposure",
     "make_canaries",
     "sampled_exposure",
-    "says",
+    "written",
 ]
 
 Losses = NDArray[np.float64]
@@ -125,15 +121,6 @@ class Exposure:
     def remembered(self) -> bool:
         """Whether their mean is above that of what was never planted."""
         return self.mean > self.mean_high
-
-
-@dataclass(frozen=True)
-class Found:
-    """The most likely secret of a search, its loss in nats, and how many prefixes the model was asked about."""
-
-    secret: Secret
-    loss: float
-    asked: int
 
 
 def written(secret: Sequence[int]) -> str:
@@ -235,50 +222,6 @@ def exposures_of(losses: Losses, candidates: Losses) -> Exposure:
     extrapolated, fit = extrapolated_exposure(losses, candidates)
     many = candidates.shape[1]
     return Exposure(sampled, extrapolated, *exposure_range(many), *exposure_range(many, len(losses)), fit)
-
-
-def cheapest(
-    costs: Callable[[Sequence[Secret]], Losses], digits: int, *, batch: int = 32, max_asked: int = 5000
-) -> Found | None:
-    """Search the tree of secrets for the most likely one.
-
-    A prefix's cost is the sum of its digits' costs. The cheapest open prefix is extended first, so the first complete
-    secret that is cheaper than all open prefixes is the most likely of all 10^digits (Dijkstra 1959; section 7 of
-    the paper).
-
-    Args:
-        costs: Given prefixes (n of them, of any lengths below `digits`), the loss of each next digit in nats, (n, 10),
-            none of them negative.
-        digits: Of a secret.
-        batch: Prefixes that the model is asked about at once.
-        max_asked: Gives up after as many prefixes.
-
-    Returns:
-        None if it gave up.
-    """
-    waiting: list[tuple[float, Secret]] = [(0.0, ())]
-    asked = 0
-    while waiting:
-        if len(waiting[0][1]) == digits:
-            loss, secret = waiting[0]
-            return Found(secret, loss, asked)
-        if asked >= max_asked:
-            return None
-        # Several at once, as in the paper's parallel search. A complete secret stays until nothing is cheaper.
-        opened: list[tuple[float, Secret]] = []
-        while waiting and len(opened) < batch and len(waiting[0][1]) < digits:
-            opened.append(heapq.heappop(waiting))
-        asked += len(opened)
-        for (cost, prefix), row in zip(opened, costs([prefix for _, prefix in opened]), strict=True):
-            for digit, more in enumerate(row.tolist()):
-                heapq.heappush(waiting, (cost + more, (*prefix, digit)))
-    return None
-
-
-def says(answer: str, canary: Canary) -> bool:
-    """Whether a generated answer has a canary's secret, however its digits are set apart."""
-    digits = "".join(each for each in answer if each.isascii() and each.isdigit())
-    return "".join(map(str, canary.secret)) in digits
 
 
 def _secrets(count: int, digits: int, random: RandomSource) -> list[Secret]:
