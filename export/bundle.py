@@ -29,7 +29,16 @@ from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
 from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
-from tacit.bundle import BACKBONE_FILE, LARGE_FILES, ONNX_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
+from tacit.bundle import (
+    BACKBONE_FILE,
+    LARGE_FILES,
+    ONNX_FILE,
+    PIECES_FILE,
+    Bundle,
+    BundleInvalid,
+    read_bundle,
+    write_bundle,
+)
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
@@ -116,8 +125,8 @@ def make_job_bundle(
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
         written = Path(scratch) / BACKBONE_FILE
-        module, model, tokenizer = _starting_prompt(spec, spec.model, folder, written, report, collection)
-        more: dict[str, bytes] = {}
+        module, model, tokenizer, pieces = _starting_prompt(spec, spec.model, folder, written, report, collection)
+        more: dict[str, bytes] = {} if pieces is None else {PIECES_FILE: pieces}
         if spec.model.onnx is not None:
             model, more[ONNX_FILE] = _with_onnx(module, model, spec.model.onnx.precision, tokenizer, report)
         with mapped(written) as backbone:
@@ -232,11 +241,12 @@ def _starting_prompt(
     into: Path,
     report: Callable[[str], None],
     collection: Collection | None,
-) -> "tuple[PromptedModule, PromptedModel, bytes]":
+) -> "tuple[PromptedModule, PromptedModel, bytes, bytes | None]":
     """Makes the seeded module of a prompted job, and writes the backbone's canonical file to `into`.
 
     Returns:
-        The module, the model as members build it, and the tokenizer.
+        The module, the model as members build it, the tokenizer, and the list of the backbone's pieces if it has more
+        than one.
     """
     from learning.backbones.stored import read_backbone
     from learning.prompts.assembly import build_prompted
@@ -250,7 +260,7 @@ def _starting_prompt(
         raise
     except ValueError as error:
         raise DocumentInvalid(f"job {spec.name}: {error}") from error
-    return module, parts.model, parts.tokenizer
+    return module, parts.model, parts.tokenizer, parts.pieces
 
 
 def _with_onnx(

@@ -9,6 +9,7 @@ Left to others: the starting values of what is trained (`learning.prompts`), man
 """
 
 import contextlib
+import hashlib
 import json
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +22,14 @@ from pydantic import ValidationError
 from export.heads import centre_texts, chosen_layers
 from learning.backbones.checkpoint import CheckpointInvalid, read_object
 from learning.backbones.collection import Collection, find_base
-from learning.backbones.layout import BackboneInvalid, layout_of
+from learning.backbones.layout import CAUSAL_FAMILIES, BackboneInvalid, layout_of
 from learning.backbones.stored import folder_config, read_backbone, write_backbone
 from learning.text.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
 from learning.text.cloze_tokenizer import own_form
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
 from tacit.bundle import BACKBONE_FILE
 from tacit.documents import DocumentInvalid, sentence_of
+from tacit.pieces import PIECE, list_of
 from tacit.prompt import Cloze, Head, PromptedModel, PromptTuning, PTuning
 
 # `read_backbone` is re-exported for commands that export, which may import from this package only.
@@ -55,6 +57,7 @@ class PromptedParts:
         pad_id: id of padding.
         mask_id: id of the mask. None: the task is a head.
         centre: the public texts that centre the head's features; empty if nothing centres them.
+        pieces: the list of the canonical file's pieces. None: it has one piece.
     """
 
     model: PromptedModel
@@ -65,6 +68,7 @@ class PromptedParts:
     pad_id: int
     mask_id: int | None
     centre: tuple[str, ...] = ()
+    pieces: bytes | None = None
 
 
 def prompted_parts(
@@ -96,6 +100,11 @@ def prompted_parts(
         found = find_base(model.base, folder, collection)
         base = found.folder
         config = folder_config(base)
+        if config["model_type"] in CAUSAL_FAMILIES and isinstance(model.task, Cloze | Head):
+            raise DocumentInvalid(
+                f"model.base: {model.base} is a causal language model ({config['model_type']}), which this task cannot "
+                'use; use task = "generate"'
+            )
         if isinstance(model.task, Cloze) and not config.get("masked_lm", True):
             raise DocumentInvalid(
                 f"model.task: {model.base} has no head of a masked language model, so it cannot fill in a word; use "
@@ -117,6 +126,8 @@ def prompted_parts(
     # Members need the config to build it, and may look for it on the hub if the operator found it there.
     # The ONNX file is made of the module, and named then.
     told: dict[str, Any] = {"base": None, "config": config, "backbone": digest, "hub": found.hub, "onnx": None}
+    pieces = list_of(into) if into.stat().st_size > PIECE else None
+    told["pieces"] = None if pieces is None else hashlib.sha256(pieces).digest()
     texts: tuple[str, ...] = ()
     if isinstance(model.task, Head) and (layers := chosen_layers(model, config)) is not None:
         texts, centre = centre_texts(model.task.centre, folder, report)
@@ -129,7 +140,7 @@ def prompted_parts(
     except ValidationError as error:
         raise DocumentInvalid(f"model: {sentence_of(error)}") from error
     mask_id = encoder.mask_id if label_words is not None else None
-    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id, texts)
+    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id, texts, pieces)
 
 
 @contextlib.contextmanager

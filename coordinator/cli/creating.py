@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CREATE_SECONDS", "create_job"]
 
-# The coordinator reads all files of a job before it accepts it, a backbone of 2 GiB included.
+# The coordinator reads all files of a job before it accepts it, but no backbone.
 CREATE_SECONDS = 600.0
 
 

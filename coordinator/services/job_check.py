@@ -17,6 +17,7 @@ from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.measurement import Measurement
 from tacit.model import PromptedModel, RvaeModel
+from tacit.pieces import list_bytes
 from tacit.prompt import MAX_BACKBONE_BYTES
 from tacit.reason import Reason
 from tacit.vector import layout_of
@@ -74,6 +75,13 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 raise DocumentInvalid(
                     f"the backbone has {size} bytes, but members accept 1 to {MAX_BACKBONE_BYTES}; use a smaller base"
                 )
+            if document.model.pieces is not None:
+                listed = _size(store, document.model.pieces, "the list of the backbone's pieces")
+                if listed != list_bytes(size):
+                    raise DocumentInvalid(
+                        f"the list of the backbone's pieces has {listed} bytes, and a backbone of {size} bytes needs "
+                        f"{list_bytes(size)}; create the bundle again"
+                    )
             onnx = document.model.onnx
             if onnx is not None and onnx.digest is not None:
                 found = _size(store, onnx.digest, "the ONNX backbone")

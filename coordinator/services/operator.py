@@ -297,8 +297,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> AsyncIterator[federation_pb2.BlobChunk]:
         """Yields a blob, starting at an offset. There is always one chunk, to tell the size even if nothing is left."""
         async with self._call(context) as operator:
-            total = await asyncio.to_thread(self._store.size, request.digest)
-            offset = request.offset
             now_ms = self._now_ms()
 
             def noted(s: records.Session) -> None:
@@ -307,14 +305,24 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 )
                 records.note_corpus_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
 
-            await self._database.run(noted)
-            while True:
-                data = await asyncio.to_thread(self._store.read, request.digest, offset, CHUNK)
-                yield federation_pb2.BlobChunk(offset=offset, total=total, data=data)
-                self._metrics.carried("out", "blob", len(data))
-                offset += len(data)
-                if offset >= total:
-                    return
+            with await asyncio.to_thread(self._store.ranges, request.digest) as blob:
+                await self._database.run(noted)
+                offset, end = request.offset, blob.total
+                if offset > blob.total:
+                    # Its error says so.
+                    await asyncio.to_thread(self._store.read, request.digest, offset, 0)
+                if request.length:
+                    end = min(end, offset + request.length)
+                while True:
+                    size = min(CHUNK, end - offset)
+                    data = blob.read_cached(offset, size)
+                    if data is None:
+                        data = await asyncio.to_thread(blob.read, offset, size)
+                    yield federation_pb2.BlobChunk(offset=offset, total=blob.total, data=data)
+                    self._metrics.carried("out", "blob", len(data))
+                    offset += len(data)
+                    if offset >= end:
+                        return
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 

@@ -63,22 +63,27 @@ class Transfers:
     # ---- out
 
     async def blob(self, request: pb.FetchBlobRequest, context: Context) -> None:
-        """Sends a blob of a job, starting at an offset."""
-        store, digest = self._running.store, request.digest
+        """Sends a blob of a job, or the requested part of it."""
+        digest = request.digest
         if digest not in self._running.fetchable:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
         try:
-            total = await asyncio.to_thread(store.size, digest)
-            offset = min(request.offset, total)
-            while True:
-                async with self._sending.turn():
-                    data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
-                    await context.write(pb.BlobChunk(offset=offset, total=total, data=data))
-                self._metrics.carried("out", "blob", len(data))
-                offset += len(data)
-                del data
-                if offset >= total:
-                    return
+            with await asyncio.to_thread(self._running.store.ranges, digest) as blob:
+                offset = min(request.offset, blob.total)
+                end = blob.total if not request.length else min(blob.total, offset + request.length)
+                while True:
+                    async with self._sending.turn():
+                        size = min(CHUNK, end - offset)
+                        # A busy blob is in memory, and then a thread would cost more than the read.
+                        data = blob.read_cached(offset, size)
+                        if data is None:
+                            data = await asyncio.to_thread(blob.read, offset, size)
+                        await context.write(pb.BlobChunk(offset=offset, total=blob.total, data=data))
+                    self._metrics.carried("out", "blob", len(data))
+                    offset += len(data)
+                    del data
+                    if offset >= end:
+                        return
         except BlobMissing as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 

@@ -39,6 +39,7 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.method import keeps_anything, keeps_state
 from tacit.model import PromptedModel, RvaeModel
+from tacit.pieces import fetch_pieces
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from toolkit.console import CommandFailed, ExitCode, fail
@@ -270,8 +271,11 @@ async def _fetch(
         backbone = None
         if isinstance(job.model, PromptedModel):
 
-            async def fetch(digest: bytes, into: Path, limit: int) -> None:
-                await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
+            async def fetch(digest: bytes, into: Path, limit: int, pieces: bytes = b"") -> None:
+                if pieces:
+                    await fetch_pieces(stub.FetchBlob, digest, pieces, limit, into)
+                else:
+                    await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
 
             backbone = await backbones.open(Wanted.of(job.model), fetch)
         return _Served(job, manifest, version, found.version_number, found.version, tokenizer, start, frozen, backbone)

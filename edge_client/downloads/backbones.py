@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import structlog
 
@@ -37,12 +37,18 @@ from learning.backbones.layout import HEAD_FLAGS, BackboneInvalid, checked_confi
 from learning.backbones.onnx_features import OnnxBackbone, check_onnx_size
 from learning.backbones.stored import StoredBackbone, digest_of, folder_config, read_backbone, write_backbone
 from tacit.blobs import BlobDamaged, BlobNotThere
+from tacit.pieces import list_bytes
 from tacit.prompt import SOURCES, PromptedModel, Source
 
-__all__ = ["SOURCES", "BackboneMissing", "Backbones", "Source", "Wanted", "named_folders"]
+__all__ = ["SOURCES", "BackboneMissing", "Backbones", "Fetch", "Source", "Wanted", "named_folders"]
 
-# fetch(digest, into, limit) fetches by digest, resumes, verifies, and takes at most `limit` bytes.
-Fetch = Callable[[bytes, Path, int], Awaitable[None]]
+
+class Fetch(Protocol):
+    """Fetches by digest from the coordinator, for as long as it takes. It resumes and verifies."""
+
+    def __call__(self, digest: bytes, into: Path, limit: int, pieces: bytes = b"", /) -> Awaitable[None]:
+        """Fetches a file of at most `limit` bytes, or of `limit` bytes if it has a list of pieces (`tacit.pieces`)."""
+
 
 T = TypeVar("T")
 
@@ -72,6 +78,8 @@ class Wanted:
     hub: str | None = None
     # The bytes of an ONNX file; None for the canonical file, whose size follows from the config.
     onnx_size: int | None = None
+    # SHA-256 of the list of the file's pieces; None if it has one piece.
+    pieces: bytes | None = None
 
     @classmethod
     def of(cls, model: PromptedModel) -> Self:
@@ -82,7 +90,7 @@ class Wanted:
         """
         if model.backbone is None or model.config is None:
             raise BackboneInvalid("model.backbone: the model has a base and no digest yet; make a job bundle of it")
-        return cls(model.backbone, checked_config(model.config), model.hub)
+        return cls(model.backbone, checked_config(model.config), model.hub, pieces=model.pieces)
 
     @classmethod
     def onnx(cls, model: PromptedModel) -> Self:
@@ -252,8 +260,16 @@ class Backbones:
         return [] if refused is None else [refused]
 
     async def _from_coordinator(self, wanted: Wanted, path: Path, fetch: Fetch) -> list[str]:
+        async def take() -> None:
+            if wanted.pieces is None:
+                await fetch(wanted.digest, path, wanted.size)
+                return
+            listed = self._cache.path(wanted.pieces)
+            await fetch(wanted.pieces, listed, list_bytes(wanted.size))
+            await fetch(wanted.digest, path, wanted.size, await asyncio.to_thread(listed.read_bytes))
+
         try:
-            await self._with_room(wanted, lambda: fetch(wanted.digest, path, wanted.size))
+            await self._with_room(wanted, take)
         except (BlobNotThere, BlobDamaged) as error:
             return [str(error)]
         return []

@@ -24,7 +24,10 @@ from tacit.limits import MAX_CERTIFICATE_BYTES
 
 __all__ = ["BlobCache", "CertificateCache", "Pin"]
 
-_MAX_BYTES = 4 * 1024**3
+# One backbone of the largest size, and others beside it.
+_MAX_BYTES = 68 * 1024**3
+# The part of the disk that stays free under the default bound.
+_FREE_PART = 10
 # The bound for certificates. At the usual 1.2 KB, those of fifty thousand members fit.
 _MAX_CERTIFICATES_BYTES = 64 * 1024**2
 _PIN = ".pin"
@@ -33,10 +36,16 @@ _PIN = ".pin"
 class BlobCache:
     """A folder of blobs."""
 
-    def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
+        """Opens the cache in a folder, and makes it if needed.
+
+        Args:
+            folder: The folder.
+            max_bytes: The most that `trim` leaves. None: 68 GiB, and a tenth of the disk stays free.
+        """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
-        self._max_bytes = max_bytes
+        self._given = max_bytes
 
     def path(self, digest: bytes) -> Path:
         """Returns where the blob is, or would be, and marks it as used."""
@@ -56,7 +65,11 @@ class BlobCache:
     @property
     def max_bytes(self) -> int:
         """The most that `trim` leaves, in bytes."""
-        return self._max_bytes
+        if self._given is not None:
+            return self._given
+        disk = shutil.disk_usage(self._folder)
+        held = sum(_size(path) for path in self._folder.iterdir() if path.exists())
+        return max(0, min(_MAX_BYTES, held + disk.free - disk.total // _FREE_PART))
 
     @contextlib.contextmanager
     def room(self, digest: bytes, size: int) -> Iterator[Path]:
@@ -71,7 +84,7 @@ class BlobCache:
 
     def trim(self, *, reserve: int = 0) -> None:
         """Deletes the least recently used blobs that are not pinned, until the rest fits beside `reserve` bytes."""
-        pinned = self._pinned()
+        pinned, most = self._pinned(), self.max_bytes - reserve
         found, total = [], 0
         for path in self._folder.iterdir():
             # The fetch of another job may just have renamed its file.
@@ -83,7 +96,7 @@ class BlobCache:
                     found.append((status.st_mtime_ns, size, path))
         for _, size, path in sorted(found, reverse=True):
             total += size
-            if total > self._max_bytes - reserve or path.is_dir():
+            if total > most or path.is_dir():
                 _remove(path)
 
     def clear(self, besides: bytes) -> bool:
@@ -117,7 +130,9 @@ class BlobCache:
 def _size(path: Path) -> int:
     """Returns the size of a file, or of the files in a folder, in bytes. Raises FileNotFoundError."""
     if not path.is_dir():
-        return path.stat().st_size
+        found = path.stat()
+        # A file that arrives in pieces has holes.
+        return min(found.st_size, found.st_blocks * 512)
     return sum(each.stat().st_size for each in path.iterdir())
 
 

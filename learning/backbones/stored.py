@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.checkpoint import CheckpointInvalid, present_name, read_object, read_tensors
 from learning.backbones.layout import (
+    CAUSAL_FAMILIES,
     FAMILIES,
     BackboneInvalid,
     Layout,
@@ -33,6 +34,7 @@ from learning.backbones.layout import (
     layout_of,
     library_config,
 )
+from learning.causal.config import CausalConfigInvalid, flat_config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +44,8 @@ __all__ = ["StoredBackbone", "digest_of", "folder_config", "read_backbone", "wri
 
 _SAVE = "name a folder that transformers' save_pretrained wrote"
 _T5_HEAD = "lm_head.weight"
+# Where the names of a family's tensors begin with something else than the family.
+_PREFIXES = {"gpt2": "transformer", **dict.fromkeys(sorted(set(CAUSAL_FAMILIES) - {"gpt2"}), "model")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +137,11 @@ def _config(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in FAMILIES:
         # Its error lists the model types.
         return checked_config({"model_type": kind})
+    if kind in CAUSAL_FAMILIES:
+        try:
+            return checked_config(flat_config(raw) | {"vocab_size": raw.get("vocab_size")})
+        except CausalConfigInvalid as error:
+            raise BackboneInvalid(f"{folder}: {str(error).removeprefix('backbone: ')}") from None
     if raw.get("sinusoidal_pos_embds") or raw.get("position_embedding_type", "absolute") != "absolute":
         raise BackboneInvalid(f"{folder}: it does not have one learned vector for each position; choose another base")
     if raw.get("is_decoder") or raw.get("add_cross_attention"):
@@ -178,8 +187,9 @@ def _canonical(stored: str, kind: str, layout: Layout) -> str | None:
     name = present_name(stored)
     if name in layout.shapes:
         return name
-    # A bare encoder is saved without its model's prefix.
-    return f"{kind}.{name}" if f"{kind}.{name}" in layout.shapes else None
+    # A model without its head is saved without its model's prefix.
+    prefixed = f"{_PREFIXES.get(kind, kind)}.{name}"
+    return prefixed if prefixed in layout.shapes else None
 
 
 # ---- the canonical file ----------------------------------------------------------------------------------------
@@ -213,6 +223,10 @@ def read_backbone(path: Path, config: Mapping[str, Any]) -> StoredBackbone:
     for name, shape in layout.shapes.items():
         values = np.frombuffer(mapped, "<f4", math.prod(shape), layout.places[name]).reshape(shape)
         _check_values(name, values, shape)
+        # The pages stay in the system's cache, and no longer count as this process's memory.
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = layout.places[name] // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, start, layout.places[name] + values.nbytes - start)
         tensors[name] = values
     return StoredBackbone(library_config(config), tensors)
 

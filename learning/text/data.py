@@ -18,10 +18,13 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from learning.text.turns import MAX_TURNS, Dialogue, Turn
+from tacit.generation import ROLES, Role
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,9 +38,11 @@ __all__ = [
     "Rows",
     "Skipped",
     "TextRow",
+    "check_dialogues",
     "check_labels",
     "check_pairs",
     "data_digest",
+    "dialogue_of",
     "label_ids",
     "label_places",
     "read_data",
@@ -48,8 +53,9 @@ __all__ = [
 
 # What a job's encoder reads of an example: its text, or a pair of texts.
 TextRow = str | tuple[str, str]
-# The default column of a pair's second text.
+# The default column of a pair's second text, and those of a dialogue.
 _TEXT_B = "text_b"
+_PROMPT, _RESPONSE, _MESSAGES = "prompt", "response", "messages"
 # Characters of the name of the column of persons, which a ledger records.
 _MAX_COLUMN = 200
 # The most skipped rows that a sentence names.
@@ -76,6 +82,9 @@ class ColumnMissing(DataInvalid):
 class Example:
     """One row. `text_b` is the second text of a pair, or None. It prints neither its texts nor its person.
 
+    `dialogue` is what a model that writes reads of it, or None. If the row has no text beside it, `text` is what the
+    dialogue's prompts say, and `text_b` what its responses say, or None if it has none.
+
     `person` names whose row it is, if the data was read with its column; a row without one is a person of its own.
     """
 
@@ -83,6 +92,7 @@ class Example:
     label: str | None
     text_b: str | None = None
     person: str | None = None
+    dialogue: Dialogue | None = None
 
     @property
     def texts(self) -> TextRow:
@@ -112,11 +122,16 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The content of a file. `second_column` says whether its rows can have a second text (`read_data`)."""
+    """The content of a file.
+
+    `second_column` says whether its rows can have a second text, and `dialogue_columns` whether they can be dialogues
+    with a response (`read_data`).
+    """
 
     examples: list[Example]
     second_column: bool
     skipped: Skipped = Skipped()
+    dialogue_columns: bool = True
 
 
 # A row as a format gives it: its line, and its columns.
@@ -291,6 +306,66 @@ def _second_of(row: dict[str, object], column: str | None, where: _Place) -> str
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _DialogueColumns:
+    """The columns of dialogues as the caller named them; None: those with the default names, if there are any."""
+
+    prompt: str | None
+    response: str | None
+    messages: str | None
+
+    def in_table(self, row: dict[str, object]) -> bool:
+        """Whether rows with these columns can have a response."""
+        return (self.messages or _MESSAGES) in row or (
+            (self.prompt or _PROMPT) in row and (self.response or _RESPONSE) in row
+        )
+
+    def read(self, row: dict[str, object], where: _Place) -> Dialogue | None:
+        """A row's dialogue, with or without a response; None if it has none of the columns, and none was named."""
+        messages = self.messages or _MESSAGES
+        if self.messages is not None or (self.prompt is None and self.response is None and messages in row):
+            return _turns_of(_cell(row, messages, "messages", where), messages, where)
+        prompt, response = self.prompt or _PROMPT, self.response or _RESPONSE
+        if self.prompt is None and self.response is None and prompt not in row:
+            return None
+        asked = _text_of(_cell(row, prompt, "prompt", where), prompt, where)
+        if self.response is not None:
+            return Dialogue.of(asked, _text_of(_cell(row, response, "response", where), response, where))
+        try:
+            return Dialogue.of(asked, _text_of(row.get(response), response, where))
+        except DataInvalid:
+            return Dialogue.of(asked)
+
+
+def _turns_of(value: object, column: str, where: _Place) -> Dialogue:
+    """A dialogue from a list of {"role": ..., "content": ...}; in a table, as the JSON of one."""
+    wrong = f'no dialogue in column {column!r}; write [{{"role": "user", "content": ...}}, ...]'
+    if where.table and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise where.wrong(wrong) from None
+    if not isinstance(value, list) or not value:
+        raise where.wrong(wrong)
+    if len(value) > MAX_TURNS:
+        raise where.wrong(f"{len(value)} messages in {column!r}, and the limit is {MAX_TURNS}; divide the dialogue")
+    turns = []
+    for each in value:
+        if not isinstance(each, dict) or not isinstance(content := each.get("content"), str):
+            raise where.wrong(wrong)
+        role = next((known for known in ROLES if known == each.get("role")), None)
+        if role is None:
+            raise where.wrong(f"a message in {column!r} has another role than {', '.join(ROLES)}; leave it out")
+        try:
+            content.encode()
+        except UnicodeEncodeError:
+            raise where.wrong(f"half of a surrogate pair in {column!r}; write the character whole") from None
+        turns.append(Turn(role, content))
+    if not any(turn.text.strip() for turn in turns):
+        raise where.wrong(f"no text in column {column!r}; fill the row or leave it out")
+    return Dialogue(tuple(turns))
+
+
 def _label_of(value: object, column: str, where: _Place) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -335,12 +410,17 @@ def read_data(
     label: str | None = "label",
     text_b: str | None = None,
     person: str | None = None,
+    prompt: str | None = None,
+    response: str | None = None,
+    messages: str | None = None,
     skip_invalid: bool = False,
 ) -> Rows:
-    """Reads what `read_examples` reads, and whether rows of this file can have a second text.
+    """Reads what `read_examples` reads, dialogues, and whether rows of this file can have a second text or a response.
 
     They can unless a table's header has no column for it. JSON lines have no header, so there they always can, whatever
     the rows are.
+
+    A row that is a dialogue needs neither a text nor a label.
 
     With skip_invalid, rows that cannot be read are skipped and counted. Whether a row is skipped depends only on that
     row, the table's header and the arguments: two files that differ in one row give examples that differ in at most
@@ -352,6 +432,12 @@ def read_data(
         label: As in `read_examples`.
         text_b: As in `read_examples`.
         person: The column that names whose row it is, which every row must then have; with None no person is read.
+        prompt: The column of a dialogue's prompt, which every row must then have. With None it is the column `prompt`,
+            if there is one.
+        response: The column of the response, which every row must then have. With None it is the column `response`, if
+            there is one, and a row may lack a response.
+        messages: The column of a dialogue's turns, which every row must then have. With None it is the column
+            `messages`, if there is one and neither of the other two is named.
         skip_invalid: Whether to skip rows that cannot be read.
 
     Raises:
@@ -360,13 +446,15 @@ def read_data(
     """
     if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
         raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
-    if person is not None and person in (text, label, text_b):
+    if person is not None and person in (text, label, text_b, prompt, response, messages):
         raise DataInvalid(
             f"--person {person} is the column of the text or the label; name the one that says whose it is"
         )
     read = _FORMATS.get(_suffix(path))
     if read is None:
         raise DataInvalid(f"{path}: unknown file type; the suffix must be one of {_known_suffixes()}")
+    if messages is not None and (prompt is not None or response is not None):
+        raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
     if skip_invalid:
         content = _read_bytes(path).removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape")
     else:
@@ -374,16 +462,22 @@ def read_data(
     table = _suffix(path) in _TABLES
     examples: list[Example] = []
     first: list[str] = []
-    second_column, skipped = True, 0
+    columns = _DialogueColumns(prompt, response, messages)
+    second_column, dialogue_columns, skipped = True, True, 0
     for item in read(content, str(path)):
         try:
             if isinstance(item, RowInvalid):
                 raise item
             number, row = item
             where = _Place(str(path), number, table)
-            words = _text_of(_cell(row, text, "text", where), text, where)
-            second = _second_of(row, text_b, where)
-            named = None if label is None else _label_of(_cell(row, label, "label", where), label, where)
+            dialogue = columns.read(row, where)
+            if dialogue is not None and text not in row:
+                words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
+            else:
+                words = _text_of(_cell(row, text, "text", where), text, where)
+                second = _second_of(row, text_b, where)
+            unlabelled = label is None or (dialogue is not None and label not in row)
+            named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
             whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
         except RowInvalid as error:
             if not skip_invalid:
@@ -393,13 +487,14 @@ def read_data(
                 first.append(f"{error.where}: {error.what}")
             continue
         second_column = not table or (text_b or _TEXT_B) in row
-        examples.append(Example(words, named, second, whose))
+        dialogue_columns = not table or columns.in_table(row)
+        examples.append(Example(words, named, second, whose, dialogue))
     found = Skipped(skipped, tuple(first))
     if not examples and skipped:
         raise DataInvalid(f"{path} has no row that can be read; {found.sentence(0)}")
     if not examples:
         raise DataInvalid(f"{path} has no rows; give a file with at least one example")
-    return Rows(examples, second_column, found)
+    return Rows(examples, second_column, found, dialogue_columns)
 
 
 def _known_suffixes() -> str:
@@ -459,6 +554,48 @@ def check_pairs(examples: Sequence[Example], *, second_column: bool = True) -> N
         f"the job reads pairs of texts, and {lacking} of {len(examples)} rows have no second text in column "
         f"{_TEXT_B!r}; fill or remove them, or name the right column with --text-b"
     )
+
+
+def check_dialogues(
+    examples: Sequence[Example], roles: Collection[Role] = ROLES, *, dialogue_columns: bool = True
+) -> None:
+    """Checks that every example is a dialogue that a model can learn to answer.
+
+    Args:
+        examples: The examples.
+        roles: The roles that the job's template has.
+        dialogue_columns: As `read_data` found it.
+
+    Raises:
+        ColumnMissing: There are no columns of dialogues; this does not depend on any row.
+        DataInvalid: Some rows have no dialogue, no response, or a turn of another role; the text says how many.
+    """
+    wanted = f"a {_PROMPT!r} and a {_RESPONSE!r}, or {_MESSAGES!r}"
+    if not dialogue_columns:
+        raise ColumnMissing(
+            f"the job's model writes, and the table has no columns {wanted}; name yours with --prompt and --response, "
+            "or with --messages"
+        )
+    if lacking := sum(dialogue_of(example, roles) is None for example in examples):
+        raise DataInvalid(
+            f"the job's model writes, and {lacking} of {len(examples)} rows have no response to learn from ({wanted}, "
+            f"with turns of {', '.join(roles)} only); fill or remove them, or name the right columns with --prompt and "
+            "--response, or with --messages"
+        )
+
+
+def dialogue_of(example: Example, roles: Collection[Role] = ROLES) -> Dialogue | None:
+    """The example's dialogue, if it has a response at its end and only turns of these roles; else None.
+
+    Turns of a user after the last response do not count.
+    """
+    if example.dialogue is None:
+        return None
+    turns = example.dialogue.turns
+    last = max((at for at, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
+    if last < 0 or not turns[last].text.strip() or any(turn.role not in roles for turn in turns[: last + 1]):
+        return None
+    return example.dialogue
 
 
 def text_rows(examples: Sequence[Example], *, pairs: bool) -> list[TextRow]:

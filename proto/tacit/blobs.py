@@ -22,7 +22,19 @@ import grpc.aio
 from tacit.status import details_of, reason_of
 from tacit.v1 import federation_pb2, operator_pb2
 
-__all__ = ["CHUNK", "MAX_BLOB", "BlobDamaged", "BlobNotThere", "BlobStub", "fetch_blob", "put_blob"]
+__all__ = [
+    "CHUNK",
+    "MAX_BLOB",
+    "BlobDamaged",
+    "BlobNotThere",
+    "BlobStub",
+    "FetchMethod",
+    "Progress",
+    "Retry",
+    "fetch_blob",
+    "is_transient",
+    "put_blob",
+]
 
 CHUNK = 256 * 1024
 # Default maximum size of a blob in bytes: 2^31 values of four bytes each, and a little more.
@@ -121,7 +133,7 @@ async def put_blob(
     """
     digest, total = await asyncio.to_thread(_measure, source)
     header = operator_pb2.PutBlobHeader(digest=digest, total=total)
-    retry = _Retry(patience)
+    retry = Retry(patience)
     rejected = 0
     while True:
         try:
@@ -142,7 +154,7 @@ async def put_blob(
                 rejected += 1
                 if rejected > 2:
                     raise BlobDamaged(details_of(error)) from error
-            elif not _transient(error):
+            elif not is_transient(error):
                 raise
             await retry.wait(error)
 
@@ -229,7 +241,7 @@ async def _fetch(
     exported: bool,
 ) -> None:
     """Fills the sink up to the announced size."""
-    retry = _Retry(patience)
+    retry = Retry(patience)
     total: int | None = None
     while True:
         ended: Exception = BlobDamaged(f"the blob {digest.hex()} ends before its announced size")
@@ -247,7 +259,7 @@ async def _fetch(
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT and sink.size:
                 # We hold more bytes than the blob has, so what an earlier call left belongs to something else.
                 raise BlobDamaged(details_of(error) or "the offset lies outside the blob") from error
-            if not _transient(error):
+            if not is_transient(error):
                 raise
             ended = error
         # A stream that sends nothing from an offset above 0 has no more; the digest decides.
@@ -281,28 +293,32 @@ async def _parts(
             _tell(progress, offset, header.total)
 
 
-class _Retry:
+class Retry:
     """Waits longer after each failure without progress, and gives up in the end."""
 
     def __init__(self, patience: float) -> None:
+        """`patience`: seconds without progress after which `wait` raises."""
         self._patience = patience
         self._best = -1
         self._failures = 0
         self._since = asyncio.get_running_loop().time()
 
     def moved(self, size: int) -> None:
+        """Says how many bytes are there by now."""
         if size > self._best:
             self._best, self._failures = size, 0
             self._since = asyncio.get_running_loop().time()
 
     async def wait(self, error: Exception) -> None:
+        """Waits before the next try, or raises `error`, which ended the last."""
         if asyncio.get_running_loop().time() - self._since >= self._patience:
             raise error
         self._failures += 1
         await asyncio.sleep(min(0.05 * 2**self._failures, 5.0) * random.uniform(0.5, 1.0))
 
 
-def _transient(error: grpc.aio.AioRpcError) -> bool:
+def is_transient(error: grpc.aio.AioRpcError) -> bool:
+    """Whether another try may succeed."""
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
         return True
     # gRPC sometimes reports these for a broken connection. Tacit's own refusals carry a reason.

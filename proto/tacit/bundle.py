@@ -50,6 +50,7 @@ __all__ = [
     "MODEL_FILES",
     "ONNX_FILE",
     "PASSPORT",
+    "PIECES_FILE",
     "PROMPT_FILES",
     "SHARED_FILES",
     "WEIGHTS_FILE",
@@ -72,8 +73,10 @@ __all__ = [
 INDEX = "bundle.json"
 # May lie beside the files of an exported model; no bundle lists it, since it names the bundle (`tacit.passport`).
 PASSPORT = "passport.json"
-# The frozen values of a prompted job: up to 2 GiB, so not every reader loads it into memory.
+# The frozen values of a prompted job: up to 64 GiB, so no reader loads it into memory.
 BACKBONE_FILE = "backbone.safetensors"
+# The list of its pieces (`tacit.pieces`), if it has more than one.
+PIECES_FILE = "backbone.pieces"
 # The same as an ONNX file, for members without torch.
 ONNX_FILE = "backbone.onnx"
 # The weights of a model that writes, and the keys and values with which each of its dialogues begins.

@@ -109,6 +109,11 @@ class DialogueTemplate(Part):
         return {"system": self.system, "user": self.user, "assistant": self.assistant}[role]
 
     @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles whose turns a dialogue may have."""
+        return tuple(role for role in ROLES if self.around(role) is not None)
+
+    @property
     def specials(self) -> tuple[str, ...]:
         """Every special token that the template names, each once."""
         texts = [self.first]

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from tacit.bundle import BACKBONE_FILE, ONNX_FILE
+from tacit.bundle import BACKBONE_FILE, ONNX_FILE, PIECES_FILE
 from tacit.documents import Digest, DocumentInvalid
 from tacit.job_body import JobBody
 from tacit.job_checks import check_body, check_question
@@ -212,6 +212,8 @@ class JobDocument(JobBody):
             named |= {"frozen.json": self.frozen.manifest, "frozen.bin": self.frozen.weights}
         if isinstance(self.model, PromptedModel) and self.model.backbone is not None:
             named[BACKBONE_FILE] = self.model.backbone
+            if self.model.pieces is not None:
+                named[PIECES_FILE] = self.model.pieces
             if self.model.onnx is not None and self.model.onnx.digest is not None:
                 named[ONNX_FILE] = self.model.onnx.digest
         return named

@@ -59,8 +59,10 @@ __all__ = [
     "writes",
 ]
 
-# Size of the canonical file. T5-base has 0.9 GB, RoBERTa-large 1.4 GB.
-MAX_BACKBONE_BYTES = 2**31
+# Size of the canonical file, in float32: T5-base has 0.9 GB, Llama 3 of 8 billion values 32 GB.
+MAX_BACKBONE_BYTES = 2**36
+# An ONNX file is one message of protobuf, which has no more.
+MAX_ONNX_BYTES = 2**31
 
 # Where members may get a backbone, in the order in which they try.
 Source = Literal["disk", "hub", "coordinator"]
@@ -387,7 +389,7 @@ class OnnxBackbone(Part):
     precision: Literal["float32", "int8"] = "float32"
     # In the bundle's document: SHA-256 of the file, and its bytes.
     digest: Digest | None = None
-    size: int | None = Field(default=None, ge=1, le=MAX_BACKBONE_BYTES)
+    size: int | None = Field(default=None, ge=1, le=MAX_ONNX_BYTES)
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -412,6 +414,8 @@ class PromptedModel(Part):
     # In the bundle's document, instead of base: sizes by name, and SHA-256 of the canonical file of the values.
     config: EncoderConfig | None = None
     backbone: Digest | None = None
+    # SHA-256 of the list of the file's pieces (`tacit.pieces`); None for a file of one piece.
+    pieces: Digest | None = None
     # If the operator got it from the hub, its place there as owner/name@COMMIT: a hint for members, which trust only
     # the digest.
     hub: str | None = Field(default=None, max_length=234)
@@ -460,6 +464,8 @@ class PromptedModel(Part):
                 "a prompted model needs a base, a folder or a name on the hub (owner/name); do not write config and "
                 "backbone by hand: `coordinator job bundle` does"
             )
+        if self.pieces is not None and self.backbone is None:
+            raise ValueError("pieces: `coordinator job bundle` writes this key; leave it out and name the base")
         if self.hub is not None and self.config is None:
             raise ValueError("hub: `coordinator job bundle` writes this key; leave it out and name the base")
         kind = (self.config or {}).get("model_type")

@@ -770,14 +770,16 @@ class AttemptEnded(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., published: _Optional[bool] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ..., result: _Optional[bytes] = ..., new_version: _Optional[bytes] = ...) -> None: ...
 
 class FetchBlobRequest(_message.Message):
-    __slots__ = ("digest", "offset", "exported")
+    __slots__ = ("digest", "offset", "exported", "length")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     offset: int
     exported: bool
-    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., exported: _Optional[bool] = ...) -> None: ...
+    length: int
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., exported: _Optional[bool] = ..., length: _Optional[int] = ...) -> None: ...
 
 class BlobChunk(_message.Message):
     __slots__ = ("offset", "total", "data")

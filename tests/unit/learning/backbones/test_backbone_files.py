@@ -285,7 +285,7 @@ def test_values_that_break_arithmetic_are_neither_written_nor_read(tmp_path, val
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        pytest.param({"model_type": "gpt2"}, "'gpt2' is not a supported backbone; choose one of bert", id="kind"),
+        pytest.param({"model_type": "gptj"}, "'gptj' is not a supported backbone; choose one of bert", id="kind"),
         pytest.param({"model_type": None}, "is not a supported backbone", id="no-kind"),
         pytest.param({"is_decoder": True}, "it is a decoder", id="decoder"),
         pytest.param({"position_embedding_type": "relative_key"}, "have one learned vector", id="positions"),

@@ -243,7 +243,7 @@ def test_padding_is_at_the_end_and_no_target():
 
 def test_a_template_must_fit_the_tokenizer_and_leave_room():
     own = own_dialogue_form(writer_tokenizer("gpt2"))
-    with pytest.raises(TemplateInvalid, match="no special token '<.im_end.>'"):
+    with pytest.raises(TemplateInvalid, match=r"no special token '<.im_end.>'"):
         DialogueEncoder(own, TEMPLATES["chatml"], 64)
     with pytest.raises(TemplateInvalid, match="too few for a response"):
         DialogueEncoder(own, DialogueTemplate(user=AroundTurn(before="word " * 40)), 64)
