@@ -156,7 +156,7 @@ def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[
     """Return the module's logits without dropout, (N, L). ids and labels: as in `learning.training.local.evaluate`."""
     import torch
 
-    from learning.training.local import forward_rows
+    from learning.training.local import rows_at
 
     lengths = (ids != module.pad_id).sum(axis=1)
     # Sorted by length to save padding. A text's logits do not depend on its batch.
@@ -166,8 +166,8 @@ def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[
     with torch.no_grad():
         for first in range(0, len(order), 256):
             rows = order[first : first + 256]
-            logits, _ = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device="cpu")
-            found.append(logits.numpy())
+            inputs, _ = rows_at(module, ids, labels, lengths=lengths, rows=rows, device="cpu")
+            found.append(module(inputs).numpy())
     logits_by_row: Vector = np.concatenate(found)[np.argsort(order, kind="stable")]
     return logits_by_row
 

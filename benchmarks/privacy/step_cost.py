@@ -240,7 +240,7 @@ def opacus(made: Any, ids: Ids, labels: Ids, recipe: Any, steps: int, *, ghost: 
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    from learning.training.local import forward_rows, make_optimiser
+    from learning.training.local import make_optimiser, rows_at
 
     random = np.random.default_rng(steps)
     made.train()
@@ -254,13 +254,12 @@ def opacus(made: Any, ids: Ids, labels: Ids, recipe: Any, steps: int, *, ghost: 
         criterion = DPLossFastGradientClipping(wrapped, optimiser, criterion)
     else:
         wrapped, optimiser = GradSampleModule(made), DPOptimizer(inner, **options)
-    wrapped.pad_id, wrapped.min_tokens = made.pad_id, made.min_tokens
     clock = Clock()
     for _ in range(steps):
         rows = random.choice(len(ids), LOT, replace=False)
         optimiser.zero_grad()
-        logits, target = forward_rows(wrapped, ids, labels, lengths=lengths, rows=rows, device="cpu")
-        criterion(logits, target).backward()
+        inputs, target = rows_at(made, ids, labels, lengths=lengths, rows=rows, device="cpu")
+        criterion(wrapped(inputs), target).backward()
         optimiser.step()
         clock()
     return clock.read()

@@ -254,7 +254,7 @@ def _answers(module: "TextClassifier", ids: NDArray[np.int64]) -> NDArray[np.int
     """Return the indices of the labels that the module answers in evaluation mode, (N,)."""
     import torch
 
-    from learning.training.local import forward_rows
+    from learning.training.local import rows_at
 
     lengths = (ids != module.pad_id).sum(axis=1)
     found, no_labels = np.empty(len(ids), np.int64), np.zeros(len(ids), np.int64)
@@ -263,6 +263,6 @@ def _answers(module: "TextClassifier", ids: NDArray[np.int64]) -> NDArray[np.int
     with torch.no_grad():
         for first in range(0, len(ids), _BATCH):
             rows = order[first : first + _BATCH]
-            logits, _ = forward_rows(module.eval(), ids, no_labels, lengths=lengths, rows=rows, device="cpu")
-            found[rows] = logits.argmax(dim=1).numpy()
+            inputs, _ = rows_at(module.eval(), ids, no_labels, lengths=lengths, rows=rows, device="cpu")
+            found[rows] = module(inputs).argmax(dim=1).numpy()
     return found

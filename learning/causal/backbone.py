@@ -112,7 +112,8 @@ def rotary_frequencies(config: Mapping[str, Any]) -> Tensor:
 
     made = library_config(config, 1)
     if config["rope_type"] == "llama3":
-        found, _ = ROPE_INIT_FUNCTIONS["llama3"](made, torch.device("cpu"))
+        found: Tensor = ROPE_INIT_FUNCTIONS["llama3"](made, torch.device("cpu"))[0]
         return found
     exponents = torch.arange(0, config["head_dim"], 2, dtype=torch.float32) / config["head_dim"]
-    return 1.0 / (config["rope_theta"] ** exponents)
+    steps: Tensor = 1.0 / (config["rope_theta"] ** exponents)
+    return steps

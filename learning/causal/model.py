@@ -190,7 +190,7 @@ class CausalModel(OverFrozen):
         """
         if "prompt" not in self._modules:
             return None
-        prompt = self.prompt(1)
+        prompt: Tensor = self.prompt(1)
         if self._prefix is not None:
             return prompt[0].unflatten(1, self._prefix)
         return self._layers.keys_and_values(prompt.to(self._kind))[0].to(torch.float32)

@@ -15,7 +15,7 @@ from learning.models import build, shared_parameters
 from learning.models.draws import SecretDraws, TorchDraws
 from learning.training import private
 from learning.training.clipping import ClippedGradients, PerExampleGradientsUnavailable
-from learning.training.local import TrainingCancelled, TrainingDiverged, evaluate, train
+from learning.training.local import TrainingCancelled, TrainingDiverged, evaluate, pieces_of, train
 from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
@@ -210,18 +210,20 @@ def test_the_batch_in_memory_changes_nothing():
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 40), (8, 5), (100, 3)])
-def test_pieces_hold_no_more_than_the_batch(most, count):
+@pytest.mark.parametrize("key", ["batch", "microbatch"])
+def test_pieces_hold_no_more_than_the_batch(most, count, key):
+    recipe = Training(**{"batch": 200, key: most})
     lengths = np.random.default_rng(1).integers(1, 9, size=40)
-    pieces = list(private._pieces(np.arange(40), lengths, most, 3))
+    pieces = list(pieces_of(np.arange(40), lengths, recipe, "cpu"))
     assert len(pieces) == count
     assert max(map(len, pieces)) <= max(most, 1)
     assert sorted(np.concatenate(pieces).tolist()) == list(range(40))
     some = np.arange(1, 40, 3)
     for drawn in (np.arange(40), some):
-        by_length = np.concatenate(list(private._pieces(drawn, lengths, most, 3)))
+        by_length = np.concatenate(list(pieces_of(drawn, lengths, recipe, "cpu")))
         assert sorted(by_length.tolist()) == drawn.tolist()
         assert (np.diff(lengths[by_length]) >= 0).all()
-    assert list(private._pieces(np.zeros(0, dtype=np.int64), lengths, most, 3)) == []
+    assert list(pieces_of(np.zeros(0, dtype=np.int64), lengths, recipe, "cpu")) == []
 
 
 # ---- the noise ---------------------------------------------------------------------------------------------
