@@ -11,14 +11,8 @@ import torch
 
 from learning.auditing.exposure import Canary, written
 from learning.auditing.extraction import cheapest, costs_of, greedy, says
-from learning.causal.backbone import CausalBackbone
-from learning.causal.model import CausalModel
-from learning.prompts.setting import LoRA
-from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
-from tacit.generation import TEMPLATES
-from tests.support.small_writer import small_writer
-from tests.support.tiny_writers import writer_tokenizer
+from tests.support.small_writer import losses_of, small_encoder, small_writer
 
 
 def test_the_search_finds_the_cheapest_of_all_secrets() -> None:
@@ -66,3 +60,45 @@ def test_an_answer_says_a_secret_however_it_is_written() -> None:
     assert says("12-34", canary)
     assert not says("1 2 4 3", canary)
     assert not says("", canary)
+
+
+# ---- a model's costs ------------------------------------------------------------------------------------------------
+
+
+def test_the_costs_of_digits_add_up_to_the_loss_of_the_response() -> None:
+    encoder = small_encoder()
+    module = small_writer(encoder)
+    prompt, secret = "The access code of locker 1 is", (4, 0, 9)
+    costs = costs_of(module, encoder, prompt)
+    said = sum(costs([secret[:at]])[0, secret[at]] for at in range(3))
+    (whole,), _ = losses_of(module, encoder, [Dialogue.of(prompt, written(secret))])
+    # The loss also has the token that ends the response.
+    ids = [*encoder.prompt_ids(Dialogue.of(prompt, None))]
+    ids += encoder.encode([Dialogue.of(prompt, written(secret))])[0][0, len(ids) : -1].tolist()
+    with torch.no_grad():
+        end = -module(torch.tensor([ids]))[0, -1].double().log_softmax(dim=0)[encoder.end_id]
+    assert said + float(end) == pytest.approx(whole, abs=1e-4)
+
+
+def test_the_costs_of_several_prefixes_are_those_of_each() -> None:
+    encoder = small_encoder()
+    costs = costs_of(small_writer(encoder), encoder, "The access code of locker 1 is")
+    prefixes = [(), (1,), (7, 7), (9, 0, 9)]
+    together = costs(prefixes)
+    assert together.shape == (4, 10)
+    for prefix, row in zip(prefixes, together, strict=True):
+        np.testing.assert_allclose(costs([prefix])[0], row, atol=1e-5)
+    # A digit is at most as likely as something.
+    assert (together > 0).all()
+
+
+def test_a_greedy_answer_is_the_most_likely_token_again_and_again() -> None:
+    encoder = small_encoder()
+    module = small_writer(encoder)
+    answer = greedy(module, encoder, "The place 3 is", tokens=5)
+    ids = encoder.prompt_ids(Dialogue.of("The place 3 is"))
+    begins = len(ids)
+    with torch.no_grad():
+        for _ in range(5):
+            ids.append(int(module(torch.tensor([ids]))[0, -1].argmax()))
+    assert answer == encoder.decode(ids[begins:])
