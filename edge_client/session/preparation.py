@@ -736,6 +736,7 @@ class Preparer:
             try:
                 update = _trainer(self._runtime)(
                     job=job,
+                    round=assignment.round,
                     manifest=manifest,
                     corpus=corpus,
                     base=base,

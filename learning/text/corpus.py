@@ -110,6 +110,13 @@ class EncodedExamples:
         return self._encoder
 
     @property
+    def dialogue_encoder(self) -> DialogueEncoder:
+        """The encoder of the dialogues. Only of a job whose model writes."""
+        if not isinstance(self._encoder, DialogueEncoder):
+            raise TypeError("only a job whose model writes reads dialogues")
+        return self._encoder
+
+    @property
     def vocabulary_size(self) -> int:
         """The rows that an embedding needs."""
         return self._encoder.vocabulary_size

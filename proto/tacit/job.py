@@ -182,6 +182,7 @@ class JobDocument(JobBody):
 
     def _check_frozen(self) -> None:
         centred = isinstance(self.model, PromptedModel) and self.model.centred
+        adapters = isinstance(self.model, PromptedModel) and self.model.fixes_adapters
         if self.frozen is None and centred:
             raise ValueError(
                 "frozen: missing; model.task centres features with numbers in files of their own; make the bundle "
@@ -192,7 +193,12 @@ class JobDocument(JobBody):
                 "frozen: missing; model.freeze_embedding keeps the embedding out of versions and updates, so its "
                 "values have files of their own; make the bundle again with `coordinator job bundle`"
             )
-        if self.frozen is not None and not (self.model.freeze_embedding or centred):
+        if self.frozen is None and adapters and self.question is None:
+            raise ValueError(
+                'frozen: missing; with train = "up" one matrix of each adapter has files of its own; make the bundle '
+                "again with `coordinator job bundle`"
+            )
+        if self.frozen is not None and not (self.model.freeze_embedding or centred or adapters):
             raise ValueError(
                 "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
                 "`coordinator job bundle`"

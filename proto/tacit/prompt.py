@@ -558,6 +558,11 @@ class PromptedModel(Part):
         return isinstance(self.task, Head) and self.task.layers is not None
 
     @property
+    def fixes_adapters(self) -> bool:
+        """Whether one matrix of each adapter keeps its random values, which the bundle holds among its frozen ones."""
+        return isinstance(self.injection, LoRA) and self.injection.train == "up"
+
+    @property
     def caches_features(self) -> bool:
         """Whether a row's features stay the same in every round, because only the head on top of them is trained."""
         return isinstance(self.injection, NoInjection)

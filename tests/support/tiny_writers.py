@@ -2,8 +2,11 @@
 
 import functools
 import json
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.support.random_causal import random_causal
 
 # One of each form.
 FORMS = ("gpt2", "smollm2", "llama3", "qwen", "llama2", "mistral")
@@ -94,3 +97,15 @@ def _pieces(form: str) -> Tokenizer:
     )
     made.add_special_tokens(list(SPECIALS[form]))
     return made
+
+
+def saved_writer(folder: Path, form: str = "smollm2", family: str = "llama", *, seed: int = 0, spare: int = 0) -> Path:
+    """A random model of two layers with this tokenizer, in a folder as transformers saves it.
+
+    `spare` rows of its table have no entry.
+    """
+    tokenizer = writer_tokenizer(form)
+    words = 1 + spare + max(Tokenizer.from_buffer(tokenizer).get_vocab(with_added_tokens=True).values())
+    random_causal(family, words=words, seed=seed).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    return folder
