@@ -192,7 +192,7 @@ class CausalModel(OverFrozen):
             return None
         prompt: Tensor = self.prompt(1)
         if self._prefix is not None:
-            return prompt[0].unflatten(1, self._prefix)
+            return cast(Tensor, prompt[0].unflatten(1, self._prefix))
         return self._layers.keys_and_values(prompt.to(self._kind))[0].to(torch.float32)
 
     def _run(self, call: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:

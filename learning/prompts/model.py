@@ -147,6 +147,8 @@ class PromptedModel(OverFrozen, TextClassifier):
         if (prompt := prompt_for(injection, backbone.width, layers * 2 * heads * size)) is not None:
             self.prompt: Prompt = prompt
         if isinstance(injection, LoRA):
+            if injection.train != "both":
+                raise BackboneInvalid("only a model that writes freezes a matrix of LoRA; train both")
             self.lora = nn.ModuleDict()
             for matrix in _changed(reader, injection, task):
                 layer = cast(nn.Linear, matrix.owner.get_submodule(matrix.attribute))

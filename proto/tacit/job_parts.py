@@ -182,6 +182,16 @@ class Training(Part):
     # How the learning rates move over the rounds. None: not.
     schedule: Schedule | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_packed(cls, table: Any) -> Any:
+        if isinstance(table, dict) and "packing" in table:
+            raise ValueError(
+                "packing: rows are never packed, since packed rows see each other and cannot be clipped apart; leave "
+                "this key out"
+            )
+        return table
+
     @model_validator(mode="after")
     def _decays(self) -> Self:
         if self.weight_decay is not None and self.optimiser != "adamw":

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learning.causal import IGNORED, check_causal, tensor_shapes
 from learning.causal.backbone import CausalBackbone, library_config
+from learning.causal.config import check_causal, tensor_shapes
 from learning.causal.model import CausalModel
+from learning.causal.sizes import IGNORED
 from learning.prompts.setting import Injection, LoRA, PrefixTuning, PromptTuning
 
 WORDS = 50

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from learning.causal import IGNORED
 from learning.causal.layers import CausalLayers
 from learning.causal.model import CausalModel
+from learning.causal.sizes import IGNORED
+from learning.models.draws import TorchDraws
 from learning.prompts.setting import PromptTuning
 from learning.training.clipping import ClippedGradients, Groups, ModelUnsuitable, check_examples_apart
 from tests.support.apart import assert_same
@@ -48,7 +49,7 @@ def norm_of(gradient: Gradient) -> float:
 
 def clipped_by_hand(gradients: Sequence[Gradient], clip: float) -> Gradient:
     scaled = [min(1.0, clip / norm_of(each)) for each in gradients]
-    return {name: sum(s * g[name] for s, g in zip(scaled, gradients, strict=True)) for name in gradients[0]}  # type: ignore[misc]
+    return {name: sum(s * g[name] for s, g in zip(scaled, gradients, strict=True)) for name in gradients[0]}
 
 
 def clipped_by_us(
@@ -127,7 +128,7 @@ def test_a_model_that_packs_its_rows_is_refused(monkeypatch: pytest.MonkeyPatch)
     through = CausalLayers.states
 
     def packed(self: CausalLayers, vectors: Tensor, *rest: object) -> Tensor:
-        return through(self, vectors.reshape(1, -1, vectors.shape[2]), *rest).view_as(vectors)  # type: ignore[arg-type]
+        return through(self, vectors.reshape(1, -1, vectors.shape[2]), *rest).view_as(vectors)
 
     monkeypatch.setattr(CausalLayers, "states", packed)
     with pytest.raises(ModelUnsuitable, match="rows for 3 examples"):
@@ -138,7 +139,7 @@ def test_a_model_that_sees_its_batch_is_refused(monkeypatch: pytest.MonkeyPatch)
     through = CausalLayers.states
 
     def mixed(self: CausalLayers, vectors: Tensor, *rest: object) -> Tensor:
-        return through(self, vectors + vectors.mean(dim=0, keepdim=True), *rest)  # type: ignore[arg-type]
+        return through(self, vectors + vectors.mean(dim=0, keepdim=True), *rest)
 
     monkeypatch.setattr(CausalLayers, "states", mixed)
     with pytest.raises(ModelUnsuitable, match="depend"):
@@ -198,7 +199,7 @@ def test_a_second_run_with_other_coins_would_be_noticed(monkeypatch: pytest.Monk
 
             def start() -> object:
                 calls.append(0)
-                return type(draws).seeded(number if same else 100 * number + len(calls), device)
+                return TorchDraws.seeded(number if same else 100 * number + len(calls), device)
 
             return start
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learning.causal import IGNORED, frozen_values, trained_values
 from learning.causal.model import CausalModel
+from learning.causal.sizes import IGNORED, frozen_values, trained_values
 from learning.models.division import division_of
 from learning.prompts.backbone import BackboneInvalid
 from learning.prompts.setting import BitFit, LoRA, PrefixTuning, PromptTuning

@@ -318,7 +318,7 @@ def test_a_weight_that_overflows_in_the_last_step_is_found() -> None:
 def test_ids_and_labels_that_do_not_fit_are_refused(rows: int, labels: int) -> None:
     ids, marks = np.zeros((rows, 4), dtype=np.int64), np.zeros(labels, dtype=np.int64)
     for work in (lambda: train(module_of(), ids, marks, Training(), seed=1), lambda: evaluate(module_of(), ids, marks)):
-        with pytest.raises(ValueError, match="no examples" if not rows else "labels of shape"):
+        with pytest.raises(ValueError, match="no examples" if not rows else "targets of shape"):
             work()
 
 

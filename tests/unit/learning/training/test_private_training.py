@@ -611,5 +611,5 @@ def test_the_checks_always_run(monkeypatch):
 def test_ids_and_labels_that_do_not_fit_are_refused():
     ids, labels = data()
     for wrong in ((ids, labels[1:]), (ids[:0], labels), (ids, labels[:0]), (ids[:0, 0], labels[:0])):
-        with pytest.raises(ValueError, match=r"labels of shape"):
+        with pytest.raises(ValueError, match=r"targets of shape"):
             train_private(module_of(), *wrong, SGD, QUIET, random=Seeded("none"), seed=0)
