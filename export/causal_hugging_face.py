@@ -40,7 +40,15 @@ if TYPE_CHECKING:
     from learning.causal.model import CausalModel
     from learning.text.dialogue import DialogueEncoder
 
-__all__ = ["CausalFormat", "adapter_files", "check_causal_format", "export_causal", "merged_config"]
+__all__ = [
+    "CausalFormat",
+    "adapter_files",
+    "check_causal_format",
+    "common_files",
+    "export_causal",
+    "merged_config",
+    "write_merged",
+]
 
 CausalFormat = Literal["peft", "hf"]
 _ADAPTER = "adapter_model.safetensors"
@@ -90,15 +98,15 @@ def export_causal(
     check_place(out, "hf")
     if not samples:
         raise ValueError("no dialogues to compare the exported model on; give at least one")
-    from learning.models.assembly import whole_generator
+    from learning.models.assembly import NOTHING, whole_writer
 
-    module, encoder = whole_generator(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen)
+    module, encoder = whole_writer(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen or NOTHING)
     alpha = model.injection.alpha if isinstance(model.injection, LoRA) else 1.0
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".causal-", dir=beside) as scratch:
         folder = Path(scratch)
-        files = _common(module, tokenizer, encoder, model)
+        files = common_files(module, tokenizer, encoder, model)
         if format == "peft":
             files |= adapter_files(module, model)
         else:
@@ -222,9 +230,10 @@ def merged_config(module: "CausalModel", encoder: "DialogueEncoder") -> dict[str
     return {**told, "architectures": [head], "dtype": "float32", "eos_token_id": encoder.end_id}
 
 
-def _common(
+def common_files(
     module: "CausalModel", tokenizer: bytes, encoder: "DialogueEncoder", model: PromptedModel
 ) -> dict[str, bytes]:
+    """The config, how the model writes, and the tokenizer's files."""
     names = encoder.words()
     settings = {
         "clean_up_tokenization_spaces": False,

@@ -25,8 +25,10 @@ from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle
 
+# `Dialogue` is re-exported for commands, which may import from this package only.
 __all__ = [
     "Cache",
+    "Dialogue",
     "Generator",
     "PromptTooLong",
     "Response",
@@ -129,7 +131,7 @@ class TextStream:
         """Starts a response.
 
         Args:
-            decode: the text of a row of tokens.
+            decode: the text of a row of tokens. Rows joined must have the texts joined, except inside a character.
             stop: strings at which the response ends; they are no part of it.
 
         Raises:
@@ -138,31 +140,29 @@ class TextStream:
         if "" in stop:
             raise ValueError("a stop string is empty; give at least one character, or leave it out")
         self._decode, self._stop = decode, tuple(stop)
-        self._ids: list[int] = []
-        # The text of the tokens from `_context` to `_read` is known, and how the next ones continue depends on it.
-        self._context = self._read = 0
+        # Tokens whose text may depend on the next one.
+        self._pending: list[int] = []
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Adds a token, and returns the text that is now certain."""
-        self._ids.append(token)
-        whole = self._decode(self._ids[self._context :])
+        self._pending.append(token)
+        text = self._decode(self._pending)
         # The next token may complete the character.
-        return "" if whole.endswith(_BROKEN) else self._take(whole)
+        return "" if text.endswith(_BROKEN) else self._take(text)
 
     def finish(self) -> str:
         """The rest of the text, when no token follows."""
-        found = self._take(self._decode(self._ids[self._context :]))
+        found = self._take(self._decode(self._pending))
         if self.stopped:
             return found
         rest, self._held = self._held, ""
         return found + rest
 
-    def _take(self, whole: str) -> str:
-        known = self._decode(self._ids[self._context : self._read])
-        self._context, self._read = self._read, len(self._ids)
-        self._held += whole[len(known) :]
+    def _take(self, text: str) -> str:
+        self._pending.clear()
+        self._held += text
         if self.stopped:
             return ""
         places = [place for place in map(self._held.find, self._stop) if place >= 0]
@@ -305,12 +305,22 @@ class _Row:
     ) -> None:
         self._stream, self._end_ids, self._prompt_tokens = TextStream(decode, stop), end_ids, prompt_tokens
         self._limit, self._sampling, self._random = limit, sampling, sampling.random()
-        self._tokens = 0
-        self.last = 0
+        self._tokens = self.last = 0
+        self._begun = False
         self.ended: Ended | None = None
 
     def take(self, logits: NDArray[np.float32]) -> str:
-        """Chooses the next token from logits (V,), and returns the text that is now certain."""
+        """Chooses the next token from logits (V,), and returns the text that is now certain.
+
+        Some templates have a space before a response. It is no part of the text.
+        """
+        piece = self._certain(logits)
+        if not self._begun:
+            piece = piece.lstrip(" ")
+            self._begun = bool(piece)
+        return piece
+
+    def _certain(self, logits: NDArray[np.float32]) -> str:
         self.last = self._sampling.choose(logits, self._random)
         if self.last in self._end_ids:
             self.ended = "end"

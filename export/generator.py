@@ -37,7 +37,18 @@ if TYPE_CHECKING:
     from learning.causal.model import CausalModel
     from learning.text.dialogue import DialogueEncoder
 
-__all__ = ["TOLERANCE", "GraphRefused", "compared_ids", "export_generator", "trained_arrays"]
+__all__ = [
+    "TOLERANCE",
+    "GraphRefused",
+    "check_graph",
+    "checked_generator",
+    "compared_ids",
+    "export_generator",
+    "room_of",
+    "starting_cache",
+    "trained_arrays",
+    "write_graph",
+]
 
 # Maximum absolute difference of logits. Measured: 2e-7 on small models, 2e-4 on SmolLM2-135M, whose logits reach 32.
 TOLERANCE = 1e-3
@@ -95,9 +106,9 @@ def export_generator(
     check_place(out, "generator")
     if not samples:
         raise ValueError("no dialogues to compare the exported model on; give at least one")
-    from learning.models.assembly import whole_generator
+    from learning.models.assembly import NOTHING, whole_writer
 
-    module, encoder = whole_generator(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen)
+    module, encoder = whole_writer(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen or NOTHING)
     check_graph(module.backbone.config)
     alpha = model.injection.alpha if isinstance(model.injection, LoRA) else 1.0
     beside = out.absolute().parent

@@ -113,8 +113,9 @@ def export(
             }
         )
         return
+    command = "generate" if done.writes else "predict"
     typer.echo(
-        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`; its "
+        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client {command} --bundle {out} TEXT`; its "
         "README.md says how to run it without this software."
     )
     if shared is not None:

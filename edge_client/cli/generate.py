@@ -24,7 +24,10 @@ def generate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help=".jsonl with a `prompt` or `messages` in each row; all are answered.", show_default=False),
+        typer.Option(
+            help=".jsonl, .csv or .tsv (also .gz) with a `prompt` or `messages` in each row; all are answered.",
+            show_default=False,
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option(help="What the system says before the question.", show_default=False)
@@ -128,36 +131,16 @@ def _one(question: str | None, system: str | None) -> "Dialogue":
 
 
 def _from_file(path: Path, system: str | None) -> "list[Dialogue]":
-    """Reads rows with a `prompt`, or with `messages`, whose last one may be the assistant's and is left out."""
-    import json
-
-    from learning.text.data import DataInvalid, read_text
+    """Reads the prompts of a file. A response at the end of a dialogue is left out."""
+    from learning.text.data import DataInvalid, read_data
     from learning.text.turns import Dialogue, Turn
-    from tacit.generation import ROLES
 
     try:
-        lines = read_text(path).split("\n")
+        examples = read_data(path, label=None).examples
     except DataInvalid as error:
         fail(str(error), ExitCode.USAGE)
-    found: list[Dialogue] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if isinstance(row.get("prompt"), str):
-                found.append(Dialogue.of(row["prompt"], system=system))
-                continue
-            turns = tuple(Turn(each["role"], each["content"]) for each in row["messages"])
-            if not turns or any(turn.role not in ROLES or not isinstance(turn.text, str) for turn in turns):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            fail(
-                f'{path}, line {number}: expected {{"prompt": TEXT}} or {{"messages": [{{"role": ..., "content": '
-                "...}]}; correct the row",
-                ExitCode.USAGE,
-            )
-        found.append(Dialogue(turns if system is None else (Turn("system", system), *turns)))
-    if not found:
-        fail(f"{path} has no rows; give a file with at least one prompt", ExitCode.USAGE)
-    return found
+    found = [each.dialogue for each in examples if each.dialogue is not None]
+    if len(found) != len(examples):
+        fail(f"{path}: a row has no prompt; name the column `prompt`, or give `messages` in each row", ExitCode.USAGE)
+    before = () if system is None else (Turn("system", system),)
+    return [Dialogue((*before, *each.turns)) for each in found]

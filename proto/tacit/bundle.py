@@ -515,6 +515,8 @@ def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) 
         hint = _MAKES[kinds[0]]
         if index.kind == "backbone" and "prompt" in kinds:
             hint = "name the folder of a prompt, which is beside its backbone"
+        if (other := {"generator": "generate", "model": "predict", "prompt": "predict"}.get(index.kind)) is not None:
+            hint = f"`edge_client {other}` runs it"
         raise BundleInvalid(f"{folder} is a {index.kind} bundle where a {kinds[0]} bundle is needed; {hint}")
     files: dict[str, bytes] = {}
     for name, expected in index.files.items():

@@ -1,6 +1,8 @@
 """The hand-written graph of every family beside transformers: at once, in pieces, in batches, merged, and as int8."""
 
+import copy
 import hashlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 
 from export.causal_changes import Change, lora_changes, matrix_of, stores_inwards
@@ -78,7 +81,7 @@ def test_a_prefill_may_be_split_in_any_way(written: tuple[Any, Any], cuts: set[i
     (ids,) = ids_of(1, 40, seed=3)
     cache = Cache(session, empty_cache(session), 1, 40 + spare)
     bounds = [0, *sorted(cuts), 40]
-    found = [cache.read(0, list(ids[a:b]), every=True) for a, b in zip(bounds, bounds[1:], strict=False)]
+    found = [cache.read(0, list(ids[a:b]), every=True) for a, b in itertools.pairwise(bounds)]
     assert_close(np.concatenate(found), expected_of(model, ids[None])[0])
 
 
@@ -166,10 +169,6 @@ def test_quantised_values_are_within_half_a_step() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_lora_is_merged_where_it_belongs(family: str, tmp_path: Path) -> None:
     """Compared with peft, which adds the same matrices by its own code."""
-    from peft import LoraConfig, get_peft_model
-
-    import copy
-
     model = copy.deepcopy(causal_library_model(family))
     flat, random = flat_of(model), np.random.default_rng(1)
     kinds = ("query", "value", "output", "up", "down") + (() if family == "gpt2" else ("key", "gate"))
@@ -210,7 +209,7 @@ def test_lora_is_merged_where_it_belongs(family: str, tmp_path: Path) -> None:
 
 def test_a_change_of_no_matrix_is_refused(tmp_path: Path) -> None:
     change = Change(np.zeros((1, 64), dtype=np.float32), np.zeros((64, 1), dtype=np.float32), 1.0)
-    with pytest.raises(KeyError, match="model.layers.9"):
+    with pytest.raises(KeyError, match=r"model\.layers\.9"):
         write_graph_of(causal_library_model("llama"), tmp_path, changes={"model.layers.9.self_attn.q_proj": [change]})
 
 
