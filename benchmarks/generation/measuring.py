@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.frontier.setup import module_of
 from benchmarks.generation.data import Pair
+from benchmarks.library.simulation import backbone_of
 from export.answer_figures import TokenFigures, token_figures
 from learning.auditing.exposure import Canary, Exposure, candidates_of, exposures_of
-from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
 from simulation.virtual_members import SeededRandom
-from tacit.prompt import Generate, PromptedModel
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
@@ -47,9 +45,16 @@ def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair
     """
     import torch
 
-    module = module_of(bundle, values)
-    encoder = encoder_of(bundle)
-    module.eval()
+    from learning.models.assembly import whole_writer
+
+    module, encoder = whole_writer(
+        bundle.document,
+        bundle.manifest,
+        bundle.manifest.encode(values),
+        bundle.public_tokenizer,
+        backbone=backbone_of(bundle),
+        frozen=bundle.frozen,
+    )
     order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt) + len(rows[at].response))
     losses, correct, counts = np.zeros(len(rows)), np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     for first in range(0, len(order), _BATCH):
@@ -59,14 +64,6 @@ def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair
             found = module.token_scores(torch.from_numpy(ids), torch.from_numpy(targets))
         losses[places], correct[places], counts[places] = (each.double().numpy() for each in found)
     return Scored(losses, correct, counts)
-
-
-def encoder_of(bundle: "JobBundle") -> DialogueEncoder:
-    """Return what turns rows into ids for a job."""
-    model = bundle.document.model
-    if not isinstance(model, PromptedModel) or not isinstance(model.task, Generate):
-        raise TypeError("a job that writes has the task generate")
-    return DialogueEncoder(bundle.public_tokenizer, model.task.template, model.max_tokens)
 
 
 def token_figures_of(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair]) -> TokenFigures:

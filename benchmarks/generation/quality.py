@@ -1,12 +1,12 @@
-"""Measures language models that write: federated LoRA with and without noise, beside one member and all rows in one place.
+"""Measures language models that write, trained with federated LoRA, with and without noise.
 
 SmolLM2-135M-Instruct learns to describe restaurants (E2E NLG, ten equal members) and to answer medical questions
 (MedQuAD, nine members by source). Virtual members train one after another, by the product's code. A cell is a data set,
 a method, an epsilon of each member's gate and a number of members. Its training takes at most twenty minutes of one
 core, which decides the numbers of steps and of test rows; all of them are fixed by seeds (`data`, `training`).
 
-The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. The search itself is not
-accounted for: the epsilon is that of the training, as is usual in this field.
+The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. The search
+itself is not accounted for: the epsilon is that of the training, as is usual in this field.
 
 figure             what it is
 loss_per_token     nats on test responses, with its 95 % interval over prompts
@@ -17,6 +17,7 @@ upload_bytes       of a member's vector in a round, packed for ten members; `gen
 """
 
 import argparse
+import hashlib
 import json
 import math
 import tempfile
@@ -28,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.generation.data import DATASETS, Data, read_pairs
+from benchmarks.generation.data import DATASETS, read_pairs
 from benchmarks.generation.measuring import exposure_of, token_figures_of
-from benchmarks.generation.training import METHODS, Method, Recipe, Trained, start_of, train
+from benchmarks.generation.training import METHODS, Method, Planned, Recipe, Trained, start_of
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser
 from export.answer_figures import Estimate
 from learning.accounting.planning import noise_to_signal
@@ -132,7 +133,7 @@ class Bench:
     Args:
         base: the backbone's folder.
         folder: keeps jobs' backbones while cells are measured.
-        versions: keeps trained versions, so that answers can be measured later; None keeps none.
+        versions: keeps trained versions: a chosen trial is not trained again, and answers can be measured later.
         until: when to start no further training (monotonic seconds).
         rows: of test and validation at most, for a small case.
     """
@@ -141,7 +142,7 @@ class Bench:
     searched: Results
     base: Path
     folder: Path
-    versions: Path | None = None
+    versions: Path
     until: float = math.inf
     rows: int | None = None
     quick: Recipe | None = None
@@ -151,12 +152,12 @@ class Bench:
         return time.monotonic() > self.until
 
     def train(self, cell: Cell, recipe: Recipe) -> Trained:
-        """Train a cell with a recipe."""
-        data = read_pairs(cell.dataset)
-        # One member, and all rows in one place, learn as the federation does without noise.
-        return train(
+        """Train a cell with a recipe, or read it if it was trained before."""
+        words = json.dumps({**cell.case, **recipe.as_json(cell.method, cell.epsilon), "revision": REVISION})
+        kept = self.versions / f"{_slug(cell)}-{hashlib.sha256(words.encode()).hexdigest()[:12]}.npz"
+        planned = Planned.of(
             cell.dataset,
-            data,
+            read_pairs(cell.dataset),
             cell.method,
             cell.epsilon,
             recipe,
@@ -165,6 +166,15 @@ class Bench:
             folder=self.folder,
             alone=cell.member,
         )
+        if kept.exists():
+            with np.load(kept) as found:
+                return planned.with_values(found["values"], found["norms"].tolist(), int(found["seconds"]))
+        began = time.process_time()
+        made = planned.trained()
+        made = replace(made, seconds=round(time.process_time() - began))
+        self.versions.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, values=made.values, norms=np.array(made.lengths), seconds=made.seconds)
+        return made
 
     def choose(self, cell: Cell) -> Recipe | None:
         """Return the recipe of a cell, after trying those that are not tried yet; None if time ran out."""
@@ -178,10 +188,9 @@ class Bench:
                 if self.out_of_time():
                     return None
                 self.searched.open([SEED])
-                began = time.process_time()
                 made = self.train(cell, recipe)
                 loss = token_figures_of(made.bundle, made.values, read_pairs(cell.dataset).validation[:TRIED]).loss
-                more = {"cpu_seconds": round(time.process_time() - began)}
+                more = {"cpu_seconds": made.seconds}
                 self.searched.add(case, [Figure("validation_loss", round(loss.value, 5), "nats", more)], seed=SEED)
             (line,) = self.searched.done(case, SEED)
             found.setdefault(float(line["value"]), recipe)
@@ -192,19 +201,15 @@ class Bench:
         if self.results.done(cell.case, SEED) or self.out_of_time():
             return
         if cell.method == "zero-shot":
-            recipe, began = None, time.process_time()
-            made = start_of(cell.dataset, self.base, self.folder)
+            recipe, made = None, start_of(cell.dataset, self.base, self.folder)
         else:
             recipe = self.choose(cell)
             if recipe is None or self.out_of_time():
                 return
-            began = time.process_time()
             made = self.train(cell, recipe)
-        spent = time.process_time() - began
-        self._keep(cell, made)
         self.results.open([SEED])
         more: dict[str, Any] = {} if recipe is None else {"recipe": recipe.as_json(cell.method, cell.epsilon)}
-        more |= {"trained_values": made.bundle.document.values, "rows": made.rows, "cpu_seconds": round(spent)}
+        more |= {"trained_values": made.bundle.document.values, "rows": made.rows, "cpu_seconds": made.seconds}
         more |= _noise(made)
         self.results.add(cell.case, [*self._losses(cell, made, more), *self._exposure(cell, made)], seed=SEED)
 
@@ -241,12 +246,6 @@ class Bench:
             "fit": [round(each, 3) for each in found.fit.tolist()],
         }
         return [Figure("exposure", round(found.mean, 4), "bits", more)]
-
-    def _keep(self, cell: Cell, made: Trained) -> None:
-        if self.versions is not None:
-            self.versions.mkdir(parents=True, exist_ok=True)
-            words = json.dumps(made.bundle.document.model.model_dump(mode="json"), sort_keys=True)
-            np.savez(self.versions / f"{_slug(cell)}.npz", values=made.values, model=np.array(words))
 
 
 def _noise(made: Trained) -> dict[str, Any]:
@@ -305,7 +304,8 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         until = time.monotonic() + 60 * chosen.minutes
-        bench = Bench(results, searched, chosen.backbone, Path(scratch), chosen.versions, until)
+        folder = Path(scratch)
+        bench = Bench(results, searched, chosen.backbone, folder, chosen.versions or folder / "versions", until)
         if chosen.quick:
             small = Recipe(1e-3, rank=2, last_layers=1, rounds=1, rows=4, batch=4)
             run(replace(bench, rows=8, quick=small), [Cell("e2e_nlg", "ffa-lora")])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from benchmarks.generation.data import COPIES, DATASETS, Data, Pair, shuffled
 from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
 from learning.accounting.planning import Setting, rows_of
 from learning.mechanisms.protection import OwnNumbers, protection_of
+from learning.text.data import Example
 from learning.text.turns import Dialogue
 from learning.training.update import train_update
 from simulation.virtual_members import SeededRandom
@@ -37,7 +38,7 @@ from tacit.prompt import Generate, Injection, LoRA, PrefixTuning
 if TYPE_CHECKING:
     from export.bundle import JobBundle
 
-__all__ = ["DELTA", "METHODS", "Method", "Recipe", "Trained", "job_of", "multiplier_at", "start_of", "train"]
+__all__ = ["DELTA", "METHODS", "Method", "Planned", "Recipe", "Trained", "job_of", "multiplier_at", "start_of"]
 
 Vector = NDArray[np.float32]
 Method = Literal["zero-shot", "local", "lora", "ffa-lora", "prompt", "centralised"]
@@ -87,6 +88,7 @@ class Trained:
         multipliers: The noise multiplier of each member; empty without noise.
         rows: The rows of all members and rounds, counted as often as they were trained on. With noise, as expected.
         lengths: The mean norm of a member's update over its rounds: as trained, and as sent.
+        seconds: Of the processor.
     """
 
     bundle: "JobBundle"
@@ -95,6 +97,7 @@ class Trained:
     multipliers: Sequence[float] = ()
     rows: int = 0
     lengths: tuple[float, float] = (0.0, 0.0)
+    seconds: int = 0
 
 
 @cache
@@ -157,79 +160,102 @@ def multiplier_at(epsilon: float, lot: int, steps: int, rounds: int, examples: i
     return row.gate
 
 
-def train(
-    dataset: str,
-    data: Data,
-    method: Method,
-    epsilon: float | None,
-    recipe: Recipe,
-    seed: int,
-    *,
-    base: Path,
-    folder: Path,
-    alone: str | None = None,
-) -> Trained:
-    """Train a cell.
+@dataclass(frozen=True)
+class Planned:
+    """A cell that is ready to train: its job, and what each member trains on in each round."""
 
-    Args:
-        data: of the data set.
-        epsilon: of each member's gate. None adds no noise.
-        base: the backbone's folder.
-        folder: keeps the job's backbone.
-        alone: the member of a local cell.
-    """
-    bundle = job_of(dataset, injection_of(method, recipe), base, folder)
-    names = list(data.members) if alone is None else [alone]
-    parts = [_rounds_of(data, name, recipe, epsilon) for name in names]
-    if method == "centralised":
-        parts = [[[row for part in parts for row in part[at]] for at in range(recipe.rounds)]]
-    sizes = [len(part[0]) for part in parts]
-    multipliers = [] if epsilon is None else [_multiplier(epsilon, recipe, size) for size in sizes]
-    many = max(len(parts), 2)
-    changes = {
-        "training": Training.model_validate(
-            {
-                "optimiser": recipe.optimiser,
-                "learning_rate": recipe.learning_rate,
-                "batch": recipe.batch,
-                "precision": "bfloat16",
-                "schedule": {"decay": "cosine"},
-            }
-        ),
-        "mechanism": NoMechanism()
-        if epsilon is None
-        else DpSgd(
-            noise_multiplier=min(multipliers), clip=recipe.clip, lot=min(recipe.lot, *sizes), steps=recipe.steps
-        ),
-        "rounds": Rounds(count=recipe.rounds, min_members=many, target_members=many),
-        "seed": seed,
-    }
-    here = replace(bundle, document=bundle.document.model_copy(update=changes))
-    values, lengths = here.manifest.decode(here.weights), []
-    for number in range(1, recipe.rounds + 1):
-        own = multipliers or [None] * len(parts)
-        members = [
-            Member(part[number - 1], OwnNumbers(noise_multiplier=one)) for part, one in zip(parts, own, strict=True)
-        ]
-        random = SeededRandom(f"{seed}/{number}")
-        if len(members) > 1:
-            done = play_round(here, values, members, corpora_of(here, members), number, random)
-            values, lengths = done.values, [*lengths, *done.lengths]
-        else:
-            values = _alone(here, values, members[0], number, random, seed)
-    rows = sum(len(each) for part in parts for each in part)
-    if epsilon is not None:
-        rows = recipe.lot * recipe.steps * recipe.rounds * len(parts)
-    norms = np.array([(each.trained, each.sent) for each in lengths] or [(0.0, 0.0)])
-    trained, sent = norms.mean(axis=0).tolist()
-    return Trained(here, values, sizes, multipliers, rows, (trained, sent))
+    bundle: "JobBundle"
+    parts: Sequence[Sequence[Sequence[Example]]]
+    multipliers: Sequence[float]
+    recipe: Recipe
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        dataset: str,
+        data: Data,
+        method: Method,
+        epsilon: float | None,
+        recipe: Recipe,
+        seed: int,
+        *,
+        base: Path,
+        folder: Path,
+        alone: str | None = None,
+    ) -> Self:
+        """Plan a cell.
+
+        Args:
+            data: of the data set.
+            epsilon: of each member's gate. None adds no noise.
+            base: the backbone's folder.
+            folder: keeps the job's backbone.
+            alone: the member of a local cell.
+        """
+        bundle = job_of(dataset, injection_of(method, recipe), base, folder)
+        names = list(data.members) if alone is None else [alone]
+        parts = [_rounds_of(data, name, recipe, epsilon) for name in names]
+        if method == "centralised":
+            parts = [[[row for part in parts for row in part[at]] for at in range(recipe.rounds)]]
+        sizes = [len(part[0]) for part in parts]
+        multipliers = [] if epsilon is None else [_multiplier(epsilon, recipe, size) for size in sizes]
+        many = max(len(parts), 2)
+        training = {
+            "optimiser": recipe.optimiser,
+            "learning_rate": recipe.learning_rate,
+            "batch": recipe.batch,
+            "precision": "bfloat16",
+            "schedule": {"decay": "cosine"},
+        }
+        mechanism: NoMechanism | DpSgd = NoMechanism()
+        if multipliers:
+            lot = min(recipe.lot, *sizes)
+            mechanism = DpSgd(noise_multiplier=min(multipliers), clip=recipe.clip, lot=lot, steps=recipe.steps)
+        changes = {
+            "training": Training.model_validate(training),
+            "mechanism": mechanism,
+            "rounds": Rounds(count=recipe.rounds, min_members=many, target_members=many),
+            "seed": seed,
+        }
+        here = replace(bundle, document=bundle.document.model_copy(update=changes))
+        return cls(here, parts, multipliers, recipe, seed)
+
+    def with_values(self, values: Vector, lengths: Sequence[float], seconds: int) -> Trained:
+        """Return the cell as it was trained to these values."""
+        rows = sum(len(each) for part in self.parts for each in part)
+        if self.multipliers:
+            rows = self.recipe.lot * self.recipe.steps * self.recipe.rounds * len(self.parts)
+        trained, sent = lengths
+        sizes = [len(part[0]) for part in self.parts]
+        return Trained(self.bundle, values, sizes, self.multipliers, rows, (trained, sent), seconds)
+
+    def trained(self) -> Trained:
+        """Train all rounds."""
+        values, lengths = self.bundle.manifest.decode(self.bundle.weights), [(0.0, 0.0)]
+        own: Sequence[float | None] = self.multipliers or [None] * len(self.parts)
+        for number in range(1, self.recipe.rounds + 1):
+            members = [
+                Member(part[number - 1], OwnNumbers(noise_multiplier=one))
+                for part, one in zip(self.parts, own, strict=True)
+            ]
+            random = SeededRandom(f"{self.seed}/{number}")
+            if len(members) > 1:
+                corpora = corpora_of(self.bundle, members)
+                done = play_round(self.bundle, values, members, corpora, number, random)
+                values = done.values
+                lengths += [(each.trained, each.sent) for each in done.lengths]
+            else:
+                values = _alone(self.bundle, values, members[0], number, random, self.seed)
+        norms = np.array(lengths[1:] or lengths).mean(axis=0)
+        return self.with_values(values, norms.tolist(), 0)
 
 
 def _multiplier(epsilon: float, recipe: Recipe, size: int) -> float:
     return multiplier_at(epsilon, min(recipe.lot, size), recipe.steps, recipe.rounds, size)
 
 
-def _rounds_of(data: Data, name: str, recipe: Recipe, epsilon: float | None) -> list[list[Dialogue]]:
+def _rounds_of(data: Data, name: str, recipe: Recipe, epsilon: float | None) -> list[list[Example]]:
     """A member's rows in each round, its canary's among them: all of them with noise, else the next ones."""
     rows = data.members[name]
     if epsilon is not None:
@@ -242,8 +268,10 @@ def _rounds_of(data: Data, name: str, recipe: Recipe, epsilon: float | None) -> 
     ]
 
 
-def _dialogues(rows: Sequence[Pair]) -> list[Dialogue]:
-    return [Dialogue.of(each.prompt, each.response) for each in rows]
+def _dialogues(rows: Sequence[Pair]) -> list[Example]:
+    return [
+        Example(each.prompt, None, each.response, dialogue=Dialogue.of(each.prompt, each.response)) for each in rows
+    ]
 
 
 def _alone(bundle: "JobBundle", values: Vector, member: Member, number: int, random: SeededRandom, seed: int) -> Vector:
@@ -251,6 +279,7 @@ def _alone(bundle: "JobBundle", values: Vector, member: Member, number: int, ran
     (corpus,) = corpora_of(bundle, [member])
     update = train_update(
         job=bundle.document,
+        round=number,
         manifest=bundle.manifest,
         corpus=corpus,
         base=bundle.manifest.encode(values),

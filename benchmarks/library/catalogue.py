@@ -87,6 +87,10 @@ It trains on SST-2 and reads 2,000 validation rows after every round, with and w
 
 It reads FedVocab's shared part behind each member's own table, the mean of all tables, the common start and another
 member's table.""",
+    "generation.quality": """Measures language models that write, trained with federated LoRA, with and without noise.
+
+SmolLM2-135M-Instruct on E2E NLG (ten equal members) and MedQuAD (nine by source), beside one member alone and all rows in
+one place. --backbone names its folder.""",
     "prompts.quality": """Measures the accuracy of prompts over a frozen language model.
 
 head:     the head for masked words, and how well it names a word.
