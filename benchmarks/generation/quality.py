@@ -114,15 +114,16 @@ def recipes_of(cell: Cell) -> list[Recipe]:
         base = Recipe(1e-3, rows=36 if long else 96)
         rates = {"ffa-lora": (2e-3, 5e-3), "prompt": (5e-3, 2e-2), "centralised": (5e-4, 1e-3)}
         return [replace(base, learning_rate=rate) for rate in rates.get(cell.method, (1e-3, 2e-3))]
-    noised = Recipe(0.5, optimiser="sgd", rounds=4, steps=2 if long else 4)
+    noised = Recipe(0.3, rank=1, optimiser="sgd", rounds=4, steps=1 if long else 2)
     if cell.method == "prompt":
-        return [replace(noised, learning_rate=rate, steps=1 if long else 2) for rate in (0.1, 1.0)]
-    few = [replace(noised, learning_rate=rate, last_layers=2) for rate in (0.5, 2.0)]
-    # Twice the examples in half the steps; and four times the values, each step of which takes longer.
+        return [replace(noised, learning_rate=rate) for rate in (0.1, 1.0)]
     return [
-        *few,
-        replace(few[0], lot=2 * noised.lot, steps=noised.steps // 2, learning_rate=1.0),
-        replace(noised, last_layers=8, steps=noised.steps // 2, learning_rate=1.0),
+        noised,
+        replace(noised, learning_rate=1.0),
+        # Four times the values; half the layers, which cost half the time; and twice the lot in half the rounds.
+        replace(noised, rank=4, learning_rate=0.5),
+        replace(noised, rank=2, last_layers=15, rounds=2 * noised.rounds),
+        replace(noised, lot=2 * noised.lot, rounds=noised.rounds // 2, learning_rate=0.6),
     ]
 
 
