@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learning.causal import check_causal, tensor_shapes
 from learning.causal.backbone import CausalBackbone
+from learning.causal.config import check_causal, tensor_shapes
 from learning.causal.model import CausalModel
 from learning.prompts.setting import LoRA
 from learning.text.dialogue import DialogueEncoder
@@ -17,11 +17,11 @@ from tests.support.tiny_writers import writer_tokenizer
 
 CONFIG = {
     "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }
