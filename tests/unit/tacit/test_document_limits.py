@@ -632,6 +632,24 @@ _MEASURES = {
     "question": {"kind": "measure", "job": "desk", "document": HEX, "weights": HEX, "manifest": HEX, "values": 1},
     "values": 3000,
 }
+_DIALOGUES = {
+    "first": "{<s>}",
+    "system": {"before": "a", "after": "b"},
+    "user": {"before": "a", "after": "b"},
+    "assistant": {"before": "a", "after": "b"},
+    "end": "</s>",
+}
+_WRITES = {
+    "schema": 1,
+    "name": "desk",
+    "model": {
+        "architecture": "prompted",
+        "base": "owner/name",
+        "injection": {"name": "lora"},
+        "task": {"name": "generate", "template": _DIALOGUES},
+    },
+}
+MORE.append((JobSpec, _WRITES))
 MORE.append((JobDocument, _ASKS))
 MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]

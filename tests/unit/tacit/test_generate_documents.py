@@ -1,5 +1,8 @@
 """Jobs whose model writes: their templates are data, they have no labels, and nothing that needs labels."""
 
+import re
+import tomllib
+
 import pytest
 from pydantic import ValidationError
 
@@ -8,6 +11,7 @@ from tacit.generation import CAUSAL_FAMILIES, TEMPLATES, DialogueTemplate, Gener
 from tacit.job import JobDocument, JobSpec
 from tacit.prompt import PromptedModel, reads_pairs, writes
 from tests.support.fleet import job_document
+from tests.support.places import ROOT
 
 MODEL = {
     "architecture": "prompted",
@@ -149,3 +153,16 @@ def test_what_stands_around_a_turn_is_text_and_special_tokens():
     assert parse_around("") == ()
     assert DialogueTemplate(first="{<s>}", end="</s>").specials == ("<s>", "</s>")
     assert TEMPLATES["chatml"].specials == ("<|im_start|>", "<|im_end|>")
+
+
+def test_the_page_shows_a_template_that_is_read():
+    page = (ROOT / "docs" / "generation.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text$\n(\[model\.task\.template\]\n.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    template = DialogueTemplate.model_validate(tomllib.loads(shown)["model"]["task"]["template"])
+    assert (template.roles, template.specials) == (("user", "assistant"), ("<s>", "</s>"))
+    names = re.findall(
+        r"^\| `([a-z0-9]+)` \| .* \| (?:`(.*)`|the tokenizer's own end token) \|$", page, flags=re.MULTILINE
+    )
+    assert {name: end.replace("\\|", "|") or None for name, end in names} == {
+        name: each.end for name, each in TEMPLATES.items()
+    }
