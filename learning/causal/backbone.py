@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from learning.causal.config import FAMILIES, CausalConfigInvalid, check_causal, flat_config, sizes_of, tensor_shapes
 from learning.causal.layers import ATTENTION, register
-from learning.prompts.backbone import BackboneInvalid, FrozenValues, checked_tensors
+from learning.prompts.backbone import BackboneInvalid, FrozenValues, are_mapped, checked_tensors
 
 __all__ = [
     "FAMILIES",
@@ -53,7 +53,8 @@ class CausalBackbone(FrozenValues):
                 f"the backbone has no word embedding, {self.words_name}; save it with its model again"
             )
         self.vocabulary_size = len(words)
-        super().__init__(checked_tensors(tensor_shapes(self.config, self.vocabulary_size), tensors))
+        wanted = tensor_shapes(self.config, self.vocabulary_size)
+        super().__init__(checked_tensors(wanted, tensors), mapped=are_mapped(tensors))
 
     @property
     def words_name(self) -> str:

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learning.backbones.paging import page_out
 from learning.models.transformer import FAMILIES as ENCODERS
 from learning.models.transformer import EncoderInvalid, bare_encoder, check_config
 from learning.prompts.attention import ATTENTION, register
@@ -33,6 +34,7 @@ __all__ = [
     "BackboneInvalid",
     "Frozen",
     "FrozenValues",
+    "are_mapped",
     "check_backbone",
     "checked_tensors",
     "hollow",
@@ -79,9 +81,15 @@ class BackboneInvalid(ValueError):
 
 
 class FrozenValues:
-    """float32 values by name, once on each device. Nobody writes to them."""
+    """float32 values by name, once on each device. Nobody writes to them.
 
-    def __init__(self, values: Mapping[str, Tensor]) -> None:
+    Args:
+        values: On the CPU.
+        mapped: Whether they are memory maps of a file, which can be read again.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], *, mapped: bool = False) -> None:
+        self.mapped = mapped
         self._on: dict[str, Mapping[str, Tensor]] = {"cpu": values}
         self._lock = threading.Lock()
 
@@ -120,7 +128,7 @@ class Backbone(FrozenValues):
         self.has_words_head = all(name in named for name in known.head)
         wanted = known.body | (known.head if self.has_words_head else {})
         wanted |= {name: shape for name, shape in known.optional.items() if name in named}
-        super().__init__(checked_tensors(wanted, named))
+        super().__init__(checked_tensors(wanted, named), mapped=are_mapped(tensors))
 
     @property
     def words_name(self) -> str:
@@ -330,6 +338,11 @@ def _plain_name(kind: str, name: str) -> str:
     return plain
 
 
+def are_mapped(tensors: Mapping[str, NDArray[np.float32]]) -> bool:
+    """Whether all values are memory maps of a file, which are read-only."""
+    return not any(each.flags.writeable for each in tensors.values())
+
+
 def checked_tensors(
     wanted: Mapping[str, tuple[int, ...]], named: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Tensor]:
@@ -382,10 +395,17 @@ class Frozen:
 
         They use the backbone's own memory, or in another dtype copies, which the next binding drops.
         """
-        values = self._backbone.on(device)
+        values, copied = self._backbone.on(device), {}
         for owner, attribute, fetch in self._places:
+            found = fetch(values)
             # A plain attribute, neither parameter nor buffer; a layer finds it just the same.
-            setattr(owner, attribute, fetch(values).to(kind))
+            setattr(owner, attribute, found.to(kind))
+            if kind != found.dtype and self._backbone.mapped and found.device.type == "cpu":
+                memory = found.untyped_storage()
+                copied[memory.data_ptr()] = memory.nbytes()
+        # Last, since reading a page maps those around it too.
+        for address, size in copied.items():
+            page_out(address, size)
 
 
 def hollow(frozen: Frozen, module: nn.Module, prefix: str = "") -> None:

@@ -1,5 +1,10 @@
 """Every family computes what transformers computes, every injection what peft computes, and examples stay apart."""
 
+import math
+import os
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from learning.causal.backbone import CausalBackbone
+from learning.causal.config import check_causal, tensor_shapes
 from learning.causal.model import CausalModel
 from learning.causal.sizes import IGNORED, frozen_values, trained_values
 from learning.models.division import division_of
@@ -298,4 +305,37 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_what_is_trained_in_float32(
     assert all(each.dtype == each.grad.dtype == torch.float32 for each in module.parameters() if each.grad is not None)
     assert not torch.equal(rough, exact)
     torch.testing.assert_close(rough, exact, atol=0.15, rtol=0.05)
+    torch.testing.assert_close(module.losses(ids, targets), exact, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot let go of pages")
+def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path) -> None:
+    """A network in bfloat16 takes its own bytes, not those of the file next to them, and the file is read again."""
+    config = {**CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 4096}
+    shapes = tensor_shapes(check_causal(config), WORDS)
+    size = sum(math.prod(shape) for shape in shapes.values())
+    random = np.random.default_rng(0)
+    with (tmp_path / "values").open("wb") as file:
+        file.write((0.02 * random.standard_normal(size, dtype=np.float32)).tobytes())
+        file.flush()
+        # A page that is not on the disk yet stays.
+        os.fsync(file.fileno())
+    whole = np.memmap(tmp_path / "values", dtype=np.float32, mode="r")
+    tensors, first = {}, 0
+    for name, shape in shapes.items():
+        tensors[name] = np.asarray(whole[first : first + math.prod(shape)]).reshape(shape)
+        first += math.prod(shape)
+
+    def resident() -> int:
+        """Bytes of the file in this process's memory."""
+        maps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "values"))
+        return 1024 * sum(int(re.search(r"Rss: +(\d+) kB", each)[1]) for each in maps[1:])  # type: ignore[index]
+
+    module = CausalModel(CausalBackbone(config, tensors), LoRA(2, 4.0), 0, 1).eval()
+    ids, targets = (torch.from_numpy(each) for each in rows())
+    exact = module.losses(ids, targets)
+    assert resident() > 3.9 * size
+    with module.computing_in("bfloat16"):
+        assert resident() < 0.5 * size
+        torch.testing.assert_close(module.losses(ids, targets), exact, atol=0.15, rtol=0.05)
     torch.testing.assert_close(module.losses(ids, targets), exact, rtol=0, atol=0)
