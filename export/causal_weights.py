@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ def write_weights(
         file.write(_header(places))
         for name, values in tensors.items():
             changed = _merged(values, changes.get(name.removesuffix(".weight"), ()), inwards)
-            parts = [changed]
+            parts: list[NDArray[Any]] = [changed]
             if precision == "int8" and _is_matrix(name, values.shape):
                 parts = [*quantised(changed.T if inwards and not _is_table(name) else changed)]
             for short, part in zip(_stored(name, values.shape, precision, inwards), parts, strict=True):
@@ -67,7 +68,7 @@ def write_weights(
     return places
 
 
-def quantised(matrix: NDArray[np.float32]) -> Iterator[NDArray[np.generic]]:
+def quantised(matrix: NDArray[np.float32]) -> Iterator[NDArray[Any]]:
     """A matrix (out, in) as bytes (out, blocks, BLOCK), where 128 is zero, and scales (out, blocks) float32."""
     out, inner = matrix.shape
     blocks = -(-inner // BLOCK)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,7 +74,7 @@ def generate(
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE if bundle.exists() else ExitCode.NOT_FOUND)
     plain = as_json or json_requested()
-    told = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    told: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     try:
         chosen = replace(generator.sampling, seed=seed, **{key: each for key, each in told.items() if each is not None})
         if file is None and not plain:

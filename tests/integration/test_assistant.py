@@ -149,3 +149,33 @@ def test_the_operator_sees_the_job_in_words(town):
     shown = federation.operator("job", "show", JOB)
     assert JOB in shown
     assert JOB in federation.operator("status")
+
+
+def test_a_version_leaves_in_every_form_and_answers_without_torch(town, tmp_path):
+    federation, _, _, _, _ = town
+    asked = f"Where is the food of {SECRET}?"
+    for form in ("onnx", "peft", "hf"):
+        told = json.loads(federation.operator("export", JOB, "--out", tmp_path / form, "--format", form, "--json"))
+        assert (told["version_number"], told["format"]) == (2, form)
+        assert told["max_difference"] < 1e-4
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": asked}) + "\n")
+    answers = [
+        json.loads(succeed("edge_client", "generate", "--bundle", tmp_path / "onnx", *given, "--json"))
+        for given in ((asked,), ("--file", tmp_path / "rows.jsonl"))
+    ]
+    assert answers[0] == answers[1]
+    assert 1 <= answers[0]["tokens"] <= 16
+    assert (
+        succeed("edge_client", "generate", "--bundle", tmp_path / "onnx", asked).strip()
+        == answers[0]["response"].strip()
+    )
+
+
+def test_a_member_exports_the_same_model(town, tmp_path):
+    federation, _, _, _, _ = town
+    home, data = federation.home("north"), federation.folder / "north.jsonl"
+    said = succeed("edge_client", "export", JOB, "--data", data, "--home", home, "--out", tmp_path / "own")
+    assert f"edge_client generate --bundle {tmp_path / 'own'}" in " ".join(said.split())
+    federation.operator("export", JOB, "--out", tmp_path / "theirs")
+    for name in ("model.onnx", "model.safetensors"):
+        assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
