@@ -4,16 +4,18 @@ Losses are computed by the product's module in float32, whatever it was trained 
 version, as `coordinator evaluate --generate` does.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.generation.data import Pair
+from benchmarks.generation.data import Pair, Tested
 from benchmarks.library.simulation import backbone_of
-from export.answer_figures import TokenFigures, token_figures
+from export.answer_figures import AnswerFigures, TokenFigures, answer_figures, token_figures
 from learning.auditing.exposure import Canary, Exposure, candidates_of, exposures_of
 from learning.text.turns import Dialogue
 from simulation.virtual_members import SeededRandom
@@ -21,7 +23,7 @@ from simulation.virtual_members import SeededRandom
 if TYPE_CHECKING:
     from export.bundle import JobBundle
 
-__all__ = ["CANDIDATES", "Scored", "exposure_of", "scored", "token_figures_of"]
+__all__ = ["CANDIDATES", "Scored", "answers_of", "exposure_of", "scored", "token_figures_of"]
 
 # Never planted secrets for each canary.
 CANDIDATES = 120
@@ -84,3 +86,38 @@ def exposure_of(
     rows = [Pair(each.prompt, each.response) for each in [*canaries, *(one for more in others for one in more)]]
     losses = scored(bundle, values, rows).losses
     return exposures_of(losses[: len(canaries)], losses[len(canaries) :].reshape(len(canaries), candidates))
+
+
+def answers_of(
+    bundle: "JobBundle", values: NDArray[np.float32], asked: Sequence[Tested], folder: Path
+) -> tuple[AnswerFigures, float]:
+    """Export a version, and let it answer prompts with the most likely tokens.
+
+    Args:
+        values: the version, (d,).
+        folder: where the exported version goes; it must not exist.
+
+    Returns:
+        The figures, and tokens a second of one thread's processor time.
+    """
+    from export.generating import Generator, Sampling
+    from export.generator import export_generator
+
+    prompts = [Dialogue.of(each.prompt) for each in asked]
+    samples = [Dialogue.of(each.prompt, each.references[0]) for each in asked[:2]]
+    export_generator(
+        bundle.document,
+        bundle.manifest,
+        bundle.manifest.encode(values),
+        bundle.public_tokenizer,
+        folder,
+        samples,
+        backbone=backbone_of(bundle),
+        frozen=bundle.frozen,
+    )
+    generator = Generator.load(folder, threads=1)
+    began = time.process_time()
+    written = list(generator.write_all(prompts, Sampling()))
+    spent = time.process_time() - began
+    figures = answer_figures([each.text.strip() for each in written], [each.references for each in asked])
+    return figures, sum(each.tokens for each in written) / spent

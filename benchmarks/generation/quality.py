@@ -12,7 +12,7 @@ figure             what it is
 loss_per_token     nats on test responses, with its 95 % interval over prompts
 exposure           mean bits of the planted canaries, with the 95 % range of as many that were never planted
 bleu, rouge_l      greedy answers of the exported version against all references
-tokens_per_second  of these answers, in one thread
+tokens_per_second  of these answers, by one thread's processor time
 upload_bytes       of a member's vector in a round, packed for ten members; `generation.round` measures real ones
 """
 
@@ -29,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.generation.backbone import add_backbone, base_of
 from benchmarks.generation.data import DATASETS, read_pairs
-from benchmarks.generation.measuring import exposure_of, token_figures_of
+from benchmarks.generation.measuring import answers_of, exposure_of, token_figures_of
 from benchmarks.generation.training import METHODS, Method, Planned, Recipe, Trained, start_of
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser
 from export.answer_figures import Estimate
@@ -214,6 +215,33 @@ class Bench:
         more |= _noise(made)
         self.results.add(cell.case, [*self._losses(cell, made, more), *self._exposure(cell, made)], seed=SEED)
 
+    def answer(self, cell: Cell) -> None:
+        """Let a measured cell's exported version answer, if it has not answered yet."""
+        done = {line["figure"] for line in self.results.done(cell.case, SEED)}
+        if "loss_per_token" not in done or "bleu" in done or self.out_of_time():
+            return
+        if cell.method == "zero-shot":
+            made = start_of(cell.dataset, self.base, self.folder)
+        else:
+            recipe = self.choose(cell)
+            if recipe is None:
+                return
+            made = self.train(cell, recipe)
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            asked = read_pairs(cell.dataset).answered[: self.rows]
+            found, speed = answers_of(made.bundle, made.values, asked, Path(scratch) / "model")
+        more = {"answers": found.answers, "exact_match": found.exact_match.value}
+        self.results.open([SEED])
+        self.results.add(
+            cell.case,
+            [
+                Figure("bleu", round(found.bleu.value, 3), more={**_interval(found.bleu), **more}),
+                Figure("rouge_l", round(found.rouge_l.value, 5), more={**_interval(found.rouge_l), **more}),
+                Figure("tokens_per_second", round(speed, 2), "1/s"),
+            ],
+            seed=SEED,
+        )
+
     def _losses(self, cell: Cell, made: Trained, more: dict[str, Any]) -> list[Figure]:
         found = token_figures_of(made.bundle, made.values, read_pairs(cell.dataset).test[: self.rows])
         beside = {
@@ -282,6 +310,7 @@ def run(bench: Bench, cells: Sequence[Cell]) -> None:
         if bench.out_of_time():
             return
         bench.measure(cell)
+        bench.answer(cell)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -289,9 +318,7 @@ def main(words: Sequence[str] | None = None) -> None:
     import torch
 
     options: argparse.ArgumentParser = parser("generation.quality")
-    options.add_argument(
-        "--backbone", type=Path, help="the folder of SmolLM2-135M-Instruct, as save_pretrained wrote it"
-    )
+    add_backbone(options)
     options.add_argument("--dataset", nargs="+", default=list(DATASETS), choices=list(DATASETS))
     options.add_argument("--method", nargs="+", default=list(METHODS), choices=METHODS)
     options.add_argument("--epsilon", nargs="+", type=_epsilon, default=[None, 8.0, 3.0], help="numbers, or none")
@@ -306,7 +333,9 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         until = time.monotonic() + 60 * chosen.minutes
         folder = Path(scratch)
-        bench = Bench(results, searched, chosen.backbone, folder, chosen.versions or folder / "versions", until)
+        bench = Bench(
+            results, searched, base_of(chosen.backbone), folder, chosen.versions or folder / "versions", until
+        )
         if chosen.quick:
             small = Recipe(1e-3, rank=2, last_layers=1, rounds=1, rows=4, batch=4)
             run(replace(bench, rows=8, quick=small), [Cell("e2e_nlg", "ffa-lora")])

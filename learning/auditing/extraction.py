@@ -4,8 +4,8 @@
 - `cheapest` searches all secrets of the format for the most likely one: a shortest path in the tree of their digits
   (Carlini et al. 2019, section 7). It is exact, and asks the model about few of the prefixes if it remembers one.
 
-The attacker knows the prompt and the format, and sees the model's probabilities. A secret that is not found this way may
-still be in the model: other prompts, other decoders and longer searches are not tried.
+The attacker knows the prompt and the format, and sees the model's probabilities. A secret that is not found this way
+may still be in the model: other prompts, other decoders and longer searches are not tried.
 """
 
 import heapq

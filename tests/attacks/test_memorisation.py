@@ -106,7 +106,7 @@ def test_without_noise_prompts_extract_planted_secrets(remembering):
 
 
 def test_at_epsilon_8_planted_secrets_are_like_those_never_planted(private):
-    """Each is inside the range, as is their mean. A secret that training did not reach is above it in 2.5 % of cases."""
+    """Each is inside the range, as is their mean. One that training did not reach is above it in 2.5 % of cases."""
     found = private.exposure
     assert not found.remembered
     assert found.inside == len(CANARIES)

@@ -69,7 +69,7 @@ def test_answers_are_those_that_the_model_writes(made: tuple[Path, DialogueEncod
 def test_rows_of_one_prompt_are_its_references() -> None:
     asked = references_of([ROWS[0], ROWS[2], ROWS[1]])
     assert list(asked.values()) == [["The capital is Paris.", "Paris"], [ROWS[2].turns[-1].text]]
-    assert list(asked)[0] == Dialogue((Turn("user", "What is the capital of France?"),))
+    assert next(iter(asked)) == Dialogue((Turn("user", "What is the capital of France?"),))
 
 
 def test_rows_without_a_response_count_nowhere(made: tuple[Path, DialogueEncoder, Any]) -> None:
