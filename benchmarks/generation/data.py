@@ -68,7 +68,7 @@ class Dataset:
     answered: int
 
 
-DATASETS: Mapping[str, Dataset] = {
+DATASETS: dict[str, Dataset] = {
     "e2e_nlg": Dataset(10, "dev", max_tokens=160, max_new_tokens=64, scored=300, answered=100),
     "medquad": Dataset(0, None, max_tokens=256, max_new_tokens=128, scored=150, answered=50),
 }

@@ -17,11 +17,11 @@ from tests.support.tiny_writers import writer_tokenizer
 
 CONFIG = {
     "model_type": "llama",
-    "hidden_size": 48,
-    "intermediate_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }

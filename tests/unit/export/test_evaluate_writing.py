@@ -98,7 +98,7 @@ def test_the_figures_are_json(measured: WritingFigures) -> None:
     shown = json.loads(json.dumps(answer_report.figures_json(measured), allow_nan=False))
     assert shown["loss"] == measured.tokens.loss.value
     assert shown["loss_interval"][0] <= shown["loss"] <= shown["loss_interval"][1]
-    assert shown["greedy"]["bleu"] == measured.greedy.bleu.value  # type: ignore[union-attr]
+    assert shown["greedy"]["bleu"] == measured.greedy.bleu.value
     assert shown["sampled"]["temperature"] == 1.0
     assert (shown["examples"], shown["unusable_rows"]) == (4, 0)
 
