@@ -112,19 +112,20 @@ def recipes_of(cell: Cell) -> list[Recipe]:
     if cell.method == "zero-shot":
         return []
     if cell.epsilon is None:
-        base = Recipe(1e-3, rows=36 if long else 96)
+        base = Recipe(1e-3, rows=24 if long else 64)
         rates = {"ffa-lora": (2e-3, 5e-3), "prompt": (5e-3, 2e-2), "centralised": (5e-4, 1e-3)}
         return [replace(base, learning_rate=rate) for rate in rates.get(cell.method, (1e-3, 2e-3))]
-    noised = Recipe(0.3, rank=1, optimiser="sgd", rounds=4, steps=1 if long else 2)
+    noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=2 if long else 3, steps=1 if long else 2)
     if cell.method == "prompt":
         return [replace(noised, learning_rate=rate) for rate in (0.1, 1.0)]
+    double = replace(noised, lot=2 * noised.lot, learning_rate=0.8)
     return [
         noised,
-        replace(noised, learning_rate=1.0),
-        # Four times the values; half the layers, which cost half the time; and twice the lot in half the rounds.
-        replace(noised, rank=4, learning_rate=0.5),
+        replace(noised, learning_rate=1.2),
+        # Four times the values; half the layers, which cost half the time; and twice the lot in half the steps.
+        replace(noised, rank=4, learning_rate=0.6),
         replace(noised, rank=2, last_layers=15, rounds=2 * noised.rounds),
-        replace(noised, lot=2 * noised.lot, rounds=noised.rounds // 2, learning_rate=0.6),
+        replace(double, rounds=1) if long else replace(double, steps=1),
     ]
 
 

@@ -65,7 +65,7 @@ class Recipe:
     optimiser: Literal["adamw", "sgd"] = "adamw"
     batch: int = 8
     rounds: int = 5
-    rows: int = 96
+    rows: int = 64
     lot: int = 64
     steps: int = 2
     clip: float = 1.0
@@ -136,8 +136,7 @@ def injection_of(method: Method, recipe: Recipe) -> Injection:
     """Return what a method trains."""
     if method == "prompt":
         return PrefixTuning(tokens=recipe.tokens)
-    frozen = "up" if method == "ffa-lora" else "both"
-    return LoRA(rank=recipe.rank, last_layers=recipe.last_layers, train=frozen)
+    return LoRA(rank=recipe.rank, last_layers=recipe.last_layers, train="up" if method == "ffa-lora" else "both")
 
 
 def start_of(dataset: str, base: Path, folder: Path) -> Trained:
