@@ -51,8 +51,8 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Option(
-            help="Labelled examples, or prompts and responses for a model that writes: .jsonl, .csv or .tsv (also .gz), "
-            ".parquet, .arrow, or a datasets folder."
+            help="Labelled examples, or prompts and responses for a model that writes: .jsonl, .csv or .tsv (also "
+            ".gz), .parquet, .arrow, or a datasets folder."
         ),
     ],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
