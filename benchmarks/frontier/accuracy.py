@@ -28,6 +28,7 @@ from benchmarks.frontier.training import (
     candidates,
     inner_candidates,
     lot_candidates,
+    short_candidates,
     trained,
 )
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser, summarise
@@ -105,7 +106,8 @@ def cells_of(
             datasets, members, epsilons, methods, units, mechanisms
         )
         if unit == "example" or (epsilon is not None and DATASETS[dataset].person is not None and mechanism == "dp-sgd")
-        if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached)
+        if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached and not METHODS[method].short)
+        if epsilon is not None or not METHODS[method].short
     ]
     return sorted(found, key=lambda cell: not cell.goal)
 
@@ -215,6 +217,8 @@ class Bench:
 def _ladder(cell: Cell) -> list[Recipe]:
     if cell.epsilon is not None and cell.mechanism != "dp-sgd":
         return lot_candidates(cell.epsilon, correlated=cell.mechanism == "dp-sgd, correlated")
+    if cell.epsilon is not None and METHODS[cell.method].short:
+        return short_candidates(cell.epsilon)
     return (candidates if METHODS[cell.method].cached else inner_candidates)(cell.epsilon)
 
 

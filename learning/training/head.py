@@ -301,6 +301,7 @@ def train_private_head(
     optimiser = make_head_optimiser(head, recipe)
     # Widened once, if there is room, and not in every step.
     table: NDArray[np.float32 | np.float64] = features.astype(np.float64) if features.nbytes <= _HELD else features
+    lengths = np.einsum("bw,bw->b", table, table) if table.dtype == np.float64 else None
     tokens = np.zeros((len(features), 0), dtype=np.int64) if ids is None else ids
     draw = drawing(tokens, (tokens != pad_id).sum(axis=1), labels, rate, correlated, random)
     for step in range(1, mechanism.steps + 1):
@@ -308,7 +309,7 @@ def train_private_head(
             raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
         if persons is None:
             drawn = draw()
-            *sums, loss_sum = clipped_sums(head, table, labels, drawn, mechanism.clip)
+            *sums, loss_sum = clipped_sums(head, table, labels, drawn, mechanism.clip, lengths)
         else:
             found = persons.draw(rate, random)
             drawn = found.rows
@@ -328,7 +329,12 @@ def train_private_head(
 
 
 def clipped_sums(
-    head: LinearHead, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: Ids, clip: float
+    head: LinearHead,
+    features: NDArray[np.float32 | np.float64],
+    labels: Ids,
+    drawn: Ids,
+    clip: float,
+    lengths: Floats | None = None,
 ) -> tuple[Floats, Floats, float]:
     """The sums of the drawn examples' clipped gradients, in units of the clip.
 
@@ -338,6 +344,7 @@ def clipped_sums(
         labels: (N,) indices into the job's labels.
         drawn: Places of the drawn examples, ascending and each once.
         clip: The largest L2 norm of an example's gradient.
+        lengths: (N,) The squared norms of the features, where they are kept; None: they are computed.
 
     Returns:
         The matrix's sum (labels, width) and the bias's (labels,), float64, and the sum of the losses. The bias's means
@@ -353,7 +360,8 @@ def clipped_sums(
         # What is not finite is left out below, without a word on the way.
         with np.errstate(invalid="ignore", over="ignore"):
             losses, g = _losses(x @ matrix.T + bias, y)
-            squared = np.einsum("bl,bl->b", g, g) * (np.einsum("bw,bw->b", x, x) + float(head.trains_bias))
+            lengths_of_x = np.einsum("bw,bw->b", x, x) if lengths is None else lengths[rows]
+            squared = np.einsum("bl,bl->b", g, g) * (lengths_of_x + float(head.trains_bias))
         counts = np.isfinite(squared)
         if not counts.all():
             # Left out instead of multiplied by zero, which would not make them finite.
@@ -380,25 +388,52 @@ def clipped_sums_of_persons(
         with np.errstate(invalid="ignore", over="ignore"):
             losses, g = _losses(x @ matrix.T + bias, y)
             g *= part.weights[:, None]
-            # Side by side, (P, m, ...), so that one product makes the gradients of all persons.
-            counts = np.bincount(part.person)
-            place = np.arange(len(y)) - (np.cumsum(counts) - counts)[part.person]
-            sides = len(counts), int(counts.max())
-            of_x, of_g = np.zeros((*sides, x.shape[1])), np.zeros((*sides, g.shape[1]))
-            of_x[part.person, place], of_g[part.person, place] = x, g
-            gradients, biases = of_g.transpose(0, 2, 1) @ of_x, of_g.sum(axis=1)
-            squared = np.einsum("plw,plw->p", gradients, gradients)
-            if head.trains_bias:
-                squared += np.einsum("pl,pl->p", biases, biases)
-        counted = np.isfinite(squared)
+            squared = _squared_of_persons(g, x, part.person, trains_bias=head.trains_bias)
+        factors = (clip_factors(squared, clip) / clip)[part.person]
+        counted = np.isfinite(squared)[part.person]
         if not counted.all():
             # Left out instead of multiplied by zero, as above.
-            gradients, biases, squared = gradients[counted], biases[counted], squared[counted]
-        factors = clip_factors(squared, clip) / clip
-        weight_sum += np.tensordot(factors, gradients, axes=1)
-        bias_sum += factors @ biases
+            g, x, factors = g[counted], x[counted], factors[counted]
+        g *= factors[:, None]
+        weight_sum += g.T @ x
+        bias_sum += g.sum(axis=0)
         loss_sum += float(losses.sum())
     return weight_sum, bias_sum, loss_sum
+
+
+def _squared_of_persons(g: Floats, x: Floats, person: Ids, *, trains_bias: bool) -> Floats:
+    """Squared norms (P,) of the sums of outer(g, x) over each person's rows; never too small by rounding.
+
+    With few rows, they are sums of products of two rows: |sum_s outer(g_s, x_s)|^2 = sum_st (g_s . g_t) (x_s . x_t).
+    With more rows than labels, the sums themselves cost less.
+
+    Args:
+        g: (R, L).
+        x: (R, width).
+        person: (R,) Whose each row is, ascending.
+        trains_bias: Whether each x has a further 1.
+    """
+    counts = np.bincount(person)
+    sides = len(counts), int(counts.max())
+    if len(person) == sides[0] * sides[1]:
+        of_x, of_g = x.reshape(*sides, -1), g.reshape(*sides, -1)
+    else:
+        place = np.arange(len(person)) - (np.cumsum(counts) - counts)[person]
+        of_x, of_g = np.zeros((*sides, x.shape[1])), np.zeros((*sides, g.shape[1]))
+        of_x[person, place], of_g[person, place] = x, g
+    if sides[1] > g.shape[1]:
+        gradients = of_g.transpose(0, 2, 1) @ of_x
+        squared: Floats = np.einsum("plw,plw->p", gradients, gradients)
+        if trains_bias:
+            biases = of_g.sum(axis=1)
+            squared += np.einsum("pl,pl->p", biases, biases)
+        return squared
+    xs, gs = of_x @ of_x.transpose(0, 2, 1) + float(trains_bias), of_g @ of_g.transpose(0, 2, 1)
+    apart = np.sqrt(np.einsum("pss,pss->ps", xs, gs)).sum(axis=1)
+    # Rows may cancel, and rounding does not. It is below one unit for each sum or product (Higham 2002, section 3.1).
+    rounding = 2.0**-52 * (x.shape[1] + g.shape[1] + sides[1] ** 2 + 8)
+    bounded: Floats = np.einsum("pst,pst->p", xs, gs) + rounding * apart**2
+    return bounded
 
 
 def _noised(

@@ -15,7 +15,6 @@ from benchmarks.frontier.setup import Dataset, KeptFeatures, Method, job_of, rea
 from benchmarks.frontier.tables import accuracy_rows, goal_rows
 from benchmarks.frontier.training import DELTA, Recipe, candidates, multiplier_at
 from benchmarks.library.record import NoData, Results
-from benchmarks.library.simulation import corpora_of
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
@@ -146,16 +145,36 @@ def test_noise_is_in_a_private_cell(tiny):
     assert plenty.accuracy < little.accuracy
 
 
+@pytest.mark.parametrize(("members", "epsilon"), [(1, None), (3, None), (3, 4.0)])
+def test_a_head_alone_goes_the_way_of_the_products_module(tiny, monkeypatch, members, epsilon):
+    bench, found, seen = bench_in(tiny), [], training.accuracy_of
+    monkeypatch.setattr(
+        training, "accuracy_of", lambda bundle, values, *others: found.append(values) or seen(bundle, values, *others)
+    )
+    recipe = Recipe(learning_rate=2.0, steps=5)
+    here = bench.train(Cell("tiny", members, epsilon, "head"), recipe, 0, trial=False)
+    monkeypatch.setattr(
+        training,
+        "_head_rounds",
+        lambda bundle, parts, corpora, _features, seed: training._rounds(bundle, parts, corpora, seed, "cpu"),
+    )
+    assert bench.train(Cell("tiny", members, epsilon, "head"), recipe, 0, trial=False) == here
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], np.zeros_like(found[0]))
+
+
 def test_a_cell_by_person_deals_whole_persons_and_pays_for_them(tiny, monkeypatch):
     dealt = []
-    monkeypatch.setattr(training, "corpora_of", lambda bundle, parts: dealt.append(parts) or corpora_of(bundle, parts))
     bench, recipe = bench_in(tiny), Recipe(learning_rate=2.0, steps=5)
+    read = bench.store.corpus
+    monkeypatch.setattr(bench.store, "corpus", lambda bundle, rows: dealt.append(rows) or read(bundle, rows))
     by_row, by_person = (
         bench.train(Cell("tiny", 3, 8.0, "head", unit), recipe, 0, trial=False) for unit in ("example", "person")
     )
     # 30 persons of four rows each: ten a member, in every step, whose noise is that of ten rows.
-    whose = [{each.person for each in part.examples} for part in dealt[1]]
-    assert [len(part.examples) for part in dealt[1]] == [40, 40, 40]
+    parts = dealt[4:7]  # Beside them, the rows that are scored: three parts and those, twice.
+    whose = [{each.person for each in part} for part in parts]
+    assert [len(part) for part in parts] == [40, 40, 40]
     assert [len(each) for each in whose] == [10, 10, 10]
     assert not whose[0] & whose[1] | whose[1] & whose[2] | whose[0] & whose[2]
     assert by_person.noise_multiplier == by_row.noise_multiplier == multiplier_at(8.0, recipe, 10, 10)
