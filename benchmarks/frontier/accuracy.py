@@ -162,10 +162,11 @@ class Bench:
     def choose(self, cell: Cell) -> Recipe | None:
         """Return the recipe of a cell, after trying those that are not tried yet; None if time ran out.
 
-        Candidates go further and further. The climb begins at START, and turns round once if the next is no better.
+        Candidates go further and further. The climb begins at START, for short steps at the place before, and
+        turns round once if the next is no better.
         """
         ladder, scores = _ladder(cell), dict[Recipe, float]()
-        at = START
+        at = begin = 1 if METHODS[cell.method].short else START
         for step in (0, 1, -1):
             while 0 <= at + step < len(ladder):
                 recipe = ladder[at + step]
@@ -177,7 +178,7 @@ class Bench:
                 if not better or not step:
                     break
                 at += step
-            if at > START:
+            if at > begin:
                 break
         return max(scores, key=lambda recipe: scores[recipe])
 

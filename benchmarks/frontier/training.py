@@ -76,7 +76,7 @@ MAX_EXAMPLES = 16
 LOT = 225
 _LOT_STEPS, _LOT_ROUNDS = 12, 10
 # Steps of a round where they are short, beside the 6 of `Recipe`.
-_SHORT_STEPS = 12
+_SHORT_STEPS = 24
 # Place among the candidates of the first that is tried.
 START = 2
 
@@ -153,12 +153,12 @@ def candidates(epsilon: float | None) -> list[Recipe]:
 
 
 def short_candidates(epsilon: float) -> list[Recipe]:
-    """Return the recipes of a head with twice as many steps, each half as long, from a shorter way on.
+    """Return the recipes of a head with four times as many steps, from half the way of `candidates` on.
 
-    Where labels overlap, gradients do not vanish, and a long step overshoots: full batches swing around the optimum.
-    The way costs the same noise in any number of steps.
+    Where labels overlap, gradients do not vanish near the optimum, and long steps over all rows swing around it. A way
+    costs the same noise in any number of steps.
     """
-    shortest = 3.75 * epsilon
+    shortest = 15.0 / 8 * epsilon
     rates = (shortest * times for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
     return [Recipe(learning_rate=rate, steps=_SHORT_STEPS) for rate in rates if rate <= MAX_RATE]
 
