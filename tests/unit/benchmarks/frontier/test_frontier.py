@@ -18,6 +18,7 @@ from benchmarks.library.record import NoData, Results
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
+from learning.text.data import Example
 from learning.training import local, update
 from tacit.prompt import LoRA
 from tests.support.tiny_models import saved
@@ -245,14 +246,14 @@ def test_the_tables_mark_missed_goals_and_single_seeds(tiny):
             **more,
         }
         for method, value, more in (
-            ("head", 0.9, {"values": [0.9] * 3}),
+            ("head", 0.9, {"values": [0.89, 0.9, 0.91]}),
             ("head", 0.1, {"seed": 0}),
             ("head-layers", 0.8, {"seed": 0}),
         )
     ]
     work = "sgd 8, 25 steps, 1 round"
     assert goal_rows(lines, [])[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", work, "1"]
-    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0", "80.0*"]
+    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0 ± 1.0", "80.0*"]
     lines[0]["value"] = 0.84
     assert goal_rows(lines, [])[1][6] == "**85.0**"
 
@@ -274,3 +275,26 @@ def test_validation_rows_choose_the_method_of_a_goal():
     ]
     # The head is better on test rows, and the cell with the best trial has one seed only.
     assert goal_rows(lines, searched)[1][3:5] == ["lora", "88.0"]
+
+
+def test_a_post_loses_its_header_and_quotes_and_is_its_authors():
+    header = "Subject: Re: a film\nFrom: Ann (Ann A.) <ANN@example.org>\nReply-To: bob@example.org"
+    body = "In article <1@x> bob@example.org writes:\n> I hated it\n| so did I\nI liked it: a lot.\n\nFrom: here on\n"
+    post = setup.authored(Example(f"{header}\n\n{body}", "rec.films"))
+    assert post == Example("I liked it: a lot.\n\nFrom: here on", "rec.films", None, "ann@example.org")
+    nameless = setup.authored(Example("From: The Editor\n\nNews", "rec.films"))
+    assert nameless is not None
+    assert nameless.person == "the editor"
+    assert setup.authored(Example(f"{header}\n\n> I hated it\n", "rec.films")) is None
+    with pytest.raises(ValueError, match="no line From:"):
+        setup.authored(Example("Subject: a film\n\nFrom: me", "rec.films"))
+
+
+def test_short_steps_go_the_same_ways_and_are_for_heads_with_noise_over_all_rows():
+    ways = [[each.learning_rate * each.steps * each.rounds for each in ladder(4.0)] for ladder in
+            (candidates, training.short_candidates)]  # fmt: skip
+    assert ways[1][1 : 1 + len(ways[0])] == ways[0][: len(ways[1]) - 1]
+    assert {each.steps for each in training.short_candidates(4.0)} == {24}
+    method = "head-layers, short steps"
+    cells = cells_of(["trec"], (3,), (1.0, None), [method], mechanisms=("dp-sgd", "dp-sgd, lots"))
+    assert cells == [Cell("trec", 3, 1.0, method)]
