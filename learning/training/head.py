@@ -14,8 +14,8 @@ or gradient are not finite adds nothing. No example sees another: every row of t
 no module to check on probe texts. Dropout has no part.
 
 If persons are drawn, all this holds for a person in place of an example: its gradient G is the weighted sum of those of
-its rows, made in float64, and G times min(1, clip / |G|) is what it adds. If the noise is correlated, the draw is from
-the step's class and the noise is a row of C^-1 z (`learning.mechanisms.correlated`).
+its rows in float64, and G times min(1, clip / |G|) is what it adds, where rounding never lowers |G|. If the noise is
+correlated, the draw is from the step's class and the noise is a row of C^-1 z (`learning.mechanisms.correlated`).
 """
 
 import math
@@ -303,12 +303,13 @@ def train_private_head(
     std = mechanism.noise_multiplier * unit
     optimiser = make_head_optimiser(head, recipe)
     # Widened once, if there is room, and not in every step.
-    table: NDArray[np.float32 | np.float64] = features.astype(np.float64) if features.nbytes <= _HELD else features
+    held = features.astype(np.float64) if features.nbytes <= _HELD else None
+    table: NDArray[np.float32 | np.float64] = features if held is None else held
     lengths, products = None, None
-    if table.dtype == np.float64 and persons is None:
-        lengths = np.einsum("bw,bw->b", table, table)
-    elif table.dtype == np.float64 and persons is not None:
-        products = RowProducts.of(table, persons, trains_bias=head.trains_bias)
+    if held is not None and persons is None:
+        lengths = np.einsum("bw,bw->b", held, held)
+    elif held is not None and persons is not None:
+        products = RowProducts.of(held, persons, trains_bias=head.trains_bias)
     tokens = np.zeros((len(features), 0), dtype=np.int64) if ids is None else ids
     draw = drawing(tokens, (tokens != pad_id).sum(axis=1), labels, rate, correlated, random)
     for step in range(1, mechanism.steps + 1):
@@ -394,7 +395,7 @@ def clipped_sums_of_persons(
 
     Args:
         head, features, labels, drawn, clip: As in `clipped_sums`.
-        products: Of the features, where they are kept. Then no person's gradient is made, and the time is that of rows.
+        products: Of the features, where they are kept. Then no person's gradient is made.
     """
     if products is not None:
         return _sums_by_products(head, features, labels, drawn, clip, products)
