@@ -315,10 +315,13 @@ def _head_rounds(
     keys = SeededRandom(f"{seed}/classes")
     steps = [correlated_steps(job, len(part.examples), keys) for part in parts]
 
-    def update(place: int, base: Vector, random: SeededRandom, seed: int) -> tuple[Protection, Update]:
+    def update(place: int, base: Vector, number: int, random: SeededRandom, seed: int) -> tuple[Protection, Update]:
         protection = protection_of(job, population_of(parts[place].examples, unit_of_job(job)))
         head = _head_of(bundle, base)
-        task = head_training(job, head, features[place], corpora[place], seed, steps[place], _ignored, _never, _ignored)
+        recipe = job.training.in_round(number, job.rounds.count)
+        task = head_training(
+            job, recipe, head, features[place], corpora[place], seed, steps[place], _ignored, _never, _ignored
+        )
         with flushed():
             result = protection.train(task, random)
             change = protection.protect(np.subtract(_values_of(head), base, dtype=np.float32), random)
@@ -328,12 +331,12 @@ def _head_rounds(
     for number in range(1, job.rounds.count + 1):
         random = SeededRandom(f"{seed}/{number}")
         if len(parts) == 1:
-            values = values + update(0, values, random, seed)[1].change
+            values = values + update(0, values, number, random, seed)[1].change
             continue
         groups = draw(job, len(parts), random)
         vectors = []
         for place in range(len(parts)):
-            protection, made = update(place, values, random, seed_of(job.seed, job.name, number, place))
+            protection, made = update(place, values, number, random, seed_of(job.seed, job.name, number, place))
             vectors.append(protection.encode(job, made, len(parts), random))
         values = stepped(job, groups, vectors, values, random).values
     return values
