@@ -28,7 +28,6 @@ from coordinator.cli.model import (
     fetch_version,
     load_tools,
 )
-from tacit.prompt import writes
 from toolkit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
@@ -303,6 +302,8 @@ class _Evaluation:
         }
 
     def _run(self, material: Material) -> "Figures | WritingFigures":
+        from tacit.prompt import writes
+
         with tempfile.TemporaryDirectory(dir=self._scratch) as made:
             out = Path(made) / "model"
             export_version(self._tools, material, out, self._examples[:PARITY_SAMPLES])

@@ -355,7 +355,7 @@ def _check_format(
         return
     if precision is not Precision.FLOAT32:
         fail(f"job {document.name} labels texts, and its export is float32; leave out --precision", ExitCode.USAGE)
-    if format is Format.PEFT:
+    if format is Format.PEFT and not isinstance(document.model, RvaeModel):
         fail(
             f"job {document.name} labels texts; for a LoRA job, --format hf writes the adapter for peft", ExitCode.USAGE
         )
