@@ -96,6 +96,7 @@ def test_one_long_text_changes_an_encoders_sum_by_at_most_a_clip() -> None:
 def test_a_rows_padding_follows_from_its_own_length() -> None:
     module = writer("lora")
     assert padded_lengths(module, np.array([1, 8, 9, 60, 64])).tolist() == [8, 8, 16, 64, 64]
+    assert padded_lengths(module, np.array([9, 33]), 32).tolist() == [32, 64]
     module.room = 61
     assert padded_lengths(module, np.array([9, 60, 61])).tolist() == [16, 61, 61]
 
