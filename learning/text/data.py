@@ -333,6 +333,20 @@ class _DialogueColumns:
             (self.prompt or _PROMPT) in row and (self.response or _RESPONSE) in row
         )
 
+    @property
+    def named(self) -> bool:
+        """Whether the caller named one of them. Otherwise their names may be those of other things."""
+        return (self.prompt, self.response, self.messages) != (None, None, None)
+
+    def read_beside(self, text: bool, row: dict[str, object], where: _Place) -> Dialogue | None:
+        """As `read`; None too if the row has a `text` and what stands in columns that nobody named is no dialogue."""
+        try:
+            return self.read(row, where)
+        except RowInvalid:
+            if self.named or not text:
+                raise
+            return None
+
     def read(self, row: dict[str, object], where: _Place) -> Dialogue | None:
         """A row's dialogue, with or without a response; None if it has none of the columns, and none was named."""
         messages = self.messages or _MESSAGES
@@ -459,7 +473,8 @@ def read_data(
     They can unless a table's header has no column for it. JSON lines have no header, so there they always can, whatever
     the rows are.
 
-    A row that is a dialogue needs neither a text nor a label.
+    A row that is a dialogue needs neither a text nor a label. A row with a text is read without a dialogue if the
+    columns of dialogues are not named, and what stands there is none.
 
     With skip_invalid, rows that cannot be read are skipped and counted. Whether a row is skipped depends only on that
     row, the table's header and the arguments: two files that differ in one row give examples that differ in at most
@@ -503,7 +518,7 @@ def read_data(
                 raise item
             number, row = item
             where = _Place(str(path), number, table, unit)
-            dialogue = dialogues.read(row, where)
+            dialogue = dialogues.read_beside(text in row, row, where)
             if dialogue is not None and text not in row:
                 words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
             else:
@@ -560,7 +575,9 @@ def _columnar_rows(path: Path, files: list[Path], wanted: _Wanted) -> Iterator[R
     try:
         with open_columns(path, files, list(names)) as found:
             where = _Place(str(path), 1, True, "row")
-            for column in wanted.dialogues.options:
+            # Beside a text, a column that nobody named may hold something else.
+            checked = wanted.dialogues.named or wanted.text not in found.names
+            for column in wanted.dialogues.options if checked else ():
                 if (kind := found.kinds.get(column, TEXT)) not in (TEXT, NOTHING):
                     raise DataInvalid(
                         f"{path}: column {column!r} holds {kind}; write text, which for messages is their JSON, or "

@@ -48,7 +48,7 @@ from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
 from tacit.audit import AuditStatement, SignedAudit
 from tacit.authorities import Authorities
-from tacit.bundle import BundleIndex, Labels
+from tacit.bundle import GENERATOR_FILES, BundleIndex, Labels
 from tacit.corpus import CorpusStatement
 from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec  # type: ignore[attr-defined]
@@ -534,6 +534,7 @@ MORE: list[tuple[type[Document], dict[str, Any]]] = [
             "schema": 1,
             "jobs": ["x"],
             "architectures": ["x"],
+            "tasks": ["x"],
             "base_models": [HEX],
             "backbones": ["disk"],
             "shared_parameters": ["x"],
@@ -650,6 +651,23 @@ _WRITES = {
     },
 }
 MORE.append((JobSpec, _WRITES))
+_GENERATOR = {
+    "schema": 1,
+    "kind": "generator",
+    "files": dict.fromkeys(GENERATOR_FILES, _STATE),
+    "generator": {
+        "job": "desk",
+        "version": HEX,
+        "template": _DIALOGUES,
+        "end_ids": [0],
+        "max_tokens": 8,
+        "room": 8,
+        "max_new_tokens": 1,
+        "parity": 0.0,
+        "texts": 1,
+    },
+}
+MORE.append((BundleIndex, _GENERATOR))
 MORE.append((JobDocument, _ASKS))
 MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]
@@ -665,6 +683,14 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         MAX_AVERAGED,
         lambda number: number + 1,
     ),
+    "GeneratorFacts.averaged": (
+        BundleIndex,
+        _GENERATOR,
+        "generator.averaged",
+        MAX_AVERAGED,
+        lambda number: number + 1,
+    ),
+    "GeneratorFacts.end_ids": (BundleIndex, _GENERATOR, "generator.end_ids", 64, lambda number: number),
     "ExportFacts.files": (ExportFacts, EXAMPLES[ExportFacts], "files", 64, {_word: _STATE}),
     "CoordinatorConfig.keep_named": (
         CoordinatorConfig,
@@ -743,6 +769,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         lambda number: {"text": _word(number), "label": "a", "present": True},
     ),
     "PolicyDocument.jobs": (Policy, _POLICY, "jobs", 1000, _word),
+    "PolicyDocument.tasks": (Policy, _POLICY, "tasks", 1000, _word),
     "PolicyDocument.architectures": (Policy, _POLICY, "architectures", 1000, _word),
     "PolicyDocument.base_models": (Policy, _POLICY, "base_models", 1000, _hex),
     "PolicyDocument.backbones": (Policy, _POLICY, "backbones", 16, _same("disk")),
