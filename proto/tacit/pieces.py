@@ -112,7 +112,7 @@ async def fetch_pieces(
         OSError: the disk has no room, or refuses.
     """
     check_list(pieces, size)
-    while (file := _Partial.opened(into, pieces, size)) is None:
+    while (file := _Partial.opened(into, pieces, size)) is None:  # noqa: ASYNC110  another process tells no event
         await asyncio.sleep(_LOOK_SECONDS)
     try:
         if await asyncio.to_thread(file.is_there, digest):
@@ -333,10 +333,8 @@ async def _piece(
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         # The channel was closed. A task group would take a cancelled call for a task that has finished.
-        nothing = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE, nothing, nothing, "the connection was closed during the call"
-        ) from error
+        nothing, said = grpc.aio.Metadata(), "the connection was closed during the call"
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None) from error
     # A stream that ends early fails the digest.
     return memoryview(buffer)[:held], hashed
 

@@ -274,7 +274,7 @@ def listed(data: bytes) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -354,7 +354,7 @@ def test_a_fetch_that_ends_leaves_its_place_to_the_next(bench: Bench) -> None:
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), grpc.aio.UsageError("Channel is closed.")], ids=repr)
 def test_a_closed_connection_ends_the_fetch_as_a_broken_one_does(bench: Bench, error: BaseException) -> None:
-    """Calls on it are cancelled. A task group takes that for the end of its task, and the fetch asked again for ever."""
+    """Calls on it are cancelled. A task group takes that for a finished task, and the fetch asked for ever."""
     asked = []
 
     async def ended(request: pb.FetchBlobRequest) -> AsyncIterator[pb.BlobChunk]:
