@@ -1,6 +1,7 @@
 """Blobs on their way to members: many slow calls take few descriptors, and every call ends."""
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,10 +53,8 @@ class Downloads:
     def open_files(self) -> int:
         count = 0
         for each in os.scandir("/proc/self/fd"):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 count += os.readlink(each.path).startswith(str(self.folder / "blobs"))
-            except FileNotFoundError:
-                pass
         return count
 
 
