@@ -23,6 +23,7 @@ from export.continuing import Earlier, check_continues
 from export.device_backbone import device_backbone
 from export.heads import start_head
 from export.prompted_bundle import mapped, prompted_parts
+from export.writer_bundle import writer_parts
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.collection import Collection, find_base
 from learning.text.cloze import ClozeEncoder
@@ -40,14 +41,18 @@ from tacit.bundle import (
     write_bundle,
 )
 from tacit.documents import DocumentInvalid, sentence_of
+from tacit.generation import Generate
 from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
+from tacit.mechanism import NoMechanism
 from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
 from tacit.prompt import OnnxBackbone
 
 if TYPE_CHECKING:
+    from learning.causal.model import CausalModel
     from learning.models import TextClassifier
+    from learning.models.classifier import TextModel
     from learning.prompts.model import PromptedModel as PromptedModule
 
 __all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle", "starting_model"]
@@ -125,17 +130,26 @@ def make_job_bundle(
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
         written = Path(scratch) / BACKBONE_FILE
-        module, model, tokenizer, pieces = _starting_prompt(spec, spec.model, folder, written, report, collection)
-        more: dict[str, bytes] = {} if pieces is None else {PIECES_FILE: pieces}
-        if spec.model.onnx is not None:
-            model, more[ONNX_FILE] = _with_onnx(module, model, spec.model.onnx.precision, tokenizer, report)
+        module: TextModel
+        more: dict[str, bytes] = {}
+        if isinstance(spec.model.task, Generate):
+            module, model, tokenizer, pieces = _starting_writer(
+                spec, spec.model, spec.model.task, folder, written, report, collection
+            )
+        else:
+            prompted, model, tokenizer, pieces = _starting_prompt(spec, spec.model, folder, written, report, collection)
+            module = prompted
+            if spec.model.onnx is not None:
+                model, more[ONNX_FILE] = _with_onnx(prompted, model, spec.model.onnx.precision, tokenizer, report)
+        if pieces is not None:
+            more[PIECES_FILE] = pieces
         with mapped(written) as backbone:
             return _make(spec, module, model, tokenizer, {BACKBONE_FILE: backbone, **more}, out, report, earlier)
 
 
 def _make(
     spec: JobSpec,
-    module: "TextClassifier",
+    module: "TextModel",
     model: Model,
     tokenizer: bytes | None,
     files: dict[str, bytes],
@@ -258,6 +272,28 @@ def _starting_prompt(
         start_head(module, parts.model, spec.labels, encoder, parts.centre, report)
     except DocumentInvalid:
         raise
+    except ValueError as error:
+        raise DocumentInvalid(f"job {spec.name}: {error}") from error
+    return module, parts.model, parts.tokenizer, parts.pieces
+
+
+def _starting_writer(
+    spec: JobSpec,
+    model: PromptedModel,
+    task: Generate,
+    folder: Path,
+    into: Path,
+    report: Callable[[str], None],
+    collection: Collection | None,
+) -> "tuple[CausalModel, PromptedModel, bytes, bytes | None]":
+    """As `_starting_prompt`, for a job whose model writes."""
+    from learning.backbones.stored import read_backbone
+    from learning.causal.assembly import build_writer
+
+    noised = not isinstance(spec.mechanism, NoMechanism)
+    parts = writer_parts(model, task, folder, into, noised=noised, report=report, collection=collection)
+    try:
+        module = build_writer(parts.model, parts.encoder, read_backbone(into, parts.config), seed=spec.seed)
     except ValueError as error:
         raise DocumentInvalid(f"job {spec.name}: {error}") from error
     return module, parts.model, parts.tokenizer, parts.pieces

@@ -25,9 +25,13 @@ __all__ = [
     "README",
     "UNKNOWN_ORIGIN",
     "Origin",
+    "file_lines",
     "metadata_of",
     "module_card",
     "onnx_card",
+    "page",
+    "privacy_lines",
+    "provenance_lines",
     "row_lines",
     "transformers_card",
 ]
@@ -122,16 +126,16 @@ def onnx_card(document: JobDocument, facts: ModelFacts, origin: Origin, rows: Ro
     if facts.backbone is not None:
         del files["tokenizer.json"]
         files[f"../backbone-{facts.backbone.hex()[:32]}"] = "the backbone and its tokenizer, which other prompts share"
-    return _card(
+    return page(
         document.name,
         "onnx",
         [
             *_job(document),
             *_private(facts.private),
-            *_provenance(document, facts.version, origin),
-            *_privacy(document),
+            *provenance_lines(document, facts.version, origin),
+            *privacy_lines(document),
             *_labels(document.labels),
-            *_files(first | files),
+            *file_lines(first | files),
             *_inputs(rows, document.model.template_text if isinstance(document.model, PromptedModel) else None),
             *_how_to_run(_prompt_example(rows.layout, facts, rows, words) if split else _example(rows.layout), rows),
             *_measured(facts),
@@ -148,7 +152,7 @@ def module_card(facts: ModelFacts, labels: Sequence[str], rows: Rows) -> bytes:
         "provenance.json": "the corpora, their promises, the settings and the figures",
         "bundle.json": "each file's size and SHA-256, and the comparison with the trained model",
     }
-    return _card(
+    return page(
         facts.job,
         "onnx",
         [
@@ -161,7 +165,7 @@ def module_card(facts: ModelFacts, labels: Sequence[str], rows: Rows) -> bytes:
             "The model promises what the corpora that it was trained on promise; `provenance.json` lists them.",
             "",
             *_labels(labels),
-            *_files(files),
+            *file_lines(files),
             *_inputs(rows, None),
             *_how_to_run(_example(rows.layout), rows),
             *_measured(facts),
@@ -190,15 +194,15 @@ def transformers_card(
         run: the lines that say how to run it.
         difference: the largest difference between its logits and the trained model's.
     """
-    return _card(
+    return page(
         document.name,
         library,
         [
             *_job(document),
-            *_provenance(document, version, origin),
-            *_privacy(document),
+            *provenance_lines(document, version, origin),
+            *privacy_lines(document),
             *_labels(document.labels),
-            *_files(files),
+            *file_lines(files),
             *run,
             "",
             f"On the texts of the export, its logits differ from the trained model's by at most {difference:.2g}.",
@@ -209,8 +213,9 @@ def transformers_card(
 # ---- sections --------------------------------------------------------------------------------------------------
 
 
-def _card(name: str, library: str, lines: Sequence[str]) -> bytes:
-    head = ["---", "pipeline_tag: text-classification", f"library_name: {library}", "---", "", f"# {name}", ""]
+def page(name: str, library: str, lines: Sequence[str], task: str = "text-classification") -> bytes:
+    """A README: what the hub reads, the title, and the lines."""
+    head = ["---", f"pipeline_tag: {task}", f"library_name: {library}", "---", "", f"# {name}", ""]
     return ("\n".join([*head, *lines]).rstrip() + "\n").encode()
 
 
@@ -240,7 +245,8 @@ def _private(private: bool) -> list[str]:
     ]
 
 
-def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[str]:
+def provenance_lines(document: JobDocument, version: bytes, origin: Origin) -> list[str]:
+    """The table of where a version comes from."""
     table = {"job": f"`{document.name}`", "job document": f"`{document.digest().hex()}`"}
     number = "" if origin.number is None else f"{origin.number}, "
     table["version"] = f"{number}`{version.hex()}`"
@@ -285,7 +291,8 @@ def _provenance(document: JobDocument, version: bytes, origin: Origin) -> list[s
     return _table(table)
 
 
-def _privacy(document: JobDocument) -> list[str]:
+def privacy_lines(document: JobDocument) -> list[str]:
+    """The section on what the job promises its members."""
     mechanism = document.mechanism
     return [
         "## Privacy",
@@ -351,7 +358,8 @@ def _labels(labels: Sequence[str]) -> list[str]:
     return ["## Labels", "", "In the order of the outputs:", "", *_json(list(labels))]
 
 
-def _files(files: Mapping[str, str]) -> list[str]:
+def file_lines(files: Mapping[str, str]) -> list[str]:
+    """The section on the folder's files."""
     return [
         "## Files",
         "",

@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.text.cloze_tokenizer import check_cloze_form
+from learning.text.dialogue_tokenizer import check_dialogue_form
 from learning.text.encoder import check_own_form
 from tacit.documents import DocumentInvalid
 from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel
+from tacit.prompt import writes
 
 __all__ = [
     "LARGEST_WEIGHT",
@@ -113,12 +115,16 @@ async def fetch_tokenizer(blob: Blob, job: JobDocument) -> bytes | None:
     """Fetches the job's tokenizer.json and checks it before any use; None if members build their own.
 
     Raises:
-        TokenizerInvalid: As in `check_own_form`, or for a prompted job in `check_cloze_form`.
+        TokenizerInvalid: As in `check_own_form`, for a prompted job in `check_cloze_form`, and for one whose model
+            writes in `check_dialogue_form`.
     """
     if job.tokenizer is None:
         return None
     data = await blob(job.tokenizer, _MAX_TOKENIZER)
-    check = check_cloze_form if isinstance(job.model, PromptedModel) else check_own_form
+    if writes(job.model):
+        check = check_dialogue_form
+    else:
+        check = check_cloze_form if isinstance(job.model, PromptedModel) else check_own_form
     await asyncio.to_thread(check, data)
     return data
 

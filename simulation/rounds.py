@@ -293,6 +293,7 @@ def play_round(
             watched = _Watched(protection if member.software is None else member.software(protection))
             update = train_update(
                 job=job,
+                round=number,
                 manifest=manifest,
                 corpus=corpora[place],
                 base=version,

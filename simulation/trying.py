@@ -31,7 +31,7 @@ from tacit.job_parts import Training
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import FedAvg, keeps_anything
 from tacit.model import RvaeModel
-from tacit.prompt import Cloze, Head, NoInjection, PromptedModel, reads_pairs
+from tacit.prompt import Cloze, Head, NoInjection, PromptedModel, reads_pairs, writes
 
 __all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "read_rows", "try_job"]
 
@@ -132,6 +132,11 @@ def check_job(job: JobSpec) -> None:
     if isinstance(job.model, RvaeModel):
         raise ValueError(
             "an rvae has no accuracy to try it by; measure a classifier on its texts (coordinator finetune)"
+        )
+    if writes(job.model):
+        raise ValueError(
+            "model.task: a model that writes has no accuracy to compare, which a trial reports; bundle the job, and "
+            "measure its versions with `coordinator evaluate`"
         )
     if isinstance(job.mechanism, DpSgd) and job.mechanism.unit == "person":
         raise ValueError(

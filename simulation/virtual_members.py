@@ -266,6 +266,7 @@ class Worker:
         random = SeededRandom(f"{job.seed}/{job.name}/{number}/{place}")
         update = train_update(
             job=job,
+            round=number,
             manifest=self._world.bundle.manifest,
             corpus=self._corpus(place, "train", tokenizer),
             base=version,

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.domain.validation import Measured, best_of
 from coordinator.storage.chain import JournalEntry, RosterOfJournal, Verifier
-from tacit.bundle import INDEX, BundleInvalid, read_bundle
+from tacit.bundle import INDEX, WEIGHTS_FILE, BundleInvalid, read_bundle
 from tacit.job import Average, JobDocument
 from tacit.mechanism import NoMechanism
 from tacit.passport import (
@@ -243,8 +243,8 @@ def export_facts(
         BundleInvalid: it is no exported folder, or a file differs.
         ExportUnknown: it does not say which version it is, or is none of this job's.
     """
-    bundle = read_bundle(folder, "model", "prompt", "hf")
-    facts = bundle.index.model
+    bundle = read_bundle(folder, "model", "prompt", "generator", "hf", unread=(WEIGHTS_FILE,))
+    facts = bundle.index.model or bundle.index.generator
     if (digest := version if facts is None else facts.version) is None:
         raise ExportUnknown(
             f"{folder} does not say which version it is, like every folder for transformers; `coordinator export` "
@@ -266,7 +266,7 @@ def export_facts(
         number=number,
         version=digest,
         averaged=averaged,
-        format=bundle.index.kind,  # type: ignore[arg-type]  # One of the three that were asked for.
+        format=bundle.index.kind,  # type: ignore[arg-type]  # One of those that were asked for.
         index=hashlib.sha256(index).digest(),
         files=bundle.index.files,
     )

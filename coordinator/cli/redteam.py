@@ -107,9 +107,15 @@ def _attacked(
     from learning.training.local import TrainingDiverged
     from learning.training.update import TrainingLost
     from tacit.model import PromptedModel
-    from tacit.prompt import reads_pairs
+    from tacit.prompt import reads_pairs, writes
 
     began, document = time.monotonic(), material.document
+    if writes(document.model):
+        fail(
+            f"the model of {document.name} writes, and these attacks need texts with a label; attack a job that labels "
+            "texts",
+            ExitCode.USAGE,
+        )
     random = secure_agg.SystemRandom()
     try:
         backbone = None

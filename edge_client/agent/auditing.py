@@ -20,6 +20,7 @@ from learning.text.persons import unit_of_job
 from tacit.documents import DocumentInvalid
 from tacit.mechanism import NoMechanism
 from tacit.method import keeps_anything
+from tacit.prompt import writes
 from toolkit.console import ExitCode, fail
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ def audit_own(
         fail(
             f"{name} protects persons, and an audit's canaries are rows: a rehearsal by row would test another "
             "mechanism than the one that ran; audit a job by row",
+            ExitCode.USAGE,
+        )
+    if writes(found.job.model):
+        fail(
+            f"the model of {name} writes, and an audit's canaries are texts with a label; a job that labels texts can "
+            "be audited",
             ExitCode.USAGE,
         )
     planted = _planted(found, member)

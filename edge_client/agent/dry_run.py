@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 import secure_agg
+from edge_client.agent.dialogue_reading import DialogueReading
 from edge_client.agent.question_plan import QuestionPlan, question_plan
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.approval.desk import Describe
@@ -36,25 +37,39 @@ from learning.mechanisms.protection import protection_of
 from learning.synthesis.setting import NO_GUARANTEE
 from learning.text.corpus import coverage_of
 from learning.text.coverage import Coverage
-from learning.text.data import ColumnMissing, DataInvalid, check_labels, check_pairs
+from learning.text.data import ColumnMissing, DataInvalid, check_dialogues, check_labels, check_pairs, dialogue_of
 from learning.text.encoder import TokenizerInvalid
 from learning.text.persons import RowsPerPerson, unit_of_job
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.context import context_of
 from tacit.documents import DocumentInvalid
+from tacit.generation import Generate
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import OwnVocabulary, keeps_anything, keeps_state, private_parts
 from tacit.model import PromptedModel, RvaeModel
-from tacit.prompt import SOURCES, reads_pairs
+from tacit.prompt import SOURCES, reads_pairs, writes
 from tacit.reason import Reason, sentence
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tacit.vector import layout_of
 from toolkit.console import CommandFailed, print_json, printable
 
-__all__ = ["ClosedJob", "FrozenPart", "Plan", "Reading", "StartingTable", "describing", "dry_run", "plan_of"]
+__all__ = [
+    "ClosedJob",
+    "FrozenPart",
+    "Plan",
+    "Reading",
+    "StartingTable",
+    "describing",
+    "dry_run",
+    "plan_of",
+    "reading_of",
+]
+
+_SKIPPED = "such rows are skipped, and the member takes part"
+_NO_ROW = "no row is left: a round would be charged, and would send only noise"
 
 _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
 
@@ -241,7 +256,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     # Only if the member names a table.
     table: StartingTable | None = None
-    reading: Reading | None = None
+    reading: Reading | DialogueReading | None = None
     # How far the budget reaches. None: the job costs nothing, or nobody knows what.
     outlook: Outlook | None = None
     # What the job's noise does to the mean update of its smallest cohort. None: the job adds no noise.
@@ -281,6 +296,7 @@ class Plan:
             "backbone": None if self.backbone is None else self.backbone.as_json(),
             "embedding_table": None if self.table is None else self.table.as_json(),
             "reads_pairs": reads_pairs(self.job.model),
+            "writes": writes(self.job.model),
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
             "max_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
@@ -316,7 +332,18 @@ class ClosedJob:
         return {"job": self.name, "status": self.status, "takes_part": False, "refusals": [self.why]}
 
 
-def plan_of(job: JobDocument, manifest: Manifest, member: Member, reading: Reading | None = None) -> Plan:
+def reading_of(
+    job: JobDocument, tokenizer: bytes | None, member: Member, key_file: Path | None
+) -> Reading | DialogueReading:
+    """Returns how the job's model would read the member's texts or, if it writes, dialogues. As `Reading.of`."""
+    if writes(job.model):
+        return DialogueReading.of(job, tokenizer, member.examples)
+    return Reading.of(job, tokenizer, member, key_file)
+
+
+def plan_of(
+    job: JobDocument, manifest: Manifest, member: Member, reading: Reading | DialogueReading | None = None
+) -> Plan:
     """Returns the member's own verdict on a job, for the smallest cohort that the job allows.
 
     `reading` is shown with it, and decides nothing.
@@ -385,6 +412,18 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
     refusals: list[str] = []
     left_out: list[str] = []
     rows = refusals if isinstance(job.mechanism, NoMechanism) else left_out
+    if isinstance(job.model, PromptedModel) and isinstance(job.model.task, Generate):
+        roles = job.model.task.template.roles
+        try:
+            check_dialogues(member.examples, roles, dialogue_columns=member.dialogue_columns)
+        except ColumnMissing as error:
+            refusals.append(str(error))
+        except DataInvalid as error:
+            rows.append(str(error))
+        notes = [f"{_SKIPPED}: {each}" for each in left_out]
+        if left_out and all(dialogue_of(each, roles) is None for each in member.examples):
+            notes.append(_NO_ROW)
+        return refusals, notes
     try:
         check_labels(member.examples, job.labels)
     except DataInvalid as error:
@@ -396,11 +435,11 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
             refusals.append(str(error))
         except DataInvalid as error:
             rows.append(str(error))
-    notes = [f"such rows are skipped, and the member takes part: {each}" for each in left_out]
+    notes = [f"{_SKIPPED}: {each}" for each in left_out]
     if left_out and not any(
         each.label in job.labels and (each.text_b is not None or not reads_pairs(job.model)) for each in member.examples
     ):
-        notes.append("no row is left: a round would be charged, and would send only noise")
+        notes.append(_NO_ROW)
     held = {each.label for each in member.examples}.intersection(job.labels)
     if job.training.logit_adjustment and len(held) == 1:
         notes.append(
@@ -503,7 +542,10 @@ def describing(options: RunOptions) -> Callable[[Member], Describe]:
                 lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
                 asked.show(member, lines.append)
                 return lines, {**asked.as_json(), "columns": columns, "rows": len(member.examples)}
-            plan = plan_of(job, manifest, member, Reading.of(job, tokenizer, member, options.private_key_file))
+            plan = plan_of(job, manifest, member, reading_of(job, tokenizer, member, options.private_key_file))
+            if writes(job.model):
+                named = [options.messages] if options.messages else [options.prompt, options.response]
+                columns[:2] = [each for each in named if each] or ["prompt and response, or messages"]
             if reads_pairs(job.model):
                 columns.insert(1, options.text_b or "text_b")
             lines = [f"reads {options.data}: the columns {', '.join(columns)}"]
@@ -546,6 +588,8 @@ def dry_run(options: RunOptions) -> None:
             plan.show(member, _print)
         else:
             _show(plan, member)
+            if isinstance(plan.reading, DialogueReading):
+                plan.reading.show_example(_print)
     for job in closed:
         _print(job.sentence)
     if not plans and not closed:
@@ -580,7 +624,7 @@ async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan | Quest
             if document.question is not None:
                 plans.append(await asyncio.to_thread(question_plan, document, document.question, member, tokenizer))
                 continue
-            reading = await asyncio.to_thread(Reading.of, document, tokenizer, member, options.private_key_file)
+            reading = await asyncio.to_thread(reading_of, document, tokenizer, member, options.private_key_file)
             plans.append(plan_of(document, manifest, member, reading))
         return plans, closed if patterns or not plans else []
 
@@ -639,10 +683,11 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     if (table := plan.table) is not None and table.width == table.needed:
         say(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers like the job's")
     if plan.reading is not None:
-        say(f"  reads your texts: {plan.reading.sentence(job)}")
+        say(f"  reads your {'dialogues' if writes(job.model) else 'texts'}: {plan.reading.sentence(job)}")
     if job.frozen is not None:
         values, size = job.frozen.values, 4 * job.frozen.values / 1e6
         what = "that centre the features" if isinstance(job.model, PromptedModel) else "of the embedding"
+        what = "of the adapters, drawn at random" if writes(job.model) else what
         say(f"  stays frozen: {values:,} values {what}, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"

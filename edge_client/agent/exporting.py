@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from edge_client.agent.own_model import UNWATCHED, OwnModel, Watch, fetch_own, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member
 from learning.text.data import DataInvalid, text_rows
-from tacit.bundle import INDEX, BundleInvalid, read_bundle
-from tacit.prompt import reads_pairs
+from tacit.bundle import INDEX, WEIGHTS_FILE, BundleInvalid, read_bundle
+from tacit.prompt import reads_pairs, writes
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
 
@@ -38,6 +38,8 @@ class Exported:
     digest: bytes
     private: int
     report: "ExportReport"
+    # Whether the model writes.
+    writes: bool = False
 
 
 def export_own(
@@ -82,7 +84,8 @@ def _check_place(out: Path) -> None:
         if out.is_symlink() or not out.is_dir():
             fail(f"{out} is not a folder; name a new one with --out", ExitCode.USAGE)
         present = {entry.name for entry in out.iterdir()}
-        foreign = sorted(present - {INDEX, *read_bundle(out, "model", "prompt").files}) if present else []
+        files = read_bundle(out, "model", "prompt", "generator", unread=(WEIGHTS_FILE,)).index.files if present else {}
+        foreign = sorted(present - {INDEX, *files})
     except OSError as error:
         fail(f"{out} cannot be read ({error.strerror}); name another folder with --out", ExitCode.USAGE)
     except BundleInvalid:
@@ -103,6 +106,8 @@ def _check_tools() -> None:
 def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch) -> Exported:
     found = own.fetched
     job, number = found.job, found.number
+    if writes(job.model):
+        return _written_writer(own, member, out, split, watch)
     pairs = reads_pairs(job.model)
     # Rows without a second text are skipped, as in training. If none is left, the error says what is missing.
     rows = [each for each in member.examples if each.text_b is not None or not pairs] or member.examples
@@ -134,3 +139,35 @@ def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch
     except (ValueError, RuntimeError, OSError) as error:
         fail(f"version {number} of {job.name} cannot be exported: {error}", ExitCode.FAILED)
     return Exported(job.name, number, found.digest, own.private_values, report)
+
+
+def _written_writer(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch) -> Exported:
+    """As `_written`, for a job whose model writes."""
+    found = own.fetched
+    job, number = found.job, found.number
+    if split:
+        fail(f"job {job.name} writes text, and its export has one form; leave out --split", ExitCode.USAGE)
+    dialogues = [each.dialogue for each in member.examples[:_SAMPLES] if each.dialogue is not None]
+    if not dialogues:
+        fail("the data has no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
+    try:
+        from export.card import Origin
+        from export.generator import export_generator
+
+        watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(dialogues)} rows")
+        report = export_generator(
+            job,
+            found.manifest,
+            found.version,
+            found.tokenizer,
+            out,
+            dialogues,
+            backbone=found.backbone,
+            frozen=found.frozen,
+            origin=Origin(number),
+        )
+    except ImportError as error:
+        fail(f"making an ONNX file needs {error.name or error}; {_INSTALL}", ExitCode.USAGE)
+    except (ValueError, RuntimeError, OSError) as error:
+        fail(f"version {number} of {job.name} cannot be exported: {error}", ExitCode.FAILED)
+    return Exported(job.name, number, found.digest, own.private_values, report, writes=True)

@@ -15,7 +15,7 @@ from edge_client.agent.runner import RunOptions, load_member
 from learning.text.corpus import coverage_of
 from learning.text.coverage import Coverage
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, TextRow, label_ids, read_data, text_rows
-from tacit.prompt import reads_pairs
+from tacit.prompt import reads_pairs, writes
 from toolkit.console import ExitCode, fail
 
 if TYPE_CHECKING:
@@ -83,6 +83,12 @@ def measure_own(
     if member.skipped:
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
     found = fetch_own(name, member, options)
+    if writes(found.job.model):
+        fail(
+            f"the model of {name} writes, and this command counts right labels; the operator measures it with "
+            f"`coordinator evaluate {name}`",
+            ExitCode.USAGE,
+        )
     # Checked before anything is adapted, which takes long.
     try:
         expected = label_ids(examples, found.job.labels)

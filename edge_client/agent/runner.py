@@ -73,6 +73,10 @@ class RunOptions:
     skip_invalid: bool = False
     # The column of a pair's second text; None: `text_b`, if the file has it.
     text_b: str | None = None
+    # The columns of dialogues; None: `prompt`, `response` and `messages`, if the file has them.
+    prompt: str | None = None
+    response: str | None = None
+    messages: str | None = None
     # The column that names whose row it is; None if rows stand for themselves.
     person: str | None = None
     jobs: tuple[str, ...] = ()
@@ -128,6 +132,8 @@ class Member:
     person: str | None = None
     # What trains here.
     runtime: Runtime = "torch"
+    # False if the data is a table without columns for prompts and responses, or for dialogues.
+    dialogue_columns: bool = True
 
     def population(self, job: JobDocument) -> int:
         """N of this job: the member's rows or persons, as the job protects the one or the other, and its canaries."""
@@ -187,6 +193,7 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
         rows.skipped,
         options.person,
         runtime,
+        rows.dialogue_columns,
     )
 
 
@@ -203,6 +210,9 @@ def _rows_of(options: RunOptions) -> Rows:
         text=options.text,
         label=options.label,
         text_b=options.text_b,
+        prompt=options.prompt,
+        response=options.response,
+        messages=options.messages,
         person=options.person,
         skip_invalid=options.skip_invalid,
     )
@@ -478,6 +488,7 @@ async def _run(
         keeper,
         Backbones(cache, folders=named_folders(options.backbones), allowed=member.policy.backbones),
         second_column=member.second_column,
+        dialogue_columns=member.dialogue_columns,
         features=features,
         desk=desk,
         canaries=member.canaries,

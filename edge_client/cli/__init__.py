@@ -6,6 +6,7 @@ from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
 from edge_client.cli.evaluate import evaluate
 from edge_client.cli.export import export
+from edge_client.cli.generate import generate
 from edge_client.cli.job import app as job
 from edge_client.cli.ledger import app as ledger
 from edge_client.cli.members import members
@@ -49,6 +50,7 @@ app.command()(export)
 app.command(short_help="Measure your own model on your own texts.")(evaluate)
 app.command(short_help="Attack your own updates and the published version.")(audit)
 app.command()(predict)
+app.command(short_help="Answer a question with an exported model that writes.")(generate)
 app.add_typer(policy, name="policy")
 app.add_typer(privacy, name="privacy", help="Plan what a job costs in privacy, before you join.")
 app.add_typer(ledger, name="ledger", help="Show and verify the privacy that your data has spent.")

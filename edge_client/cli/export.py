@@ -12,7 +12,10 @@ from edge_client.cli.options import (
     Home,
     Json,
     KeyFile,
+    MessagesColumn,
     OwnBackbones,
+    PromptColumn,
+    ResponseColumn,
     SecondText,
     SkipInvalid,
 )
@@ -35,6 +38,9 @@ def export(
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     text_b: SecondText = None,
+    prompt: PromptColumn = None,
+    response: ResponseColumn = None,
+    messages: MessagesColumn = None,
     skip_invalid: SkipInvalid = False,
     data_name: DataName = "data",
     epochs: Annotated[
@@ -80,6 +86,9 @@ def export(
         text=text,
         label=label,
         text_b=text_b,
+        prompt=prompt,
+        response=response,
+        messages=messages,
         skip_invalid=skip_invalid,
         device=device,
         home=home,
@@ -104,8 +113,9 @@ def export(
             }
         )
         return
+    command = "generate" if done.writes else "predict"
     typer.echo(
-        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client predict --bundle {out} TEXT`; its "
+        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client {command} --bundle {out} TEXT`; its "
         "README.md says how to run it without this software."
     )
     if shared is not None:

@@ -342,6 +342,8 @@ def _told(signed: "SignedStatement", path: Path, as_json: bool, home: Path | Non
 
 def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path | None) -> None:
     """Prints what is asked. `request`: the file that it was read from, on a machine that is not the member's."""
+    from tacit.prompt import writes
+
     job, question = asked.document, asked.question
     lines = [
         f"{job.name}, for member {asked.member} with the data {asked.data}",
@@ -352,7 +354,8 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path 
     if job.tags:
         lines.append(f"  tags        {', '.join(job.tags)}")
     at_most = job.rounds.count * job.rounds.max_attempts
-    does = f"  trains      a {job.model.architecture} by {job.method.name}, for the labels {', '.join(job.labels[:20])}"
+    learns = "to write" if writes(job.model) else f"for the labels {', '.join(job.labels[:20])}"
+    does = f"  trains      a {job.model.architecture} by {job.method.name}, {learns}"
     if job.question is not None:
         does = f"  asks        {_asks(job.question)}"
     lines += [
@@ -402,6 +405,7 @@ def _words(standing: "Standing") -> str:
 
 
 def _summary(asked: "ApprovalRequest", standing: "Standing | None") -> dict[str, Any]:
+
     job, question = asked.document, asked.question
     summary: dict[str, Any] = {
         "job": job.name,

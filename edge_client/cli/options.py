@@ -12,9 +12,12 @@ __all__ = [
     "Home",
     "Json",
     "KeyFile",
+    "MessagesColumn",
     "OwnBackbones",
     "PersonColumn",
     "PersonCount",
+    "PromptColumn",
+    "ResponseColumn",
     "Runtime",
     "SecondText",
     "SkipInvalid",
@@ -43,6 +46,31 @@ SecondText = Annotated[
     str | None,
     typer.Option(
         help="The column that holds a pair's second text, for jobs on pairs. Default: text_b, if a file has it.",
+        show_default=False,
+    ),
+]
+PromptColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        help="The column that holds a prompt, for jobs whose model writes. Default: prompt, if a file has it.",
+        show_default=False,
+    ),
+]
+ResponseColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--response",
+        help="The column that holds the response to the prompt. Default: response, if a file has it.",
+        show_default=False,
+    ),
+]
+MessagesColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--messages",
+        help="The column that holds a dialogue's turns, in place of a prompt and a response. Default: messages, if a "
+        "file has it.",
         show_default=False,
     ),
 ]

@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge_client.cli.options import Device, Home, PersonColumn, Runtime, SecondText, SkipInvalid
+from edge_client.cli.options import (
+    Device,
+    Home,
+    MessagesColumn,
+    PersonColumn,
+    PromptColumn,
+    ResponseColumn,
+    Runtime,
+    SecondText,
+    SkipInvalid,
+)
 
 __all__ = ["run"]
 
@@ -21,6 +31,9 @@ def run(
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     text_b: SecondText = None,
+    prompt: PromptColumn = None,
+    response: ResponseColumn = None,
+    messages: MessagesColumn = None,
     person: PersonColumn = None,
     job: Annotated[
         list[str] | None,
@@ -124,6 +137,9 @@ def run(
         text=text,
         label=label,
         text_b=text_b,
+        prompt=prompt,
+        response=response,
+        messages=messages,
         person=person,
         skip_invalid=skip_invalid,
         jobs=tuple(job or ()),

@@ -64,12 +64,13 @@ from learning.survey.counts import counts_of
 from learning.synthesis.setting import promise_of
 from learning.text.cloze import TemplateInvalid
 from learning.text.corpus import EncodedExamples, encoder_of
-from learning.text.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
+from learning.text.data import ColumnMissing, DataInvalid, Example, check_dialogues, check_labels, check_pairs
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
 from learning.text.persons import population_of, unit_of_job
 from learning.text.tables import TableInvalid
 from learning.training.outcome import ModelUnsuitable, TrainingDiverged, TrainingLost, VersionDiverged
 from tacit.documents import DocumentInvalid
+from tacit.generation import Generate
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.measurement import Measurement
@@ -221,6 +222,7 @@ class Preparer:
         backbones: Backbones | None = None,
         *,
         second_column: bool = True,
+        dialogue_columns: bool = True,
         features: FeatureStore | None = None,
         desk: Desk | None = None,
         canaries: CanaryBook | None = None,
@@ -245,6 +247,7 @@ class Preparer:
             backbones: Gets the backbones of prompted jobs. None: from this cache, the hub and the coordinator, as far
                 as the policy allows.
             second_column: False if the data is a table without a column for a pair's second text.
+            dialogue_columns: False if the data is a table without columns for prompts and responses, or for dialogues.
             features: What frozen backbones computed of the data, for jobs that train a head alone; in memory by
                 default.
             desk: Asks the stewards about each job; None if the policy does not.
@@ -266,7 +269,7 @@ class Preparer:
         self._device = device
         self._watcher = watcher
         self._keeper = keeper
-        self._second_column = second_column
+        self._second_column, self._dialogue_columns = second_column, dialogue_columns
         self._desk = desk
         self._canaries = canaries
         self._kept_back = kept_back
@@ -623,11 +626,15 @@ class Preparer:
         examples contribute nothing, although they count among all examples, and only this machine's log says how many
         there are. This holds even if no example fits, because one more example could change that.
 
-        A table's header belongs to no example, so a missing column for the second text is refused in any case.
+        A table's header belongs to no example, so a missing column for the second text is refused in any case. A job
+        whose model writes treats dialogues like that, and asks for no labels.
 
         Raises:
-            PreparationRefused: The data does not fit a job without a mechanism, or there is no second column.
+            PreparationRefused: The data does not fit a job without a mechanism, or there is no column for it.
         """
+        if isinstance(job.model, PromptedModel) and isinstance(job.model.task, Generate):
+            self._check_dialogues(job, job.model.task)
+            return
         if reads_pairs(job.model):
             try:
                 check_pairs(self._examples, second_column=self._second_column)
@@ -654,6 +661,27 @@ class Preparer:
                 raise PreparationRefused(
                     Reason.REASON_DATA_UNSUITABLE,
                     "the labels of the member's data are not the job's; the member's own log says which",
+                    private=str(error),
+                ) from error
+            log.warning("examples_left_out", job=job.name, why=str(error))
+
+    def _check_dialogues(self, job: JobDocument, task: Generate) -> None:
+        """As `_check_data`, for a job whose model writes."""
+        try:
+            check_dialogues(self._examples, task.template.roles, dialogue_columns=self._dialogue_columns)
+        except ColumnMissing as error:
+            raise PreparationRefused(
+                Reason.REASON_DATA_UNSUITABLE,
+                "the job's model writes, and the member's table has no columns of prompts and responses; the member's "
+                "own log says more",
+                private=str(error),
+            ) from error
+        except DataInvalid as error:
+            if isinstance(job.mechanism, NoMechanism):
+                raise PreparationRefused(
+                    Reason.REASON_DATA_UNSUITABLE,
+                    "the job's model writes, and the member's data has no response in each row; the member's own log "
+                    "says more",
                     private=str(error),
                 ) from error
             log.warning("examples_left_out", job=job.name, why=str(error))
@@ -708,6 +736,7 @@ class Preparer:
             try:
                 update = _trainer(self._runtime)(
                     job=job,
+                    round=assignment.round,
                     manifest=manifest,
                     corpus=corpus,
                     base=base,

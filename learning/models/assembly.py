@@ -1,6 +1,6 @@
 """Assembles a job's model from its parts: shared parameters, those that the member keeps, and frozen ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -8,21 +8,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from learning.causal.assembly import build_writer, writer_values
 from learning.models import TextClassifier, build_blank, values_of
+from learning.models.classifier import TextModel
 from learning.models.division import Division, division_of
 from learning.prompts.assembly import build_prompted, prompted_values
 from learning.text.cloze import ClozeEncoder
-from learning.text.corpus import EncodedExamples, encoder_of
+from learning.text.corpus import EncodedExamples, dialogue_encoder_of, encoder_of
+from learning.text.dialogue import DialogueEncoder
 from learning.text.encoder import TextEncoder
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel
+from tacit.prompt import writes
 
 if TYPE_CHECKING:
     from learning.backbones.stored import StoredBackbone
+    from learning.causal.model import CausalModel
 
-__all__ = ["NOTHING", "Entries", "assembled", "check_size", "whole_model"]
+__all__ = [
+    "NOTHING",
+    "Entries",
+    "assembled",
+    "assembled_module",
+    "assembled_writer",
+    "check_size",
+    "whole_model",
+    "whole_writer",
+]
 
 # The parameters of a part that a job's model does not have.
 NOTHING: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
@@ -82,17 +96,71 @@ def assembled(
         DocumentInvalid: `shared` is not a vector of this manifest, or the model has another size.
         ValueError: The method finds nothing to keep.
     """
-    values = manifest.values + sum(each.size for part in (private, frozen) for each in part.values())
+    if writes(job.model):
+        raise TypeError("a model that writes is no classifier; use assembled_writer")
+    values = _counted(manifest, private, frozen)
     if isinstance(job.model, PromptedModel):
         module = _prompted(job, job.model, entries, values, backbone)
     else:
         check_size(job, entries.vocabulary_size, values)
         module = build_blank(job.model, entries.vocabulary_size, len(job.labels), entries.pad_id)
-    division = division_of(job.method, module, entries.words())
+    return module, _loaded(job, module, entries.words(), manifest, shared, private, frozen)
+
+
+def assembled_writer(
+    job: JobDocument,
+    encoder: DialogueEncoder,
+    manifest: Manifest,
+    shared: NDArray[np.float32],
+    backbone: "StoredBackbone | None",
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
+) -> "tuple[CausalModel, Division]":
+    """As `assembled`, for a job whose model writes."""
+    model, values = job.model, _counted(manifest, NOTHING, frozen)
+    if not isinstance(model, PromptedModel) or backbone is None:
+        raise DocumentInvalid(f"job {job.name} has a prompted model, and its backbone is missing")
+    if (found := writer_values(model)) != values:
+        raise DocumentInvalid(f"the model of job {job.name} has {found} values, and its weights have {values}")
+    module = build_writer(model, encoder, backbone, seed=None)
+    return module, _loaded(job, module, (), manifest, shared, NOTHING, frozen)
+
+
+def assembled_module(
+    job: JobDocument,
+    corpus: EncodedExamples,
+    manifest: Manifest,
+    shared: NDArray[np.float32],
+    private: Mapping[str, NDArray[np.float32]],
+    backbone: "StoredBackbone | None" = None,
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
+) -> tuple[TextModel, Division]:
+    """As `assembled` or, if the job's model writes, `assembled_writer`."""
+    if writes(job.model):
+        return assembled_writer(job, corpus.dialogue_encoder, manifest, shared, backbone, frozen)
+    return assembled(job, corpus, manifest, shared, private, backbone, frozen)
+
+
+def _counted(
+    manifest: Manifest, private: Mapping[str, NDArray[np.float32]], frozen: Mapping[str, NDArray[np.float32]]
+) -> int:
+    return manifest.values + sum(each.size for part in (private, frozen) for each in part.values())
+
+
+def _loaded(
+    job: JobDocument,
+    module: TextModel,
+    words: Sequence[str | None],
+    manifest: Manifest,
+    shared: NDArray[np.float32],
+    private: Mapping[str, NDArray[np.float32]],
+    frozen: Mapping[str, NDArray[np.float32]],
+) -> Division:
+    """Loads all values into the module."""
+    division = division_of(job.method, module, words)
     division.load_shared(module, manifest.unflatten(shared))
     division.load_private(module, private)
     division.load_frozen(module, frozen)
-    return module, division
+    return division
 
 
 def whole_model(
@@ -128,6 +196,21 @@ def whole_model(
     if mixture is not None:
         with torch.no_grad():
             module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
+    return module, encoder
+
+
+def whole_writer(
+    job: JobDocument,
+    manifest: Manifest,
+    weights: bytes,
+    tokenizer: bytes,
+    *,
+    backbone: "StoredBackbone | None",
+    frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
+) -> "tuple[CausalModel, DialogueEncoder]":
+    """As `whole_model`, for a job whose model writes."""
+    encoder = dialogue_encoder_of(job, tokenizer)
+    module, _ = assembled_writer(job, encoder, manifest, manifest.decode(weights), backbone, frozen)
     return module, encoder
 
 

@@ -59,7 +59,7 @@ def task_of(model: prompt.PromptedModel, labels: Sequence[str], encoder: ClozeEn
 
 def _head_of(model: prompt.PromptedModel) -> setting.Head:
     task = model.task
-    return setting.Head(() if isinstance(task, prompt.Cloze) or task.layers is None else task.layers)
+    return setting.Head(task.layers or () if isinstance(task, prompt.Head) else ())
 
 
 def prompted_values(model: prompt.PromptedModel, labels: int) -> int:

@@ -14,10 +14,13 @@ from learning.prompts.features import FeatureStore
 from learning.text.cloze import ClozeEncoder
 from learning.text.coverage import Coverage
 from learning.text.data import Example, label_places, text_rows
+from learning.text.dialogue import DialogueEncoder
 from learning.text.encoder import TextEncoder
 from learning.text.persons import persons_of
+from tacit.generation import Generate
 from tacit.job import JobDocument, JobSpec
 from tacit.model import PromptedModel, RvaeModel
+from tacit.prompt import writes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from learning.synthesis.words import PublicWords
 
-__all__ = ["EncodedArrays", "EncodedExamples", "coverage_of", "encoder_of", "words_of"]
+__all__ = ["EncodedArrays", "EncodedExamples", "coverage_of", "dialogue_encoder_of", "encoder_of", "words_of"]
 
 # Texts that are tokenised at once, to bound memory.
 _BATCH = 1024
@@ -35,9 +38,12 @@ _BATCH = 1024
 class EncodedArrays:
     """The usable examples as arrays: those with a label of the job and, if the job reads pairs, a second text.
 
+    If the job's model writes, they are the dialogues with a response.
+
     Attributes:
         ids: (U, S), padded.
-        labels: (U,) indices into the job's labels.
+        labels: (U,) indices into the job's labels. If the model writes, (U, S): the id that each position must predict,
+            or -100 where there is no loss.
         usable: (U,) indices of these examples among all.
 
     For a training, examples that are kept back are not usable.
@@ -70,7 +76,9 @@ class EncodedExamples:
         # What a frozen backbone computed of these examples, for a job that trains a head alone.
         self.features = FeatureStore() if features is None else features
         self._labels = job.labels
-        self._encoder = encoder_of(job, tokenizer)
+        self._encoder: TextEncoder | ClozeEncoder | DialogueEncoder = (
+            dialogue_encoder_of(job, tokenizer) if writes(job.model) else encoder_of(job, tokenizer)
+        )
         self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
         self._read: EncodedArrays | None = None
         self._people: tuple[NDArray[np.int64], int] | None = None
@@ -96,7 +104,16 @@ class EncodedExamples:
 
     @property
     def encoder(self) -> TextEncoder | ClozeEncoder:
-        """The encoder of the texts."""
+        """The encoder of the texts. Only of a job with labels: a job whose model writes reads dialogues."""
+        if isinstance(self._encoder, DialogueEncoder):
+            raise TypeError("a job whose model writes has no encoder of texts")
+        return self._encoder
+
+    @property
+    def dialogue_encoder(self) -> DialogueEncoder:
+        """The encoder of the dialogues. Only of a job whose model writes."""
+        if not isinstance(self._encoder, DialogueEncoder):
+            raise TypeError("only a job whose model writes reads dialogues")
         return self._encoder
 
     @property
@@ -133,6 +150,11 @@ class EncodedExamples:
     def _encoded(self, wanted: "NDArray[np.bool_] | None") -> EncodedArrays:
         import numpy as np
 
+        if isinstance(self._encoder, DialogueEncoder):
+            read = self._dialogues(self._encoder, wanted)
+            for array in (read.ids, read.labels, read.usable):
+                array.flags.writeable = False
+            return read
         places = label_places(self._examples, self._labels)
         usable, pairs = np.flatnonzero(places >= 0 if wanted is None else (places >= 0) & wanted), self._encoder.pairs
         if pairs:
@@ -149,13 +171,29 @@ class EncodedExamples:
             array.flags.writeable = False
         return read
 
+    def _dialogues(self, encoder: DialogueEncoder, wanted: "NDArray[np.bool_] | None") -> EncodedArrays:
+        import numpy as np
+
+        places = [
+            at
+            for at, each in enumerate(self._examples)
+            if each.dialogue is not None and (wanted is None or bool(wanted[at]))
+        ]
+        rows = [dialogue for at in places if (dialogue := self._examples[at].dialogue) is not None]
+        ids, targets, usable = encoder.encode_usable(rows)
+        return EncodedArrays(ids, targets, np.array(places, dtype=np.int64)[usable])
+
 
 def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | ClozeEncoder:
     """The encoder that cuts, pads and frames texts, or puts them into a template, as the job's model needs.
 
+    A job whose model writes has `dialogue_encoder_of` instead.
+
     Raises:
         TokenizerInvalid, TemplateInvalid: As in `EncodedExamples`.
     """
+    if writes(job.model):
+        raise TypeError("a job whose model writes reads dialogues; use dialogue_encoder_of")
     if isinstance(job.model, PromptedModel):
         return ClozeEncoder.of(job.model, tokenizer)
     return TextEncoder(tokenizer, job.model.max_tokens, job.model.min_tokens, frame=job.model.frame)
@@ -182,6 +220,18 @@ def coverage_of(job: JobDocument, tokenizer: bytes, examples: Sequence[Example])
     return found
 
 
+def dialogue_encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> DialogueEncoder:
+    """The encoder that puts dialogues into the template of a job whose model writes.
+
+    Raises:
+        TokenizerInvalid, TemplateInvalid: As in `EncodedExamples`.
+    """
+    model = job.model
+    if not isinstance(model, PromptedModel) or not isinstance(model.task, Generate):
+        raise TypeError("only a job whose model writes reads dialogues")
+    return DialogueEncoder(tokenizer, model.task.template, model.max_tokens)
+
+
 def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":
     """The public words of a job for synthetic text.
 
@@ -199,7 +249,9 @@ def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":
 
 def _key(job: JobDocument, tokenizer: bytes) -> tuple[object, ...]:
     model = job.model
-    template = model.template if isinstance(model, PromptedModel) else None
+    template: object = model.template if isinstance(model, PromptedModel) else None
+    if isinstance(model, PromptedModel) and isinstance(model.task, Generate):
+        template = model.task.template
     # Only an rvae's ids start with a label and use its words.
     words = model.words if isinstance(model, RvaeModel) else None
     reading = template, words, job.labels, model.max_tokens, model.min_tokens, model.frame

@@ -18,13 +18,15 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learning.text.columnar import SUFFIXES, ColumnsInvalid, columnar_files, open_columns
 from learning.text.columnar_reader import NOTHING, NUMBERS, TEXT
+from learning.text.turns import MAX_TURNS, Dialogue, Turn
+from tacit.generation import ROLES, Role
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +40,11 @@ __all__ = [
     "Rows",
     "Skipped",
     "TextRow",
+    "check_dialogues",
     "check_labels",
     "check_pairs",
     "data_digest",
+    "dialogue_of",
     "label_ids",
     "label_places",
     "read_data",
@@ -51,8 +55,9 @@ __all__ = [
 
 # What a job's encoder reads of an example: its text, or a pair of texts.
 TextRow = str | tuple[str, str]
-# The default column of a pair's second text.
+# The default column of a pair's second text, and those of a dialogue.
 _TEXT_B = "text_b"
+_PROMPT, _RESPONSE, _MESSAGES = "prompt", "response", "messages"
 # Characters of the name of the column of persons, which a ledger records.
 _MAX_COLUMN = 200
 # The most skipped rows that a sentence names.
@@ -79,6 +84,9 @@ class ColumnMissing(DataInvalid):
 class Example:
     """One row. `text_b` is the second text of a pair, or None. It prints neither its texts nor its person.
 
+    `dialogue` is what a model that writes reads of it, or None. If the row has no text beside it, `text` is what the
+    dialogue's prompts say, and `text_b` what its responses say, or None if it has none.
+
     `person` names whose row it is, if the data was read with its column; a row without one is a person of its own.
     """
 
@@ -86,6 +94,7 @@ class Example:
     label: str | None
     text_b: str | None = None
     person: str | None = None
+    dialogue: Dialogue | None = None
 
     @property
     def texts(self) -> TextRow:
@@ -115,11 +124,16 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The content of a file. `second_column` says whether its rows can have a second text (`read_data`)."""
+    """The content of a file.
+
+    `second_column` says whether its rows can have a second text, and `dialogue_columns` whether they can be dialogues
+    with a response (`read_data`).
+    """
 
     examples: list[Example]
     second_column: bool
     skipped: Skipped = Skipped()
+    dialogue_columns: bool = True
 
 
 # A row as a format gives it: its line, and its columns.
@@ -296,6 +310,75 @@ def _second_of(row: dict[str, object], column: str | None, where: _Place) -> str
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _DialogueColumns:
+    """The columns of dialogues as the caller named them; None: those with the default names, if there are any."""
+
+    prompt: str | None
+    response: str | None
+    messages: str | None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The columns that may hold dialogues, with the option that names each."""
+        return {
+            self.prompt or _PROMPT: "prompt",
+            self.response or _RESPONSE: "response",
+            self.messages or _MESSAGES: "messages",
+        }
+
+    def in_table(self, row: dict[str, object]) -> bool:
+        """Whether rows with these columns can have a response."""
+        return (self.messages or _MESSAGES) in row or (
+            (self.prompt or _PROMPT) in row and (self.response or _RESPONSE) in row
+        )
+
+    def read(self, row: dict[str, object], where: _Place) -> Dialogue | None:
+        """A row's dialogue, with or without a response; None if it has none of the columns, and none was named."""
+        messages = self.messages or _MESSAGES
+        if self.messages is not None or (self.prompt is None and self.response is None and messages in row):
+            return _turns_of(_cell(row, messages, "messages", where), messages, where)
+        prompt, response = self.prompt or _PROMPT, self.response or _RESPONSE
+        if self.prompt is None and self.response is None and prompt not in row:
+            return None
+        asked = _text_of(_cell(row, prompt, "prompt", where), prompt, where)
+        if self.response is not None:
+            return Dialogue.of(asked, _text_of(_cell(row, response, "response", where), response, where))
+        try:
+            return Dialogue.of(asked, _text_of(row.get(response), response, where))
+        except DataInvalid:
+            return Dialogue.of(asked)
+
+
+def _turns_of(value: object, column: str, where: _Place) -> Dialogue:
+    """A dialogue from a list of {"role": ..., "content": ...}; in a table, as the JSON of one."""
+    wrong = f'no dialogue in column {column!r}; write [{{"role": "user", "content": ...}}, ...]'
+    if where.table and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise where.wrong(wrong) from None
+    if not isinstance(value, list) or not value:
+        raise where.wrong(wrong)
+    if len(value) > MAX_TURNS:
+        raise where.wrong(f"{len(value)} messages in {column!r}, and the limit is {MAX_TURNS}; divide the dialogue")
+    turns = []
+    for each in value:
+        if not isinstance(each, dict) or not isinstance(content := each.get("content"), str):
+            raise where.wrong(wrong)
+        role = next((known for known in ROLES if known == each.get("role")), None)
+        if role is None:
+            raise where.wrong(f"a message in {column!r} has another role than {', '.join(ROLES)}; leave it out")
+        try:
+            content.encode()
+        except UnicodeEncodeError:
+            raise where.wrong(f"half of a surrogate pair in {column!r}; write the character whole") from None
+        turns.append(Turn(role, content))
+    if not any(turn.text.strip() for turn in turns):
+        raise where.wrong(f"no text in column {column!r}; fill the row or leave it out")
+    return Dialogue(tuple(turns))
+
+
 def _label_of(value: object, column: str, where: _Place) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -321,12 +404,18 @@ class _Wanted:
     label: str | None
     text_b: str | None
     person: str | None
+    dialogues: "_DialogueColumns"
 
     @property
     def required(self) -> dict[str, str]:
         """The columns that every row must have, with the option that names each."""
         pairs = ((self.text, "text"), (self.text_b, "text-b"), (self.label, "label"), (self.person, "person"))
         return {column: option for column, option in reversed(pairs) if column is not None}
+
+    def required_beside(self, names: Collection[str]) -> dict[str, str]:
+        """The same for a file with these columns: in one of dialogues, text and label may be absent."""
+        absent = {"text", "label"} if self.dialogues.in_table(dict.fromkeys(names)) else frozenset[str]()
+        return {column: option for column, option in self.required.items() if option not in absent or column in names}
 
 
 # Whether every row has the same columns, what is counted to say where a row is, and the rows.
@@ -360,12 +449,17 @@ def read_data(
     label: str | None = "label",
     text_b: str | None = None,
     person: str | None = None,
+    prompt: str | None = None,
+    response: str | None = None,
+    messages: str | None = None,
     skip_invalid: bool = False,
 ) -> Rows:
-    """Reads what `read_examples` reads, and whether rows of this file can have a second text.
+    """Reads what `read_examples` reads, dialogues, and whether rows of this file can have a second text or a response.
 
     They can unless a table's header has no column for it. JSON lines have no header, so there they always can, whatever
     the rows are.
+
+    A row that is a dialogue needs neither a text nor a label.
 
     With skip_invalid, rows that cannot be read are skipped and counted. Whether a row is skipped depends only on that
     row, the table's header and the arguments: two files that differ in one row give examples that differ in at most
@@ -377,6 +471,12 @@ def read_data(
         label: As in `read_examples`.
         text_b: As in `read_examples`.
         person: The column that names whose row it is, which every row must then have; with None no person is read.
+        prompt: The column of a dialogue's prompt, which every row must then have. With None it is the column `prompt`,
+            if there is one.
+        response: The column of the response, which every row must then have. With None it is the column `response`, if
+            there is one, and a row may lack a response.
+        messages: The column of a dialogue's turns, which every row must then have. With None it is the column
+            `messages`, if there is one and neither of the other two is named.
         skip_invalid: Whether to skip rows that cannot be read.
 
     Raises:
@@ -385,24 +485,32 @@ def read_data(
     """
     if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
         raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
-    if person is not None and person in (text, label, text_b):
+    if person is not None and person in (text, label, text_b, prompt, response, messages):
         raise DataInvalid(
             f"--person {person} is the column of the text or the label; name the one that says whose it is"
         )
-    columns = _Wanted(text, label, text_b, person)
+    if messages is not None and (prompt is not None or response is not None):
+        raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
+    dialogues = _DialogueColumns(prompt, response, messages)
+    columns = _Wanted(text, label, text_b, person, dialogues)
     table, unit, items = _columnar(path, columns) or _textual(path, skip_invalid)
     examples: list[Example] = []
     first: list[str] = []
-    second_column, skipped = True, 0
+    second_column, dialogue_columns, skipped = True, True, 0
     for item in items:
         try:
             if isinstance(item, RowInvalid):
                 raise item
             number, row = item
             where = _Place(str(path), number, table, unit)
-            words = _text_of(_cell(row, text, "text", where), text, where)
-            second = _second_of(row, text_b, where)
-            named = None if label is None else _label_of(_cell(row, label, "label", where), label, where)
+            dialogue = dialogues.read(row, where)
+            if dialogue is not None and text not in row:
+                words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
+            else:
+                words = _text_of(_cell(row, text, "text", where), text, where)
+                second = _second_of(row, text_b, where)
+            unlabelled = label is None or (dialogue is not None and label not in row)
+            named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
             whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
         except RowInvalid as error:
             if not skip_invalid:
@@ -412,13 +520,14 @@ def read_data(
                 first.append(f"{error.where}: {error.what}")
             continue
         second_column = not table or (text_b or _TEXT_B) in row
-        examples.append(Example(words, named, second, whose))
+        dialogue_columns = not table or dialogues.in_table(row)
+        examples.append(Example(words, named, second, whose, dialogue))
     found = Skipped(skipped, tuple(first))
     if not examples and skipped:
         raise DataInvalid(f"{path} has no row that can be read; {found.sentence(0)}")
     if not examples:
         raise DataInvalid(f"{path} has no rows; give a file with at least one example")
-    return Rows(examples, second_column, found)
+    return Rows(examples, second_column, found, dialogue_columns)
 
 
 def _textual(path: Path, skip_invalid: bool) -> _Items:
@@ -447,11 +556,17 @@ def _columnar_files(path: Path) -> list[Path] | None:
 
 
 def _columnar_rows(path: Path, files: list[Path], wanted: _Wanted) -> Iterator[Row | RowInvalid]:
-    names = wanted.required | ({} if wanted.text_b is not None else {_TEXT_B: "text-b"})
+    names = wanted.dialogues.options | wanted.required | ({} if wanted.text_b is not None else {_TEXT_B: "text-b"})
     try:
         with open_columns(path, files, list(names)) as found:
             where = _Place(str(path), 1, True, "row")
-            for column, option in wanted.required.items():
+            for column in wanted.dialogues.options:
+                if (kind := found.kinds.get(column, TEXT)) not in (TEXT, NOTHING):
+                    raise DataInvalid(
+                        f"{path}: column {column!r} holds {kind}; write text, which for messages is their JSON, or "
+                        "write the rows as JSON lines"
+                    )
+            for column, option in wanted.required_beside(found.names).items():
                 if files:
                     _cell(dict.fromkeys(found.names), column, option, where)
                 kind = found.kinds.get(column, TEXT)
@@ -527,6 +642,48 @@ def check_pairs(examples: Sequence[Example], *, second_column: bool = True) -> N
         f"the job reads pairs of texts, and {lacking} of {len(examples)} rows have no second text in column "
         f"{_TEXT_B!r}; fill or remove them, or name the right column with --text-b"
     )
+
+
+def check_dialogues(
+    examples: Sequence[Example], roles: Collection[Role] = ROLES, *, dialogue_columns: bool = True
+) -> None:
+    """Checks that every example is a dialogue that a model can learn to answer.
+
+    Args:
+        examples: The examples.
+        roles: The roles that the job's template has.
+        dialogue_columns: As `read_data` found it.
+
+    Raises:
+        ColumnMissing: There are no columns of dialogues; this does not depend on any row.
+        DataInvalid: Some rows have no dialogue, no response, or a turn of another role; the text says how many.
+    """
+    wanted = f"a {_PROMPT!r} and a {_RESPONSE!r}, or {_MESSAGES!r}"
+    if not dialogue_columns:
+        raise ColumnMissing(
+            f"the job's model writes, and the table has no columns {wanted}; name yours with --prompt and --response, "
+            "or with --messages"
+        )
+    if lacking := sum(dialogue_of(example, roles) is None for example in examples):
+        raise DataInvalid(
+            f"the job's model writes, and {lacking} of {len(examples)} rows have no response to learn from ({wanted}, "
+            f"with turns of {', '.join(roles)} only); fill or remove them, or name the right columns with --prompt and "
+            "--response, or with --messages"
+        )
+
+
+def dialogue_of(example: Example, roles: Collection[Role] = ROLES) -> Dialogue | None:
+    """The example's dialogue, if it has a response at its end and only turns of these roles; else None.
+
+    Turns of a user after the last response do not count.
+    """
+    if example.dialogue is None:
+        return None
+    turns = example.dialogue.turns
+    last = max((at for at, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
+    if last < 0 or not turns[last].text.strip() or any(turn.role not in roles for turn in turns[: last + 1]):
+        return None
+    return example.dialogue
 
 
 def text_rows(examples: Sequence[Example], *, pairs: bool) -> list[TextRow]:

@@ -28,12 +28,12 @@ from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import EncodedExamples
 from learning.text.encoder import TextEncoder
 from learning.training.head import Features, HeadTraining, Ids, LinearHead
-from learning.training.outcome import LossWatch, Progress, check_spread, losing
+from learning.training.outcome import LossWatch, Progress, check_spread, losing, recipe_of
 from learning.training.persons import persons_in
 from learning.training.probes import probe_rows
 from learning.validation.measuring import ValidationData, measured_metrics
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument
+from tacit.job import JobDocument, Training
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import FedProx
@@ -49,6 +49,7 @@ _SMALLEST_SQUARE = np.float32(1e-12)
 
 def head_training(
     job: JobDocument,
+    recipe: Training,
     head: LinearHead,
     features: Features,
     corpus: EncodedExamples,
@@ -65,7 +66,7 @@ def head_training(
         head,
         features,
         read.labels,
-        job.training,
+        recipe,
         seed,
         population,
         read.usable,
@@ -138,6 +139,7 @@ class HeadModel:
 def train_head_update(
     *,
     job: JobDocument,
+    round: int | None = None,
     manifest: Manifest,
     corpus: EncodedExamples,
     base: bytes,
@@ -159,15 +161,15 @@ def train_head_update(
     Args:
         backbone: The job's ONNX backbone.
         private, device: Unused: a head keeps nothing private, and trains on the CPU.
-        job, manifest, corpus, base, protection, frozen, validation, correlated, random, seed, progress, cancelled,
-            warn: As in `train_update`.
+        job, round, manifest, corpus, base, protection, frozen, validation, correlated, random, seed, progress,
+            cancelled, warn: As in `train_update`.
 
     Raises:
         The same, DocumentInvalid if the version or the ONNX file does not fit the job, and BackboneInvalid if the file
         cannot compute the probe texts.
     """
     start = manifest.decode(base)
-    encoder = corpus.encoder
+    encoder, recipe = corpus.encoder, recipe_of(job, round)
     model = HeadModel(job, encoder, backbone, manifest.unflatten(start), frozen)
     losses = LossWatch(job)
 
@@ -185,7 +187,7 @@ def train_head_update(
             if not np.isfinite(read).all():
                 raise BackboneInvalid("the ONNX backbone cannot compute the probe texts; make the bundle again")
             logits = np.concatenate([model.head.logits(each[None]) for each in read])
-            check_spread(float((logits.max(axis=1) - logits.min(axis=1)).min()), job.training)
+            check_spread(float((logits.max(axis=1) - logits.min(axis=1)).min()), recipe)
         with losing(job, public=True):
             measured = measured_metrics(job, model, corpus, validation, random, device, cancelled)
             ids = corpus.read().ids
@@ -194,7 +196,9 @@ def train_head_update(
                 ids, encoder.pad_id, backbone.width, kind, corpus.features, lambda places: model.features(ids[places])
             )
     with losing(job, public=True):
-        task = head_training(job, model.head, features, corpus, seed, correlated, watch, cancelled, losses.failed)
+        task = head_training(
+            job, recipe, model.head, features, corpus, seed, correlated, watch, cancelled, losses.failed
+        )
         result = protection.train(task, random)
         change = np.subtract(manifest.flatten(model.shared()), start, dtype=np.float32)
         change = protection.protect(change, random)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tacit.job import JobDocument, Training
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.model import RvaeModel
+from tacit.prompt import writes
 
 __all__ = [
     "DIVERGED_BEYOND",
@@ -27,6 +28,7 @@ __all__ = [
     "check_spread",
     "losing",
     "rates_of",
+    "recipe_of",
 ]
 
 # Nats. A larger mean loss, or logits further apart on every probe text, is divergence. Softmax in float32 gives exactly
@@ -115,6 +117,13 @@ def losing(job: JobDocument, *, public: bool) -> Iterator[None]:
         raise TrainingLost(str(error)) from error
 
 
+def recipe_of(job: JobDocument, round: int | None) -> Training:
+    """What a member does in a round, from 1, with the rates of the job's schedule. None: with the whole rates."""
+    if round is None or job.training.schedule is None:
+        return job.training
+    return job.training.in_round(round, job.rounds.count)
+
+
 def rates_of(recipe: Training) -> str:
     """The learning rates of a recipe, as an error about a divergence names them."""
     said = f"training.learning_rate (it is {recipe.learning_rate:g})"
@@ -141,8 +150,8 @@ class LossWatch:
     """Notices a loss that has exploded by the end of a training, and a training that failed unseen.
 
     It compares the mean of the last quarter of the steps, since a single batch may be hard. A classifier is compared
-    with guessing, ln(labels) nats: its first loss may have exploded in an earlier round. A model that generates text is
-    compared with its own first loss.
+    with guessing, ln(labels) nats: its first loss may have exploded in an earlier round. A model that generates or
+    writes text is compared with its own first loss.
     """
 
     def __init__(self, job: JobDocument) -> None:
@@ -150,7 +159,7 @@ class LossWatch:
         by_steps = isinstance(job.mechanism, NoMechanism | DpSgd)
         # Noise on whole updates can spoil a version by itself, and a lower rate does not help then.
         self._noise = "" if by_steps else ", or with a smaller clip, fewer shared parameters or more members"
-        generates = isinstance(job.model, RvaeModel)
+        generates = isinstance(job.model, RvaeModel) or writes(job.model)
         self._usual = None if generates else math.log(max(2, len(job.labels)))
         self._losses: list[float] = []
         self._first = math.nan

@@ -18,14 +18,15 @@ from learning.backbones.subnormals import flushed
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
-from learning.models.assembly import NOTHING, assembled
+from learning.models import TextClassifier
+from learning.models.assembly import NOTHING, assembled_module
 from learning.prompts.features import features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.training.divergence import check_not_diverged
 from learning.training.head import HeadTraining, LinearHead
 from learning.training.head_update import head_training
-from learning.training.outcome import LossWatch, Progress, TrainingLost, TrainingResult, losing
+from learning.training.outcome import LossWatch, Progress, TrainingLost, TrainingResult, losing, recipe_of
 from learning.training.persons import persons_in
 from learning.training.task import LocalTraining
 from learning.validation.measuring import ValidationData, measured_metrics
@@ -44,6 +45,7 @@ __all__ = ["TrainingLost", "train_update"]
 def train_update(
     *,
     job: JobDocument,
+    round: int | None = None,
     manifest: Manifest,
     corpus: EncodedExamples,
     base: bytes,
@@ -66,6 +68,7 @@ def train_update(
 
     Args:
         job: The job.
+        round: The round's number, from 1, which the job's schedule reads; None: the whole rate.
         manifest: The names and shapes of the shared parameters.
         corpus: The member's examples.
         base: The version's weights, encoded by the manifest.
@@ -98,7 +101,8 @@ def train_update(
         # Members may share a machine, where one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
     start = manifest.decode(base)
-    module, division = assembled(job, corpus, manifest, start, private or {}, backbone, frozen)
+    module, division = assembled_module(job, corpus, manifest, start, private or {}, backbone, frozen)
+    recipe = recipe_of(job, round)
     moves = trains_private(job.method, job.mechanism)
     # Parameters that a member keeps, and its own vocabulary, depend on its data. Then it may tell nothing about the
     # model.
@@ -106,7 +110,7 @@ def train_update(
     # Noise on whole updates alone moves a version far, and a lower learning rate would not help.
     by_steps = isinstance(job.mechanism, NoMechanism | DpSgd)
     if public and by_steps and not isinstance(job.model, RvaeModel):
-        check_not_diverged(module, job.training, seed)
+        check_not_diverged(module, recipe, seed)
 
     losses = LossWatch(job)
 
@@ -115,14 +119,19 @@ def train_update(
         progress(at.step, at.steps, at.loss)
 
     with losing(job, public=public):
-        measured = measured_metrics(job, module, corpus, validation, random, device, cancelled)
+        # A job whose model writes has no metrics.
+        measured = (
+            measured_metrics(job, module, corpus, validation, random, device, cancelled)
+            if isinstance(module, TextClassifier)
+            else None
+        )
         read = corpus.read()
         task: LocalTraining | HeadTraining
         if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
             with module.computing_in(job.training.precision):
                 features = features_of(module, read.ids, kind_of(job), corpus.features, device)
             task = head_training(
-                job, _head_of(module), features, corpus, seed, correlated, watch, cancelled, losses.failed
+                job, recipe, _head_of(module), features, corpus, seed, correlated, watch, cancelled, losses.failed
             )
         else:
             population, persons = persons_in(job, corpus, read.usable)
@@ -130,7 +139,7 @@ def train_update(
                 module,
                 read.ids,
                 read.labels,
-                job.training,
+                recipe,
                 seed,
                 device,
                 watch,

@@ -12,6 +12,8 @@ bytes returned are the bytes that were hashed. A bundle's kind says what it hold
                 (`backbone_folder`) beside the prompts that need it
     prompt      a model to run on such a backbone: prompt.safetensors, labels.json; bundle.json also says where it came
                 from and which backbone it needs
+    generator   a model that writes: model.onnx with its weights in model.safetensors, tokenizer.json; cache.npz if
+                a soft prompt comes before every dialogue; bundle.json also says where it came from and how it writes
     hf          a model for transformers or peft: config.json, tokenizer.json, tokenizer_config.json, README.md, and
                 the weights under the names that each library looks for
 
@@ -33,11 +35,14 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part, Short, sentence_of
+from tacit.generation import DialogueTemplate
 from tacit.limits import MAX_AVERAGED, MAX_LABELS
 from tacit.prompt import Template, parse_template
 
 __all__ = [
     "BACKBONE_FILE",
+    "CACHE_FILE",
+    "GENERATOR_FILES",
     "HF_FILES",
     "INDEX",
     "JOB_FILES",
@@ -48,12 +53,14 @@ __all__ = [
     "PIECES_FILE",
     "PROMPT_FILES",
     "SHARED_FILES",
+    "WEIGHTS_FILE",
     "Averaged",
     "Bundle",
     "BundleIndex",
     "BundleInvalid",
     "BundleKind",
     "BundledFile",
+    "GeneratorFacts",
     "Labels",
     "ModelFacts",
     "backbone_folder",
@@ -72,6 +79,8 @@ BACKBONE_FILE = "backbone.safetensors"
 PIECES_FILE = "backbone.pieces"
 # The same as an ONNX file, for members without torch.
 ONNX_FILE = "backbone.onnx"
+# The weights of a model that writes, and the keys and values with which each of its dialogues begins.
+WEIGHTS_FILE, CACHE_FILE = "model.safetensors", "cache.npz"
 # What is checked in place, and not read into memory.
 LARGE_FILES = (BACKBONE_FILE, ONNX_FILE)
 # The files of every job bundle.
@@ -79,14 +88,16 @@ JOB_FILES = ("job.json", "manifest.json", "weights.bin")
 MODEL_FILES = ("model.onnx", "tokenizer.json", "labels.json")
 PROMPT_FILES = ("prompt.safetensors", "labels.json")
 SHARED_FILES = ("backbone.onnx", "tokenizer.json")
+GENERATOR_FILES = ("model.onnx", WEIGHTS_FILE, "tokenizer.json")
 HF_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md")
 
-BundleKind = Literal["job", "model", "backbone", "prompt", "hf"]
+BundleKind = Literal["job", "model", "backbone", "prompt", "generator", "hf"]
 _NEEDED: dict[BundleKind, tuple[str, ...]] = {
     "job": JOB_FILES,
     "model": MODEL_FILES,
     "backbone": SHARED_FILES,
     "prompt": PROMPT_FILES,
+    "generator": GENERATOR_FILES,
     "hf": HF_FILES,
 }
 _MAKES: dict[BundleKind, str] = {
@@ -94,6 +105,7 @@ _MAKES: dict[BundleKind, str] = {
     "model": "`export` makes one",
     "backbone": "`export --split` makes one",
     "prompt": "`export --split` makes one",
+    "generator": "`export` of a job that writes makes one",
     "hf": "`coordinator export --format hf` makes one",
 }
 # A killed run's folder is removed after a day; no run takes that long.
@@ -163,6 +175,46 @@ def _parsed(template: str) -> Template:
     return parse_template(template, mask="{mask}" in template)
 
 
+class GeneratorFacts(Part):
+    """Where an exported model that writes came from, what it reads, and how it writes unless told otherwise.
+
+    Attributes:
+        task: what it does.
+        job: the job's name.
+        version: SHA-256 of the weights that the job trained.
+        averaged: as in `ModelFacts`.
+        template: what stands around the turns of a dialogue.
+        end_ids: tokens that end a response.
+        max_tokens: length of a dialogue in training.
+        soft: positions of the soft prompt before every dialogue, which `CACHE_FILE` holds.
+        room: tokens of a prompt and its response together.
+        max_new_tokens: the most tokens of a response.
+        temperature: what logits are divided by; 0: the most probable token.
+        top_k: choose among this many tokens. None: among all.
+        top_p: choose among the fewest tokens that reach this probability. None: among all.
+        precision: of the matrices.
+        parity: the largest difference between its logits and the training stack's.
+        texts: the number of dialogues over which `parity` was measured.
+    """
+
+    task: Literal["generate"] = "generate"
+    job: Short
+    version: Digest
+    averaged: Averaged = ()
+    template: DialogueTemplate
+    end_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AtMost(64)] = Field(min_length=1)
+    max_tokens: int = Field(ge=1)
+    soft: int = Field(default=0, ge=0)
+    room: int = Field(ge=2)
+    max_new_tokens: int = Field(ge=1)
+    temperature: float = Field(default=0, ge=0, le=100)
+    top_k: int | None = Field(default=None, ge=1)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    precision: Literal["float32", "int8"] = "float32"
+    parity: float = Field(ge=0, allow_inf_nan=False)
+    texts: int = Field(ge=1)
+
+
 class Labels(Document):
     """labels.json: the labels of the model's outputs, in order."""
 
@@ -178,6 +230,8 @@ class BundleIndex(Document):
     files: Annotated[dict[FileName, BundledFile], AtMost(64)] = Field(min_length=1)
     # Present for a model or a prompt.
     model: ModelFacts | None = None
+    # Present for a model that writes.
+    generator: GeneratorFacts | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -189,6 +243,10 @@ class BundleIndex(Document):
             raise ValueError("model and prompt bundles must have `model`, and no others")
         if self.model is not None and (self.kind == "prompt") != (self.model.backbone is not None):
             raise ValueError("prompt bundles must have `model.backbone`, and no others")
+        if (self.kind == "generator") != (self.generator is not None):
+            raise ValueError("generator bundles must have `generator`, and no others")
+        if self.generator is not None and bool(self.generator.soft) != (CACHE_FILE in self.files):
+            raise ValueError(f"a soft prompt needs {CACHE_FILE}, and nothing else has it")
         return self
 
 
@@ -212,7 +270,12 @@ def backbone_folder(folder: Path, digest: bytes) -> Path:
 
 
 def write_bundle(
-    folder: Path, kind: BundleKind, files: Mapping[str, bytes], *, model: ModelFacts | None = None
+    folder: Path,
+    kind: BundleKind,
+    files: Mapping[str, bytes],
+    *,
+    model: ModelFacts | None = None,
+    generator: GeneratorFacts | None = None,
 ) -> BundleIndex:
     """Writes a bundle beside its place and renames it there.
 
@@ -228,12 +291,13 @@ def write_bundle(
         kind: what it holds.
         files: content by name.
         model: facts about the model, for a model or a prompt.
+        generator: facts about a model that writes.
 
     Raises:
         BundleInvalid: the kind needs a file that is missing, a name is not a plain file name, or a folder is in the
             way.
     """
-    index = _index_of(folder, kind, files, model)
+    index = _index_of(folder, kind, files, model, generator)
     _put(folder, index, files)
     return index
 
@@ -279,7 +343,13 @@ def check_place(folder: Path, kind: BundleKind) -> None:
         raise BundleInvalid(refusal)
 
 
-def _index_of(folder: Path, kind: BundleKind, files: Mapping[str, bytes], model: ModelFacts | None) -> BundleIndex:
+def _index_of(
+    folder: Path,
+    kind: BundleKind,
+    files: Mapping[str, bytes],
+    model: ModelFacts | None,
+    generator: GeneratorFacts | None = None,
+) -> BundleIndex:
     try:
         return BundleIndex(
             kind=kind,
@@ -287,6 +357,7 @@ def _index_of(folder: Path, kind: BundleKind, files: Mapping[str, bytes], model:
                 name: BundledFile(sha256=hashlib.sha256(data).digest(), size=len(data)) for name, data in files.items()
             },
             model=model,
+            generator=generator,
         )
     except ValidationError as error:
         raise BundleInvalid(f"{folder} would not be a valid bundle: {sentence_of(error)}") from error
@@ -444,6 +515,8 @@ def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) 
         hint = _MAKES[kinds[0]]
         if index.kind == "backbone" and "prompt" in kinds:
             hint = "name the folder of a prompt, which is beside its backbone"
+        if (other := {"generator": "generate", "model": "predict", "prompt": "predict"}.get(index.kind)) is not None:
+            hint = f"`edge_client {other}` runs it"
         raise BundleInvalid(f"{folder} is a {index.kind} bundle where a {kinds[0]} bundle is needed; {hint}")
     files: dict[str, bytes] = {}
     for name, expected in index.files.items():

@@ -5,12 +5,12 @@ trains only under a job document, whose digest is part of every attempt's contex
 """
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from tacit.bundle import BACKBONE_FILE, ONNX_FILE, PIECES_FILE
-from tacit.documents import AtMost, Digest, DocumentInvalid, Label
+from tacit.documents import Digest, DocumentInvalid
 from tacit.job_body import JobBody
 from tacit.job_checks import check_body, check_question
 from tacit.job_parts import (
@@ -32,7 +32,6 @@ from tacit.job_parts import (
     VocabularyFile,
     earlier_version,
 )
-from tacit.limits import MAX_LABELS
 from tacit.measurement import Measurement
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.method import FedVocab, OwnVocabulary, keeps_anything, private_parts
@@ -138,8 +137,6 @@ class JobSpec(JobBody):
 class JobDocument(JobBody):
     """A job as it is run: with digests instead of files."""
 
-    # Empty in a survey, which names labels itself if it asks about any.
-    labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = ()
     # What the job asks its members instead of training with them. None: it trains.
     question: QuestionTable | None = None
     manifest: Digest
@@ -168,8 +165,6 @@ class JobDocument(JobBody):
             return self
         if isinstance(self.model, NoModel) or isinstance(self.mechanism, OwnDiscreteGaussian):
             raise ValueError("question: missing; a job without one trains a model, and has a mechanism for training")
-        if len(self.labels) < 2:
-            raise ValueError(f"labels: must have 2 entries or more, has {len(self.labels)}")
         check_body(self)
         if (self.vocabulary is None) == (self.tokenizer is None):
             raise ValueError("a job has either a tokenizer or a vocabulary that its members build")
@@ -187,6 +182,7 @@ class JobDocument(JobBody):
 
     def _check_frozen(self) -> None:
         centred = isinstance(self.model, PromptedModel) and self.model.centred
+        adapters = isinstance(self.model, PromptedModel) and self.model.fixes_adapters
         if self.frozen is None and centred:
             raise ValueError(
                 "frozen: missing; model.task centres features with numbers in files of their own; make the bundle "
@@ -197,7 +193,12 @@ class JobDocument(JobBody):
                 "frozen: missing; model.freeze_embedding keeps the embedding out of versions and updates, so its "
                 "values have files of their own; make the bundle again with `coordinator job bundle`"
             )
-        if self.frozen is not None and not (self.model.freeze_embedding or centred):
+        if self.frozen is None and adapters and self.question is None:
+            raise ValueError(
+                'frozen: missing; with train = "up" one matrix of each adapter has files of its own; make the bundle '
+                "again with `coordinator job bundle`"
+            )
+        if self.frozen is not None and not (self.model.freeze_embedding or centred or adapters):
             raise ValueError(
                 "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
                 "`coordinator job bundle`"

@@ -34,7 +34,8 @@ class JobBody(Document):
     max_bytes: ClassVar[int] = 1024 * 1024
 
     name: Name
-    labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = Field(min_length=2)
+    # Two or more, or none if the model writes.
+    labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = ()
     # A table without `architecture` describes a TextCNN.
     model: Annotated[Model, table_of(Model, "architecture", default="textcnn", unsaid=("none",))] = TextCNNModel()
     # `local` is for simulations only; `job_checks` refuses it.

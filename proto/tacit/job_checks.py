@@ -26,7 +26,7 @@ from tacit.method import (
     trains_private,
 )
 from tacit.model import NoModel, PromptedModel, RvaeModel
-from tacit.prompt import BitFit, check_prompted_method
+from tacit.prompt import BitFit, check_prompted_method, writes
 from tacit.question import Question
 from tacit.server_optimiser import FedAvgServer
 from tacit.survey import Survey
@@ -40,8 +40,7 @@ def check_body(job: JobBody) -> None:
     Raises:
         ValueError: they do not; the text names them and says what to do.
     """
-    if len(set(job.labels)) != len(job.labels):
-        raise ValueError("labels: a label is listed twice; name each label once")
+    _check_labels(job)
     _check_method(job)
     _check_corpus(job)
     _check_rates(job)
@@ -77,6 +76,30 @@ def check_body(job: JobBody) -> None:
                 f"mechanism.honest: a cohort of {weakest} guarantees {honest} honest inputs, but the noise needs "
                 f"{counted}; lower it, or {_more_honest(job, weakest)}"
             )
+
+
+def _check_labels(job: JobBody) -> None:
+    """A model that writes has no labels, and nothing that counts right answers or plants texts with a label."""
+    if not writes(job.model):
+        if len(job.labels) < 2:
+            given = "labels" in job.model_fields_set
+            raise ValueError(
+                f"labels: must have 2 entries or more, has {len(job.labels)}"
+                if given
+                else "labels: missing; it has no default"
+            )
+        if len(set(job.labels)) != len(job.labels):
+            raise ValueError("labels: a label is listed twice; name each label once")
+        return
+    if job.labels:
+        raise ValueError("labels: a model that writes chooses no label; leave this key out")
+    if job.metrics is not None:
+        raise ValueError(
+            "metrics: they count right labels, and a model that writes has none; leave this table out, and measure "
+            "versions with `coordinator evaluate`"
+        )
+    if job.audit is not None:
+        raise ValueError("audit: its canaries are texts with a label, and this job has no labels; leave this table out")
 
 
 def check_question(job: JobBody, question: Question, values: int, *, tokenizer: bool) -> None:
@@ -130,6 +153,8 @@ def _check_measurement(job: JobBody, question: Measurement, mechanism: OwnDiscre
     """A measurement is of a classifier that is whole, in numbers that its estimate can be read from."""
     if isinstance(job.model, NoModel | RvaeModel):
         raise ValueError("model: a measurement is of a classifier; an rvae generates text and labels none")
+    if writes(job.model):
+        raise ValueError("model: a measurement counts right labels, and a model that writes chooses none")
     if len(job.labels) < 2 or len(set(job.labels)) != len(job.labels):
         raise ValueError("labels: must be those of the version, two or more, each once")
     if question.breakdown not in ((), job.labels):

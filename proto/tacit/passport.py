@@ -216,7 +216,7 @@ class ExportFacts(Document):
     number: int = Field(ge=0)
     version: Digest
     averaged: Averaged = ()
-    format: Literal["model", "prompt", "hf"]
+    format: Literal["model", "prompt", "generator", "hf"]
     # bundle.json itself, and the files that it lists.
     index: Digest
     files: Annotated[dict[FileName, BundledFile], AtMost(64)]

@@ -6,7 +6,7 @@ travel, so methods with private parts (`fedvocab`, `lg-fedavg`, `fedrecon`) have
 
 A template is text with slots: `{text}`, also `{text_b}` for pairs of texts, and `{mask}`, where the language model
 fills in a word. The text slots have the names of data columns, unless a member maps others to them. A verbaliser maps
-each label to its words.
+each label to its words. A model that writes has a template of dialogues instead (`tacit.generation`), and no labels.
 """
 
 import re
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from tacit.documents import AtMost, Digest, Location, Part, Short, table_of
+from tacit.generation import CAUSAL_FAMILIES, Generate
 from tacit.limits import MAX_LABELS
 from tacit.method import FedAvg, FedProx, Method
 
@@ -38,6 +39,7 @@ __all__ = [
     "Centre",
     "Cloze",
     "EncoderConfig",
+    "Generate",
     "Head",
     "Injection",
     "LoRA",
@@ -54,6 +56,7 @@ __all__ = [
     "check_prompted_method",
     "parse_template",
     "reads_pairs",
+    "writes",
 ]
 
 # Size of the canonical file, in float32: T5-base has 0.9 GB, Llama 3 of 8 billion values 32 GB.
@@ -373,7 +376,7 @@ class Head(Part):
         return self
 
 
-Task = Annotated[Cloze | Head, Field(discriminator="name")]
+Task = Annotated[Cloze | Head | Generate, Field(discriminator="name")]
 
 
 # ---- the model -------------------------------------------------------------------------------------------------
@@ -466,6 +469,7 @@ class PromptedModel(Part):
         if self.hub is not None and self.config is None:
             raise ValueError("hub: `coordinator job bundle` writes this key; leave it out and name the base")
         kind = (self.config or {}).get("model_type")
+        self._check_generate(kind)
         if kind == "t5" and isinstance(self.task, Head):
             raise ValueError('task: a head does not work with t5 here; use "cloze"')
         if kind == "t5" and isinstance(self.injection, BitFit):
@@ -484,12 +488,31 @@ class PromptedModel(Part):
             raise ValueError("task.centre: `coordinator job bundle` writes its digest; make the bundle again")
         return self
 
+    def _check_generate(self, kind: object) -> None:
+        """A model that writes is causal, and its injection is one that a causal model can have."""
+        if not isinstance(self.task, Generate):
+            if kind in CAUSAL_FAMILIES:
+                raise ValueError(f'task: a {kind} writes, and neither fills in words nor labels texts; use "generate"')
+            return
+        if kind is not None and kind not in CAUSAL_FAMILIES:
+            raise ValueError(
+                f"task: a {str(kind)[:40]} does not write; name a base of type {', '.join(sorted(CAUSAL_FAMILIES))}, "
+                'or use a "cloze" or a "head"'
+            )
+        if not isinstance(self.injection, LoRA | PromptTuning | PrefixTuning):
+            raise ValueError(
+                f'injection: "{self.injection.name}" is not for models that write; use "lora", "prompt-tuning" or '
+                '"prefix-tuning"'
+            )
+        if self.onnx is not None:
+            raise ValueError("onnx: a model that writes trains with torch alone; leave this key out")
+
     @property
     def template_text(self) -> str:
         """The template's text; under a head a single text, or a pair with a separator in between."""
         if isinstance(self.task, Cloze):
             return self.task.template
-        return _PLAIN_PAIR if self.task.pairs else _PLAIN
+        return _PLAIN_PAIR if isinstance(self.task, Head) and self.task.pairs else _PLAIN
 
     @property
     def template(self) -> Template:
@@ -535,9 +558,19 @@ class PromptedModel(Part):
         return isinstance(self.task, Head) and self.task.layers is not None
 
     @property
+    def fixes_adapters(self) -> bool:
+        """Whether one matrix of each adapter keeps its random values, which the bundle holds among its frozen ones."""
+        return isinstance(self.injection, LoRA) and self.injection.train == "up"
+
+    @property
     def caches_features(self) -> bool:
         """Whether a row's features stay the same in every round, because only the head on top of them is trained."""
         return isinstance(self.injection, NoInjection)
+
+
+def writes(model: object) -> bool:
+    """Whether a job's model writes responses. Then it reads dialogues, and has no labels."""
+    return isinstance(model, PromptedModel) and isinstance(model.task, Generate)
 
 
 def reads_pairs(model: object) -> bool:

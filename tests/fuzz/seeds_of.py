@@ -107,6 +107,18 @@ def _log_answer() -> bytes:
     return answer.SerializeToString()
 
 
+def _tokenizer(cut: dict[str, object] | None, *, pieces: bool) -> bytes:
+    """A tokenizer.json of few entries: of bytes, or of sentencepiece's pieces with all bytes."""
+    entries = [f"<0x{number:02X}>" for number in range(256)] if pieces else []
+    vocabulary = {entry: at for at, entry in enumerate(["<s>", "</s>", *entries, "a", "b", "ab", "x"])}
+    normaliser = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} if pieces else None
+    model = {"type": "BPE", "byte_fallback": pieces, "vocab": vocabulary, "merges": [["a", "b"]]}
+    added = [{"id": at, "content": token, "special": True} for at, token in enumerate(("<s>", "</s>"))]
+    whole = {"added_tokens": added, "normalizer": normaliser, "pre_tokenizer": cut, "model": model}
+    return json.dumps(whole).encode()
+
+
+_LEVEL: dict[str, object] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _SAFETENSORS = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 _OTHERS: dict[str, list[bytes]] = {
     "join_token": [token_of(json.dumps(GOOD["token"][0]).encode()).encode()],
@@ -128,9 +140,17 @@ _OTHERS: dict[str, list[bytes]] = {
     "roster_copy": [b'{"schema":1,"kind":"tacit-roster-log","authorities":"7b7d"}\n{"entry":[]}\n'],
     "sum": [bytes(64)],
     "corpus_rows": [b'{"text": "good morning", "label": "a"}\n{"text": "x", "label": "b"}\n'],
-    "examples_jsonl": [b'{"text": "good morning", "label": "a"}\n'],
-    "examples_csv": [b"text,label\ngood morning,a\n"],
+    "examples_jsonl": [
+        b'{"text": "good morning", "label": "a"}\n',
+        b'{"prompt": "who?", "response": "she"}\n{"messages": [{"role": "user", "content": "who?"}]}\n',
+    ],
+    "examples_csv": [
+        b"text,label\ngood morning,a\n",
+        b'messages,x\n"[{""role"": ""assistant"", ""content"": ""she""}]",1\n',
+    ],
     "datasets_state": [b'{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}'],
+    "dialogue_template": [b"{<s>}[INST] ", b"{<|im_start|>}user\n"],
+    "dialogue_tokenizer": [_tokenizer(_LEVEL, pieces=False), _tokenizer(None, pieces=True)],
     "examples_tsv": [b"text\tlabel\ngood morning\ta\n"],
     "checkpoint_vocabulary": [b"[PAD]\n[UNK]\ngood\n##s\n"],
     "checkpoint_tokenizer": [b'{"model":{"type":"WordPiece","vocab":{"[PAD]":0,"good":1}}}'],

@@ -26,6 +26,8 @@ from learning.backbones.checkpoint import CheckpointInvalid, read_entries, read_
 from learning.text.columnar import ColumnsInvalid, columnar_files
 from learning.text.columnar_reader import FileInvalid, write_rows
 from learning.text.data import DataInvalid, read_examples
+from learning.text.dialogue_tokenizer import check_dialogue_form, own_dialogue_form, parts_of, text_tokenizer
+from learning.text.encoder import TokenizerInvalid
 from secure_agg import Layout, Segment
 from secure_agg.merkle import root_from_path
 from secure_agg.packing import packed_size, unpack_into
@@ -35,6 +37,7 @@ from secure_agg.transparency import is_consistent, root_of_inclusion
 from tacit import roster_wire, wire
 from tacit.documents import Document, DocumentInvalid
 from tacit.fields import TextInvalid, admit, neutralise
+from tacit.generation import parse_around
 from tacit.heads import KeptHead
 from tacit.identity import CertificateInvalid, Identity
 from tacit.prompt import parse_template
@@ -237,6 +240,23 @@ def _checkpoint(name: str, data: bytes) -> None:
         list(read_tensors(folder, lambda tensor: tensor))
 
 
+def _dialogue_template(text: str) -> None:
+    """What stands around a turn is read into parts that give the same text again."""
+    pieces = parse_around(text)
+    assert "".join(f"{{{each.text}}}" if each.special else each.text for each in pieces) == text
+
+
+def _dialogue_tokenizer(data: bytes) -> None:
+    """An own form is its own, and makes no special token of text."""
+    with contextlib.suppress(TokenizerInvalid):
+        own = own_dialogue_form(data)
+        check_dialogue_form(own)
+        parts = parts_of(own)
+        text = "".join(parts.specials) + " x\n12"
+        found = text_tokenizer(parts).encode(text, add_special_tokens=False).ids
+        assert not set(found) & set(parts.specials.values())
+
+
 _OPENER = SecretKey(bytes(range(96)))
 
 
@@ -285,6 +305,8 @@ TARGETS: Mapping[str, Target] = {
     "columns_parquet": partial(_columns, "it.parquet"),
     "columns_arrow": partial(_columns, "it.arrow"),
     "datasets_state": _datasets_state,
+    "dialogue_template": partial(_text, _dialogue_template, (ValueError,)),
+    "dialogue_tokenizer": _dialogue_tokenizer,
     "checkpoint_vocabulary": partial(_checkpoint, "vocab.txt"),
     "checkpoint_tokenizer": partial(_checkpoint, "tokenizer.json"),
     "checkpoint_tensors": partial(_checkpoint, "model.safetensors"),

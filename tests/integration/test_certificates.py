@@ -1,11 +1,12 @@
 """Certificates of real processes: renewed during an open session, and followed to another authority during a job."""
 
 import json
+import sys
 import time
 
 import pytest
 
-from tests.support.processes import Federation, command, succeed, within_patience
+from tests.support.processes import Federation, Process, command, succeed, within_patience
 
 # Seventy seconds: renewal is due after about forty-five.
 SHORT = "0.00081"
@@ -32,14 +33,23 @@ def _authority(federation, *words, code=0):
     return json.loads(done.stdout) if code == 0 else done.stdout + done.stderr
 
 
+def _start(federation, name) -> Process:
+    """The job goes on for as long as certificates take to expire, so its members take their time."""
+    words = [sys.executable, "-m", "tests.support.unhurried_member", "run", "--data", str(federation.data(name))]
+    words += ["--home", str(federation.home(name)), "--log-format", "json"]
+    member = Process(name, words, federation.folder / f"{name}.log")
+    federation.processes.append(member)
+    return member
+
+
 def _connections(process) -> int:
     return sum(line.get("event") == "connected" for line in process.lines)
 
 
 def test_certificates_renew_and_the_authority_rotates_during_a_job(federation):
     first = _expiry(federation, "east")
-    east = federation.start("east")
-    north, south = federation.start("north"), federation.start("south")
+    east = _start(federation, "east")
+    north, south = _start(federation, "north"), _start(federation, "south")
     for process in (east, north, south):
         process.wait_for("connected")
     federation.job("long", count=100_000, deadlines={"training": 30})
@@ -82,7 +92,7 @@ def test_certificates_renew_and_the_authority_rotates_during_a_job(federation):
     federation.wait_for("long", lambda detail: detail.job.version_number >= at + 2)
 
     # West, offline until now, follows the chain of authorities, gets a certificate and takes part.
-    west = federation.start("west")
+    west = _start(federation, "west")
     west.wait_for("authorities_followed", number=2)
     west.wait_for("certificate_renewed", same_key=True)
     west.wait_for("connected")

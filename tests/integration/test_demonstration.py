@@ -1,18 +1,71 @@
-"""`make demo` as a newcomer runs it, with the small model."""
+"""`make demo` with the small model: its story with warm processes, and in the long tests as a newcomer runs it."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
+from examples.demo import __main__ as demonstration
+from examples.demo import story
+from tests.support import warm
 from tests.support.places import ROOT
+from tests.support.processes import command
+
+OPTIONS = ("--small", "--data", str(ROOT / "examples" / "desk"))
+LAST = r"demo ok: members=5 rounds=8 dropped=1 phase=mask accuracy=0\.[6-9]\d+ onnx_max_diff=\d\.\de-0\d"
 
 
+class _Popen:
+    """`subprocess.Popen` for a text process from `warm`, as far as the story uses it."""
+
+    def __init__(
+        self, words: list[str], *, stdin: int, stdout: Any, stderr: IO[str], text: bool, cwd: Path, env: dict[str, str]
+    ) -> None:
+        assert text
+        assert warm.knows(words), words
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        nothing = os.open(os.devnull, os.O_RDWR)
+        ours = []
+        if stdin == subprocess.PIPE:
+            read, write = os.pipe()
+            self.stdin = os.fdopen(write, "w")
+            ours.append(read)
+        given = ours[-1] if self.stdin else nothing
+        if stdout == subprocess.PIPE:
+            read, write = os.pipe()
+            self.stdout = os.fdopen(read)
+            ours.append(write)
+        told = ours[-1] if self.stdout else stdout.fileno()
+        self._started = warm.start(words, stdin=given, stdout=told, stderr=stderr.fileno(), cwd=cwd, env=env)
+        for descriptor in (nothing, *ours):
+            os.close(descriptor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._started, name)
+
+
+def test_the_demonstration_tells_its_story_to_the_end(monkeypatch, capsys):
+    def run(words, **_options):
+        return command(*words)
+
+    given = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
+    monkeypatch.setattr(story, "subprocess", SimpleNamespace(run=run, Popen=_Popen, **given))
+    monkeypatch.setattr(sys, "argv", ["demo", *OPTIONS])
+    assert demonstration.main() == 0, capsys.readouterr()
+    assert re.fullmatch(LAST, capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_demonstration_runs_to_its_end():
     done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--small", "--data", str(ROOT / "examples" / "desk")],
+        [sys.executable, "-m", "examples.demo", *OPTIONS],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -20,7 +73,4 @@ def test_the_demonstration_runs_to_its_end():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(
-        r"demo ok: members=5 rounds=8 dropped=1 phase=mask accuracy=0\.[6-9]\d+ onnx_max_diff=\d\.\de-0\d", last
-    )
+    assert re.fullmatch(LAST, done.stdout.splitlines()[-1])

@@ -76,26 +76,26 @@ def federation(tmp_path_factory):
 
 
 def test_rounds_continue_when_the_coordinators_clock_jumps(federation):
-    federation.light_job("coordinators", count=100_000, embedding=8)
-    federation.goes_on("coordinators")
+    federation.light_job("beside-coordinators", count=100_000, embedding=8)
+    federation.goes_on("beside-coordinators")
     federation.set_clock("coordinator", HOUR)
-    federation.goes_on("coordinators", 3)
+    federation.goes_on("beside-coordinators", 3)
     # A connecting member hears the coordinator's time, and logs that the clocks differ.
     federation.west.stop()
     federation.processes.remove(federation.west)
     federation.west = federation.start_west()
     assert abs(int(federation.west.wait_for("clock_differs")["seconds"]) - HOUR) < 60
-    federation.with_west("coordinators")
+    federation.with_west("beside-coordinators")
     federation.set_clock("coordinator", 0)
-    federation.goes_on("coordinators", 3)
+    federation.goes_on("beside-coordinators", 3)
     # By the wall clock, a phase ended an hour before it began. Its duration counts as zero, never as negative.
     sums = [
-        federation.metric("tacit_coordinator_phase_duration_seconds_sum", job="coordinators", phase=phase)
+        federation.metric("tacit_coordinator_phase_duration_seconds_sum", job="beside-coordinators", phase=phase)
         for phase in ("advertise", "share", "mask", "confirm", "unmask", "publish")
     ]
     assert min(sums) >= 0
-    federation.abort("coordinators")
-    detail = federation.sound("coordinators", MEMBERS)
+    federation.abort("beside-coordinators")
+    detail = federation.sound("beside-coordinators", MEMBERS)
     assert all(attempt.outcome == "published" for attempt in attempts(detail)[:-1])
     federation.never_logged(MEMBERS, "job_failed", "message_failed", "attempt_refused")
 
@@ -109,28 +109,28 @@ def test_a_member_outlasts_a_coordinator_clock_past_its_certificate(federation):
     while "clock" not in federation.west.wait_for("disconnected")["why"]:
         pass
     federation.set_clock("coordinator", 0)
-    federation.light_job("later", count=100_000, embedding=8)
-    federation.with_west("later")
-    federation.abort("later")
-    federation.sound("later", MEMBERS)
+    federation.light_job("beside-later", count=100_000, embedding=8)
+    federation.with_west("beside-later")
+    federation.abort("beside-later")
+    federation.sound("beside-later", MEMBERS)
 
 
 def test_a_member_rejoins_after_its_clock_jumps_ahead_and_back(federation):
-    federation.light_job("members", count=100_000, embedding=8)
-    federation.with_west("members")
+    federation.light_job("beside-members", count=100_000, embedding=8)
+    federation.with_west("beside-members")
     federation.set_clock("west", HOUR)
-    federation.with_west("members")
+    federation.with_west("beside-members")
     federation.set_clock("west", 0)
-    federation.with_west("members")
+    federation.with_west("beside-members")
     # By a clock this far ahead, every certificate has expired. West takes part in nothing and says why; the others
     # continue.
     federation.set_clock("west", 30 * DAY)
     # An open attempt ends at the next check of any kind. The attempt after it begins with certificates.
     while not any(said in federation.west.wait_for("attempt_refused")["detail"] for said in ("valid", "expired")):
         pass
-    federation.goes_on("members")
+    federation.goes_on("beside-members")
     federation.set_clock("west", 0)
-    federation.with_west("members")
+    federation.with_west("beside-members")
     assert federation.west.process.poll() is None
-    federation.abort("members")
-    federation.sound("members", MEMBERS)
+    federation.abort("beside-members")
+    federation.sound("beside-members", MEMBERS)

@@ -8,7 +8,9 @@ import contextlib
 import os
 import socket
 import ssl
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -271,11 +273,24 @@ def test_each_session_of_a_storm_replaces_the_one_before(federation):
     before = Footprint(federation.coordinator.process.pid)
     with channel(federation) as connection:
         session = connection.stream_stream(f"{SERVICE}/Session")
-        storm = [session(iter([hello()]), timeout=PATIENCE) for _ in range(200)]
-        federation.goes_on("beside")
-        endings = [heard(each) for each in storm]
+        over = threading.Event()
+
+        def said():
+            yield hello()
+            over.wait(PATIENCE)
+
+        storm = [session(said(), timeout=PATIENCE) for _ in range(200)]
+        # Each is read while it lasts. Unread, those that wait for a stream sometimes wait until their timeout.
+        with ThreadPoolExecutor(len(storm)) as readers:
+            reading = readers.map(heard, storm)
+            try:
+                federation.goes_on("beside")
+            finally:
+                over.set()
+            endings = list(reading)
     goodbyes = [messages[-1].reason for messages, _ in endings if messages and isinstance(messages[-1], Goodbye)]
     # Each session replaces the one before. The last ends with its own stream.
+    assert Reason.REASON_SESSION_REPLACED in goodbyes
     assert set(goodbyes) <= {Reason.REASON_SESSION_REPLACED, Reason.REASON_DISCONNECTED}
     assert before.grown < 96 * MEBIBYTE
 

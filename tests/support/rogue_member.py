@@ -1,5 +1,6 @@
 """An enrolled member that breaks rules or halts on order. Without an order it is honest, except that it does not train.
-In the job `beside`, which goes on beside others, training takes a quarter of a second, in which the processor is idle.
+In jobs whose names begin with `beside`, which go on beside others, training takes a quarter of a second, in which the
+processor is idle.
 
     python -m tests.support.rogue_member HOME ORDERS [JOB ...]
 
@@ -53,7 +54,7 @@ async def _run(home: Path, orders: Path, jobs: tuple[str, ...]) -> None:
 
 def _training_seconds(job: str) -> float:
     """A job that tests only see going on would take the processor from what they test."""
-    return 0.25 if job == "beside" else 0.0
+    return 0.25 if job.startswith("beside") else 0.0
 
 
 def _rogue(orders: Path) -> Any:

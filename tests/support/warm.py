@@ -1,9 +1,10 @@
 """Starts the programs' processes by forking one that has imported everything, which saves seconds of imports.
 
-For `coordinator ...`, `edge_client ...` and `python -m tests.support.NAME`, `start` gives the same as
-`subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry point. Only the imports
-are shared. The test processes of one `make` share a server, `python -m tests.support.warm`, which the first of them
-starts. When a test process ends, the server kills what it started for it. The server ends with the last of them.
+For `coordinator ...`, `edge_client ...`, and `python -m` with `tests.support.NAME` or `examples.demo.NAME`, `start`
+gives the same as `subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry
+point. Only the imports are shared. The test processes of one `make` share a server, `python -m tests.support.warm`,
+which the first of them starts. When a test process ends, the server kills what it started for it. The server ends with
+the last of them.
 
 Tests of imports, of start-up, or of another interpreter or environment start commands in the usual way instead.
 TACIT_TESTS_COLD=1 starts every command in the usual way.
@@ -95,7 +96,7 @@ def knows(words: Sequence[str]) -> bool:
     if words[2:3] == ["tests.support.shifted_clock"]:
         # It must set the clock before anything is imported.
         return False
-    return [*words[:2]] == [sys.executable, "-m"] and words[2].startswith("tests.support.")
+    return [*words[:2]] == [sys.executable, "-m"] and words[2].startswith(("tests.support.", "examples.demo."))
 
 
 class Started:
@@ -107,6 +108,7 @@ class Started:
         self.pid = pid
         self.returncode: int | None = None
         self._status = status
+        self._reading = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit status, or None while the process runs."""
@@ -128,10 +130,13 @@ class Started:
             poll = select.poll()
             poll.register(self._status, select.POLLIN)
             if poll.poll(None if timeout is None else 1000 * timeout):
-                told = os.read(self._status, 64)
-                os.close(self._status)
-                assert told, f"the server of {self.args} is gone"
-                self.returncode = int(told)
+                # Another thread may have waited, too.
+                with self._reading:
+                    if self.returncode is None:
+                        told = os.read(self._status, 64)
+                        os.close(self._status)
+                        assert told, f"the server of {self.args} is gone"
+                        self.returncode = int(told)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -334,6 +339,20 @@ def import_everything() -> None:
     """Imports what the commands need, and so compiles it if that has not been done."""
     for name in _IMPORTED:
         importlib.import_module(name)
+    _convert_once()
+
+
+def _convert_once() -> None:
+    """Converts the smallest module to ONNX: the first conversion imports more and builds tables, for 0.8 seconds."""
+    import torch
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    from export.conversion import converted
+
+    # The exporter draws a progress bar, whose thread a fork would lose.
+    before, tqdm.monitor_interval = tqdm.monitor_interval, 0
+    converted(torch.nn.Linear(3, 2).eval(), (torch.zeros(2, 3),), ["x"], "y", ({0: torch.export.Dim("batch")},))
+    tqdm.monitor_interval = before
 
 
 def main() -> None:

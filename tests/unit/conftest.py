@@ -1,12 +1,13 @@
-"""Fixtures of all unit tests: two authorities and a coordinator's folder."""
+"""Fixtures of all unit tests: two authorities, a coordinator's folder, and ONNX conversions that are made once."""
 
+from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
 from coordinator.config import CoordinatorFolder
 from coordinator.pki import Authority
-from tests.support import party
+from tests.support import conversions, party
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +19,12 @@ def authority() -> Authority:
 def stranger() -> Authority:
     """Another federation's authority."""
     return party.authority(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _conversions_made_once() -> Iterator[None]:
+    with conversions.shared():
+        yield
 
 
 @pytest.fixture

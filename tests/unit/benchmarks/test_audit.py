@@ -139,7 +139,7 @@ def short(monkeypatch):
 
     def audit(name, broken):
         (subject,) = (each for each in subjects() if each.name == name)
-        bound, claim = canary_audit(subject, broken, *((60, 20) if name == CORRELATED else (150, 30)))
+        bound, claim = canary_audit(subject, broken, *((60, 20) if name in ("dp-sgd", CORRELATED) else (150, 30)))
         assert (bound.name, claim.name) == ("epsilon_lower_bound", "epsilon_claimed")
         return bound.value, claim.value
 

@@ -22,6 +22,7 @@ from learning.text.encoder import TextEncoder
 from tacit.bundle import ModelFacts, read_bundle
 from tacit.job import JobDocument
 from tacit.mechanism import DpSgd, PersonRows
+from tests.support import conversions
 from tests.support.tiny_jobs import LABELS, TinyJob
 
 torch.set_num_threads(1)
@@ -139,7 +140,10 @@ def test_the_model_file_says_what_a_runtime_needs(exported, job: JobBundle, tmp_
 
 def test_the_same_export_twice_gives_the_same_bytes(job: JobBundle, tmp_path) -> None:
     for name in ("one", "two"):
-        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / name, ["who"], origin=ORIGIN)
+        with conversions.anew():
+            export_model(
+                job.document, job.manifest, job.weights, job.tokenizer, tmp_path / name, ["who"], origin=ORIGIN
+            )
     assert read_bundle(tmp_path / "one").files == read_bundle(tmp_path / "two").files
 
 

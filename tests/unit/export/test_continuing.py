@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from export.bundle import make_job_bundle, read_job_bundle
-from export.card import UNKNOWN_ORIGIN, _provenance
+from export.card import UNKNOWN_ORIGIN, provenance_lines
 from export.continuing import Earlier
 from tacit.documents import DocumentInvalid
 from tacit.job import EarlierVersion, JobDocument, JobSpec, earlier_version
@@ -51,7 +51,7 @@ def test_the_version_and_what_was_frozen_below_it_come_along(earlier, tmp_path) 
     assert document.frozen == earlier.document.frozen
     assert document.earlier == EarlierVersion(job="first", number=3, document=earlier.document.digest())
     assert any("version 3 of first" in each and "members spent on that job stays spent" in each for each in said)
-    card = "\n".join(_provenance(document, b"v" * 32, UNKNOWN_ORIGIN))
+    card = "\n".join(provenance_lines(document, b"v" * 32, UNKNOWN_ORIGIN))
     assert f"version 3 of the job `first`, `{document.weights.hex()}`" in card
     assert earlier.document.digest().hex() in card
     # Without a start, neither is there.

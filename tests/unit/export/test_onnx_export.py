@@ -17,6 +17,7 @@ from learning.models import build, load_shared
 from learning.text.encoder import TextEncoder
 from tacit.bundle import read_bundle
 from tacit.documents import DocumentInvalid
+from tests.support import conversions
 from tests.unit.export.conftest import SAMPLES
 
 Exported = tuple[Path, ExportReport]
@@ -107,7 +108,8 @@ def test_weights_of_another_model_are_refused(job: JobBundle, tmp_path: Path) ->
 def test_exporting_prints_nothing(
     job: JobBundle, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
-    export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who wrote the book"])
+    with conversions.anew():
+        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who wrote the book"])
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err == ""
@@ -124,6 +126,7 @@ def test_conversions_share_torchs_table_and_give_the_same_file(
     # Of all conversions of this process, however many.
     assert shared.cache_info().misses == 1
     monkeypatch.setattr(ONNXRegistry, "from_torchlib", staticmethod(shared.__wrapped__))
-    export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "own", SAMPLES)
+    with conversions.anew():
+        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "own", SAMPLES)
     assert (tmp_path / "own" / "model.onnx").read_bytes() == (exported[0] / "model.onnx").read_bytes()
     assert gc.isenabled()

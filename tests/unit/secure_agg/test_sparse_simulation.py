@@ -32,17 +32,17 @@ def test_three_hundred_members_with_losses_in_every_phase() -> None:
 
 
 def test_too_many_losses_around_one_member_end_the_attempt() -> None:
-    """21 of 300 are fewer than the 30 that may be lost, but one member's 66 neighbours can spare only 20."""
-    fleet = SparseFleet(300).until(Phase.MASK)
+    """18 of 200 are fewer than the 20 that may be lost, but one member's 56 neighbours can spare only 17."""
+    fleet = SparseFleet(200).until(Phase.MASK)
     around = fleet.server.session.neighbours("m7")
     # Their secrets are needed from now on.
     for member in ("m7", around[-1]):
         fleet.deliver(member, fleet.act(member, Phase.MASK))
-    for member in around[:20]:
+    for member in around[:17]:
         fleet.server = fleet.server.drop(member, Reason.DISCONNECTED)
     assert not fleet.server.hopeless
-    fleet.server = fleet.server.drop(around[20], Reason.DISCONNECTED)
-    assert len(fleet.server.answers) + len(fleet.server.waiting) == 279 > fleet.server.least == 270
+    fleet.server = fleet.server.drop(around[17], Reason.DISCONNECTED)
+    assert len(fleet.server.answers) + len(fleet.server.waiting) == 182 > fleet.server.least == 180
     assert fleet.server.hopeless
 
 

@@ -632,6 +632,24 @@ _MEASURES = {
     "question": {"kind": "measure", "job": "desk", "document": HEX, "weights": HEX, "manifest": HEX, "values": 1},
     "values": 3000,
 }
+_DIALOGUES = {
+    "first": "{<s>}",
+    "system": {"before": "a", "after": "b"},
+    "user": {"before": "a", "after": "b"},
+    "assistant": {"before": "a", "after": "b"},
+    "end": "</s>",
+}
+_WRITES = {
+    "schema": 1,
+    "name": "desk",
+    "model": {
+        "architecture": "prompted",
+        "base": "owner/name",
+        "injection": {"name": "lora"},
+        "task": {"name": "generate", "template": _DIALOGUES},
+    },
+}
+MORE.append((JobSpec, _WRITES))
 MORE.append((JobDocument, _ASKS))
 MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]
@@ -780,7 +798,6 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "MeasurementSpec.tags": (MeasurementSpec, EXAMPLES[MeasurementSpec], "tags", 16, _word),
     "Measurement.breakdown": (JobDocument, _MEASURES, "question.breakdown", 1000, _word),
-    "JobDocument.labels": (JobDocument, _JOB, "labels", 10_000, _word),
     "LabelHistogram.labels": (SurveySpec, _SURVEY, "histograms.0.labels", 10_000, _word),
     "Survey.histograms": (JobDocument, _ASKS, "question.histograms", 4, lambda number: _HISTOGRAMS[number % 4]),
     **{
@@ -1007,13 +1024,16 @@ WORST = {
 }
 
 
-# Everything for the document that a coordinator sends, and for the others what any reader of JSON meets.
+# For the document that a coordinator sends, one of each form, and for the others what any reader of JSON meets. A job
+# document knows neither `tensors` nor `peers`: `jobs` is such a list, and the tables are like others.
 WORST_OF = [
     pytest.param(
         kind,
         what,
         id=f"{kind.__name__}-{what}",
-        marks=() if kind is JobDocument or what in ("keys", "a long key", "depth") else pytest.mark.long,
+        marks=()
+        if (kind is JobDocument and what not in ("tensors", "peers")) or what in ("keys", "a long key", "depth")
+        else pytest.mark.long,
     )
     for kind in (JobDocument, Manifest, Policy, CoordinatorConfig)
     for what in WORST

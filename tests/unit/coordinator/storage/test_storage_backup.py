@@ -1,6 +1,7 @@
 """Backups: their content, interruption, damage, and what a restore means for members."""
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -59,12 +60,21 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'one.db'}"
 
 
-@pytest.fixture
-def filled(sqlite_url: str, store: BlobStore) -> str:
-    """The URL of a database with a row in every table."""
-    database = open_database(sqlite_url)
-    fill(database, store)
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a database that has a row in every table, and its store."""
+    folder = tmp_path_factory.mktemp("full")
+    database = open_database(f"sqlite:///{folder / 'one.db'}")
+    fill(database, open_blobs(f"file://{folder / 'store'}"))
     database.close()
+    return folder
+
+
+@pytest.fixture
+def filled(full: Path, tmp_path: Path, sqlite_url: str, store: BlobStore) -> str:
+    """The URL of a copy of that database. Its store is copied, too."""
+    shutil.copy(full / "one.db", tmp_path)
+    shutil.copytree(full / "store", tmp_path / "store", dirs_exist_ok=True)
     return sqlite_url
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -40,11 +41,20 @@ def ended(*words: object, passphrase: str = PASSPHRASE) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.fixture
-def key(tmp_path):
-    code, said = ended("steward", "key", tmp_path / "mary.key")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A steward's key, which takes a while to lock with its passphrase, and what the command said."""
+    path = tmp_path_factory.mktemp("steward") / "mary.key"
+    code, said = ended("steward", "key", path)
     assert code == 0
-    return tmp_path / "mary.key", said.strip()
+    return path, said.strip()
+
+
+@pytest.fixture
+def key(made, tmp_path):
+    """A copy that a test may change."""
+    shutil.copy(made[0], tmp_path / "mary.key")
+    return tmp_path / "mary.key", made[1]
 
 
 @pytest.fixture

@@ -360,7 +360,15 @@ def test_what_the_ledger_has_charged_counts(place):
 
 
 @pytest.mark.parametrize(
-    "name", ["first-hour/job.toml", "first-hour/small.toml", "fedvocab.toml", "fedprompt.toml", "synthesis.toml"]
+    "name",
+    [
+        "first-hour/job.toml",
+        "first-hour/small.toml",
+        "fedvocab.toml",
+        "fedprompt.toml",
+        "synthesis.toml",
+        "assistant.toml",
+    ],
 )
 def test_a_job_file_has_a_cost_before_there_is_a_bundle(place, name):
     """With a frozen or private embedding, or a backbone, a document names files that a job file does not know."""

@@ -336,3 +336,23 @@ def test_the_reader_is_started_alone(tmp_path: Path) -> None:
     """It loads nothing that a member's data could name, and stands below everything that knows a network."""
     source = (ROOT / "learning" / "text" / "columnar_reader.py").read_text()
     assert not re.search(r"^\s*(from|import) (learning|edge_client|coordinator|tacit)", source, re.MULTILINE)
+
+
+def test_columns_of_dialogues_are_read_like_json_lines(tmp_path):
+    asked = [{"prompt": "who?", "response": "she"}, {"prompt": "when?", "response": "at noon"}]
+    messages = [[{"role": "user", "content": "who?"}, {"role": "assistant", "content": "she"}]]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    pq.write_table(pa.Table.from_pylist(asked), tmp_path / "asked.parquet")
+    pq.write_table(pa.table({"messages": [json.dumps(each) for each in messages]}), tmp_path / "told.parquet")
+    (tmp_path / "told.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in messages))
+    pq.write_table(pa.table({"messages": messages}), tmp_path / "nested.parquet")
+    for name in ("asked", "told"):
+        found = read_data(tmp_path / f"{name}.parquet")
+        assert found.dialogue_columns
+        assert found.examples == read_data(tmp_path / f"{name}.jsonl").examples
+    with pytest.raises(DataInvalid, match=r"column 'messages' holds .* write text, which for messages is their JSON"):
+        read_data(tmp_path / "nested.parquet")
+    # A file of labelled texts still needs both columns.
+    pq.write_table(pa.table({"prompt": ["who?"]}), tmp_path / "half.parquet")
+    with pytest.raises(DataInvalid, match="no column 'label'; there are: prompt"):
+        read_data(tmp_path / "half.parquet")

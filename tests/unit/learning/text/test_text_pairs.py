@@ -153,8 +153,8 @@ def test_only_the_header_decides_whether_there_is_a_column(tmp_path, name, conte
 def test_a_column_of_another_name_is_found_if_it_is_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(CSV.replace("text_b", "claim"))
-    assert read_data(path, text_b="claim") == Rows(EXAMPLES, True)
-    assert read_data(path) == Rows(ALONE, False)
+    assert read_data(path, text_b="claim") == Rows(EXAMPLES, True, dialogue_columns=False)
+    assert read_data(path) == Rows(ALONE, False, dialogue_columns=False)
 
 
 def test_a_pair_does_not_print_its_texts():

@@ -1,0 +1,195 @@
+"""A model that writes, with real processes: three members, dp-sgd, adapters with one frozen matrix, a kill, two rounds.
+
+The base is a small random Llama that the test makes. The job is `examples/assistant.toml` with that base and smaller
+numbers.
+"""
+
+import json
+import tomllib
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from export.bundle import read_job_bundle
+from learning.text.dialogue import Dialogue, DialogueEncoder
+from tacit.v1 import operator_pb2 as pb
+from tests.support.places import ROOT
+from tests.support.processes import PATIENCE, Federation, command, succeed
+from tests.support.tiny_writers import saved_writer
+
+pytestmark = pytest.mark.timeout(600)
+
+MEMBERS = ("north", "east", "south")
+JOB = "assistant"
+SECRET = "Mrs Almeida"
+POLICY = """schema = 1
+shared_parameters = ["lora.*.up.weight"]
+backbones = ["coordinator"]
+epsilon = 100.0
+mechanisms = ["dp-sgd"]
+"""
+SUBJECTS = ("food", "river", "restaurant", "capital", "people")
+
+
+def rows(number):
+    """A member's questions and answers. One has no answer, one is a dialogue."""
+    asked = [
+        {"prompt": f"Where is the {subject} of {SECRET}?", "response": f"The {subject} is near {each}."}
+        for each in range(number, number + 8)
+        for subject in SUBJECTS
+    ]
+    turns = [{"role": "user", "content": "is it good"}, {"role": "assistant", "content": "yes"}]
+    return [*asked, {"prompt": "no answer"}, {"messages": turns}]
+
+
+def assistant(folder):
+    """The example's job file with a small base and small numbers."""
+    text = (ROOT / "examples" / "assistant.toml").read_text(encoding="utf-8")
+    whole = tomllib.loads(text)
+    changes = {
+        'base = "smollm2"': 'base = "base"',
+        "max_tokens = 256": "max_tokens = 64",
+        "rank = 8": "rank = 2",
+        "max_new_tokens = 64": "max_new_tokens = 16",
+        "lot = 64": "lot = 8",
+        "steps = 10": "steps = 3",
+        "count = 10": "count = 2",
+        "warmup_rounds = 2": "warmup_rounds = 1",
+        "training = 3600": "training = 300\nreconnect = 5",
+    }
+    for old, new in changes.items():
+        assert text.count(f"\n{old}") == 1, old
+        text = text.replace(f"\n{old}", f"\n{new}")
+    path = folder / f"{whole['name']}.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assistant")
+    with ExitStack() as stack:
+        federation = Federation(folder)
+        stack.callback(federation.close)
+        federation.enrol(*MEMBERS, policy=POLICY)
+        for number, name in enumerate(MEMBERS):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(number)))
+        saved_writer(folder / "base")
+        federation.create(assistant(folder))
+        dry = succeed(
+            "edge_client", "run", "--dry-run", "--data", folder / "north.jsonl", "--home", federation.home("north")
+        )
+        # South is killed between its training and the attempt, for which it waits for the others, and comes back.
+        victim = federation.start("south", "--until-finished")
+        victim.wait_for("ready", job=JOB)
+        victim.kill()
+        members = [federation.start(name, "--until-finished") for name in MEMBERS]
+        detail = federation.finished(JOB)
+        ended = [each.process.wait(timeout=PATIENCE) for each in members]
+        yield federation, read_job_bundle(folder / f"bundle-{JOB}"), detail, dry, ended
+
+
+def test_every_round_is_published_and_the_version_moves(town):
+    federation, bundle, detail, _, ended = town
+    assert ended == [0, 0, 0]
+    assert (detail.job.version_number, detail.job.status) == (2, pb.JOB_STATUS_FINISHED)
+    store = federation.dir / "store"
+    newest = next(store.rglob(detail.versions[-1].digest.hex())).read_bytes()
+    moved = np.frombuffer(newest, "<f4") - np.frombuffer(bundle.weights, "<f4")
+    assert len(moved) == bundle.document.values
+    assert np.isfinite(moved).all()
+    assert np.abs(moved).max() > 0
+
+
+def test_only_one_matrix_of_each_adapter_travels(town):
+    _, bundle, _, _, _ = town
+    document = bundle.document
+    assert (document.labels, document.model.injection.train) == ((), "up")
+    assert all(tensor.name.endswith(".up.weight") for tensor in bundle.manifest.tensors)
+    assert document.frozen.values == 2 * 2 * 2 * 64
+    assert b"frozen" in document.canonical()
+
+
+def test_the_dry_run_says_what_is_read_and_shows_a_row_here(town):
+    _, _, _, dry, _ = town
+    assert "41 of 42 rows are dialogues with a response; with template chatml" in dry
+    assert "such rows are skipped" in dry
+    assert f"| Where is the food of {SECRET}?<|im_end|>" in dry
+    assert "> The food is near 0.<|im_end|>" in dry
+
+
+def test_the_ledger_charges_every_step_and_no_text_is_in_what_stays(town):
+    federation, _, detail, _, _ = town
+    for name in MEMBERS:
+        home = federation.home(name)
+        receipts = [json.loads(path.read_bytes()) for path in (home / "receipts" / JOB).glob("*.json")]
+        published = [each for each in receipts if each["outcome"] == "published"]
+        assert [(each["event"]["multiplier"], each["event"]["steps"]) for each in published] == [(1.0, 3)] * 2
+        # 42 rows, the one without a response among them.
+        assert [each["event"]["rate"] for each in published] == pytest.approx([8 / 42] * 2)
+        succeed("edge_client", "ledger", "verify", "--home", home)
+        log = (federation.folder / f"{name}.log").read_text()
+        assert "examples_left_out" in log
+        assert SECRET not in log
+    assert SECRET not in (federation.folder / "coordinator.log").read_text()
+    assert SECRET not in str(detail)
+
+
+def test_members_rows_are_what_the_published_tokenizer_would_make(town):
+    _, bundle, _, _, _ = town
+    task = bundle.document.model.task
+    encoder = DialogueEncoder(bundle.public_tokenizer, task.template, bundle.document.model.max_tokens)
+    ids, _ = encoder.encode([Dialogue.of("good food", "yes")])
+    assert encoder.decode(ids[0].tolist()) == "user\ngood food\nassistant\nyes"
+
+
+def test_what_only_classifiers_have_is_refused_in_a_sentence(town, tmp_path):
+    federation, _, _, _, _ = town
+    data, home = federation.data("north"), federation.home("north")
+    for words in (
+        ("edge_client", "audit", JOB, "--data", data, "--home", home),
+        ("edge_client", "evaluate", JOB, "--data", data, "--test", data, "--home", home),
+        ("coordinator", "redteam", JOB, "--data", data, "--rows", "public", "--dir", federation.dir),
+    ):
+        ended = command(*words)
+        assert ended.returncode != 0
+        said = " ".join((ended.stdout + ended.stderr).split())
+        assert f"the model of {JOB} writes" in said, said
+
+
+def test_the_operator_sees_the_job_in_words(town):
+    federation, _, _, _, _ = town
+    shown = federation.operator("job", "show", JOB)
+    assert JOB in shown
+    assert JOB in federation.operator("status")
+
+
+def test_a_version_leaves_in_every_form_and_answers_without_torch(town, tmp_path):
+    federation, _, _, _, _ = town
+    asked = f"Where is the food of {SECRET}?"
+    for form in ("onnx", "peft", "hf"):
+        told = json.loads(federation.operator("export", JOB, "--out", tmp_path / form, "--format", form, "--json"))
+        assert (told["version_number"], told["format"]) == (2, form)
+        assert told["max_difference"] < 1e-4
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": asked}) + "\n")
+    answers = [
+        json.loads(succeed("edge_client", "generate", "--bundle", tmp_path / "onnx", *given, "--json"))
+        for given in ((asked,), ("--file", tmp_path / "rows.jsonl"))
+    ]
+    assert answers[0] == answers[1]
+    assert 1 <= answers[0]["tokens"] <= 16
+    assert (
+        succeed("edge_client", "generate", "--bundle", tmp_path / "onnx", asked).strip()
+        == answers[0]["response"].strip()
+    )
+
+
+def test_a_member_exports_the_same_model(town, tmp_path):
+    federation, _, _, _, _ = town
+    home, data = federation.home("north"), federation.folder / "north.jsonl"
+    said = succeed("edge_client", "export", JOB, "--data", data, "--home", home, "--out", tmp_path / "own")
+    assert f"edge_client generate --bundle {tmp_path / 'own'}" in " ".join(said.split())
+    federation.operator("export", JOB, "--out", tmp_path / "theirs")
+    for name in ("model.onnx", "model.safetensors"):
+        assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
