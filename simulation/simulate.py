@@ -8,8 +8,8 @@ them goes on behind the last whole round. Files of another job, other rows or an
 one version and one sum for each group, whatever the number of members.
 
 Coins come from the plan's seed. They protect nobody, so rows must be public or the operator's own. A member's process
-cannot get such coins: they are a class of this room, which `edge_client` does not import (a test of the imports and of
-the types says so).
+cannot get such coins: they are a class of this room, which `edge_client` may not import, and no call of a member takes
+a source or a seed (tests/unit/simulation/test_seeded_coins.py).
 
 Not simulated: TLS, phases, time, noised metrics, and correlated noise, whose steps belong to one process.
 """
@@ -34,13 +34,14 @@ from simulation.virtual_members import Crew, Held, SeededRandom, States, World, 
 from tacit.context import thresholds_of
 from tacit.mechanism import DpSgd
 from tacit.model import RvaeModel
+from tacit.prompt import writes
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from export.figures import Figures
     from learning.prompts.features import FeatureStore
-    from tacit.job import JobDocument
+    from tacit.job import JobDocument, JobSpec
 
 __all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
 
@@ -147,7 +148,7 @@ class Played:
     version: str
 
 
-def check_simulated(job: "JobDocument") -> None:
+def check_simulated(job: "JobDocument | JobSpec") -> None:
     """Refuse a job that cannot be simulated.
 
     Raises:
@@ -162,6 +163,11 @@ def check_simulated(job: "JobDocument") -> None:
         )
     if isinstance(job.model, RvaeModel):
         raise NotSimulated("an rvae has no accuracy; measure a classifier on its texts (coordinator finetune)")
+    if writes(job.model):
+        raise NotSimulated(
+            "model.task: a model that writes has no accuracy, by which a simulation scores versions; bundle the job, "
+            "and measure its versions with `coordinator evaluate`"
+        )
 
 
 def world_of(

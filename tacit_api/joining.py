@@ -43,11 +43,13 @@ class Member:
         """
         import asyncio
 
-        from edge_client.identity.enrolment import EnrolmentFailed
-        from edge_client.identity.enrolment import enrol as spend
         from tacit_api.tls import only_tls_13
 
+        # Before the imports below, which import gRPC.
         only_tls_13()
+        from edge_client.identity.enrolment import EnrolmentFailed
+        from edge_client.identity.enrolment import enrol as spend
+
         try:
             _in_a_loop(lambda: asyncio.run(spend(Path(home), token, force=False)))
         except EnrolmentFailed as error:
@@ -63,6 +65,7 @@ class Member:
         text: str = "text",
         label: str = "label",
         text_b: str | None = None,
+        person: str | None = None,
         device: str = "auto",
         backbones: Sequence[str | Path] = (),
         until_finished: bool = True,
@@ -75,6 +78,7 @@ class Member:
                 always come under the same name.
             jobs: names of jobs, with * and ?; none: all.
             text, label, text_b: names of columns.
+            person: the column that says whose each row is; a policy with `unit = "person"` needs it.
             device: auto, cpu, cuda or mps.
             backbones: folders with frozen models.
             until_finished: return once every job that this member took part in is over; otherwise at `stop`.
@@ -82,18 +86,51 @@ class Member:
         Raises:
             CommandFailed: the input cannot be used, the coordinator refuses this member for good, or jobs did not
                 finish.
+            KeyboardInterrupt: somebody pressed Ctrl-C; the member has said goodbye.
         """
-        from edge_client.agent.runner import RunOptions, run_member
+        # An earlier `stop` is over. One that comes from now on counts, even before the member has begun.
+        self._wants_stop = False
+        self._run(
+            data,
+            ledger=ledger,
+            jobs=jobs,
+            text=text,
+            label=label,
+            text_b=text_b,
+            person=person,
+            device=device,
+            backbones=backbones,
+            until_finished=until_finished,
+        )
+
+    def _run(
+        self,
+        data: Data,
+        *,
+        ledger: str,
+        jobs: Sequence[str] = (),
+        text: str = "text",
+        label: str = "label",
+        text_b: str | None = None,
+        person: str | None = None,
+        device: str = "auto",
+        backbones: Sequence[str | Path] = (),
+        until_finished: bool = True,
+    ) -> None:
         from tacit_api.tls import only_tls_13
 
+        # Before the import below, which imports gRPC.
         only_tls_13()
+        from edge_client.agent.runner import RunOptions, run_member
+
         told: dict[str, Any] = {"data": Path("rows in memory")}
         if isinstance(data, str | Path):
             told = {"data": Path(data), "text": text, "label": label, "text_b": text_b}
         else:
-            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b).examples
+            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
         options = RunOptions(
             **told,
+            person=person,
             home=self.home,
             data_name=ledger,
             jobs=tuple(jobs),
@@ -102,7 +139,7 @@ class Member:
             until_finished=until_finished,
             embedded=True,
         )
-        _in_a_loop(lambda: run_member(options, started=self._begun))
+        _in_a_loop(lambda: run_member(options, started=self._begun), self._ask_to_stop)
 
     def start(self, data: Data, **options: Any) -> Self:
         """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""
@@ -112,7 +149,7 @@ class Member:
 
         def work() -> None:
             try:
-                self.run(data, **options)
+                self._run(data, **options)
             except BaseException as error:  # noqa: BLE001  raised again by `wait`
                 self._failed = error
 
@@ -140,12 +177,15 @@ class Member:
 
     def stop(self) -> None:
         """Ends the member as Ctrl-C would: it says goodbye, and what it has sent stays sent."""
+        self._ask_to_stop()
+        self.wait()
+
+    def _ask_to_stop(self) -> None:
         with self._stopping:
             # It may not have begun yet; then it ends as soon as it does.
             self._wants_stop = True
             if self._stop is not None:
                 self._stop()
-        self.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -165,8 +205,13 @@ class Member:
                 stop()
 
 
-def _in_a_loop(work: Callable[[], object]) -> None:
-    """Runs what starts an event loop, also where one runs already: in a notebook."""
+def _in_a_loop(work: Callable[[], object], stop: Callable[[], object] = lambda: None) -> None:
+    """Runs what starts an event loop, also where one runs already: in a notebook.
+
+    Args:
+        work: runs in a thread if there is a loop.
+        stop: ends `work`, if Ctrl-C comes while it runs in a thread.
+    """
     import asyncio
 
     try:
@@ -182,8 +227,14 @@ def _in_a_loop(work: Callable[[], object]) -> None:
         except BaseException as error:  # noqa: BLE001  raised again below
             failed.append(error)
 
-    thread = threading.Thread(target=apart)
+    thread = threading.Thread(target=apart, daemon=True)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        # It reaches this thread alone.
+        stop()
+        thread.join()
+        raise
     if failed:
         raise failed[0]

@@ -1,6 +1,11 @@
 """`tacit.local_federation`: a real coordinator and members from Python, to an exported model, and nothing is left."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
 
 import psutil
 import pytest
@@ -59,6 +64,52 @@ def test_failures_are_sentences(town, tmp_path):
         town.train(JobSpec.from_toml(written_job(tmp_path, NONE)[0]), {"west": []})
     with pytest.raises(CommandFailed, match="token"):
         tacit.Member.enrol(tmp_path / "thief", "no token")
+
+
+def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
+    """Also after an earlier stop, and in a notebook, whose loop runs while the member has a thread."""
+    member, begun = town.members["north"], tacit.Member._begun
+    member.stop()
+
+    def presses(self, stop):
+        begun(self, stop)
+        if stop is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def in_a_notebook():
+        member.run([("the sun", "day")], ledger="pressed", until_finished=False)
+
+    monkeypatch.setattr(tacit.Member, "_begun", presses)
+    theirs = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, theirs)
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            member.run([("the sun", "day")], ledger="pressed", until_finished=False)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(in_a_notebook())
+        assert signal.getsignal(signal.SIGTERM) is theirs
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        loop.close()
+    assert not [each for each in threading.enumerate() if each.name == "tacit-north"]
+    # It has let go of its home.
+    monkeypatch.undo()
+    member.start([("the sun", "day")], ledger="pressed").stop()
+
+
+def test_a_coordinator_does_not_outlive_a_killed_program(tmp_path):
+    script = f"""
+import sys, tacit
+with tacit.local_federation(0, folder={str(tmp_path / "town")!r}):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"ready\n"
+        (coordinator,) = psutil.Process(program.pid).children()
+        program.kill()
+    assert psutil.wait_procs([coordinator], timeout=30)[0]
 
 
 def test_nothing_is_left_behind(tmp_path):
