@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,6 +11,9 @@ from tacit_api.rows import Data, rows_of
 from toolkit.console import CommandFailed
 
 __all__ = ["Member"]
+
+# Seconds of one wait for the end of a member.
+_LOOKS = 0.2
 
 
 class Member:
@@ -27,8 +32,7 @@ class Member:
         self._stop: Callable[[], None] | None = None
         self._stopping = threading.Lock()
         self._wants_stop = False
-        self._thread: threading.Thread | None = None
-        self._failed: BaseException | None = None
+        self._ended: Future[None] | None = None
 
     @classmethod
     def enrol(cls, home: str | Path, token: str) -> Self:
@@ -143,24 +147,16 @@ class Member:
 
     def start(self, data: Data, **options: Any) -> Self:
         """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""
-        if self._thread is not None:
+        if self._ended is not None:
             raise RuntimeError("this member runs already; stop it first")
-        self._failed, self._wants_stop = None, False
-
-        def work() -> None:
-            try:
-                self._run(data, **options)
-            except BaseException as error:  # noqa: BLE001  raised again by `wait`
-                self._failed = error
-
-        self._thread = threading.Thread(target=work, name=f"tacit-{self.home.name}", daemon=True)
-        self._thread.start()
+        self._wants_stop = False
+        self._ended = _in_a_thread(lambda: self._run(data, **options), f"tacit-{self.home.name}")
         return self
 
     @property
     def running(self) -> bool:
         """Whether `start` began a run that has not ended."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._ended is not None and not self._ended.done()
 
     def wait(self) -> None:
         """Waits until the member ends by itself.
@@ -168,12 +164,10 @@ class Member:
         Raises:
             CommandFailed: why it ended, if not because its jobs were over.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            raise failed
+        if self._ended is not None:
+            _until_over(self._ended)
+            ended, self._ended = self._ended, None
+            ended.result()
 
     def stop(self) -> None:
         """Ends the member as Ctrl-C would: it says goodbye, and what it has sent stays sent."""
@@ -219,22 +213,37 @@ def _in_a_loop(work: Callable[[], object], stop: Callable[[], object] = lambda: 
     except RuntimeError:
         work()
         return
-    failed: list[BaseException] = []
-
-    def apart() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failed.append(error)
-
-    thread = threading.Thread(target=apart, daemon=True)
-    thread.start()
+    ended = _in_a_thread(work, "tacit-member")
     try:
-        thread.join()
+        _until_over(ended)
     except KeyboardInterrupt:
         # It reaches this thread alone.
         stop()
-        thread.join()
+        _until_over(ended)
         raise
-    if failed:
-        raise failed[0]
+    ended.result()
+
+
+def _in_a_thread(work: Callable[[], object], name: str) -> "Future[None]":
+    """Runs work in a thread of its own, and returns its end.
+
+    A future, because `Thread.join` of Python 3.11 takes a thread for ended once Ctrl-C has interrupted it.
+    """
+    ended: Future[None] = Future()
+
+    def whole() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    threading.Thread(target=whole, name=name, daemon=True).start()
+    return ended
+
+
+def _until_over(ended: "Future[None]") -> None:
+    # Python notices Ctrl-C between two waits, whichever thread the system gave it to.
+    while wait_for([ended], _LOOKS).not_done:
+        pass

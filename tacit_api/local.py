@@ -26,7 +26,11 @@ __all__ = ["LocalFederation", "local_federation"]
 _STARTS, _ENDS = 60.0, 20.0
 # Seconds between looks at whether the members still run.
 _LOOKS = 0.2
-_POLICY = '# Only for a federation on one machine: it allows jobs without noise, which protect nobody.\nschema = 1\nmechanisms = ["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]\n'
+_POLICY = """\
+# Only for a federation on one machine: it allows jobs without noise, which protect nobody.
+schema = 1
+mechanisms = ["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]
+"""
 
 
 class LocalFederation:
