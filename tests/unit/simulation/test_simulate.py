@@ -217,6 +217,12 @@ def test_every_partition_deals_all_rows(made):
         assert sum(map(len, found)) == len(rows)
 
 
+def test_a_job_that_protects_persons_is_not_played_as_one_that_protects_rows(tmp_path):
+    toml = TOML.replace("[training]", 'unit = "person"\nperson = { max_examples = 4 }\n[training]')
+    with pytest.raises(NotSimulated, match="the rows do not say whose they are"):
+        prepare(tmp_path, toml)
+
+
 def test_a_changed_job_does_not_go_on_in_an_old_folder(tmp_path):
     prepare(tmp_path, TOML)
     prepare(tmp_path, TOML)
