@@ -218,9 +218,12 @@ def test_every_partition_deals_all_rows(made):
 
 
 def test_a_job_that_protects_persons_is_not_played_as_one_that_protects_rows(tmp_path):
-    toml = TOML.replace("[training]", 'unit = "person"\nperson = { max_examples = 4 }\n[training]')
+    file, data = written_job(tmp_path)
+    job = JobSpec.from_toml(file)
+    job = job.model_copy(update={"mechanism": job.mechanism.model_copy(update={"unit": "person"})})
+    rows, test = parts_of(read_rows(data, job, text="text", label="label"), test=0.2, seed=0)
     with pytest.raises(NotSimulated, match="the rows do not say whose they are"):
-        prepare(tmp_path, toml)
+        prepared(job, tmp_path, rows, test, Shares(), tmp_path / "out", seed=0)
 
 
 def test_a_changed_job_does_not_go_on_in_an_old_folder(tmp_path):
