@@ -78,6 +78,13 @@ class Persons:
         self._rows = np.argsort(of_rows, kind="stable")
         self._first = np.searchsorted(of_rows[self._rows], np.arange(count + 1))
 
+    def all_rows(self, most: int) -> list[Ints]:
+        """The rows of each person that has some; nobody's if they have more than `most` pairs of rows together."""
+        counts = np.diff(self._first)
+        if int((counts * (counts + 1) // 2).sum()) > most:
+            return []
+        return [self._rows[self._first[at] : self._first[at + 1]] for at in np.flatnonzero(counts).tolist()]
+
     def draw(self, rate: float, random: RandomSource) -> DrawnPersons:
         """Draws each person with probability `rate`, and of each at most `max_examples` rows."""
         rows: list[Ints] = []
