@@ -18,7 +18,7 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ __all__ = [
     "check_pairs",
     "data_digest",
     "dialogue_of",
+    "examples_of",
     "label_ids",
     "label_places",
     "read_data",
@@ -498,16 +499,8 @@ def read_data(
         RowInvalid: Without skip_invalid, a row cannot be read that could be skipped.
         DataInvalid: As in `read_examples`, or no row can be read.
     """
-    if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
-        raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
-    if person is not None and person in (text, label, text_b, prompt, response, messages):
-        raise DataInvalid(
-            f"--person {person} is the column of the text or the label; name the one that says whose it is"
-        )
-    if messages is not None and (prompt is not None or response is not None):
-        raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
-    dialogues = _DialogueColumns(prompt, response, messages)
-    columns = _Wanted(text, label, text_b, person, dialogues)
+    columns = _wanted(text, label, text_b, person, prompt, response, messages)
+    dialogues = columns.dialogues
     table, unit, items = _columnar(path, columns) or _textual(path, skip_invalid)
     examples: list[Example] = []
     first: list[str] = []
@@ -518,15 +511,7 @@ def read_data(
                 raise item
             number, row = item
             where = _Place(str(path), number, table, unit)
-            dialogue = dialogues.read_beside(text in row, row, where)
-            if dialogue is not None and text not in row:
-                words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
-            else:
-                words = _text_of(_cell(row, text, "text", where), text, where)
-                second = _second_of(row, text_b, where)
-            unlabelled = label is None or (dialogue is not None and label not in row)
-            named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
-            whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
+            example = _example(row, columns, where)
         except RowInvalid as error:
             if not skip_invalid:
                 raise
@@ -536,13 +521,71 @@ def read_data(
             continue
         second_column = not table or (text_b or _TEXT_B) in row
         dialogue_columns = not table or dialogues.in_table(row)
-        examples.append(Example(words, named, second, whose, dialogue))
+        examples.append(example)
     found = Skipped(skipped, tuple(first))
     if not examples and skipped:
         raise DataInvalid(f"{path} has no row that can be read; {found.sentence(0)}")
     if not examples:
         raise DataInvalid(f"{path} has no rows; give a file with at least one example")
     return Rows(examples, second_column, found, dialogue_columns)
+
+
+def examples_of(
+    rows: Iterable[dict[str, object]],
+    *,
+    text: str = "text",
+    label: str | None = "label",
+    text_b: str | None = None,
+    person: str | None = None,
+) -> Iterator[Example]:
+    """Reads rows that a program holds, by the rules of a file's rows: `read_data` of the same rows gives the same.
+
+    Args:
+        rows: The columns of each row. JSON lines have the same values: texts and whole numbers.
+        text, label, text_b, person: As in `read_data`.
+
+    Raises:
+        DataInvalid: A row cannot be used.
+    """
+    columns = _wanted(text, label, text_b, person, None, None, None)
+    for number, row in enumerate(rows, 1):
+        yield _example(row, columns, _Place("the data", number, False, "row"))
+
+
+def _wanted(
+    text: str,
+    label: str | None,
+    text_b: str | None,
+    person: str | None,
+    prompt: str | None,
+    response: str | None,
+    messages: str | None,
+) -> _Wanted:
+    """The columns, if they can be told apart. Raises DataInvalid."""
+    if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
+        raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
+    if person is not None and person in (text, label, text_b, prompt, response, messages):
+        raise DataInvalid(
+            f"--person {person} is the column of the text or the label; name the one that says whose it is"
+        )
+    if messages is not None and (prompt is not None or response is not None):
+        raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
+    return _Wanted(text, label, text_b, person, _DialogueColumns(prompt, response, messages))
+
+
+def _example(row: dict[str, object], wanted: _Wanted, where: _Place) -> Example:
+    """A row's example. Raises RowInvalid or ColumnMissing."""
+    text, label, person = wanted.text, wanted.label, wanted.person
+    dialogue = wanted.dialogues.read_beside(text in row, row, where)
+    if dialogue is not None and text not in row:
+        words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
+    else:
+        words = _text_of(_cell(row, text, "text", where), text, where)
+        second = _second_of(row, wanted.text_b, where)
+    unlabelled = label is None or (dialogue is not None and label not in row)
+    named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
+    whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
+    return Example(words, named, second, whose, dialogue)
 
 
 def _textual(path: Path, skip_invalid: bool) -> _Items:
