@@ -5,10 +5,10 @@ from pathlib import Path
 
 from export.figures import Figures, figures_of
 from export.predictor import Predictor
-from learning.text.data import DataInvalid, Example, label_ids, read_examples, text_rows
+from learning.text.data import DataInvalid, Example, label_ids, read_data, read_examples, text_rows
 
-# `read_examples` and `text_rows` are re-exported for commands that evaluate, which may import from this package only.
-__all__ = ["evaluate_bundle", "read_examples", "text_rows"]
+# The readers and `text_rows` are re-exported for commands that evaluate, which may import from this package only.
+__all__ = ["evaluate_bundle", "read_data", "read_examples", "text_rows"]
 
 
 def evaluate_bundle(folder: Path, examples: Sequence[Example]) -> Figures:

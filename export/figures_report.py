@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "all_lines",
     "best_of",
     "confusion_lines",
     "curve",
     "figures_json",
     "figures_lines",
     "headline",
+    "stored",
     "verdict",
     "versions_lines",
+    "warning",
 ]
 
 # The most labels that a confusion matrix shows as a table.
@@ -56,6 +59,11 @@ def figures_json(found: Figures) -> dict[str, Any]:
     }
 
 
+def stored(found: Figures) -> tuple[float, float, int]:
+    """Returns what a coordinator stores of a version: accuracy, loss and the number of examples."""
+    return found.accuracy, found.loss, found.examples
+
+
 def headline(found: Figures) -> str:
     """Returns accuracy, loss and the number of examples."""
     return f"accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, {found.examples} examples"
@@ -72,6 +80,16 @@ def figures_lines(found: Figures) -> list[str]:
         ("calibration error", f"{found.calibration_error:.3f} (expected, {CALIBRATION_BINS} bins of equal width)"),
     ]
     return [*(f"  {name:<18} {value}" for name, value in rows), f"  {verdict(found)}"]
+
+
+def all_lines(found: Figures, width: int) -> list[str]:
+    """Returns everything but the headline, for a terminal of `width` characters."""
+    return [*figures_lines(found), *confusion_lines(found, width)]
+
+
+def warning(found: Figures) -> str:
+    """Returns what must be said of a version at once; empty if there is nothing."""
+    return verdict(found) if found.beats_majority == "no" else ""
 
 
 def verdict(found: Figures) -> str:

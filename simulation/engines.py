@@ -5,6 +5,7 @@ A call whose worker died is made again in a new worker, so a method must give th
 After `_MAX_DEATHS` deaths in a row without a result, the engine gives up and says so.
 """
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -53,22 +54,24 @@ class _Processes:
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """See `Engine`."""
-        # All calls are submitted at once, so an idle worker takes the next one.
-        waiting = self._submitted(what, calls)
+        waiting: list[Future[Any]] = []
         for at in range(len(calls)):
             deaths = 0
             while True:
                 try:
+                    # All calls are submitted at once, so an idle worker takes the next one.
+                    if at == len(waiting):
+                        waiting += self._submitted(what, calls[at:])
                     result = waiting[at].result()
                     break
                 except BrokenProcessPool:
-                    # One dead process ends the whole pool.
+                    # One dead process ends the whole pool, also if it died before these calls.
                     deaths += 1
                     if deaths == _MAX_DEATHS:
                         raise _died(what) from None
                     self.close()
                     self._pool = self._new()
-                    waiting[at:] = self._submitted(what, calls[at:])
+                    del waiting[at:]
             yield result
             # Its result is not held for longer than it is needed.
             waiting[at] = Future()
@@ -79,6 +82,13 @@ class _Processes:
     def close(self) -> None:
         """Ends the processes."""
         self._pool.shutdown(cancel_futures=True)
+
+    def kill(self) -> None:
+        """Ends the processes at once, whatever they do."""
+        # The pool has no call for it before Python 3.14.
+        for process in list((self._pool._processes or {}).values()):
+            process.kill()
+        self.close()
 
 
 @contextmanager
@@ -93,8 +103,11 @@ def local_engine(make: Make, told: Any, workers: int) -> Iterator[Engine]:
     engine = _Processes(make, told, workers)
     try:
         yield engine
-    finally:
-        engine.close()
+    except BaseException:
+        # Somebody pressed Ctrl-C, or a round failed: no member's training is waited for.
+        engine.kill()
+        raise
+    engine.close()
 
 
 _worker: Any = None
@@ -102,6 +115,8 @@ _worker: Any = None
 
 def _begin(make: Make, told: Any) -> None:
     global _worker  # noqa: PLW0603  one for each process
+    # A terminal's Ctrl-C reaches every process. The one that started this worker ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker = make(told)
 
 
@@ -210,5 +225,5 @@ def ray_engine(
 def _died(what: str) -> WorkersDied:
     return WorkersDied(
         f"{_MAX_DEATHS} workers died one after another while they should {what}; look for memory that ran out, and use "
-        "fewer workers"
+        'fewer workers; a script must make this call below `if __name__ == "__main__":`'
     )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from learning.backbones.collection import Collection
 from learning.text.data import Example, check_labels
+from learning.text.persons import unit_of_job
 from simulation.engines import Engine, local_engine, ray_engine
 from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 from simulation.server import Server
@@ -164,6 +165,11 @@ def prepared(
 
     if isinstance(job.start, str):
         raise NotSimulated(f"start: version {job.start} is at a coordinator; leave the key out to simulate the job")
+    if unit_of_job(job) == "person" and any(each.person is None for each in rows.examples):
+        raise NotSimulated(
+            'mechanism.unit = "person": the rows do not say whose they are, so this would play another mechanism; '
+            'simulate the job with unit = "example"'
+        )
     check_labels([*rows.examples, *test], job.labels)
     members = dealt(rows, shares, seed)
     target, kept = folder / "bundle", folder / "job.json"

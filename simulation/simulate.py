@@ -8,8 +8,8 @@ them goes on behind the last whole round. Files of another job, other rows or an
 one version and one sum for each group, whatever the number of members.
 
 Coins come from the plan's seed. They protect nobody, so rows must be public or the operator's own. A member's process
-cannot get such coins: they are a class of this room, which `edge_client` does not import (a test of the imports and of
-the types says so).
+cannot get such coins: they are a class of this room, which `edge_client` may not import, and no call of a member takes
+a source or a seed (tests/unit/simulation/test_seeded_coins.py).
 
 Not simulated: TLS, phases, time, noised metrics, and correlated noise, whose steps belong to one process.
 """
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +34,14 @@ from simulation.virtual_members import Crew, Held, SeededRandom, States, World, 
 from tacit.context import thresholds_of
 from tacit.mechanism import DpSgd
 from tacit.model import RvaeModel
+from tacit.prompt import writes
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from export.figures import Figures
     from learning.prompts.features import FeatureStore
-    from tacit.job import JobDocument
+    from tacit.job import JobDocument, JobSpec
 
 __all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
 
@@ -125,7 +127,8 @@ class Played:
     Attributes:
         round: from 1.
         attempts: how many were needed; each had a new cohort.
-        cohort, lost: members of the last attempt, and those of them that sent nothing.
+        cohort, lost: members of the last attempt, and those of them that are in no sum: they sent nothing, or too many
+            of their group did.
         seconds: of the clock.
         change: L2 norm of the version's step.
         accuracy, loss, balanced_accuracy, macro_f1: of the version on the test rows; None if it was not scored.
@@ -145,7 +148,7 @@ class Played:
     version: str
 
 
-def check_simulated(job: "JobDocument") -> None:
+def check_simulated(job: "JobDocument | JobSpec") -> None:
     """Refuse a job that cannot be simulated.
 
     Raises:
@@ -160,6 +163,11 @@ def check_simulated(job: "JobDocument") -> None:
         )
     if isinstance(job.model, RvaeModel):
         raise NotSimulated("an rvae has no accuracy; measure a classifier on its texts (coordinator finetune)")
+    if writes(job.model):
+        raise NotSimulated(
+            "model.task: a model that writes has no accuracy, by which a simulation scores versions; bundle the job, "
+            "and measure its versions with `coordinator evaluate`"
+        )
 
 
 def world_of(
@@ -289,43 +297,50 @@ class Simulation:
     def _round(self, base: Vector, number: int, state: Any) -> tuple[Vector, Any, tuple[int, int]]:
         """Play one round, in as many attempts as the job allows."""
         job, members = self.job, len(self._crew.world.members)
-        _, least, _ = thresholds_of(job, self.cohort)
-        lost: frozenset[int] = frozenset()
+        _, threshold, _ = thresholds_of(job, self.cohort)
+        why = ""
         for attempt in range(1, job.rounds.max_attempts + 1):
             cohort = cohort_of(members, self.cohort, self._plan.seed, number * 1000 + attempt)
             lost = self._plan.losses.lost(members, cohort, self._plan.seed, number, attempt)
-            if self.cohort - len(lost) >= least:
-                sums = self._sums(base, number, cohort, lost)
+            drawn = draw(job, len(cohort), SeededRandom(f"groups/{self._plan.seed}/{number}/{attempt}"))
+            sending = [[cohort[at] for at in group if cohort[at] not in lost] for group in drawn]
+            # A group that lost too many is not opened, as in a real attempt.
+            opened = [group for group in sending if len(group) >= threshold]
+            if len(opened) >= job.aggregation.groups_needed:
+                sums = self._sums(base, number, cohort, opened)
                 try:
                     step = self._server.publish(
                         job, sums, base, SeededRandom(f"server/{self._plan.seed}/{number}"), state, self.cohort
                     )
                 except ValueError as error:
                     raise NotSimulated(f"round {number}: the coordinator would not publish it: {error}") from error
-                return step.values, self._server.state(job, state), (attempt, len(lost))
+                return step.values, self._server.state(job, state), (attempt, self.cohort - sum(map(len, opened)))
+            why = f"{len(lost)} of {self.cohort} members were lost"
+            if len(drawn) > 1:
+                why += f", so that {len(opened)} of {len(drawn)} groups kept {threshold} members"
+        needed = f"{threshold} members"
+        if job.aggregation.groups is not None:
+            needed = f"{job.aggregation.groups_needed} groups of {needed}"
         raise NotSimulated(
-            f"round {number}: {len(lost)} of {self.cohort} members were lost in the last of {job.rounds.max_attempts} "
-            f"attempts, and a sum needs {least}; lower --losses, or allow more attempts in the job"
+            f"round {number}: {why} in the last of {job.rounds.max_attempts} attempts, and a sum needs {needed}; lower "
+            "the dropout, or raise rounds.max_attempts in the job"
         )
 
     def _sums(
-        self, base: Vector, number: int, cohort: Sequence[int], lost: frozenset[int]
+        self, base: Vector, number: int, cohort: Sequence[int], opened: Sequence[Sequence[int]]
     ) -> list[tuple[int, NDArray[np.uint32]]]:
-        """Train the members that send, and add their vectors by group."""
+        """Train the members of the groups that are opened, and add their vectors by group."""
         job, data = self.job, self._crew.world.bundle.manifest.encode(base)
-        groups = draw(job, len(cohort), SeededRandom(f"groups/{self._plan.seed}/{number}"))
-        group_of = {cohort[at]: each for each, group in enumerate(groups) for at in group}
-        sending = [place for place in cohort if place not in lost]
+        group_of = {place: each for each, group in enumerate(opened) for place in group}
+        sending = sorted(group_of)
         vectors = self._crew.train(sending, number, data, len(cohort))
         if self._summing is not None:
             total = self._summing(job, number, hashlib.sha256(data).digest(), cohort, sending, list(vectors))
             return [(len(sending), total)]
-        totals = [np.zeros(layout_of(job, len(cohort)).values, np.uint32) for _ in groups]
-        sizes = [0] * len(groups)
+        totals = [np.zeros(layout_of(job, len(cohort)).values, np.uint32) for _ in opened]
         for place, vector in zip(sending, vectors, strict=True):
             totals[group_of[place]] += vector
-            sizes[group_of[place]] += 1
-        return [(size, total) for size, total in zip(sizes, totals, strict=True) if size]
+        return [(len(group), total) for group, total in zip(opened, totals, strict=True)]
 
     def _figures(self, values: Vector, store: "FeatureStore | None") -> "Figures | None":
         from simulation.kept_features import SharedFeatures
@@ -379,10 +394,19 @@ class Simulation:
         return played
 
     def _state(self, number: int) -> Any:
-        if number == 0 or not (path := self.folder / "versions" / f"{number}.state.npz").exists():
-            return self._server.state(self.job)
-        with np.load(path, allow_pickle=False) as file:
-            return self._server.restored(self.job, {name: file[name] for name in file})
+        fresh = self._server.state(self.job)
+        if number == 0 or not self._server.stored(fresh):
+            return fresh
+        path = self._kept_state(number)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return self._server.restored(self.job, {name: file[name] for name in file})
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            # A fresh state would make other versions, and nothing would show it.
+            raise NotSimulated(
+                f"{path} is missing or damaged, and the server's optimiser goes on from it; remove {self.folder} and "
+                "simulate again"
+            ) from error
 
     def _keep(self, played: Played, data: bytes, state: Any) -> None:
         _write(self._version(played.round), data)
@@ -391,13 +415,17 @@ class Simulation:
 
             packed = io.BytesIO()
             np.savez(packed, **before)  # type: ignore[arg-type]
-            _write(self.folder / "versions" / f"{played.round}.state.npz", packed.getvalue())
-            (self.folder / "versions" / f"{played.round - 1}.state.npz").unlink(missing_ok=True)
+            _write(self._kept_state(played.round), packed.getvalue())
         with (self.folder / _ROUNDS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(played)) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self.played.append(played)
+        # Only now: until the line is there, the round before is the one that goes on.
+        self._kept_state(played.round - 1).unlink(missing_ok=True)
+
+    def _kept_state(self, number: int) -> Path:
+        return self.folder / "versions" / f"{number}.state.npz"
 
     def _version(self, number: int) -> Path:
         return self.folder / "versions" / f"{number}.bin"

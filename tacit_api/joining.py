@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,6 +11,9 @@ from tacit_api.rows import Data, rows_of
 from toolkit.console import CommandFailed
 
 __all__ = ["Member"]
+
+# Seconds of one wait for the end of a member.
+_LOOKS = 0.2
 
 
 class Member:
@@ -27,8 +32,7 @@ class Member:
         self._stop: Callable[[], None] | None = None
         self._stopping = threading.Lock()
         self._wants_stop = False
-        self._thread: threading.Thread | None = None
-        self._failed: BaseException | None = None
+        self._ended: Future[None] | None = None
 
     @classmethod
     def enrol(cls, home: str | Path, token: str) -> Self:
@@ -43,11 +47,13 @@ class Member:
         """
         import asyncio
 
-        from edge_client.identity.enrolment import EnrolmentFailed
-        from edge_client.identity.enrolment import enrol as spend
         from tacit_api.tls import only_tls_13
 
+        # Before the imports below, which import gRPC.
         only_tls_13()
+        from edge_client.identity.enrolment import EnrolmentFailed
+        from edge_client.identity.enrolment import enrol as spend
+
         try:
             _in_a_loop(lambda: asyncio.run(spend(Path(home), token, force=False)))
         except EnrolmentFailed as error:
@@ -63,6 +69,7 @@ class Member:
         text: str = "text",
         label: str = "label",
         text_b: str | None = None,
+        person: str | None = None,
         device: str = "auto",
         backbones: Sequence[str | Path] = (),
         until_finished: bool = True,
@@ -75,6 +82,7 @@ class Member:
                 always come under the same name.
             jobs: names of jobs, with * and ?; none: all.
             text, label, text_b: names of columns.
+            person: the column that says whose each row is; a policy with `unit = "person"` needs it.
             device: auto, cpu, cuda or mps.
             backbones: folders with frozen models.
             until_finished: return once every job that this member took part in is over; otherwise at `stop`.
@@ -82,18 +90,51 @@ class Member:
         Raises:
             CommandFailed: the input cannot be used, the coordinator refuses this member for good, or jobs did not
                 finish.
+            KeyboardInterrupt: somebody pressed Ctrl-C; the member has said goodbye.
         """
-        from edge_client.agent.runner import RunOptions, run_member
+        # An earlier `stop` is over. One that comes from now on counts, even before the member has begun.
+        self._wants_stop = False
+        self._run(
+            data,
+            ledger=ledger,
+            jobs=jobs,
+            text=text,
+            label=label,
+            text_b=text_b,
+            person=person,
+            device=device,
+            backbones=backbones,
+            until_finished=until_finished,
+        )
+
+    def _run(
+        self,
+        data: Data,
+        *,
+        ledger: str,
+        jobs: Sequence[str] = (),
+        text: str = "text",
+        label: str = "label",
+        text_b: str | None = None,
+        person: str | None = None,
+        device: str = "auto",
+        backbones: Sequence[str | Path] = (),
+        until_finished: bool = True,
+    ) -> None:
         from tacit_api.tls import only_tls_13
 
+        # Before the import below, which imports gRPC.
         only_tls_13()
+        from edge_client.agent.runner import RunOptions, run_member
+
         told: dict[str, Any] = {"data": Path("rows in memory")}
         if isinstance(data, str | Path):
             told = {"data": Path(data), "text": text, "label": label, "text_b": text_b}
         else:
-            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b).examples
+            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
         options = RunOptions(
             **told,
+            person=person,
             home=self.home,
             data_name=ledger,
             jobs=tuple(jobs),
@@ -102,28 +143,20 @@ class Member:
             until_finished=until_finished,
             embedded=True,
         )
-        _in_a_loop(lambda: run_member(options, started=self._begun))
+        _in_a_loop(lambda: run_member(options, started=self._begun), self._ask_to_stop)
 
     def start(self, data: Data, **options: Any) -> Self:
         """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""
-        if self._thread is not None:
+        if self._ended is not None:
             raise RuntimeError("this member runs already; stop it first")
-        self._failed, self._wants_stop = None, False
-
-        def work() -> None:
-            try:
-                self.run(data, **options)
-            except BaseException as error:  # noqa: BLE001  raised again by `wait`
-                self._failed = error
-
-        self._thread = threading.Thread(target=work, name=f"tacit-{self.home.name}", daemon=True)
-        self._thread.start()
+        self._wants_stop = False
+        self._ended = _in_a_thread(lambda: self._run(data, **options), f"tacit-{self.home.name}")
         return self
 
     @property
     def running(self) -> bool:
         """Whether `start` began a run that has not ended."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._ended is not None and not self._ended.done()
 
     def wait(self) -> None:
         """Waits until the member ends by itself.
@@ -131,21 +164,22 @@ class Member:
         Raises:
             CommandFailed: why it ended, if not because its jobs were over.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            raise failed
+        if self._ended is not None:
+            _until_over(self._ended)
+            ended, self._ended = self._ended, None
+            ended.result()
 
     def stop(self) -> None:
         """Ends the member as Ctrl-C would: it says goodbye, and what it has sent stays sent."""
+        self._ask_to_stop()
+        self.wait()
+
+    def _ask_to_stop(self) -> None:
         with self._stopping:
             # It may not have begun yet; then it ends as soon as it does.
             self._wants_stop = True
             if self._stop is not None:
                 self._stop()
-        self.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -165,8 +199,13 @@ class Member:
                 stop()
 
 
-def _in_a_loop(work: Callable[[], object]) -> None:
-    """Runs what starts an event loop, also where one runs already: in a notebook."""
+def _in_a_loop(work: Callable[[], object], stop: Callable[[], object] = lambda: None) -> None:
+    """Runs what starts an event loop, also where one runs already: in a notebook.
+
+    Args:
+        work: runs in a thread if there is a loop.
+        stop: ends `work`, if Ctrl-C comes while it runs in a thread.
+    """
     import asyncio
 
     try:
@@ -174,16 +213,37 @@ def _in_a_loop(work: Callable[[], object]) -> None:
     except RuntimeError:
         work()
         return
-    failed: list[BaseException] = []
+    ended = _in_a_thread(work, "tacit-member")
+    try:
+        _until_over(ended)
+    except KeyboardInterrupt:
+        # It reaches this thread alone.
+        stop()
+        _until_over(ended)
+        raise
+    ended.result()
 
-    def apart() -> None:
+
+def _in_a_thread(work: Callable[[], object], name: str) -> "Future[None]":
+    """Runs work in a thread of its own, and returns its end.
+
+    A future, because `Thread.join` of Python 3.11 takes a thread for ended once Ctrl-C has interrupted it.
+    """
+    ended: Future[None] = Future()
+
+    def whole() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failed.append(error)
+        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
 
-    thread = threading.Thread(target=apart)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+    threading.Thread(target=whole, name=name, daemon=True).start()
+    return ended
+
+
+def _until_over(ended: "Future[None]") -> None:
+    # Python notices Ctrl-C between two waits, whichever thread the system gave it to.
+    while wait_for([ended], _LOOKS).not_done:
+        pass

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from tacit_api.joining import Member
 from tacit_api.operating import Coordinator, Job
@@ -26,7 +26,11 @@ __all__ = ["LocalFederation", "local_federation"]
 _STARTS, _ENDS = 60.0, 20.0
 # Seconds between looks at whether the members still run.
 _LOOKS = 0.2
-_POLICY = 'schema = 1\nmechanisms = ["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]\n'
+_POLICY = """\
+# Only for a federation on one machine: it allows jobs without noise, which protect nobody.
+schema = 1
+mechanisms = ["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]
+"""
 
 
 class LocalFederation:
@@ -138,9 +142,10 @@ def local_federation(
             try:
                 yield town
             finally:
-                for member in found.values():
-                    with suppress(CommandFailed):
-                        member.stop()
+                # Every member ends, whatever one of them says.
+                with ExitStack() as ending:
+                    for member in found.values():
+                        ending.push(member)
     finally:
         if kept is not None:
             shutil.rmtree(kept, ignore_errors=True)
@@ -154,8 +159,8 @@ def _serving(folder: Path, log: Path) -> Iterator[None]:
     """The coordinator's process."""
     with log.open("ab") as lines:
         process = subprocess.Popen(
-            _command("coordinator", "serve", "--dir", folder, "--log-format", "json"),
-            stdin=subprocess.DEVNULL,
+            _command("coordinator", "serve", "--dir", folder, "--log-format", "json", ends_with_input=True),
+            stdin=subprocess.PIPE,
             stdout=lines,
             stderr=lines,
             # Ctrl-C in a notebook is for this process, which then ends the coordinator.
@@ -166,6 +171,8 @@ def _serving(folder: Path, log: Path) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGTERM)
+        with suppress(OSError):
+            cast(IO[bytes], process.stdin).close()
         try:
             process.wait(_ENDS)
         except subprocess.TimeoutExpired:
@@ -190,10 +197,26 @@ def _wait_until_served(folder: Path, process: "subprocess.Popen[bytes]", log: Pa
     raise CommandFailed(f"the coordinator does not serve after {_STARTS:.0f} s; see {log}", ExitCode.FAILED)
 
 
-def _command(program: str, *words: object) -> list[str]:
-    """The command of this environment, whatever PATH says."""
+# The operating system closes the pipe when this process ends, however it ends.
+_ENDS_WITH_INPUT = """\
+import os, signal, threading
+def wait():
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+def _command(program: str, *words: object, ends_with_input: bool = False) -> list[str]:
+    """The command of this environment, whatever PATH says.
+
+    Args:
+        program: the command's package.
+        words: its arguments.
+        ends_with_input: whether it ends as with SIGTERM once its standard input is closed.
+    """
     start = f"import sys; sys.argv[0] = {program!r}; from {program}.cli import main; main()"
-    return [sys.executable, "-c", start, *map(str, words)]
+    return [sys.executable, "-c", (_ENDS_WITH_INPUT if ends_with_input else "") + start, *map(str, words)]
 
 
 def _done(words: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ commands print with `--json`. Failures are `CommandFailed`, whose text says what
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -197,11 +197,20 @@ class Coordinator:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Ends the thread. Calls that still wait end with `CancelledError`."""
+        if self._loop.is_closed():
+            return
+
+        async def end() -> None:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+        self._done(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def status(self) -> Told:
         """See `AsyncCoordinator.status`."""
@@ -214,7 +223,8 @@ class Coordinator:
             while (status := self._done(anext(changes, None))) is not None:
                 yield status
         finally:
-            self._done(changes.aclose())
+            if not self._loop.is_closed():
+                self._done(changes.aclose())
 
     def jobs(self) -> list[Told]:
         """See `AsyncCoordinator.jobs`."""
@@ -253,7 +263,18 @@ class Coordinator:
         return self._done(self._own.export(job, out, version=version))
 
     def _done(self, work: Awaitable[T]) -> T:
+        if self._loop.is_closed():
+            if isinstance(work, Coroutine):
+                work.close()
+            raise RuntimeError("this Coordinator is closed; make another one")
+
         async def whole() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
+        running = asyncio.run_coroutine_threadsafe(whole(), self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            # After Ctrl-C, nobody waits for the answer.
+            running.cancel()
+            raise

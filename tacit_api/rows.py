@@ -1,10 +1,13 @@
 """Reads rows from what a notebook has: a file, a data frame, a data set, or a list."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from learning.text.data import DataInvalid, Example
+import numpy as np
+
+from learning.text.data import DataInvalid, examples_of
 from simulation.trial import Rows
 
 __all__ = ["Data", "rows_of"]
@@ -13,47 +16,59 @@ __all__ = ["Data", "rows_of"]
 Data = Any
 
 
-def rows_of(data: Data, *, text: str, label: str, text_b: str | None = None, column: str | None = None) -> Rows:
+def rows_of(
+    data: Data,
+    *,
+    text: str,
+    label: str,
+    text_b: str | None = None,
+    person: str | None = None,
+    column: str | None = None,
+) -> Rows:
     """Return labelled rows, and a column that members are made of.
+
+    The rules are those of files (`learning.text.data`), so the same rows in a file have the same marks in a ledger.
 
     Args:
         data: rows.
-        text, label, text_b, column: names of columns.
+        text, label, text_b, person, column: names of columns.
 
     Raises:
-        DataInvalid: a column is missing, or a row has no text.
+        DataInvalid: a column is missing, or a cell cannot be read.
     """
     if isinstance(data, str | Path):
         raise TypeError("paths are read by `simulation.trying.read_rows`")
-    found: list[Example] = []
-    values: list[str] = []
-    for number, row in enumerate(_mappings(data, text, label), 1):
-        for name in filter(None, (text, label, text_b, column)):
-            if name not in row:
-                raise DataInvalid(f"row {number} has no {name!r}; it has {', '.join(map(str, row))[:200]}")
-        said = row[text]
-        if not isinstance(said, str) or not said.strip():
-            raise DataInvalid(f"row {number} has no text in {text!r}; remove it, or fill it")
-        second = None if text_b is None else row[text_b]
-        if second is not None and not isinstance(second, str):
-            raise DataInvalid(f"row {number} has no text in {text_b!r}; remove it, or fill it")
-        found.append(Example(said, str(row[label]), second))
-        if column is not None:
-            values.append(str(row[column]))
-    if not found:
+    rows = list(_mappings(data, text, label))
+    if not rows:
         raise DataInvalid("there are no rows; give at least some of each label")
-    return Rows(tuple(found), tuple(values))
+    try:
+        found = tuple(examples_of(rows, text=text, label=label, text_b=text_b, person=person))
+        values = () if column is None else tuple(str(each.label) for each in examples_of(rows, text=text, label=column))
+    except DataInvalid as error:
+        # The same sentences as of a command, with a function's arguments.
+        said = re.sub(r"--([a-z]+)(-b)?", lambda option: f"{option[1]}{'_b' if option[2] else ''}=", str(error))
+        raise DataInvalid(said) from None
+    return Rows(found, values)
 
 
-def _mappings(data: Data, text: str, label: str) -> Iterable[Mapping[Any, Any]]:
+def _mappings(data: Data, text: str, label: str) -> Iterator[dict[str, object]]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
         # A pandas DataFrame.
-        return cast(Iterable[Mapping[Any, Any]], data.to_dict("records"))
+        if not data.columns.is_unique:
+            raise DataInvalid("two columns of the data frame have the same name; give every column its own")
+        data = data.to_dict("records")
     if not isinstance(data, Iterable):
         raise DataInvalid(
             f"{type(data).__name__} is no data; give a path, a DataFrame, a datasets.Dataset, or a list of rows"
         )
-    return (each if isinstance(each, Mapping) else _pair(each, text, label) for each in data)
+    for each in data:
+        row = each if isinstance(each, Mapping) else _pair(each, text, label)
+        yield {str(name): _plain(value) for name, value in row.items()}
+
+
+def _plain(value: object) -> object:
+    """A cell as JSON has it: numpy's numbers are numbers."""
+    return cast(object, value.item()) if isinstance(value, np.generic) else value
 
 
 def _pair(row: object, text: str, label: str) -> Mapping[Any, Any]:

@@ -162,6 +162,8 @@ def simulate(
 ) -> Simulated:
     """Plays a whole job over virtual members: real training, clipping, noise, encoding and sums, and no network.
 
+    With several workers, a script calls this below `if __name__ == "__main__":`, since every worker imports the script.
+
     The rows must be public, or the operator's own: the noise comes from the seed and protects nobody, and numbers that
     somebody chooses by these rows are in no epsilon.
 
@@ -211,9 +213,10 @@ def simulate(
     from learning.backbones.collection import Collection
     from learning.training.device import pick_device
     from simulation.preparing import Engines, Shares, opened, parts_of, prepared
-    from simulation.simulate import Losses, Plan
+    from simulation.simulate import Losses, Plan, check_simulated
 
     spec, base = read_job(job)
+    check_simulated(spec)
     kept = None
     if folder is None:
         kept = tempfile.TemporaryDirectory(prefix="tacit-simulation-")
@@ -222,13 +225,20 @@ def simulate(
 
     def read(given: Data, which: str | None = None) -> "Rows":
         if isinstance(given, str | Path):
+            from simulation.home import in_a_members_home
             from simulation.trying import read_rows
 
+            if (home := in_a_members_home(Path(given))) is not None:
+                raise ValueError(
+                    f"{given} lies in a member's home ({home}), so its rows are not public; use public rows"
+                )
             return read_rows(Path(given), spec, text=text, label=label, text_b=text_b, column=which)
         return rows_of(given, text=text, label=label, text_b=text_b, column=which)
 
     rows = read(data, column)
     if isinstance(test, float):
+        if not 0.01 <= test <= 0.9:
+            raise ValueError(f"test={test} is no share of the rows; give one from 0.01 to 0.9, or rows")
         rows, apart = parts_of(rows, test=test, seed=seed)
     else:
         apart = read(test).examples

@@ -28,6 +28,7 @@ from benchmarks.frontier.training import (
     candidates,
     inner_candidates,
     lot_candidates,
+    short_candidates,
     trained,
 )
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser, summarise
@@ -105,7 +106,8 @@ def cells_of(
             datasets, members, epsilons, methods, units, mechanisms
         )
         if unit == "example" or (epsilon is not None and DATASETS[dataset].person is not None and mechanism == "dp-sgd")
-        if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached)
+        if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached and not METHODS[method].short)
+        if epsilon is not None or not METHODS[method].short
     ]
     return sorted(found, key=lambda cell: not cell.goal)
 
@@ -160,10 +162,11 @@ class Bench:
     def choose(self, cell: Cell) -> Recipe | None:
         """Return the recipe of a cell, after trying those that are not tried yet; None if time ran out.
 
-        Candidates go further and further. The climb begins at START, and turns round once if the next is no better.
+        Candidates go further and further. The climb begins at START, for short steps at the place before, and
+        turns round once if the next is no better.
         """
         ladder, scores = _ladder(cell), dict[Recipe, float]()
-        at = START
+        at = begin = 1 if METHODS[cell.method].short else START
         for step in (0, 1, -1):
             while 0 <= at + step < len(ladder):
                 recipe = ladder[at + step]
@@ -175,7 +178,7 @@ class Bench:
                 if not better or not step:
                     break
                 at += step
-            if at > START:
+            if at > begin:
                 break
         return max(scores, key=lambda recipe: scores[recipe])
 
@@ -215,6 +218,8 @@ class Bench:
 def _ladder(cell: Cell) -> list[Recipe]:
     if cell.epsilon is not None and cell.mechanism != "dp-sgd":
         return lot_candidates(cell.epsilon, correlated=cell.mechanism == "dp-sgd, correlated")
+    if cell.epsilon is not None and METHODS[cell.method].short:
+        return short_candidates(cell.epsilon)
     return (candidates if METHODS[cell.method].cached else inner_candidates)(cell.epsilon)
 
 

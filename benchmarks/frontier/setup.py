@@ -5,12 +5,14 @@ validation file holds some training rows back while recipes are tried; the chose
 are those of the product (`learning.prompts.features`), under the product's own keys.
 """
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 from benchmarks.library.minilm import minilm
 from benchmarks.library.record import SHARED, NoData
 from benchmarks.library.simulation import backbone_of
-from learning.prompts.features import FeatureStore
+from learning.prompts.features import FeatureStore, features_of, kind_of
+from learning.prompts.model import PromptedModel as PromptedModule
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.data import read_data as read_rows
 from tacit.bundle import BACKBONE_FILE
@@ -38,6 +42,7 @@ __all__ = [
     "KeptFeatures",
     "Method",
     "Start",
+    "authored",
     "job_of",
     "module_of",
     "read_data",
@@ -51,10 +56,14 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained besides the head, and the layers that the head reads (None: the last one's mean as it is)."""
+    """What is trained besides the head, and the layers that the head reads (None: the last one's mean as it is).
+
+    short: whether a head takes more and shorter steps, with noise.
+    """
 
     layers: tuple[int, ...] | None
     injection: Injection = field(default_factory=NoInjection)
+    short: bool = False
 
     @property
     def cached(self) -> bool:
@@ -66,11 +75,14 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "head": Method((6,)),
     "head-layers": Method((2, 4, 6)),
+    "head-layers, short steps": Method((2, 4, 6), short=True),
     "lora": Method(None, LoRA()),
     "bitfit": Method(None, BitFit()),
     "prompt": Method(None, PromptTuning(tokens=10)),
 }
 _SPLIT_SEED = 20200
+# Members of a few deals of the rows.
+_KEPT_CORPORA = 40
 # A head's rows grow to several times 10 over centred features.
 _AGGREGATION = Aggregation(coordinate_bound=64.0)
 
@@ -84,7 +96,7 @@ class Dataset:
         validation: name of the file that decides between recipes, or a number of training rows.
         names: what the file's labels are called; empty keeps them.
         descriptions: text for a label whose name says too little.
-        person: the column that names whose row it is, if the files have one.
+        person: what names whose row it is, if the files say so: a column, or "author" (a post's, which is in it).
     """
 
     train: str = "train"
@@ -118,7 +130,56 @@ DATASETS: Mapping[str, Dataset] = {
     "ag_news": Dataset(descriptions={"Sci/Tech": "science and technology", "World": "world politics"}),
     # An abstract is one author's: its sentences belong together.
     "csabstruct": Dataset(validation="dev", person="doc"),
+    "20newsgroups": Dataset(
+        person="author",
+        descriptions={
+            "alt.atheism": "atheism, religion, belief, morality",
+            "comp.graphics": "computer graphics, images, rendering",
+            "comp.os.ms-windows.misc": "Microsoft Windows, drivers, files",
+            "comp.sys.ibm.pc.hardware": "PC hardware, drives, cards, boards",
+            "comp.sys.mac.hardware": "Macintosh, Apple hardware",
+            "comp.windows.x": "X Window System, X11, widgets",
+            "misc.forsale": "for sale, price, shipping, offer",
+            "rec.autos": "cars, engines, dealers, driving",
+            "rec.motorcycles": "motorcycles, bikes, riding",
+            "rec.sport.baseball": "baseball, pitchers, games, teams",
+            "rec.sport.hockey": "ice hockey, NHL, players, playoffs",
+            "sci.crypt": "cryptography, encryption, keys, Clipper chip",
+            "sci.electronics": "electronics, circuits, voltage, chips",
+            "sci.med": "medicine, doctors, disease, treatment",
+            "sci.space": "space, NASA, orbit, launch, moon",
+            "soc.religion.christian": "Christianity, God, Jesus, church, Bible",
+            "talk.politics.guns": "guns, firearms, weapons law",
+            "talk.politics.mideast": "Middle East, Israel, Arabs, Turks, Armenians",
+            "talk.politics.misc": "politics, government, society",
+            "talk.religion.misc": "religion, Christians, Mormons, cults",
+        },
+    ),
 }
+
+# Lines of a post that are another author's, or name one.
+_QUOTED = re.compile(r"^\s*[>|:]|(writes|wrote|says|said) ?:\s*$|(writes|wrote) in |^In article|^In <|^Quoted from")
+_AUTHOR = re.compile(r"^From:[ \t]*(.*)$", re.MULTILINE)
+_ADDRESS = re.compile(r"[^\s<>()\"]+@[^\s<>()\"]+")
+
+
+def authored(post: Example) -> Example | None:
+    """Return a post without its header and what it quotes, as a row of its author; None if nothing is left.
+
+    The author is the address in `From:`, in small letters, or all of that line if it has no address. The text names
+    neither the author nor the group.
+
+    Raises:
+        ValueError: the post has no `From:`.
+    """
+    header, _, body = post.text.partition("\n\n")
+    found = _AUTHOR.search(header)
+    if found is None:
+        raise ValueError("a post has no line From:, so nobody can tell whose it is")
+    address = _ADDRESS.search(found[1])
+    text = "\n".join(line for line in body.splitlines() if not _QUOTED.search(line)).strip()
+    author = (found[1].strip() if address is None else address[0]).lower()
+    return Example(text, post.label, None, author) if text else None
 
 
 @dataclass(frozen=True)
@@ -163,7 +224,10 @@ def _rows(name: str, part: str) -> list[Example]:
         raise NoData(
             f"{path} is missing: this benchmark reads {name}; put it there (docs/benchmarks.md lists the files)"
         )
-    names, rows = DATASETS[name].names, read_rows(path, person=DATASETS[name].person).examples
+    names, person = DATASETS[name].names, DATASETS[name].person
+    if person == "author":
+        return [row for row in map(authored, read_rows(path).examples) if row is not None]
+    rows = read_rows(path, person=person).examples
     return [Example(each.text, names.get(str(each.label), str(each.label)), None, each.person) for each in rows]
 
 
@@ -181,6 +245,32 @@ class KeptFeatures(FeatureStore):
         super().__init__()
         self._folder = folder
         self._kinds: dict[bytes, dict[bytes, Features]] = {}
+        self._corpora: dict[tuple[Example, ...], EncodedExamples] = {}
+        self._whole: WeakKeyDictionary[EncodedExamples, tuple[bytes, Features]] = WeakKeyDictionary()
+
+    def corpus(self, bundle: "JobBundle", rows: Sequence[Example]) -> EncodedExamples:
+        """Return rows as a job reads them. The trials of a recipe's rate and steps share their members' rows."""
+        key = tuple(rows)
+        found = self._corpora.get(key)
+        if found is None or not found.serves(bundle.document, bundle.public_tokenizer):
+            if len(self._corpora) >= _KEPT_CORPORA:
+                self._corpora.clear()
+            found = EncodedExamples(rows, bundle.document, bundle.public_tokenizer, self)
+            self._corpora[key] = found
+        return found
+
+    def of(self, bundle: "JobBundle", corpus: EncodedExamples, device: str = "cpu") -> Features:
+        """Return the features (N, width) of a corpus, kept as one array as long as the corpus is."""
+        kind = kind_of(bundle.document)
+        if (found := self._whole.get(corpus)) is not None and found[0] == kind:
+            return found[1]
+        # The features are those of every version: a head changes nothing before itself.
+        module = module_of(bundle, bundle.manifest.decode(bundle.weights))
+        if not isinstance(module, PromptedModule):
+            raise TypeError("a prompted job has a prompted module")
+        features = features_of(module, corpus.read().ids, kind, self, device)
+        self._whole[corpus] = kind, features
+        return features
 
     def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
         """Return the features of the rows with these keys, as `FeatureStore.read`."""

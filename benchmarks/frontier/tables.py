@@ -1,5 +1,6 @@
 """Makes the tables and the drawing of the frontier for `benchmarks.report`."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from benchmarks.library.report import Line
 
 __all__ = ["accuracy_rows", "draw_frontier", "goal_rows"]
 
-_DATASETS = ("trec", "banking77", "sst2", "ag_news", "csabstruct")
+_DATASETS = ("trec", "banking77", "sst2", "ag_news", "csabstruct", "20newsgroups")
 _EPSILONS: tuple[Any, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, "none")
 
 # By (data set, members, method), then by epsilon.
@@ -156,8 +157,10 @@ def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
 
 
 def _shown(line: Line) -> str:
-    """Return the accuracy, with a star if it is of one seed alone."""
-    return _per_cent(line["value"]) + ("*" if "seed" in line else "")
+    """Return the accuracy, with a star if it is of one seed alone, and else with the seeds' standard deviation."""
+    if "seed" in line or "values" not in line:
+        return _per_cent(line["value"]) + ("*" if "seed" in line else "")
+    return f"{_per_cent(line['value'])} ± {_per_cent(statistics.stdev(line['values']))}"
 
 
 def _per_cent(value: float) -> str:

@@ -1,8 +1,9 @@
 """Trains one cell of the frontier by the product's members, at a true epsilon or without noise.
 
-A member runs the product's `train_update` (under `dp-sgd` the closed form of `learning.training.head`), its protection
-and its encoding; the sums go through the ring and `next_version` (`simulation`). One member alone, the centralised
-training, takes no part in a sum: its update is the product's, added to the version in plain numbers.
+A member runs the product's `train_update`, for a head only the parts of it that a head needs (`head_training`; under
+`dp-sgd` the closed form of `learning.training.head`), its protection and its encoding; the sums go through the ring and
+`next_version` (`simulation`). One member alone, the centralised training, takes no part in a sum: its update is the
+product's, added to the version in plain numbers.
 
 The noise multiplier is what `edge_client privacy plan` names for the gate: the smallest with which a member's empty
 ledger admits all rounds. A head's lot is the largest member's part, so that each step reads all examples of everybody.
@@ -20,24 +21,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.frontier.setup import KeptFeatures, Start, module_of
-from benchmarks.library.simulation import Member, backbone_of, corpora_of, correlated_steps, play_round
+from benchmarks.library.simulation import Member, backbone_of, correlated_steps, draw, play_round, stepped
 from learning.accounting.banded_plan import bands_of, best_of, with_band
 from learning.accounting.calibration import calibrate
 from learning.accounting.costs import rate_of
 from learning.accounting.events import PrivacyEvent, SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.planning import Setting, rows_of
-from learning.mechanisms.protection import protection_of
-from learning.prompts.features import features_of, kind_of
-from learning.prompts.model import PromptedModel
+from learning.backbones.subnormals import flushed
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import Protection, protection_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.persons import persons_of, population_of, unit_of_job
+from learning.training.head import LinearHead
+from learning.training.head_update import head_training
 from learning.training.local import evaluate
 from learning.training.update import train_update
 from simulation.partitions import by_ratios
 from simulation.suggestion import MAX_RATE
-from simulation.virtual_members import SeededRandom
+from simulation.virtual_members import SeededRandom, seed_of
 from tacit.job import Rounds, Training
 from tacit.mechanism import DpSgd, NoMechanism, PersonRows
 from tacit.model import PromptedModel as PromptedJob
@@ -58,6 +61,7 @@ __all__ = [
     "inner_candidates",
     "lot_candidates",
     "multiplier_at",
+    "short_candidates",
     "trained",
 ]
 
@@ -71,6 +75,8 @@ MAX_EXAMPLES = 16
 # Examples of a step where lots are not full: an eighth of a member's part of TREC among three.
 LOT = 225
 _LOT_STEPS, _LOT_ROUNDS = 12, 10
+# Steps of a round where they are short, beside the 6 of `Recipe`.
+_SHORT_STEPS = 24
 # Place among the candidates of the first that is tried.
 START = 2
 
@@ -144,6 +150,17 @@ def candidates(epsilon: float | None) -> list[Recipe]:
     shortest = 15.0 * epsilon
     rates = (shortest * times for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
     return [Recipe(learning_rate=rate) for rate in rates if rate <= MAX_RATE]
+
+
+def short_candidates(epsilon: float) -> list[Recipe]:
+    """Return the recipes of a head with four times as many steps, from half the way of `candidates` on.
+
+    Where labels overlap, gradients do not vanish near the optimum, and long steps over all rows swing around it. A way
+    costs the same noise in any number of steps.
+    """
+    shortest = 15.0 / 8 * epsilon
+    rates = (shortest * times for times in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0))
+    return [Recipe(learning_rate=rate, steps=_SHORT_STEPS) for rate in rates if rate <= MAX_RATE]
 
 
 def inner_candidates(epsilon: float | None) -> list[Recipe]:
@@ -244,10 +261,12 @@ def trained(
         "seed": seed,
     }
     here = replace(bundle, document=bundle.document.model_copy(update=changes))
-    corpora = corpora_of(here, parts)
-    for corpus in corpora:
-        corpus.features = store
-    values = _rounds(here, parts, corpora, seed, device)
+    corpora = [store.corpus(here, part.examples) for part in parts]
+    if isinstance(here.document.model, PromptedJob) and here.document.model.caches_features:
+        features = [store.of(here, corpus, device) for corpus in corpora]
+        values = _head_rounds(here, parts, corpora, features, seed)
+    else:
+        values = _rounds(here, parts, corpora, seed, device)
     noise, band = (mechanism.noise_multiplier, mechanism.band) if isinstance(mechanism, DpSgd) else (None, 1)
     return Trained(accuracy_of(here, values, scored, store, device), noise, here.document.values, band)
 
@@ -283,19 +302,72 @@ def _rounds(
     return values
 
 
+def _head_rounds(
+    bundle: "JobBundle",
+    parts: Sequence[Member],
+    corpora: Sequence[EncodedExamples],
+    features: Sequence[Vector],
+    seed: int,
+) -> Vector:
+    """Play `_rounds` for a head: the same parts of a member, without a module around them that nothing would use."""
+    job, manifest = bundle.document, bundle.manifest
+    values = manifest.decode(bundle.weights)
+    keys = SeededRandom(f"{seed}/classes")
+    steps = [correlated_steps(job, len(part.examples), keys) for part in parts]
+
+    def update(place: int, base: Vector, number: int, random: SeededRandom, seed: int) -> tuple[Protection, Update]:
+        protection = protection_of(job, population_of(parts[place].examples, unit_of_job(job)))
+        head = _head_of(bundle, base)
+        recipe = job.training.in_round(number, job.rounds.count)
+        task = head_training(
+            job, recipe, head, features[place], corpora[place], seed, steps[place], _ignored, _never, _ignored
+        )
+        with flushed():
+            result = protection.train(task, random)
+            change = protection.protect(np.subtract(_values_of(head), base, dtype=np.float32), random)
+        told = (0.0, 0, 0) if result is None else (result.loss_sum, result.correct, result.count)
+        return protection, Update(change, corpora[place].population, *told)
+
+    for number in range(1, job.rounds.count + 1):
+        random = SeededRandom(f"{seed}/{number}")
+        if len(parts) == 1:
+            values = values + update(0, values, number, random, seed)[1].change
+            continue
+        groups = draw(job, len(parts), random)
+        vectors = []
+        for place in range(len(parts)):
+            protection, made = update(place, values, number, random, seed_of(job.seed, job.name, number, place))
+            vectors.append(protection.encode(job, made, len(parts), random))
+        values = stepped(job, groups, vectors, values, random).values
+    return values
+
+
+def _head_of(bundle: "JobBundle", values: Vector) -> LinearHead:
+    """Return the head of a version, in memory of its own. Next to centred features no bias is trained."""
+    named = {**bundle.manifest.unflatten(values), **bundle.frozen}
+    trains_bias = "output.bias" not in bundle.frozen
+    return LinearHead(named["output.weight"].copy(), named["output.bias"].copy(), trains_bias)
+
+
+def _values_of(head: LinearHead) -> Vector:
+    return np.concatenate([each.reshape(-1) for each in head.trained])
+
+
+def _ignored(_: object) -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
+
+
 def accuracy_of(
     bundle: "JobBundle", values: Vector, scored: Sequence[Example], store: KeptFeatures, device: str = "cpu"
 ) -> float:
     """Return the accuracy of a version on rows, whose features are read from `store`."""
-    import torch
-
-    job, module = bundle.document.model, module_of(bundle, values)
-    if not isinstance(module, PromptedModel):
-        raise TypeError("a prompted job has a prompted module")
-    read = EncodedExamples(scored, bundle.document, bundle.public_tokenizer).read()
-    if not (isinstance(job, PromptedJob) and job.caches_features):
-        return evaluate(module, read.ids, read.labels, device=device).accuracy
-    features = features_of(module, read.ids, kind_of(bundle.document), store, device)
-    with torch.no_grad():
-        found = module.output(torch.from_numpy(features)).argmax(dim=1).numpy()
-    return float((found == read.labels).mean())
+    job, corpus = bundle.document.model, store.corpus(bundle, scored)
+    read = corpus.read()
+    if isinstance(job, PromptedJob) and job.caches_features:
+        found = _head_of(bundle, values).logits(store.of(bundle, corpus, device)).argmax(axis=1)
+        return float((found == read.labels).mean())
+    return evaluate(module_of(bundle, values), read.ids, read.labels, device=device).accuracy

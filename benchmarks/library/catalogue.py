@@ -90,6 +90,13 @@ It trains on SST-2 and reads 2,000 validation rows after every round, with and w
 
 It reads FedVocab's shared part behind each member's own table, the mean of all tables, the common start and another
 member's table.""",
+    "generation.quality": """Measures language models that write, trained with federated LoRA, with and without noise.
+
+SmolLM2-135M-Instruct on E2E NLG (ten equal members) and MedQuAD (nine by source), beside one member alone and all rows
+in one place. --backbone names its folder.""",
+    "generation.wire": """Measures a round of two real members that train SmolLM2: memory, bytes and seconds.
+
+--backbone names the folder of SmolLM2-135M-Instruct.""",
     "prompts.quality": """Measures the accuracy of prompts over a frozen language model.
 
 head:     the head for masked words, and how well it names a word.

@@ -345,7 +345,7 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
     from learning.mechanisms import noise
     from learning.mechanisms import protection as mechanisms
     from learning.mechanisms.correlated import CorrelatedSteps
-    from learning.training import private
+    from learning.training import local, private
     from learning.training.clipping import ClippedGradients
     from secure_agg.discrete_gaussian import DiscreteGaussian
 
@@ -362,7 +362,7 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
         ("noise", "distributed-gaussian"): [(DiscreteGaussian, "add_into", nothing)],
         ("clipping", "dp-sgd"): [
             (ClippedGradients, "add", _clipped_as_one),
-            (private, "PIECES", 1),
+            (local, "PIECES", 1),
             (private, "check_examples_apart", nothing),
         ],
         ("unclipped", "dp-sgd"): [

@@ -1,7 +1,8 @@
-"""`coordinator evaluate` measures a job's versions on the operator's own labelled data.
+"""`coordinator evaluate` measures a job's versions on the operator's own data.
 
 It measures the ONNX model that `coordinator export` would write. The coordinator stores accuracy, loss and the number
-of examples of each version; all other figures are only printed.
+of examples of each version (for a model that writes: token accuracy and loss per token); all other figures are only
+printed.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from coordinator.cli.model import (
 from toolkit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
+    from export.evaluate_writing import Answering, WritingFigures
     from export.figures import Figures
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
@@ -48,7 +50,8 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Option(
-            help="Labelled examples: .jsonl, .csv or .tsv (also .gz), .parquet, .arrow, or a datasets folder."
+            help="Labelled examples, or prompts and responses for a model that writes: .jsonl, .csv or .tsv (also "
+            ".gz), .parquet, .arrow, or a datasets folder."
         ),
     ],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
@@ -61,6 +64,36 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="The column of a prompt, for a model that writes. Default: prompt.", show_default=False),
+    ] = None,
+    response: Annotated[
+        str | None,
+        typer.Option(help="The column of a prompt's response. Default: response.", show_default=False),
+    ] = None,
+    messages: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of a dialogue's turns, in place of prompt and response. Default: messages.",
+            show_default=False,
+        ),
+    ] = None,
+    generate: Annotated[
+        bool,
+        typer.Option(
+            "--generate",
+            help="Also let a model that writes answer the prompts, and compare: BLEU, ROUGE-L, exact match.",
+        ),
+    ] = False,
+    answers: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --generate: answer only this many prompts, the first of the file."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, max=100, help="With --generate: the temperature of the sampled answers.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="With --generate: the seed of the sampled answers.")] = 0,
     version: Version = None,
     versions: Annotated[
         Literal["all"] | None,
@@ -78,7 +111,13 @@ def evaluate(
     Beside these it prints a 95 % confidence interval of the accuracy (Wilson),
     the accuracy of the majority class, balanced accuracy, macro F1,
     the expected calibration error (15 bins of equal width), and the confusion matrix.
+
+    Of a model that writes it measures loss, perplexity and accuracy per response token;
+    with --generate also BLEU, ROUGE-L and exact match of greedy and of sampled answers.
+    Rows with the same prompt are references of one answer.
     """
+    if (answers is not None or temperature != 1.0 or seed) and not generate:
+        fail("--answers, --temperature and --seed are of generated answers; add --generate", ExitCode.USAGE)
     if follow and version is not None:
         fail("--follow measures the newest version and all later ones; leave out --version", ExitCode.USAGE)
     if versions is not None and (follow or version is not None):
@@ -86,11 +125,14 @@ def evaluate(
     tools = load_tools()
     where = operator_folder(operator, folder)
     try:
-        examples = tools.read_examples(data, text=text, label=label, text_b=text_b)
+        examples = tools.read_data(
+            data, text=text, label=label, text_b=text_b, prompt=prompt, response=response, messages=messages
+        ).examples
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE if data.exists() else ExitCode.NOT_FOUND)
     with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
-        work = _Evaluation(tools, job, data, examples, Path(scratch), as_json)
+        asked = tools.answering(answers, temperature, seed) if generate else None
+        work = _Evaluation(tools, job, data, examples, Path(scratch), as_json, asked)
         if versions is not None:
             run(work.all(where))
         else:
@@ -103,7 +145,7 @@ class _Measured:
 
     number: int
     digest: bytes
-    figures: "Figures"
+    figures: "Figures | WritingFigures"
     # Of an average, the numbers of the versions in it; `number` is then the newest.
     averaged: tuple[int, ...] = ()
 
@@ -112,9 +154,21 @@ class _Evaluation:
     """Measures versions, one after another, on one file of examples."""
 
     def __init__(
-        self, tools: Tools, job: str, data: Path, examples: Sequence[Any], scratch: Path, as_json: bool
+        self,
+        tools: Tools,
+        job: str,
+        data: Path,
+        examples: Sequence[Any],
+        scratch: Path,
+        as_json: bool,
+        answering: "Answering | None" = None,
     ) -> None:
-        """`scratch` is an empty folder for files fetched once for all versions, and for each version's export."""
+        """Prepares.
+
+        Args:
+            scratch: an empty folder for files fetched once for all versions, and for each version's export.
+            answering: how a model that writes answers; None: it does not.
+        """
         from learning.text.data import data_digest
 
         self._tools = tools
@@ -122,23 +176,21 @@ class _Evaluation:
         self._examples = examples
         self._scratch = scratch
         self._as_json = as_json
+        self._answering = answering
         self._digest = data_digest(data)
 
     async def once(self, where: Path, version: str | None) -> None:
         """Measures one version, and shows all its figures."""
-        from export.figures_report import confusion_lines, figures_lines
-
         async with operator_stub(where) as stub:
             found = await self._measure(stub, await self._files(stub), version)
         self._show(found)
         if self._as_json:
             return
-        for line in (*figures_lines(found.figures), *confusion_lines(found.figures, _width())):
+        for line in _report(found.figures).all_lines(found.figures, _width()):
             typer.echo(line)
 
     async def all(self, where: Path) -> None:
         """Measures every version that the store holds, in order, and shows them beside each other."""
-        from export.figures_report import best_of, headline, versions_lines
         from tacit.blobs import BlobNotThere
 
         measured: list[_Measured] = []
@@ -152,19 +204,21 @@ class _Evaluation:
                     typer.echo(f"version {number} is not in the coordinator's store; it is left out", err=True)
                     continue
                 if not self._as_json:
-                    typer.echo(f"version {number} of {numbers[-1]}: {headline(measured[-1].figures)}", err=True)
+                    said = _report(measured[-1].figures).headline(measured[-1].figures)
+                    typer.echo(f"version {number} of {numbers[-1]}: {said}", err=True)
         if not measured:
             fail(
                 f"the coordinator's store holds no version of job {self._job}; restore a backup of the store",
                 ExitCode.NOT_FOUND,
             )
         figures = [each.figures for each in measured]
+        report = _report(figures[0])
         if self._as_json:
-            best = measured[best_of(figures)]
+            best = measured[report.best_of(figures)]
             for each in measured:
                 print_json({**self._json(each), "best": each is best})
             return
-        for line in versions_lines([each.number for each in measured], figures):
+        for line in report.versions_lines([each.number for each in measured], figures):
             typer.echo(line)
 
     async def follow(self, where: Path) -> None:
@@ -188,17 +242,15 @@ class _Evaluation:
 
     def _show(self, found: _Measured, *, verdict: bool = False) -> None:
         """Prints a version's JSON, or its headline and, if asked for, a verdict on a model at the majority class."""
-        from export import figures_report
-
         if self._as_json:
             print_json(self._json(found))
             return
         name = (
             f"average of {found.averaged[0]} to {found.averaged[-1]}" if found.averaged else f"version {found.number}"
         )
-        typer.echo(f"{name}: {figures_report.headline(found.figures)}")
-        if verdict and found.figures.beats_majority == "no":
-            typer.echo(f"  {figures_report.verdict(found.figures)}")
+        typer.echo(f"{name}: {_report(found.figures).headline(found.figures)}")
+        if verdict and (said := _report(found.figures).warning(found.figures)):
+            typer.echo(f"  {said}")
 
     async def _watch(self, stub: "OperatorServiceStub") -> "AsyncIterator[operator_pb2.Job]":
         from tacit.v1 import operator_pb2
@@ -225,12 +277,13 @@ class _Evaluation:
         if material.averaged:
             # The coordinator stores figures of versions only.
             return measured
+        accuracy, loss, examples = _report(found).stored(found)
         evaluation = operator_pb2.Evaluation(
             version_number=material.number,
             version=material.digest,
-            accuracy=found.accuracy,
-            loss=found.loss,
-            examples=found.examples,
+            accuracy=accuracy,
+            loss=loss,
+            examples=examples,
             data=self._digest,
         )
         await stub.RecordEvaluation(
@@ -239,26 +292,43 @@ class _Evaluation:
         return measured
 
     def _json(self, found: _Measured) -> dict[str, Any]:
-        from export.figures_report import figures_json
-
         return {
             "job": self._job,
             "version_number": found.number,
             "version": found.digest.hex(),
             **({"averaged": list(found.averaged)} if found.averaged else {}),
             "data": self._digest.hex(),
-            **figures_json(found.figures),
+            **_report(found.figures).figures_json(found.figures),
         }
 
-    def _run(self, material: Material) -> "Figures":
+    def _run(self, material: Material) -> "Figures | WritingFigures":
+        from tacit.prompt import writes
+
         with tempfile.TemporaryDirectory(dir=self._scratch) as made:
             out = Path(made) / "model"
             export_version(self._tools, material, out, self._examples[:PARITY_SAMPLES])
             try:
+                if writes(material.document.model):
+                    dialogues = [each.dialogue for each in self._examples if each.dialogue is not None]
+                    written: WritingFigures = self._tools.evaluate_generator(out, dialogues, self._answering)
+                    return written
+                if self._answering is not None:
+                    fail(
+                        f"job {self._job} labels texts and writes none; leave out --generate",
+                        ExitCode.USAGE,
+                    )
                 found: Figures = self._tools.evaluate_bundle(out, self._examples)
                 return found
             except ValueError as error:
                 fail(str(error), ExitCode.USAGE)
+
+
+def _report(found: "Figures | WritingFigures") -> Any:
+    """The module that shows figures of this kind; both have the same functions."""
+    from export import answer_report, figures_report
+    from export.figures import Figures
+
+    return figures_report if isinstance(found, Figures) else answer_report
 
 
 def _width() -> int:

@@ -51,11 +51,19 @@ class MlflowTracker:
         Raises:
             CommandFailed: It is no such address.
         """
+        # What is not an address is not quoted: a password may be in it.
+        if "@" in address:
+            fail(
+                "the address of the MLflow server has an @, and may hold a password; write it without, and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+                ExitCode.USAGE,
+            )
         if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
             fail(
                 f"--at {address} is not the address of an MLflow server; write it as http://HOST:PORT or https://HOST",
                 ExitCode.USAGE,
             )
+        _authorisation()
         self._address = address.rstrip("/")
         self._experiment = experiment
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -66,6 +74,13 @@ class MlflowTracker:
 
     def open(self, job: Tracked) -> None:
         """See `Tracker`."""
+        try:
+            self._open(job)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            # JSON, but not MLflow's.
+            self._stranger()
+
+    def _open(self, job: Tracked) -> None:
         run = self._find(job)
         self._run = run["info"]["run_id"]
         self._have = set(self._names(run))
@@ -163,8 +178,11 @@ class MlflowTracker:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            fail(f"what answers at {self._address} is no MLflow server; correct --at", ExitCode.FAILED)
+            self._stranger()
         return found
+
+    def _stranger(self) -> NoReturn:
+        fail(f"what answers at {self._address} is no MLflow server; correct --at", ExitCode.FAILED)
 
     def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
         if error.code in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
@@ -181,8 +199,15 @@ class MlflowTracker:
 
 
 def _authorisation() -> dict[str, str]:
-    """As MLflow's own clients read it from the environment."""
-    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+    """As MLflow's own clients read it from the environment.
+
+    Raises:
+        CommandFailed: the token cannot be sent. The sentence does not quote it.
+    """
+    # A token from a file often ends with a line.
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN", "").strip():
+        if not token.isascii() or not token.isprintable():
+            fail("MLFLOW_TRACKING_TOKEN has characters that no token has; set it again", ExitCode.USAGE)
         return {"Authorization": f"Bearer {token}"}
     user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}") for each in ("USERNAME", "PASSWORD"))
     if user and password:

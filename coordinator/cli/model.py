@@ -307,7 +307,10 @@ class Tools:
 
     export_model: Any
     export_hf: Any
+    answering: Any
     evaluate_bundle: Any
+    evaluate_generator: Any
+    read_data: Any
     read_examples: Any
     text_rows: Any
     read_backbone: Any
@@ -315,7 +318,8 @@ class Tools:
 
 def load_tools() -> Tools:
     try:
-        from export.evaluate import evaluate_bundle, read_examples, text_rows
+        from export.evaluate import evaluate_bundle, read_data, read_examples, text_rows
+        from export.evaluate_writing import Answering, evaluate_generator
         from export.hugging_face import export_hf
         from export.onnx import export_model
         from export.prompted_bundle import read_backbone
@@ -325,7 +329,17 @@ def load_tools() -> Tools:
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
-    return Tools(export_model, export_hf, evaluate_bundle, read_examples, text_rows, read_backbone)
+    return Tools(
+        export_model,
+        export_hf,
+        Answering,
+        evaluate_bundle,
+        evaluate_generator,
+        read_data,
+        read_examples,
+        text_rows,
+        read_backbone,
+    )
 
 
 def _check_format(
@@ -341,7 +355,7 @@ def _check_format(
         return
     if precision is not Precision.FLOAT32:
         fail(f"job {document.name} labels texts, and its export is float32; leave out --precision", ExitCode.USAGE)
-    if format is Format.PEFT:
+    if format is Format.PEFT and not isinstance(document.model, RvaeModel):
         fail(
             f"job {document.name} labels texts; for a LoRA job, --format hf writes the adapter for peft", ExitCode.USAGE
         )

@@ -101,7 +101,7 @@ def simulate(
         from learning.training.device import DeviceUnavailable, pick_device
         from simulation.engines import WorkersDied
         from simulation.preparing import Engines, Shares, opened, parts_of, prepared
-        from simulation.simulate import Losses, Plan
+        from simulation.simulate import Losses, Plan, check_simulated
         from simulation.trying import read_rows
     except ImportError as error:
         fail(
@@ -123,6 +123,7 @@ def simulate(
             )
     where = operator_at_hand(operator, folder)
     try:
+        check_simulated(job)
         plan = Plan(seed=seed, cohort=cohort, losses=Losses.read(dropout), score_every=score_every)
         shares = Shares.read(partition, members, alpha)
         rows = read_rows(data, job, text=text, label=label, text_b=text_b, column=column)

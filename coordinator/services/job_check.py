@@ -17,7 +17,7 @@ from tacit.job import BundledWeights, JobDocument
 from tacit.manifest import Manifest
 from tacit.measurement import Measurement
 from tacit.model import PromptedModel, RvaeModel
-from tacit.pieces import list_bytes
+from tacit.pieces import PIECE, list_bytes
 from tacit.prompt import MAX_BACKBONE_BYTES
 from tacit.reason import Reason
 from tacit.vector import layout_of
@@ -74,6 +74,11 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
             if not 0 < size <= MAX_BACKBONE_BYTES:
                 raise DocumentInvalid(
                     f"the backbone has {size} bytes, but members accept 1 to {MAX_BACKBONE_BYTES}; use a smaller base"
+                )
+            if document.model.pieces is None and size > PIECE:
+                raise DocumentInvalid(
+                    f"the backbone has {size} bytes and no list of its pieces, so members refuse it; create "
+                    "the bundle again"
                 )
             if document.model.pieces is not None:
                 listed = _size(store, document.model.pieces, "the list of the backbone's pieces")

@@ -8,6 +8,7 @@ costs the others no more than that time.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -17,6 +18,7 @@ from coordinator.services.corpora import MAX_CHUNK, CorpusProgress, Offer
 from coordinator.services.running import Running
 from coordinator.services.streams import EOF, Context, first_message
 from coordinator.services.turns import Turns
+from coordinator.storage.blobs import Ranges
 from coordinator.storage.errors import BlobMissing
 from tacit import wire
 from tacit.identity import Certificate
@@ -28,6 +30,17 @@ from tacit.v1 import federation_pb2 as pb
 __all__ = ["CHUNK", "Transfers"]
 
 CHUNK = 256 * 1024
+# Blobs whose files stay open while they are sent. For any more, each chunk opens the file.
+_OPEN_FILES = 16
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A blob and the number of calls that read it."""
+
+    calls: int = 0
+    blob: Ranges | None = None
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Transfers:
@@ -59,6 +72,7 @@ class Transfers:
         self._receiving = receiving
         self._first_seconds = first_seconds
         self._chunk_seconds = chunk_seconds
+        self._open: dict[bytes, _Shared] = {}
 
     # ---- out
 
@@ -68,7 +82,7 @@ class Transfers:
         if digest not in self._running.fetchable:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
         try:
-            with await asyncio.to_thread(self._running.store.ranges, digest) as blob:
+            async with self._opened(digest) as blob:
                 offset = min(request.offset, blob.total)
                 end = blob.total if not request.length else min(blob.total, offset + request.length)
                 while True:
@@ -86,6 +100,33 @@ class Transfers:
                         return
         except BlobMissing as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, digest: bytes) -> AsyncIterator[Ranges]:
+        """Opens a blob once for all calls that read it.
+
+        A call may last as long as its member likes. So calls share a file, and few files are open at once: with a
+        descriptor for each call, a few members could take all that the process has.
+        """
+        held = self._open.get(digest)
+        if held is None and len(self._open) >= _OPEN_FILES:
+            with await asyncio.to_thread(self._running.store.ranges, digest, keep_open=False) as blob:
+                yield blob
+            return
+        if held is None:
+            held = self._open[digest] = _Shared()
+        held.calls += 1
+        try:
+            async with held.opening:
+                if held.blob is None:
+                    held.blob = await asyncio.to_thread(self._running.store.ranges, digest)
+            yield held.blob
+        finally:
+            held.calls -= 1
+            if not held.calls:
+                del self._open[digest]
+                if held.blob is not None:
+                    held.blob.close()
 
     async def certificates(self, request: pb.FetchCertificatesRequest, context: Context) -> None:
         """Sends certificates and keys, by digest, from advertisements that were accepted; every member may see them."""

@@ -316,13 +316,17 @@ class BlobStore:
         with _sentences(self._where(digest), "read"):
             return bytes(self._fs.cat_file(self._path(digest), start=offset, end=end))
 
-    def ranges(self, digest: bytes) -> "Ranges":
+    def ranges(self, digest: bytes, *, keep_open: bool = True) -> "Ranges":
         """Opens the blob for reading anywhere, as often as needed. What is read is not verified.
+
+        Args:
+            digest: SHA-256 of the blob.
+            keep_open: Whether the file stays open, which takes a descriptor. Otherwise each read opens it.
 
         Raises:
             BlobMissing: it is not stored.
         """
-        if not self._local:
+        if not self._local or not keep_open:
             return Ranges(self, digest, self.size(digest), None)
         with _sentences(self._where(digest), "read"):
             try:
@@ -417,6 +421,10 @@ class Ranges:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file. A second call does nothing."""
         if self._file is not None:
             self._file.close()
 
@@ -441,11 +449,17 @@ class Ranges:
 
         Raises:
             StoreUnusable: the storage failed to read them.
+            BlobCorrupt: the file has become shorter.
         """
         if self._file is None:
-            return self._store.read(self._digest, offset, size)
-        with _sentences(self._store._where(self._digest), "read"):
-            return os.pread(self._file.fileno(), size, offset)
+            data = self._store.read(self._digest, offset, size)
+        else:
+            with _sentences(self._store._where(self._digest), "read"):
+                data = os.pread(self._file.fileno(), size, offset)
+        # A caller that waits for the rest would wait for ever.
+        if len(data) < min(size, self.total - offset):
+            raise self._store._corrupt(self._digest)
+        return data
 
 
 class Writer:

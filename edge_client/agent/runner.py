@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -204,7 +203,8 @@ def _rows_of(options: RunOptions) -> Rows:
         DataInvalid: As `read_data`.
     """
     if options.rows is not None:
-        return Rows(list(options.rows), any(each.text_b is not None for each in options.rows))
+        # As with JSON lines, no form of the data says whether there are second texts.
+        return Rows(list(options.rows), second_column=True)
     return read_data(
         options.data,
         text=options.text,
@@ -522,16 +522,23 @@ async def _run(
     log.info("runtime", runtime=member.runtime, device=member.device)
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
-    if threading.current_thread() is threading.main_thread():
+    if not options.embedded:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
 
+    asked = False
+
     def stop() -> None:
+        nonlocal asked
+        asked = True
         loop.call_soon_threadsafe(task.cancel)
 
     started(stop)
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await task
+    except asyncio.CancelledError:
+        # A program's own Ctrl-C ends the program, too: asyncio raises it again.
+        if options.embedded and not asked:
+            raise
     finally:
         started(None)

@@ -4,7 +4,8 @@ Guarantees:
 
 - A backbone that `open` returns has the digest that the job's document names, whatever its source. A folder, or the
   hub's files, with another digest is skipped, and both digests go to this machine's log.
-- The coordinator is asked for nothing larger than the config's canonical file, or 16 MiB more if it is an ONNX file.
+- The coordinator is asked for nothing larger than the config's canonical file, or 16 MiB more if it is an ONNX file,
+  and for nothing that does not fit within the cache's bound.
 - The hub is asked for at most twice that, in weights (which may hold a pooler and copies of tied tables). Sizes are
   known before a file is requested, and all files go into the cache and within its bound.
 - A fetched backbone is in the cache once, for all jobs, and pinned while one of them has it open. The next job on the
@@ -37,7 +38,7 @@ from learning.backbones.layout import HEAD_FLAGS, BackboneInvalid, checked_confi
 from learning.backbones.onnx_features import OnnxBackbone, check_onnx_size
 from learning.backbones.stored import StoredBackbone, digest_of, folder_config, read_backbone, write_backbone
 from tacit.blobs import BlobDamaged, BlobNotThere
-from tacit.pieces import list_bytes
+from tacit.pieces import PIECE, list_bytes
 from tacit.prompt import SOURCES, PromptedModel, Source
 
 __all__ = ["SOURCES", "BackboneMissing", "Backbones", "Fetch", "Source", "Wanted", "named_folders"]
@@ -86,11 +87,18 @@ class Wanted:
         """Returns what the members of a job train on.
 
         Raises:
-            BackboneInvalid: The config is invalid, or the model is not a bundle's.
+            BackboneInvalid: The config is invalid, the model is not a bundle's, or a file of several pieces has no list
+                of them. Without one, a member learns only at the end whether it fetched the right file.
         """
         if model.backbone is None or model.config is None:
             raise BackboneInvalid("model.backbone: the model has a base and no digest yet; make a job bundle of it")
-        return cls(model.backbone, checked_config(model.config), model.hub, pieces=model.pieces)
+        wanted = cls(model.backbone, checked_config(model.config), model.hub, pieces=model.pieces)
+        if wanted.pieces is None and wanted.size > PIECE:
+            raise BackboneInvalid(
+                f"model.pieces: a backbone of {wanted.size:,} bytes needs the list of its pieces; the operator makes "
+                "the job bundle again"
+            )
+        return wanted
 
     @classmethod
     def onnx(cls, model: PromptedModel) -> Self:
@@ -265,9 +273,17 @@ class Backbones:
                 await fetch(wanted.digest, path, wanted.size)
                 return
             listed = self._cache.path(wanted.pieces)
-            await fetch(wanted.pieces, listed, list_bytes(wanted.size))
-            await fetch(wanted.digest, path, wanted.size, await asyncio.to_thread(listed.read_bytes))
+            with self._cache.pin(wanted.pieces):
+                await fetch(wanted.pieces, listed, list_bytes(wanted.size))
+                pieces = await asyncio.to_thread(listed.read_bytes)
+            await fetch(wanted.digest, path, wanted.size, pieces)
 
+        # The disk has room for more, but other programs need it, too.
+        if not await asyncio.to_thread(self._cache.fits, wanted.digest, wanted.size):
+            return [
+                f"its {wanted.size:,} bytes do not fit into this member's cache, which may hold "
+                f"{self._cache.max_bytes:,} with all that is in use; free some space on its disk"
+            ]
         try:
             await self._with_room(wanted, take)
         except (BlobNotThere, BlobDamaged) as error:

@@ -68,7 +68,7 @@ class BlobCache:
         if self._given is not None:
             return self._given
         disk = shutil.disk_usage(self._folder)
-        held = sum(_size(path) for path in self._folder.iterdir() if path.exists())
+        held = sum(size for _, size, _ in self._files())
         return max(0, min(_MAX_BYTES, held + disk.free - disk.total // _FREE_PART))
 
     @contextlib.contextmanager
@@ -82,18 +82,28 @@ class BlobCache:
         with tempfile.TemporaryDirectory(prefix=f"{digest.hex()}.", dir=self._folder) as made:
             yield Path(made)
 
+    def fits(self, digest: bytes, size: int) -> bool:
+        """Whether a pinned blob of `size` bytes fits beside all that is pinned. If so, makes room as `trim` does.
+
+        What has arrived of it counts as a part of it. For a blob that does not fit, nothing is deleted.
+        """
+        pinned, files, most = self._pinned(), self._files(), self.max_bytes
+        arrived = sum(found for _, found, path in files if path.name.startswith(digest.hex()))
+        others = sum(found for _, found, path in files if path.name.partition(".")[0] in pinned - {digest.hex()})
+        if others + size > most:
+            return False
+        self.trim(reserve=max(0, size - arrived))
+        return True
+
     def trim(self, *, reserve: int = 0) -> None:
         """Deletes the least recently used blobs that are not pinned, until the rest fits beside `reserve` bytes."""
         pinned, most = self._pinned(), self.max_bytes - reserve
         found, total = [], 0
-        for path in self._folder.iterdir():
-            # The fetch of another job may just have renamed its file.
-            with contextlib.suppress(FileNotFoundError):
-                status, size = path.stat(), _size(path)
-                if path.name.partition(".")[0] in pinned:
-                    total += size
-                else:
-                    found.append((status.st_mtime_ns, size, path))
+        for used, size, path in self._files():
+            if path.name.partition(".")[0] in pinned:
+                total += size
+            else:
+                found.append((used, size, path))
         for _, size, path in sorted(found, reverse=True):
             total += size
             if total > most or path.is_dir():
@@ -112,6 +122,15 @@ class BlobCache:
         for path in found:
             path.unlink(missing_ok=True)
         return bool(found)
+
+    def _files(self) -> list[tuple[int, int, Path]]:
+        """When each file or folder was used last, in nanoseconds, and its bytes."""
+        found = []
+        for path in self._folder.iterdir():
+            # The fetch of another job may just have renamed its file, or another process deleted it.
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, _size(path), path))
+        return found
 
     def _pinned(self) -> set[str]:
         """Returns the names of the pinned blobs, and removes pins that a killed process left."""

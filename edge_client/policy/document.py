@@ -98,6 +98,12 @@ class PolicyDocument(Document):
         default=("*",), description="Tags that a job may have, with * and ?. Every tag of the job must match."
     )
     architectures: _Patterns = Field(default=("*",), description="Architectures of the model to train, with * and ?.")
+    tasks: _Patterns = Field(
+        default=("*",),
+        description="What a prompted job's model may do: head, cloze or generate, with * and ?. A model that writes "
+        "(generate) learns the words of responses, not labels. Other architectures have no task and pass.",
+        examples=[["head", "cloze"]],
+    )
     base_models: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
         description="Weights that a job may start from: SHA-256 of version 0, in hexadecimal. If members keep "

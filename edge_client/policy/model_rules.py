@@ -27,6 +27,14 @@ def _architectures(policy: PolicyDocument, offer: Offer) -> Finding:
     return Finding(kind, listed(policy.architectures), fits_any(kind, policy.architectures), says)
 
 
+def _tasks(policy: PolicyDocument, offer: Offer) -> Finding:
+    allowed, model = listed(policy.tasks), offer.job.model
+    if not isinstance(model, PromptedModel):
+        return Finding("no task", allowed, True, "the job's model has {job}; the policy allows {policy}")
+    says = "the task of the job's model is {job}; the policy allows {policy}"
+    return Finding(model.task.name, allowed, fits_any(model.task.name, policy.tasks), says)
+
+
 def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
     admitted = in_words(policy.base_models)
     if not isinstance(offer.job, JobDocument):
@@ -82,6 +90,7 @@ def _vocabularies(policy: PolicyDocument, offer: Offer) -> Finding:
 # Part of `rules.JOB`, in this order.
 MODEL: tuple[Rule[Offer], ...] = (
     Rule("architectures", When.JOB, Reason.REASON_POLICY_JOB_KIND, _architectures),
+    Rule("tasks", When.JOB, Reason.REASON_POLICY_JOB_KIND, _tasks),
     Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
     Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
     Rule(

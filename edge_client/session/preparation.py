@@ -736,7 +736,9 @@ class Preparer:
             try:
                 update = _trainer(self._runtime)(
                     job=job,
-                    round=assignment.round,
+                    # Not the round's own number, which also counts rounds that failed: it may exceed the job's, and one
+                    # version must give one update.
+                    round=assignment.version_number + 1,
                     manifest=manifest,
                     corpus=corpus,
                     base=base,

@@ -4,21 +4,26 @@ Values become float32: those of a quantised file are the ones that it computes w
 still has. The file is mapped, and one tensor is in memory at a time. Names, and the order in which llama.cpp stores a
 head's rows, are put back into transformers' own. Config and tokenizer are read by transformers (`gguf_file=`).
 
-Guarantees: nothing of the file is run. A tensor that is not known here, is missing, or has another shape than the
-config says, is refused, since a model without it would compute something else.
+Guarantees: nothing of the file is run. Its head is checked before a library reads it
+(`learning.backbones.gguf_header`), and a tensor's shape before its values are read. Files beside it have no effect. A
+tensor that is not known here, is missing, or has another shape than the config says, is refused, since a model without
+it would compute something else.
 
 Leaves to others: where the folder goes and whether there is room (`learning.backbones.collection`).
 """
 
+import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learning.backbones.checkpoint import WEIGHTS
-from learning.backbones.layout import BackboneInvalid, checked_config, layout_of
+from learning.backbones.gguf_header import check_header
+from learning.backbones.layout import BackboneInvalid, Shape, checked_config, layout_of
 from learning.causal.config import CausalConfigInvalid, flat_config
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ __all__ = ["Gguf", "read_gguf"]
 
 # The families by their names in a GGUF file. Mistral's models are "llama" there.
 ARCHITECTURES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+_LINK = "model.gguf"
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _LLAMA = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LLAMA_BLOCK = {
@@ -100,28 +106,30 @@ class Gguf:
         lacking, written = set(layout.shapes), 0
         with (folder / WEIGHTS).open("xb") as file:
             file.write(len(head).to_bytes(8, "little") + head)
-            for name, values in self._tensors():
-                if name not in lacking:
-                    raise BackboneInvalid(
-                        f"{self.path} has a tensor that its config does not need, {name}; choose another"
-                    )
+            for name, values in self._tensors(layout.shapes):
                 lacking.discard(name)
-                if values.shape != layout.shapes[name]:
-                    raise BackboneInvalid(
-                        f"{name} in {self.path} has shape {values.shape}, and the config needs {layout.shapes[name]}"
-                    )
                 file.seek(8 + len(head) + begins[name])
                 file.write(values.astype("<f4", order="C", copy=False).data)
                 progress(written := written + values.nbytes, self.size)
         if lacking:
             raise BackboneInvalid(f"{self.path} lacks {len(lacking)} tensors, {min(lacking)} first; get the file again")
 
-    def _tensors(self) -> "Iterator[tuple[str, NDArray[np.float32]]]":
-        """Yields each tensor by transformers' name."""
+    def _tensors(self, shapes: Mapping[str, Shape]) -> "Iterator[tuple[str, NDArray[np.float32]]]":
+        """Yields each tensor by transformers' name. It has one of these shapes, and no name comes twice."""
         import gguf
 
         for tensor in self._reader.tensors:
             name = self._name(tensor.name)
+            if name not in shapes:
+                raise BackboneInvalid(f"{self.path} has a tensor that its config does not need, {name}; choose another")
+            # llama.cpp names the fastest dimension first.
+            shape = tuple(int(each) for each in reversed(tensor.shape))
+            if self._is_transposed(tensor.name, len(shape)):
+                shape = shape[::-1]
+            if shape != shapes[name]:
+                raise BackboneInvalid(
+                    f"{name} in {self.path} has shape {shape}, and the config needs {shapes[name]}; choose another"
+                )
             try:
                 values = gguf.dequantize(tensor.data, tensor.tensor_type)
             except NotImplementedError:
@@ -144,13 +152,17 @@ class Gguf:
             "else; choose another, or a folder that save_pretrained wrote"
         )
 
+    def _is_transposed(self, stored: str, dimensions: int) -> bool:
+        # GPT-2 of transformers multiplies from the right.
+        name, _, last = stored.rpartition(".")
+        matrix = last == "weight" and name.startswith("blk.") and dimensions == 2
+        return matrix and self.config["model_type"] == "gpt2"
+
     def _turned(self, stored: str, values: "NDArray[np.float32]") -> "NDArray[np.float32]":
-        kind, (name, _, last) = self.config["model_type"], stored.rpartition(".")
-        if kind == "gpt2":
-            # GPT-2 of transformers multiplies from the right.
-            turn = last == "weight" and name.startswith("blk.") and values.ndim == 2
-            return values.T if turn else values
-        if kind not in ("llama", "mistral") or not name.endswith((".attn_q", ".attn_k")):
+        if self._is_transposed(stored, values.ndim):
+            return values.T
+        name = stored.rpartition(".")[0]
+        if self.config["model_type"] not in ("llama", "mistral") or not name.endswith((".attn_q", ".attn_k")):
             return values
         # llama.cpp stores the rows that a rotation pairs next to each other; transformers in two halves of the head.
         heads = self.config["num_attention_heads" if name.endswith("attn_q") else "num_key_value_heads"]
@@ -161,11 +173,13 @@ class Gguf:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name, local_files_only=True)
+            with _alone(self.path) as beside:
+                tokenizer = AutoTokenizer.from_pretrained(beside, gguf_file=_LINK, local_files_only=True)
             tokenizer.save_pretrained(folder)
-        except OSError:
-            raise
         except Exception as error:  # From a dozen converters: they have no common class.
+            # The library also says with an OSError what is wrong with a file, and that one has no number.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             raise BackboneInvalid(
                 f"the tokenizer in {self.path} cannot be read ({_one_line(error)}); get the file again, or save the "
                 "model it came from with save_pretrained and add that folder"
@@ -186,11 +200,11 @@ def read_gguf(path: Path) -> Gguf:
     """
     import gguf
 
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise BackboneInvalid(f"{path} is not a GGUF file; name a file that llama.cpp could read")
+    check_header(path)
     try:
         reader = gguf.GGUFReader(path)
+        named = reader.get_field("general.architecture")
+        architecture = str(named.contents()) if named is not None else "not named"
     except Exception as error:  # Whatever a damaged file makes its reader do.
         if isinstance(error, OSError):
             raise
@@ -200,8 +214,6 @@ def read_gguf(path: Path) -> Gguf:
                 "file in F16, BF16, Q8_0, Q4_K_M or another common type"
             ) from error
         raise BackboneInvalid(f"{path} is damaged or cut short ({_one_line(error)}); get the file again") from error
-    named = reader.get_field("general.architecture")
-    architecture = str(named.contents()) if named is not None else "not named"
     if architecture not in ARCHITECTURES:
         raise BackboneInvalid(
             f"{path} has the architecture {architecture[:40]!r}, which is not supported; choose one of "
@@ -220,17 +232,26 @@ def _library_config(path: Path, architecture: str, reader: Any) -> Any:
     from transformers import AutoConfig
 
     try:
-        library: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        with _alone(path) as beside:
+            library: Any = AutoConfig.from_pretrained(beside, gguf_file=_LINK, local_files_only=True)
+        library.dtype = "float32"
+        # transformers leaves these two as they are by default.
+        width = reader.get_field(f"{architecture}.attention.key_length")
+        if width is not None and library.model_type != "gpt2":
+            library.head_dim = int(width.contents())
+        if library.model_type == "gpt2" and (context := reader.get_field("gpt2.context_length")) is not None:
+            library.n_positions = int(context.contents())
     except Exception as error:  # As above.
         raise BackboneInvalid(f"the config in {path} cannot be read ({_one_line(error)}); choose another") from error
-    library.dtype = "float32"
-    # transformers leaves these two as they are by default.
-    width = reader.get_field(f"{architecture}.attention.key_length")
-    if width is not None and library.model_type != "gpt2":
-        library.head_dim = int(width.contents())
-    if library.model_type == "gpt2" and (context := reader.get_field("gpt2.context_length")) is not None:
-        library.n_positions = int(context.contents())
     return library
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[Path]:
+    """A folder with `_LINK` to the file and nothing else: the library prefers a tokenizer that lies beside it."""
+    with tempfile.TemporaryDirectory(prefix="tacit-gguf-") as made:
+        (Path(made) / _LINK).symlink_to(path.absolute())
+        yield Path(made)
 
 
 def _one_line(error: Exception) -> str:

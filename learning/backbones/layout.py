@@ -29,6 +29,7 @@ __all__ = [
     "MAX_BYTES",
     "BackboneInvalid",
     "Layout",
+    "Shape",
     "checked_config",
     "known_keys",
     "layout_of",

@@ -309,22 +309,24 @@ def _keys_of(config: Mapping[str, Any]) -> dict[str, _Key]:
 def _checked(name: str, key: _Key, value: Any) -> Any:
     if value is None and key.optional:
         return None
+    # A number of thousands of digits is an answer, too.
+    shown = repr(value)[:40]
     if key.kind is bool:
         if not isinstance(value, bool):
-            raise CausalConfigInvalid(f"backbone: {name} = {value!r} must be true or false")
+            raise CausalConfigInvalid(f"backbone: {name} = {shown} must be true or false")
         return value
     if key.kind is str:
         allowed = ("default", "llama3") if name == "rope_type" else _ACTIVATIONS
         if value not in allowed:
             raise CausalConfigInvalid(
-                f"backbone: {name} = {value!r} is not supported; choose one of {', '.join(allowed)}"
+                f"backbone: {name} = {shown} is not supported; choose one of {', '.join(allowed)}"
             )
         return value
     numbers = (int,) if key.kind is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, numbers) or not isfinite(value):
-        raise CausalConfigInvalid(f"backbone: {name} = {value!r} must be a {'whole ' * (key.kind is int)}number")
+    if isinstance(value, bool) or not isinstance(value, numbers) or (isinstance(value, float) and not isfinite(value)):
+        raise CausalConfigInvalid(f"backbone: {name} = {shown} must be a {'whole ' * (key.kind is int)}number")
     if not key.least <= value <= key.most or (key.kind is float and not value):
-        raise CausalConfigInvalid(f"backbone: {name} = {value!r} must be from {key.least:g} to {key.most:,g}")
+        raise CausalConfigInvalid(f"backbone: {name} = {shown} must be from {key.least:g} to {key.most:,g}")
     return value if key.kind is int else float(value)
 
 

@@ -55,6 +55,8 @@ class TextModel(nn.Module):
     dropout: Dropout
     pad_id: int
     min_tokens: int
+    # The most positions of a text, its padding included.
+    room: int = 1 << 30
     # Whether activations are computed again for the backward pass, which needs less memory and more time. Only models
     # that write can.
     checkpointing: bool = False

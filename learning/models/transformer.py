@@ -123,7 +123,7 @@ class TransformerClassifier(TextClassifier):
         config = check_config(model.config, model.max_tokens)
         family = FAMILIES[config["model_type"]]
         hidden: int = config[family.hidden]
-        self.pad_id, self.min_tokens = pad_id, model.min_tokens
+        self.pad_id, self.min_tokens, self.room = pad_id, model.min_tokens, model.max_tokens
         self._first_position = first_position(config)
         self._has_types = family.types is not None
         self.dropout = EncoderDropout(model.dropout)

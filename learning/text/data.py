@@ -18,7 +18,7 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ __all__ = [
     "check_pairs",
     "data_digest",
     "dialogue_of",
+    "examples_of",
     "label_ids",
     "label_places",
     "read_data",
@@ -333,6 +334,20 @@ class _DialogueColumns:
             (self.prompt or _PROMPT) in row and (self.response or _RESPONSE) in row
         )
 
+    @property
+    def named(self) -> bool:
+        """Whether the caller named one of them. Otherwise their names may be those of other things."""
+        return (self.prompt, self.response, self.messages) != (None, None, None)
+
+    def read_beside(self, text: bool, row: dict[str, object], where: _Place) -> Dialogue | None:
+        """As `read`; None too if the row has a `text` and what stands in columns that nobody named is no dialogue."""
+        try:
+            return self.read(row, where)
+        except RowInvalid:
+            if self.named or not text:
+                raise
+            return None
+
     def read(self, row: dict[str, object], where: _Place) -> Dialogue | None:
         """A row's dialogue, with or without a response; None if it has none of the columns, and none was named."""
         messages = self.messages or _MESSAGES
@@ -459,7 +474,8 @@ def read_data(
     They can unless a table's header has no column for it. JSON lines have no header, so there they always can, whatever
     the rows are.
 
-    A row that is a dialogue needs neither a text nor a label.
+    A row that is a dialogue needs neither a text nor a label. A row with a text is read without a dialogue if the
+    columns of dialogues are not named, and what stands there is none.
 
     With skip_invalid, rows that cannot be read are skipped and counted. Whether a row is skipped depends only on that
     row, the table's header and the arguments: two files that differ in one row give examples that differ in at most
@@ -483,16 +499,8 @@ def read_data(
         RowInvalid: Without skip_invalid, a row cannot be read that could be skipped.
         DataInvalid: As in `read_examples`, or no row can be read.
     """
-    if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
-        raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
-    if person is not None and person in (text, label, text_b, prompt, response, messages):
-        raise DataInvalid(
-            f"--person {person} is the column of the text or the label; name the one that says whose it is"
-        )
-    if messages is not None and (prompt is not None or response is not None):
-        raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
-    dialogues = _DialogueColumns(prompt, response, messages)
-    columns = _Wanted(text, label, text_b, person, dialogues)
+    columns = _wanted(text, label, text_b, person, prompt, response, messages)
+    dialogues = columns.dialogues
     table, unit, items = _columnar(path, columns) or _textual(path, skip_invalid)
     examples: list[Example] = []
     first: list[str] = []
@@ -503,15 +511,7 @@ def read_data(
                 raise item
             number, row = item
             where = _Place(str(path), number, table, unit)
-            dialogue = dialogues.read(row, where)
-            if dialogue is not None and text not in row:
-                words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
-            else:
-                words = _text_of(_cell(row, text, "text", where), text, where)
-                second = _second_of(row, text_b, where)
-            unlabelled = label is None or (dialogue is not None and label not in row)
-            named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
-            whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
+            example = _example(row, columns, where)
         except RowInvalid as error:
             if not skip_invalid:
                 raise
@@ -521,13 +521,71 @@ def read_data(
             continue
         second_column = not table or (text_b or _TEXT_B) in row
         dialogue_columns = not table or dialogues.in_table(row)
-        examples.append(Example(words, named, second, whose, dialogue))
+        examples.append(example)
     found = Skipped(skipped, tuple(first))
     if not examples and skipped:
         raise DataInvalid(f"{path} has no row that can be read; {found.sentence(0)}")
     if not examples:
         raise DataInvalid(f"{path} has no rows; give a file with at least one example")
     return Rows(examples, second_column, found, dialogue_columns)
+
+
+def examples_of(
+    rows: Iterable[dict[str, object]],
+    *,
+    text: str = "text",
+    label: str | None = "label",
+    text_b: str | None = None,
+    person: str | None = None,
+) -> Iterator[Example]:
+    """Reads rows that a program holds, by the rules of a file's rows: `read_data` of the same rows gives the same.
+
+    Args:
+        rows: The columns of each row. JSON lines have the same values: texts and whole numbers.
+        text, label, text_b, person: As in `read_data`.
+
+    Raises:
+        DataInvalid: A row cannot be used.
+    """
+    columns = _wanted(text, label, text_b, person, None, None, None)
+    for number, row in enumerate(rows, 1):
+        yield _example(row, columns, _Place("the data", number, False, "row"))
+
+
+def _wanted(
+    text: str,
+    label: str | None,
+    text_b: str | None,
+    person: str | None,
+    prompt: str | None,
+    response: str | None,
+    messages: str | None,
+) -> _Wanted:
+    """The columns, if they can be told apart. Raises DataInvalid."""
+    if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
+        raise DataInvalid(f"--person must name a column with 1 to {_MAX_COLUMN} characters; rename it in the file")
+    if person is not None and person in (text, label, text_b, prompt, response, messages):
+        raise DataInvalid(
+            f"--person {person} is the column of the text or the label; name the one that says whose it is"
+        )
+    if messages is not None and (prompt is not None or response is not None):
+        raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
+    return _Wanted(text, label, text_b, person, _DialogueColumns(prompt, response, messages))
+
+
+def _example(row: dict[str, object], wanted: _Wanted, where: _Place) -> Example:
+    """A row's example. Raises RowInvalid or ColumnMissing."""
+    text, label, person = wanted.text, wanted.label, wanted.person
+    dialogue = wanted.dialogues.read_beside(text in row, row, where)
+    if dialogue is not None and text not in row:
+        words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
+    else:
+        words = _text_of(_cell(row, text, "text", where), text, where)
+        second = _second_of(row, wanted.text_b, where)
+    unlabelled = label is None or (dialogue is not None and label not in row)
+    named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
+    whose = None if person is None else _person_of(_cell(row, person, "person", where), person, where)
+    return Example(words, named, second, whose, dialogue)
 
 
 def _textual(path: Path, skip_invalid: bool) -> _Items:
@@ -560,7 +618,9 @@ def _columnar_rows(path: Path, files: list[Path], wanted: _Wanted) -> Iterator[R
     try:
         with open_columns(path, files, list(names)) as found:
             where = _Place(str(path), 1, True, "row")
-            for column in wanted.dialogues.options:
+            # Beside a text, a column that nobody named may hold something else.
+            checked = wanted.dialogues.named or wanted.text not in found.names
+            for column in wanted.dialogues.options if checked else ():
                 if (kind := found.kinds.get(column, TEXT)) not in (TEXT, NOTHING):
                     raise DataInvalid(
                         f"{path}: column {column!r} holds {kind}; write text, which for messages is their JSON, or "

@@ -14,8 +14,8 @@ or gradient are not finite adds nothing. No example sees another: every row of t
 no module to check on probe texts. Dropout has no part.
 
 If persons are drawn, all this holds for a person in place of an example: its gradient G is the weighted sum of those of
-its rows, made in float64, and G times min(1, clip / |G|) is what it adds. If the noise is correlated, the draw is from
-the step's class and the noise is a row of C^-1 z (`learning.mechanisms.correlated`).
+its rows in float64, and G times min(1, clip / |G|) is what it adds, where rounding never lowers |G|. If the noise is
+correlated, the draw is from the step's class and the noise is a row of C^-1 z (`learning.mechanisms.correlated`).
 """
 
 import math
@@ -46,6 +46,7 @@ from tacit.mechanism import DpSgd
 __all__ = [
     "HeadTraining",
     "LinearHead",
+    "RowProducts",
     "clipped_sums",
     "clipped_sums_of_persons",
     "make_head_optimiser",
@@ -62,6 +63,8 @@ T = TypeVar("T", np.float32, np.float64)
 _BLOCK = 2048
 # Values of persons' gradients that are held in float64 at a time.
 _PERSONS_HELD = 1 << 22
+# Products of two rows of a person that are held.
+_PAIRS_HELD = 1 << 20
 # Bytes of features of which a copy in float64 is held for all steps.
 _HELD = 1 << 27
 
@@ -300,7 +303,13 @@ def train_private_head(
     std = mechanism.noise_multiplier * unit
     optimiser = make_head_optimiser(head, recipe)
     # Widened once, if there is room, and not in every step.
-    table: NDArray[np.float32 | np.float64] = features.astype(np.float64) if features.nbytes <= _HELD else features
+    held = features.astype(np.float64) if features.nbytes <= _HELD else None
+    table: NDArray[np.float32 | np.float64] = features if held is None else held
+    lengths, products = None, None
+    if held is not None and persons is None:
+        lengths = np.einsum("bw,bw->b", held, held)
+    elif held is not None and persons is not None:
+        products = RowProducts.of(held, persons, trains_bias=head.trains_bias)
     tokens = np.zeros((len(features), 0), dtype=np.int64) if ids is None else ids
     draw = drawing(tokens, (tokens != pad_id).sum(axis=1), labels, rate, correlated, random)
     for step in range(1, mechanism.steps + 1):
@@ -308,11 +317,11 @@ def train_private_head(
             raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
         if persons is None:
             drawn = draw()
-            *sums, loss_sum = clipped_sums(head, table, labels, drawn, mechanism.clip)
+            *sums, loss_sum = clipped_sums(head, table, labels, drawn, mechanism.clip, lengths)
         else:
             found = persons.draw(rate, random)
             drawn = found.rows
-            *sums, loss_sum = clipped_sums_of_persons(head, table, labels, found, mechanism.clip)
+            *sums, loss_sum = clipped_sums_of_persons(head, table, labels, found, mechanism.clip, products)
         # The sums are in units of the clip.
         optimiser.step(_noised(sums[: len(head.trained)], unit, std, random, correlated))
         mean = loss_sum / len(drawn) if len(drawn) else math.nan
@@ -328,7 +337,12 @@ def train_private_head(
 
 
 def clipped_sums(
-    head: LinearHead, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: Ids, clip: float
+    head: LinearHead,
+    features: NDArray[np.float32 | np.float64],
+    labels: Ids,
+    drawn: Ids,
+    clip: float,
+    lengths: Floats | None = None,
 ) -> tuple[Floats, Floats, float]:
     """The sums of the drawn examples' clipped gradients, in units of the clip.
 
@@ -338,6 +352,7 @@ def clipped_sums(
         labels: (N,) indices into the job's labels.
         drawn: Places of the drawn examples, ascending and each once.
         clip: The largest L2 norm of an example's gradient.
+        lengths: (N,) The squared norms of the features, where they are kept; None: they are computed.
 
     Returns:
         The matrix's sum (labels, width) and the bias's (labels,), float64, and the sum of the losses. The bias's means
@@ -353,7 +368,8 @@ def clipped_sums(
         # What is not finite is left out below, without a word on the way.
         with np.errstate(invalid="ignore", over="ignore"):
             losses, g = _losses(x @ matrix.T + bias, y)
-            squared = np.einsum("bl,bl->b", g, g) * (np.einsum("bw,bw->b", x, x) + float(head.trains_bias))
+            lengths_of_x = np.einsum("bw,bw->b", x, x) if lengths is None else lengths[rows]
+            squared = np.einsum("bl,bl->b", g, g) * (lengths_of_x + float(head.trains_bias))
         counts = np.isfinite(squared)
         if not counts.all():
             # Left out instead of multiplied by zero, which would not make them finite.
@@ -366,12 +382,23 @@ def clipped_sums(
 
 
 def clipped_sums_of_persons(
-    head: LinearHead, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: DrawnPersons, clip: float
+    head: LinearHead,
+    features: NDArray[np.float32 | np.float64],
+    labels: Ids,
+    drawn: DrawnPersons,
+    clip: float,
+    products: "RowProducts | None" = None,
 ) -> tuple[Floats, Floats, float]:
     """The sums of the drawn persons' clipped gradients, in units of the clip: as `clipped_sums`, for persons.
 
     A person whose gradient is not finite adds nothing.
+
+    Args:
+        head, features, labels, drawn, clip: As in `clipped_sums`.
+        products: Of the features, where they are kept. Then no person's gradient is made.
     """
+    if products is not None:
+        return _sums_by_products(head, features, labels, drawn, clip, products)
     matrix, bias = head.weight.astype(np.float64), head.bias.astype(np.float64)
     weight_sum, bias_sum, loss_sum = np.zeros_like(matrix), np.zeros_like(bias), 0.0
     for part in drawn.pieces(max(1, min(_BLOCK, _PERSONS_HELD // matrix.size))):
@@ -399,6 +426,88 @@ def clipped_sums_of_persons(
         bias_sum += factors @ biases
         loss_sum += float(losses.sum())
     return weight_sum, bias_sum, loss_sum
+
+
+@dataclass(frozen=True, eq=False)
+class RowProducts:
+    """The products x_s . x_t of the features of each two rows of a person, which no step changes.
+
+    Attributes:
+        first, second: (Q,) The rows s <= t.
+        values: (Q,) x_s . x_t, and twice that for two different rows.
+    """
+
+    first: Ids
+    second: Ids
+    values: Floats
+
+    @classmethod
+    def of(cls, features: Floats, persons: Persons, *, trains_bias: bool) -> "RowProducts | None":
+        """The products of all persons' rows, or None if there are too many. With a bias, each x has a further 1."""
+        pairs = [
+            (own[at[0]], own[at[1]]) for own in persons.all_rows(_PAIRS_HELD) for at in (np.triu_indices(len(own)),)
+        ]
+        if not pairs:
+            return None
+        first, second = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        values = np.empty(len(first))
+        for start in range(0, len(first), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            with np.errstate(invalid="ignore", over="ignore"):
+                values[part] = np.einsum("qw,qw->q", features[first[part]], features[second[part]])
+        values += float(trains_bias)
+        return cls(first, second, np.where(first == second, 1.0, 2.0) * values)
+
+
+def _sums_by_products(
+    head: LinearHead,
+    features: NDArray[np.float32 | np.float64],
+    labels: Ids,
+    drawn: DrawnPersons,
+    clip: float,
+    products: RowProducts,
+) -> tuple[Floats, Floats, float]:
+    """`clipped_sums_of_persons` by |sum_s outer(g_s, x_s)|^2 = sum_st (g_s . g_t) (x_s . x_t) over a person's rows."""
+    matrix, bias = head.weight.astype(np.float64), head.bias.astype(np.float64)
+    rows, person, weights = drawn.rows, drawn.person, drawn.weights
+    if len(rows) == len(features):
+        # All rows in their order, which need no copy.
+        order = np.argsort(rows)
+        rows, person, weights = rows[order], person[order], weights[order]
+    blocks = [slice(first, first + _BLOCK) for first in range(0, len(rows), _BLOCK)]
+
+    def held(part: slice) -> Floats:
+        return features[part if len(rows) == len(features) else rows[part]].astype(np.float64, copy=False)
+
+    g, losses = np.zeros((len(rows), len(bias))), np.zeros(len(rows))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for part in blocks:
+            losses[part], g[part] = _losses(held(part) @ matrix.T + bias, labels[rows[part]])
+        g *= weights[:, None]
+        place = np.full(len(features), -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        both = (place[products.first] >= 0) & (place[products.second] >= 0)
+        s, t, values = place[products.first[both]], place[products.second[both]], products.values[both]
+        terms = np.einsum("ql,ql->q", g[s], g[t]) * values
+        squared = np.bincount(person[s], weights=terms, minlength=drawn.persons)
+        # Rows may cancel, and rounding does not: it is below a unit for each sum and product of a term (Higham 2002,
+        # section 3.1), whose parts are at most the product of two rows' norms.
+        lengths = np.sqrt(np.maximum(terms[s == t], 0.0))
+        apart = np.bincount(person[s[s == t]], weights=lengths, minlength=drawn.persons)
+        widest = int(np.bincount(person).max(initial=0))
+        squared += 2.0**-52 * (features.shape[1] + len(bias) + widest**2 + 8) * apart**2
+    finite = np.isfinite(squared)
+    # Left out instead of multiplied by zero, as above.
+    factors = np.where(finite, clip_factors(np.where(finite, squared, 0.0), clip) / clip, 0.0)[person]
+    counted = finite[person]
+    weight_sum, bias_sum = np.zeros_like(matrix), np.zeros_like(bias)
+    for part in blocks:
+        x, of_g, kept = held(part), g[part] * factors[part][:, None], counted[part]
+        if not kept.all():
+            x, of_g = x[kept], of_g[kept]
+        weight_sum += of_g.T @ x
+        bias_sum += of_g.sum(axis=0)
+    return weight_sum, bias_sum, float(losses.sum())
 
 
 def _noised(

@@ -29,6 +29,7 @@ from torch.nn import functional
 from learning.models import TextClassifier
 from learning.models.classifier import TextModel
 from learning.models.division import EMBEDDING
+from learning.text.dialogue import IGNORED
 from learning.training.device import whole_float32
 from learning.training.mixture import training_mixture
 from learning.training.outcome import (
@@ -322,12 +323,18 @@ def pieces_of(chosen: Ids, lengths: Ids, recipe: Training, device: str) -> Itera
 def rows_at(
     module: TextModel, ids: Ids, targets: Ids, *, lengths: Ids, rows: Ids, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and targets of these rows, padded only to the longest of them."""
+    """Ids and targets of these rows, padded to the longest of them by `lengths`, which may exceed S."""
     inputs = _inputs(module, ids, lengths=lengths, rows=rows, device=device)
-    wanted = targets[rows] if targets.ndim == 1 else targets[rows, : inputs.shape[1]]
+    wanted = targets[rows] if targets.ndim == 1 else _wide(targets[rows, : inputs.shape[1]], inputs.shape[1], IGNORED)
     return inputs, torch.from_numpy(np.ascontiguousarray(wanted)).to(device)
 
 
 def _inputs(module: TextModel, ids: Ids, *, lengths: Ids, rows: Ids, device: str) -> torch.Tensor:
     width = max(int(lengths[rows].max()), module.min_tokens)
-    return torch.from_numpy(np.ascontiguousarray(ids[rows, :width])).to(device)
+    return torch.from_numpy(np.ascontiguousarray(_wide(ids[rows, :width], width, module.pad_id))).to(device)
+
+
+def _wide(rows: Ids, width: int, padding: int) -> Ids:
+    """Rows (B, S) with `width` columns, of which the new ones hold `padding`."""
+    lacking = width - rows.shape[1]
+    return np.pad(rows, ((0, 0), (0, lacking)), constant_values=padding) if lacking > 0 else rows

@@ -42,18 +42,30 @@ class DrawnPersons:
         """P, the drawn persons that have a row."""
         return int(self.person[-1]) + 1 if len(self.person) else 0
 
-    def pieces(self, most: int) -> Iterator["DrawnPersons"]:
+    def pieces(self, most: int, lengths: Ints | None = None) -> Iterator["DrawnPersons"]:
         """The draw in pieces of whole persons, by how many rows they have.
 
         A piece's rows are laid side by side, each person as wide as the widest of them. So persons times the most rows
         is at most `most`, or the piece is one person.
+
+        Args:
+            most: The most rows of a piece.
+            lengths: (R,) The padded length of each row. All persons of a piece have the same longest row, so nobody's
+                padding depends on another person. None: rows have no padding.
         """
         counts = np.bincount(self.person, minlength=self.persons)
         first = np.cumsum(counts) - counts
-        order = np.argsort(counts, kind="stable")
+        longest = np.zeros_like(counts)
+        if lengths is not None:
+            np.maximum.at(longest, self.person, lengths)
+        order = np.lexsort((counts, longest))
         start = 0
         for end in range(1, len(order) + 1):
-            if end == len(order) or (end + 1 - start) * counts[order[end]] > most:
+            if (
+                end == len(order)
+                or longest[order[end]] != longest[order[start]]
+                or (end + 1 - start) * counts[order[end]] > most
+            ):
                 chosen = order[start:end]
                 at = np.concatenate([np.arange(first[each], first[each] + counts[each]) for each in chosen])
                 person = np.repeat(np.arange(len(chosen), dtype=np.int64), counts[chosen])
@@ -77,6 +89,13 @@ class Persons:
         self._use = use
         self._rows = np.argsort(of_rows, kind="stable")
         self._first = np.searchsorted(of_rows[self._rows], np.arange(count + 1))
+
+    def all_rows(self, most: int) -> list[Ints]:
+        """The rows of each person that has some; nobody's if they have more than `most` pairs of rows together."""
+        counts = np.diff(self._first)
+        if int((counts * (counts + 1) // 2).sum()) > most:
+            return []
+        return [self._rows[self._first[at] : self._first[at + 1]] for at in np.flatnonzero(counts).tolist()]
 
     def draw(self, rate: float, random: RandomSource) -> DrawnPersons:
         """Draws each person with probability `rate`, and of each at most `max_examples` rows."""

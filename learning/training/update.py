@@ -68,7 +68,8 @@ def train_update(
 
     Args:
         job: The job.
-        round: The round's number, from 1, which the job's schedule reads; None: the whole rate.
+        round: The number of the version that the round makes, from 1, which the job's schedule reads; None: the whole
+            rate.
         manifest: The names and shapes of the shared parameters.
         corpus: The member's examples.
         base: The version's weights, encoded by the manifest.

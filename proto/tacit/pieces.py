@@ -6,8 +6,10 @@ blob, and the document that names the file names the list too, so both are trust
 `fetch_pieces` fetches several pieces at once and writes a piece only once it has its digest. Guarantees:
 
 - A file that it returns has the digest of the file and of all its pieces.
-- What arrived before a break, a restart or a crash is not fetched again: the pieces in `NAME.partial` that match their
+- What arrived before a break, a restart or a crash is not fetched again: the pieces in `NAME.pieces` that match their
   digests are kept. Nothing else is remembered, so nothing else can be wrong.
+- One process at a time writes to `NAME.pieces`, under a lock, and nothing writes to it once it is `NAME`. Otherwise a
+  second job with the same digest and another list could change a file that the first has verified and mapped.
 - A piece with other bytes is refused, named, and fetched again, twice at most. A server that sends other bytes wastes
   no more than that.
 - Memory: `STREAMS` pieces, whatever the file's size.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import threading
@@ -44,6 +47,8 @@ STREAMS = 4
 _DIGEST = 32
 # Times that a piece may arrive damaged before the fetch gives up.
 _MAX_DAMAGED = 3
+# Seconds between looks at a file that another process fetches.
+_LOOK_SECONDS = 0.5
 
 # Called with the number of a damaged piece, and how many pieces there are.
 Damaged = Callable[[int, int], None]
@@ -92,7 +97,8 @@ async def fetch_pieces(
         digest: SHA-256 of the file.
         pieces: the list of its pieces.
         size: its bytes.
-        into: the file. Until it is complete, `NAME.partial` holds what has arrived.
+        into: the file. Until it is complete, `NAME.pieces` holds what has arrived. If another process fetches it, this
+            one waits, and takes over or uses the result.
         patience: seconds without progress before it gives up.
         streams: pieces that are fetched at once.
         progress: called with (arrived, total) in bytes.
@@ -106,8 +112,12 @@ async def fetch_pieces(
         OSError: the disk has no room, or refuses.
     """
     check_list(pieces, size)
-    file = await asyncio.to_thread(_Partial, into, pieces, size)
+    while (file := _Partial.opened(into, pieces, size)) is None:  # noqa: ASYNC110  another process tells no event
+        await asyncio.sleep(_LOOK_SECONDS)
     try:
+        if await asyncio.to_thread(file.is_there, digest):
+            return
+        await asyncio.to_thread(file.prepare)
         retry = Retry(patience)
         while lacking := [number for number, done in enumerate(file.done) if not done]:
             queue = iter(lacking)
@@ -133,44 +143,73 @@ async def fetch_pieces(
 
 
 class _Partial:
-    """The file that fills up, in any order. Opening it checks what an earlier fetch left."""
+    """The locked file that fills up, in any order. Made by `opened`."""
 
-    def __init__(self, path: Path, pieces: bytes, size: int) -> None:
+    def __init__(self, path: Path, pieces: bytes, size: int, descriptor: int) -> None:
         self._path, self._pieces, self.size = path, pieces, size
-        self._partial = path.with_name(path.name + ".partial")
+        self._partial = _partial_of(path)
+        self._descriptor = descriptor
         # A cancelled fetch leaves its thread running. It must not write to a descriptor that is another file's by then.
         self._lock = threading.Lock()
         self._closed = False
-        self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            self.done = [False] * (len(pieces) // _DIGEST)
-            self.arrived = 0
-            self._keep_good()
-            self._check_room()
-            os.ftruncate(self._descriptor, size)
-        except BaseException:
-            self.close()
-            raise
+        self.done = [False] * (len(pieces) // _DIGEST)
+        self.arrived = 0
 
-    def _keep_good(self) -> None:
-        held, buffer = os.fstat(self._descriptor).st_size, bytearray(PIECE)
+    @classmethod
+    def opened(cls, path: Path, pieces: bytes, size: int) -> _Partial | None:
+        """Opens and locks the file. None: another fetch has it. Raises OSError."""
+        partial = _partial_of(path)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The fetch that had the lock may have given the file its final name.
+            if os.path.samestat(os.fstat(descriptor), partial.stat()):
+                return cls(path, pieces, size, descriptor)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def is_there(self, digest: bytes) -> bool:
+        """Whether the complete file is there already, which another process may have fetched. Runs in a thread."""
+        try:
+            with self._path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").digest() != digest:
+                    return False
+        except FileNotFoundError:
+            return False
+        self.discard()
+        return True
+
+    def prepare(self) -> None:
+        """Keeps what an earlier fetch left and is right. Runs in a thread."""
+        with self._open() as descriptor:
+            self._keep_good(descriptor)
+            self._check_room(descriptor)
+            os.ftruncate(descriptor, self.size)
+
+    def _keep_good(self, descriptor: int) -> None:
+        held, buffer = os.fstat(descriptor).st_size, bytearray(PIECE)
         at = 0
         while at < min(held, self.size):
             try:
                 # Skip holes, which no fetch wrote.
-                number = os.lseek(self._descriptor, at, os.SEEK_DATA) // PIECE
+                number = os.lseek(descriptor, at, os.SEEK_DATA) // PIECE
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
                 return
-            found = os.preadv(self._descriptor, [memoryview(buffer)[: self.length(number)]], number * PIECE)
+            found = os.preadv(descriptor, [memoryview(buffer)[: self.length(number)]], number * PIECE)
             if self.matches(number, hashlib.sha256(memoryview(buffer)[:found])):
                 self.done[number] = True
                 self.arrived += self.length(number)
             at = (number + 1) * PIECE
 
-    def _check_room(self) -> None:
-        found = os.fstatvfs(self._descriptor)
+    def _check_room(self, descriptor: int) -> None:
+        found = os.fstatvfs(descriptor)
         free, needed = found.f_bavail * found.f_frsize, self.size - self.arrived
         if free < needed:
             raise OSError(
@@ -182,9 +221,7 @@ class _Partial:
 
     def digest(self) -> bytes:
         """The digest of the whole file. Runs in a thread."""
-        with self._open():
-            file = os.fdopen(os.dup(self._descriptor), "rb")
-        with file:
+        with self._open() as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return hashlib.file_digest(file, "sha256").digest()
 
@@ -195,18 +232,14 @@ class _Partial:
         """Writes a piece that matches. Runs in a thread."""
         at = number * PIECE
         while piece:
-            with self._open():
-                written = os.pwrite(self._descriptor, piece, at)
+            with self._open() as descriptor:
+                written = os.pwrite(descriptor, piece, at)
             at, piece = at + written, piece[written:]
 
     def complete(self) -> None:
-        os.fsync(self._descriptor)
-        try:
+        with self._open() as descriptor:
+            os.fsync(descriptor)
             self._partial.replace(self._path)
-        except FileNotFoundError:
-            # Another process of this member completed the same file.
-            if not self._path.exists():
-                raise
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -217,16 +250,26 @@ class _Partial:
         self._partial.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[None]:
+    def _open(self) -> Iterator[int]:
+        """A descriptor of its own for a thread, which holds the file's lock for as long as it is open."""
         with self._lock:
             if self._closed:
                 raise OSError(errno.EBADF, "the fetch has ended", str(self._partial))
-            yield
+            descriptor = os.dup(self._descriptor)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             os.close(self._descriptor)
+
+
+def _partial_of(path: Path) -> Path:
+    # Not `NAME.partial`, to which `tacit.blobs.fetch_blob` appends without a lock.
+    return path.with_name(path.name + ".pieces")
 
 
 async def _worker(
@@ -271,10 +314,11 @@ async def _piece(
     try:
         async for chunk in method(request):
             data = chunk.data
-            if chunk.total != file.size or chunk.offset != begin + held or held + len(data) > length:
+            # Without the first check, a stream of nothing would never end.
+            if not data or chunk.total != file.size or chunk.offset != begin + held or held + len(data) > length:
                 raise BlobDamaged(
-                    f"a chunk at {chunk.offset} of {chunk.total} bytes arrived where {begin + held} of {file.size} was "
-                    "due"
+                    f"a chunk of {len(data)} bytes at {chunk.offset} of {chunk.total} arrived where {begin + held} of "
+                    f"{file.size} was due"
                 )
             buffer[held : held + len(data)] = data
             # Here, because a chunk that has just arrived is still in the processor's cache.
@@ -284,6 +328,13 @@ async def _piece(
         if error.code() is grpc.StatusCode.NOT_FOUND:
             raise BlobNotThere(details_of(error) or f"the other side has no blob {digest.hex()}") from error
         raise
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        # The channel was closed. A task group would take a cancelled call for a task that has finished.
+        nothing, said = grpc.aio.Metadata(), "the connection was closed during the call"
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None) from error
     # A stream that ends early fails the digest.
     return memoryview(buffer)[:held], hashed
 

@@ -16,8 +16,8 @@ from torch.nn import functional
 from learning.models import build
 from learning.models.classifier import TextClassifier
 from learning.training.clipping import ClippedGradients
-from learning.training.local import pieces_of, rows_at
-from learning.training.private import train_private
+from learning.training.local import rows_at
+from learning.training.private import equal_pieces, padded_lengths, train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel
@@ -61,10 +61,10 @@ def summed(ids, labels, start):
     start(module)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    lengths = (ids != 0).sum(axis=1)
+    padded = padded_lengths(module, (ids != 0).sum(axis=1))
     with ClippedGradients(module) as clipped:
-        for rows in pieces_of(np.arange(len(ids)), lengths, RECIPE, "cpu"):
-            inputs, target = rows_at(module, ids, labels, lengths=lengths, rows=rows, device="cpu")
+        for rows in equal_pieces(np.arange(len(ids)), padded, RECIPE.batch):
+            inputs, target = rows_at(module, ids, labels, lengths=padded, rows=rows, device="cpu")
             clipped.add(functional.cross_entropy(module(inputs), target, reduction="none"), 1.0, 1.0)
     return torch.cat([each.grad.flatten() for each in module.parameters()]).double()
 

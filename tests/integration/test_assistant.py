@@ -17,6 +17,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE, Federation, command, succeed
 from tests.support.tiny_writers import saved_writer
+from toolkit.console import ExitCode
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -193,3 +194,30 @@ def test_a_member_exports_the_same_model(town, tmp_path):
     federation.operator("export", JOB, "--out", tmp_path / "theirs")
     for name in ("model.onnx", "model.safetensors"):
         assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+def test_the_operator_measures_what_the_versions_predict_and_answer(town, tmp_path):
+    """Loss and token accuracy of every version, and answers of the newest, on the exported models."""
+    federation, _, _, _, _ = town
+    data = tmp_path / "test.jsonl"
+    asked = [{"prompt": f"Where is the {each}?", "response": f"The {each} is near 3."} for each in SUBJECTS]
+    second = {"prompt": "Where is the food?", "response": "Near 3."}
+    data.write_text("".join(json.dumps(each) + "\n" for each in [*asked, second, {"prompt": "no answer"}]))
+    said = federation.operator("evaluate", JOB, "--data", data, "--versions", "all", "--json")
+    versions = [json.loads(line) for line in said.splitlines()]
+    assert [each["version_number"] for each in versions] == [0, 1, 2]
+    (best,) = [each for each in versions if each["best"]]
+    assert best["loss"] == min(each["loss"] for each in versions)
+    assert {(each["examples"], each["unusable_rows"]) for each in versions} == {(6, 1)}
+    assert len({each["loss"] for each in versions}) == 3
+    words = ("--generate", "--answers", "2", "--temperature", "0.5", "--json")
+    found = json.loads(federation.operator("evaluate", JOB, "--data", data, *words))
+    assert found["loss"] == pytest.approx(versions[-1]["loss"])
+    assert [(found[how]["answers"], found[how]["references"]) for how in ("greedy", "sampled")] == [(2, 3)] * 2
+    stored = json.loads(federation.operator("job", "show", JOB, "--json"))["evaluation"]
+    assert stored["accuracy"] == pytest.approx(found["token_accuracy"])
+    shown = federation.operator("evaluate", JOB, "--data", data)
+    assert "perplexity" in shown
+    key = federation.dir / "operator"
+    refused = command("coordinator", "evaluate", JOB, "--data", data, "--answers", "2", "--operator", key)
+    assert (refused.returncode, "add --generate" in refused.stderr) == (ExitCode.USAGE, True)

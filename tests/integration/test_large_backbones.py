@@ -66,7 +66,7 @@ class Three:
         self.size: int = files["backbone.safetensors"]["size"]
         assert files["backbone.pieces"]["size"] == list_bytes(self.size) == 12 * 32
         self.cached = self.federation.home("south") / "cache" / self.digest.hex()
-        self.partial = self.cached.with_name(self.cached.name + ".partial")
+        self.partial = self.cached.with_name(self.cached.name + ".pieces")
 
     def start_others(self) -> None:
         for name in ("north", "east"):

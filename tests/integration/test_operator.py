@@ -1111,6 +1111,9 @@ class Tools:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         return [argparse.Namespace(text=row[text], label=label and row[label]) for row in rows]
 
+    def read_data(self, path: Path, *, text: str, label: str, text_b: str | None, **_columns: None) -> Any:
+        return argparse.Namespace(examples=self.read_examples(path, text=text, label=label, text_b=text_b))
+
     def text_rows(self, examples: Any, *, pairs: bool) -> list[str]:
         assert not pairs
         return [example.text for example in examples]

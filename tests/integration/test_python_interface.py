@@ -1,12 +1,26 @@
 """`tacit.local_federation`: a real coordinator and members from Python, to an exported model, and nothing is left."""
 
 import asyncio
+import hashlib
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
 
+import numpy as np
 import psutil
 import pytest
 
 import tacit
+from coordinator.cli.common import operator_stub
+from coordinator.rounds.in_memory import InMemory
+from export.bundle import make_job_bundle, read_job_bundle
+from learning.text.data import Example
+from simulation import virtual_members
+from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
+from tacit.vector import layout_of
 from tests.support.tried_jobs import TOML, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
@@ -36,6 +50,69 @@ def test_a_job_from_rows_to_a_model(town, tmp_path):
     assert {each["name"] for each in town.coordinator.members()} == set(town.members)
 
 
+METHODS = {
+    "fedavg": {"name": "fedavg"},
+    "fedprox": {"name": "fedprox", "mu": 0.5},
+    "lg-fedavg": {"name": "lg-fedavg", "private": ["embedding"]},
+    "fedrecon": {"name": "fedrecon", "tokens": ["sun", "moon"]},
+}
+
+
+def blob(town, digest):
+    """What the coordinator holds under this digest."""
+
+    async def fetch():
+        data = bytearray()
+        async with operator_stub(town.coordinator.folder) as stub:
+            await fetch_blob(stub.FetchBlob, digest, data)
+        return bytes(data)
+
+    return asyncio.run(fetch())
+
+
+def test_a_federation_and_a_simulation_agree_up_to_the_rings_grid(town, tmp_path, monkeypatch):
+    """For each method; tests/integration/test_fedvocab.py has the fifth. Members train in turn on the same rows."""
+    rows = written_rows(60)
+    parts = [[(row["text"], row["label"]) for row in rows[at::3]] for at in range(3)]
+    base = JobSpec.from_toml(written_job(tmp_path, NONE)[0]).model_dump(mode="json", exclude_none=True)
+    # No member has more rows, so the grid is as fine as it can be.
+    base["aggregation"] |= {"max_weight": 20}
+    bundles = {}
+    for name, method in METHODS.items():
+        spec = JobSpec.model_validate(base | {"name": f"equal-{name}", "method": method})
+        make_job_bundle(spec, tmp_path, tmp_path / name)
+        bundles[name] = read_job_bundle(tmp_path / name)
+        town.coordinator.create(tmp_path / name)
+    with ExitStack() as running:
+        for member, own in zip(town.members.values(), parts, strict=True):
+            running.enter_context(member.start(own, ledger="equal", jobs=("equal-*",), until_finished=False))
+        for name in METHODS:
+            assert town.coordinator.finished(f"equal-{name}")["version_number"] == 2
+    held = [virtual_members.Held([Example(*row) for row in own], (), ()) for own in parts]
+    for name, bundle in bundles.items():
+        job = bundle.document
+        digests = [each["digest"] for each in town.coordinator.job(job.name)["versions"]]
+        versions = [bundle.manifest.decode(blob(town, bytes.fromhex(digest))) for digest in digests]
+        world = virtual_members.World(bundle, held, (), tmp_path / f"states-{name}")
+
+        def seed_of(seed, name, number, place, digests=digests):
+            """The seed as `Preparer` derives it, from the version and the member's name."""
+            public = f"tacit/training/v1/{seed}/{name}/{digests[number - 1]}/{list(town.members)[place]}".encode()
+            return int.from_bytes(hashlib.sha256(public).digest()[:7], "big")
+
+        monkeypatch.setattr(virtual_members, "seed_of", seed_of)
+        # Each member's values are rounded at random to a neighbour on the grid, so a mean moves by at most one step.
+        bound = job.aggregation.max_weight / layout_of(job, 3).segments[0].scale / len(parts[0])
+        bound += float(np.spacing(np.float32(np.abs(versions).max())))
+        with virtual_members.crew_of(world, 1) as crew:
+            for number in (1, 2):
+                found = virtual_members.play_round(
+                    crew, versions[number - 1].copy(), number, range(3), server=InMemory()
+                )
+                assert np.abs(found - versions[number]).max() <= bound
+                assert np.abs(versions[number] - versions[number - 1]).max() > 20 * bound
+
+
 def test_the_same_calls_in_an_event_loop(town):
     async def work():
         coordinator = tacit.AsyncCoordinator(town.coordinator.folder)
@@ -59,6 +136,51 @@ def test_failures_are_sentences(town, tmp_path):
         town.train(JobSpec.from_toml(written_job(tmp_path, NONE)[0]), {"west": []})
     with pytest.raises(CommandFailed, match="token"):
         tacit.Member.enrol(tmp_path / "thief", "no token")
+
+
+def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
+    """Also after an earlier stop, and in a notebook, whose loop runs while the member has a thread."""
+    member, begun = town.members["north"], tacit.Member._begun
+    member.stop()
+
+    def presses(self, stop):
+        begun(self, stop)
+        if stop is not None:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    async def in_a_notebook():
+        member.run([("the sun", "day")], ledger="pressed", until_finished=False)
+
+    monkeypatch.setattr(tacit.Member, "_begun", presses)
+    theirs = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, theirs)
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            member.run([("the sun", "day")], ledger="pressed", until_finished=False)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(in_a_notebook())
+        assert signal.getsignal(signal.SIGTERM) is theirs
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        loop.close()
+    # It has let go of its home.
+    monkeypatch.undo()
+    member.start([("the sun", "day")], ledger="pressed").stop()
+
+
+def test_a_coordinator_does_not_outlive_a_killed_program(tmp_path):
+    script = f"""
+import sys, tacit
+with tacit.local_federation(0, folder={str(tmp_path / "town")!r}):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"ready\n"
+        (coordinator,) = psutil.Process(program.pid).children()
+        program.kill()
+    assert psutil.wait_procs([coordinator], timeout=30)[0]
 
 
 def test_nothing_is_left_behind(tmp_path):

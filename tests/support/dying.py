@@ -24,3 +24,12 @@ class Dying:
     def dies(self) -> None:
         """Does what it says."""
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def pid(self) -> int:
+        """The worker's process."""
+        return os.getpid()
+
+    def interrupts(self) -> None:
+        """Interrupts the process that asks, as Ctrl-C does, and never answers."""
+        os.kill(os.getppid(), signal.SIGINT)
+        signal.pause()

@@ -20,6 +20,7 @@ PACKAGES = (
     "learning",
     "secure_agg",
     "simulation",
+    "tacit_api",
 )
 PACKAGES += ("tacit", "tests", "toolkit")  # type: ignore[assignment]
 

@@ -57,7 +57,7 @@ def imported(room: str) -> dict[str, Path]:
         ("coordinator", ["coordinator", "plots", "tensorboard"]),
         ("edge_client", ["edge"]),
         ("export", ["export"]),
-        ("learning", ["learning", "arrow"]),
+        ("learning", ["learning", "arrow", "export"]),
         ("simulation", ["export", "ray"]),
         ("tacit_api", ["notebook"]),
     ],

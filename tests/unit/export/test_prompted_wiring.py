@@ -43,6 +43,7 @@ from tacit.bundle import BACKBONE_FILE, BundleInvalid, ModelFacts
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec
 from tacit.messages import Assignment
+from tacit.pieces import PIECE
 from tacit.prompt import MAX_BACKBONE_BYTES
 from tacit.reason import Reason
 from tests.support import party
@@ -196,6 +197,13 @@ def test_a_backbone_too_large_for_members_is_refused_unread(store, folder, job, 
     check_job(store, digest)
     monkeypatch.setattr(store, "size", sized)
     with pytest.raises(OperatorRefused, match="members accept 1 to 68719476736"):
+        check_job(store, digest)
+
+
+def test_a_backbone_of_several_pieces_needs_their_list(store, folder, job, monkeypatch):
+    digest, size, backbone = put(store, job, folder), store.size, job.document.model.backbone
+    monkeypatch.setattr(store, "size", lambda each: PIECE + 1 if each == backbone else size(each))
+    with pytest.raises(OperatorRefused, match="no list of its pieces, so members refuse it"):
         check_job(store, digest)
 
 

@@ -1,17 +1,20 @@
 """A simulated job is the same to the bit for any engine, number of workers, sum and interruption."""
 
 import json
-from dataclasses import replace
+import signal
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from coordinator.rounds.in_memory import InMemory
 from coordinator.rounds.masked_sum import MaskedSums
 from simulation.engines import WorkersDied, local_engine
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
-from simulation.simulate import Losses, NotSimulated, Plan
+from simulation.simulate import Losses, NotSimulated, Plan, Played
 from simulation.trying import read_rows
 from tacit.job import JobSpec
 from tests.support.dying import Dying
@@ -19,6 +22,8 @@ from tests.support.dying_member import Killed
 from tests.support.tried_jobs import TOML, written_job
 
 FEDADAM = TOML + '\n[server]\noptimiser = "fedadam"\nlearning_rate = 0.01\n'
+GROUPS = TOML.replace("min_members = 3", "min_members = 12")
+GROUPS += "max_attempts = 3\n[aggregation]\ngroups = 3\nmin_groups = 2\nassumed_corrupt = 1\n"
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +76,44 @@ def test_a_simulation_goes_on_where_it_stopped(made, alone, tmp_path):
 
 def test_a_server_optimisers_state_goes_on_too(made, alone, tmp_path):
     play(made, tmp_path, rounds=1)
-    state = tmp_path / "versions" / "1.state.npz"
-    with np.load(state) as file:
+    kept = tmp_path / "versions" / "1.state.npz"
+    with np.load(kept) as file:
         assert set(file) == {"momentum", "accumulator"}
-    # Without it, the next version is another one: the test above would not see that nothing was restored.
-    state.unlink()
-    assert play(made, tmp_path) != alone
+    whole = kept.read_bytes()
+    for damage in (None, b"", whole[:-40]):
+        kept.unlink() if damage is None else kept.write_bytes(damage)
+        # With a fresh state the next version would be another one, and nobody would notice.
+        with pytest.raises(NotSimulated, match=r"1\.state\.npz is missing or damaged"):
+            play(made, tmp_path)
+    kept.write_bytes(whole)
+    assert play(made, tmp_path) == alone
+
+
+def test_a_round_without_its_line_is_played_again_from_the_state_before(made, alone, tmp_path, monkeypatch):
+    class Stopped(Exception):
+        pass
+
+    def stops(value):
+        if isinstance(value, Played) and value.round == 2:
+            # Everything of round 2 is on the disk, but its line.
+            raise Stopped
+        return asdict(value)
+
+    monkeypatch.setattr("simulation.simulate.asdict", stops)
+    with pytest.raises(Stopped):
+        play(made, tmp_path)
+    monkeypatch.undo()
+    assert play(made, tmp_path) == alone
+
+
+def test_a_group_that_lost_too_many_is_in_no_sum(tmp_path):
+    made = prepare(tmp_path / "made", GROUPS, members=12)
+    # Three of twelve members are lost. Each group of four needs three members, so two losses in a group cost it all.
+    plans = [Plan(seed, losses=Losses("fixed", 0.25)) for seed in (0, 1)]
+    found = [play(made, tmp_path / f"{plan.seed}", plan, rounds=1) for plan in plans]
+    assert [each[2:] for (each,) in found] == [(5, 1), (3, 1)]
+    with pytest.raises(NotSimulated, match=r"so that 1 of 3 groups kept 3 members in the last of 3 attempts"):
+        play(made, tmp_path / "none", Plan(losses=Losses("fixed", 0.6)))
 
 
 def test_private_states_go_on_and_half_a_round_is_forgotten(tmp_path):
@@ -98,6 +135,28 @@ def test_a_killed_worker_is_replaced(tmp_path):
         assert (tmp_path / "died").exists()
         with pytest.raises(WorkersDied, match="use fewer workers"):
             list(engine.each("dies", [()]))
+        # The next round begins with workers that died while nobody looked.
+        (pid, *_) = engine.each("pid", [()])
+        process = psutil.Process(pid)
+        process.kill()
+        process.wait(10)
+        assert list(engine.each("square", [(3,)])) == [9]
+
+
+def test_ctrl_c_waits_for_no_worker(tmp_path):
+    with ExitStack() as held:
+        engine = held.enter_context(local_engine(Dying, tmp_path, 1))
+        (pid,) = engine.each("pid", [()])
+        process = psutil.Process(pid)
+        # A terminal sends it to the workers, too.
+        process.send_signal(signal.SIGINT)
+        assert list(engine.each("pid", [()])) == [pid]
+        # It interrupts this process, and then never answers.
+        answers = engine.each("interrupts", [()])
+        with pytest.raises(KeyboardInterrupt) as pressed:
+            next(answers)
+        assert held.pop_all().__exit__(pressed.type, pressed.value, pressed.tb) is False
+    process.wait(10)
 
 
 def test_neither_workers_nor_a_killed_one_change_a_version(made, alone, tmp_path, monkeypatch):
@@ -156,6 +215,15 @@ def test_every_partition_deals_all_rows(made):
         found = dealt(Rows(rows, column), Shares.read(text, 5, 1.0), 0)
         assert len(found) == sizes
         assert sum(map(len, found)) == len(rows)
+
+
+def test_a_job_that_protects_persons_is_not_played_as_one_that_protects_rows(tmp_path):
+    file, data = written_job(tmp_path)
+    job = JobSpec.from_toml(file)
+    job = job.model_copy(update={"mechanism": job.mechanism.model_copy(update={"unit": "person"})})
+    rows, test = parts_of(read_rows(data, job, text="text", label="label"), test=0.2, seed=0)
+    with pytest.raises(NotSimulated, match="the rows do not say whose they are"):
+        prepared(job, tmp_path, rows, test, Shares(), tmp_path / "out", seed=0)
 
 
 def test_a_changed_job_does_not_go_on_in_an_old_folder(tmp_path):

@@ -534,6 +534,7 @@ MORE: list[tuple[type[Document], dict[str, Any]]] = [
             "schema": 1,
             "jobs": ["x"],
             "architectures": ["x"],
+            "tasks": ["x"],
             "base_models": [HEX],
             "backbones": ["disk"],
             "shared_parameters": ["x"],
@@ -650,27 +651,27 @@ _WRITES = {
     },
 }
 MORE.append((JobSpec, _WRITES))
-MORE.append((JobDocument, _ASKS))
-MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
-_BACKUP = EXAMPLES[BackupManifest]
-_MADE = EXAMPLES[Provenance]
-_WRITER: dict[str, Any] = {
+_GENERATOR = {
     "schema": 1,
     "kind": "generator",
     "files": dict.fromkeys(GENERATOR_FILES, _STATE),
     "generator": {
         "job": "desk",
         "version": HEX,
-        "template": {"user": {"after": "\n"}, "assistant": {}},
-        "end_ids": [2],
+        "template": _DIALOGUES,
+        "end_ids": [0],
         "max_tokens": 8,
-        "room": 9,
-        "max_new_tokens": 4,
+        "room": 8,
+        "max_new_tokens": 1,
         "parity": 0.0,
         "texts": 1,
     },
 }
-MORE.append((BundleIndex, _WRITER))
+MORE.append((BundleIndex, _GENERATOR))
+MORE.append((JobDocument, _ASKS))
+MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
+_BACKUP = EXAMPLES[BackupManifest]
+_MADE = EXAMPLES[Provenance]
 
 # Every list and table of every document: where it is, its limit, and its entries.
 LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
@@ -682,8 +683,14 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         MAX_AVERAGED,
         lambda number: number + 1,
     ),
-    "GeneratorFacts.averaged": (BundleIndex, _WRITER, "generator.averaged", MAX_AVERAGED, lambda number: number + 1),
-    "GeneratorFacts.end_ids": (BundleIndex, _WRITER, "generator.end_ids", 64, lambda number: number),
+    "GeneratorFacts.averaged": (
+        BundleIndex,
+        _GENERATOR,
+        "generator.averaged",
+        MAX_AVERAGED,
+        lambda number: number + 1,
+    ),
+    "GeneratorFacts.end_ids": (BundleIndex, _GENERATOR, "generator.end_ids", 64, lambda number: number),
     "ExportFacts.files": (ExportFacts, EXAMPLES[ExportFacts], "files", 64, {_word: _STATE}),
     "CoordinatorConfig.keep_named": (
         CoordinatorConfig,
@@ -762,6 +769,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         lambda number: {"text": _word(number), "label": "a", "present": True},
     ),
     "PolicyDocument.jobs": (Policy, _POLICY, "jobs", 1000, _word),
+    "PolicyDocument.tasks": (Policy, _POLICY, "tasks", 1000, _word),
     "PolicyDocument.architectures": (Policy, _POLICY, "architectures", 1000, _word),
     "PolicyDocument.base_models": (Policy, _POLICY, "base_models", 1000, _hex),
     "PolicyDocument.backbones": (Policy, _POLICY, "backbones", 16, _same("disk")),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import mmap
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -67,7 +68,7 @@ class Bench:
         self.pieces = list_of(source)
         self.serving = Serving(store, {self.digest})
         self.into = folder / "into"
-        self.partial = folder / "into.partial"
+        self.partial = folder / "into.pieces"
         self.damaged: list[tuple[int, int]] = []
 
     @contextlib.asynccontextmanager
@@ -211,8 +212,10 @@ def test_a_server_with_other_bytes_gets_nothing_into_the_file(bench: Bench) -> N
             total=chunk.total,
             data=chunk.data + bytes((chunk.offset + len(chunk.data)) % PIECE == 0),
         ),
+        # A stream of these would never end.
+        lambda chunk: pb.BlobChunk(offset=chunk.offset // PIECE * PIECE, total=chunk.total),
     ],
-    ids=["elsewhere", "another-size", "more"],
+    ids=["elsewhere", "another-size", "more", "nothing"],
 )
 def test_chunks_that_were_not_asked_for_end_the_fetch(bench: Bench, change: Any) -> None:
     bench.serving.changed = change
@@ -249,3 +252,137 @@ def test_a_disk_without_room_is_said_before_anything_is_fetched(bench: Bench, mo
     bench.partial.write_bytes(bench.data[:PIECE])
     bench.fetch()
     assert bench.into.read_bytes() == bench.data
+
+
+# ---- several fetches of one file -------------------------------------------------------------------------------
+
+
+def served(data: bytes, gate: asyncio.Event, asked: list[int]) -> Callable[[Any], AsyncIterator[pb.BlobChunk]]:
+    """A server of these bytes that waits for the gate."""
+
+    async def stream(request: pb.FetchBlobRequest) -> AsyncIterator[pb.BlobChunk]:
+        asked.append(request.offset // PIECE)
+        await gate.wait()
+        data_of = data[request.offset : request.offset + request.length]
+        yield pb.BlobChunk(offset=request.offset, total=SIZE, data=data_of)
+
+    return stream
+
+
+def listed(data: bytes) -> bytes:
+    return b"".join(hashlib.sha256(data[at : at + PIECE]).digest() for at in range(0, SIZE, PIECE))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def test_another_job_with_a_false_list_cannot_change_a_file_that_is_in_use(bench: Bench) -> None:
+    """Two processes of a member, and a document that names the same digest and other pieces.
+
+    The second one had the file open before the first finished it, and went on writing to it.
+    """
+    evil = os.urandom(SIZE)
+
+    async def work() -> None:
+        gate, opened, asked, evil_asked = asyncio.Event(), asyncio.Event(), list[int](), list[int]()
+        opened.set()
+        false = asyncio.create_task(
+            fetch_pieces(served(evil, gate, evil_asked), bench.digest, listed(evil), SIZE, bench.into)
+        )
+        await until(lambda: bool(evil_asked))
+        true = asyncio.create_task(
+            fetch_pieces(served(bench.data, opened, asked), bench.digest, bench.pieces, SIZE, bench.into)
+        )
+        # Without a lock, the true one completes now. With one, it waits for the false one.
+        await asyncio.wait({true}, timeout=2)
+        mapped = None
+        if bench.into.exists():
+            with bench.into.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        gate.set()
+        with pytest.raises(BlobDamaged, match="the job's list of pieces is of the file"):
+            await false
+        await true
+        assert mapped is None or mapped[:] == bench.data
+        assert bench.into.read_bytes() == bench.data
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_fetch_that_waited_uses_what_the_other_fetched(bench: Bench) -> None:
+    async def work() -> None:
+        gate, asked, asked_later = asyncio.Event(), list[int](), list[int]()
+        first = asyncio.create_task(
+            fetch_pieces(served(bench.data, gate, asked), bench.digest, bench.pieces, SIZE, bench.into)
+        )
+        await until(lambda: bool(asked))
+        second = asyncio.create_task(
+            fetch_pieces(served(bench.data, gate, asked_later), bench.digest, bench.pieces, SIZE, bench.into)
+        )
+        gate.set()
+        await asyncio.gather(first, second)
+        assert (sorted(asked), asked_later) == (list(range(6)), [])
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert bench.into.read_bytes() == bench.data
+    assert not bench.partial.exists()
+
+
+def test_a_fetch_that_ends_leaves_its_place_to_the_next(bench: Bench) -> None:
+    """A cancelled one, too: its thread may still be writing."""
+
+    async def work() -> None:
+        gate, asked, never = asyncio.Event(), list[int](), asyncio.Event()
+        first = asyncio.create_task(
+            fetch_pieces(served(bench.data, never, asked), bench.digest, bench.pieces, SIZE, bench.into)
+        )
+        await until(lambda: bool(asked))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        gate.set()
+        await fetch_pieces(served(bench.data, gate, asked), bench.digest, bench.pieces, SIZE, bench.into)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert bench.into.read_bytes() == bench.data
+
+
+# ---- a closed connection ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), grpc.aio.UsageError("Channel is closed.")], ids=repr)
+def test_a_closed_connection_ends_the_fetch_as_a_broken_one_does(bench: Bench, error: BaseException) -> None:
+    """Calls on it are cancelled. A task group takes that for a finished task, and the fetch asked for ever."""
+    asked = []
+
+    async def ended(request: pb.FetchBlobRequest) -> AsyncIterator[pb.BlobChunk]:
+        asked.append(request.offset)
+        await asyncio.sleep(0)
+        raise error
+        yield pb.BlobChunk()
+
+    async def work() -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await fetch_pieces(ended, bench.digest, bench.pieces, SIZE, bench.into, patience=0)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert len(asked) <= 4
+
+
+def test_a_member_that_stops_ends_its_fetch(bench: Bench) -> None:
+    """Its own cancellation is not taken for that of a call."""
+
+    async def work() -> None:
+        never, asked = asyncio.Event(), list[int]()
+        task = asyncio.create_task(
+            fetch_pieces(served(bench.data, never, asked), bench.digest, bench.pieces, SIZE, bench.into)
+        )
+        await until(lambda: len(asked) == 4)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(work(), 30))

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 import tacit
-from learning.text.data import DataInvalid
+from learning.text.data import DataInvalid, read_data
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from tacit_api.rows import rows_of
@@ -20,6 +20,18 @@ def test_import_loads_nothing_heavy():
     script = "import sys, tacit; print(sorted({'torch','numpy','pandas','pydantic','grpc','typer'} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("call", ["Member.enrol(home, 'token')", "Member(home).run([('a', 'b')], ledger='own')"])
+def test_a_member_turns_tls_12_off_before_grpc_is_imported(call, tmp_path):
+    """gRPC reads the setting when it is imported, which this process has done."""
+    script = (
+        "import sys, tacit, toolkit.tls\nfrom toolkit.console import CommandFailed\n"
+        f"home = {str(tmp_path / 'home')!r}\n"
+        f"try: tacit.{call}\nexcept CommandFailed: print('grpc' in sys.modules, toolkit.tls._set_in_time)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "True"]
 
 
 def test_unknown_names_are_refused():
@@ -62,16 +74,61 @@ def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([{"text": "the sun"}], "row 1 has no 'label'; it has text"),
-        ([("the sun", "day"), ("", "night")], "row 2 has no text"),
+        ([{"text": "the sun"}], r"row 1: no column 'label'; there are: text. Name yours with label="),
+        ([("the sun", "day"), ("", "night")], "row 2: no text in column 'text'"),
         ([("the sun", "day", 3)], "tuple is no row"),
         (7, "int is no data"),
+        (1, "int is no data"),
         ([], "there are no rows"),
+        # What pandas makes of a missing label, and of whole numbers beside one.
+        (pandas.DataFrame({"text": ["a", "b"], "label": ["day", None]}), "row 2: no label in column 'label'"),
+        (pandas.DataFrame({"text": ["a", "b"], "label": [1, None]}), "row 1: no label in column 'label'; it must be"),
+        ([("the sun", True)], "row 1: no label"),
+        ([("half \ud800", "day")], "row 1: half of a surrogate pair"),
+        (pandas.DataFrame([["a", "b", "day"]], columns=["text", "text", "label"]), "two columns of the data frame"),
     ],
 )
 def test_rows_that_cannot_be_used(data, says):
     with pytest.raises(DataInvalid, match=says):
         rows_of(data, text="text", label="label")
+
+
+def test_rows_in_memory_are_those_of_a_file(tmp_path):
+    """Otherwise a member's ledger would take them for other rows, and count nothing of what they have spent."""
+    frame = pandas.DataFrame(
+        {"text": ["a sun", "b moon "], "label": [" day", "night"], "n": [1, 2], "who": ["e\u0301", "x"]}
+    )
+    frame.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    for label in ("label", "n"):
+        held = rows_of(frame, text="text", label=label, person="who").examples
+        assert list(held) == read_data(tmp_path / "rows.jsonl", label=label, person="who").examples
+
+
+def test_a_members_rows_are_not_simulated(tmp_path):
+    for folder in ("identity", "ledgers"):
+        (tmp_path / "home" / folder).mkdir(parents=True)
+    rows = tmp_path / "home" / "rows.jsonl"
+    rows.write_text("")
+    file, _ = written_job(tmp_path)
+    with pytest.raises(ValueError, match="lies in a member's home"):
+        tacit.simulate(file, rows)
+    with pytest.raises(ValueError, match="lies in a member's home"):
+        tacit.simulate(file, [("a", "day")], test=rows)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, float("nan"), 1.5])
+def test_a_share_that_leaves_nothing_is_refused(share, tmp_path):
+    with pytest.raises(ValueError, match="is no share of the rows; give one from"):
+        tacit.simulate(written_job(tmp_path)[0], [("a", "day"), ("b", "night")], test=share)
+
+
+def test_a_closed_coordinator_says_so(tmp_path):
+    (tmp_path / "operator.toml").touch()
+    coordinator = tacit.Coordinator(tmp_path)
+    coordinator.close()
+    coordinator.close()
+    with pytest.raises(RuntimeError, match="this Coordinator is closed; make another one"):
+        coordinator.status()
 
 
 def test_the_readme_of_simulate_runs(tmp_path, monkeypatch):

@@ -15,10 +15,10 @@ from benchmarks.frontier.setup import Dataset, KeptFeatures, Method, job_of, rea
 from benchmarks.frontier.tables import accuracy_rows, goal_rows
 from benchmarks.frontier.training import DELTA, Recipe, candidates, multiplier_at
 from benchmarks.library.record import NoData, Results
-from benchmarks.library.simulation import corpora_of
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
+from learning.text.data import Example
 from learning.training import local, update
 from tacit.prompt import LoRA
 from tests.support.tiny_models import saved
@@ -146,16 +146,36 @@ def test_noise_is_in_a_private_cell(tiny):
     assert plenty.accuracy < little.accuracy
 
 
+@pytest.mark.parametrize(("members", "epsilon"), [(1, None), (3, None), (3, 4.0)])
+def test_a_head_alone_goes_the_way_of_the_products_module(tiny, monkeypatch, members, epsilon):
+    bench, found, seen = bench_in(tiny), [], training.accuracy_of
+    monkeypatch.setattr(
+        training, "accuracy_of", lambda bundle, values, *others: found.append(values) or seen(bundle, values, *others)
+    )
+    recipe = Recipe(learning_rate=2.0, steps=5)
+    here = bench.train(Cell("tiny", members, epsilon, "head"), recipe, 0, trial=False)
+    monkeypatch.setattr(
+        training,
+        "_head_rounds",
+        lambda bundle, parts, corpora, _features, seed: training._rounds(bundle, parts, corpora, seed, "cpu"),
+    )
+    assert bench.train(Cell("tiny", members, epsilon, "head"), recipe, 0, trial=False) == here
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], np.zeros_like(found[0]))
+
+
 def test_a_cell_by_person_deals_whole_persons_and_pays_for_them(tiny, monkeypatch):
     dealt = []
-    monkeypatch.setattr(training, "corpora_of", lambda bundle, parts: dealt.append(parts) or corpora_of(bundle, parts))
     bench, recipe = bench_in(tiny), Recipe(learning_rate=2.0, steps=5)
+    read = bench.store.corpus
+    monkeypatch.setattr(bench.store, "corpus", lambda bundle, rows: dealt.append(rows) or read(bundle, rows))
     by_row, by_person = (
         bench.train(Cell("tiny", 3, 8.0, "head", unit), recipe, 0, trial=False) for unit in ("example", "person")
     )
     # 30 persons of four rows each: ten a member, in every step, whose noise is that of ten rows.
-    whose = [{each.person for each in part.examples} for part in dealt[1]]
-    assert [len(part.examples) for part in dealt[1]] == [40, 40, 40]
+    parts = dealt[4:7]  # Beside them, the rows that are scored: three parts and those, twice.
+    whose = [{each.person for each in part} for part in parts]
+    assert [len(part) for part in parts] == [40, 40, 40]
     assert [len(each) for each in whose] == [10, 10, 10]
     assert not whose[0] & whose[1] | whose[1] & whose[2] | whose[0] & whose[2]
     assert by_person.noise_multiplier == by_row.noise_multiplier == multiplier_at(8.0, recipe, 10, 10)
@@ -226,14 +246,14 @@ def test_the_tables_mark_missed_goals_and_single_seeds(tiny):
             **more,
         }
         for method, value, more in (
-            ("head", 0.9, {"values": [0.9] * 3}),
+            ("head", 0.9, {"values": [0.89, 0.9, 0.91]}),
             ("head", 0.1, {"seed": 0}),
             ("head-layers", 0.8, {"seed": 0}),
         )
     ]
     work = "sgd 8, 25 steps, 1 round"
     assert goal_rows(lines, [])[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", work, "1"]
-    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0", "80.0*"]
+    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0 ± 1.0", "80.0*"]
     lines[0]["value"] = 0.84
     assert goal_rows(lines, [])[1][6] == "**85.0**"
 
@@ -255,3 +275,26 @@ def test_validation_rows_choose_the_method_of_a_goal():
     ]
     # The head is better on test rows, and the cell with the best trial has one seed only.
     assert goal_rows(lines, searched)[1][3:5] == ["lora", "88.0"]
+
+
+def test_a_post_loses_its_header_and_quotes_and_is_its_authors():
+    header = "Subject: Re: a film\nFrom: Ann (Ann A.) <ANN@example.org>\nReply-To: bob@example.org"
+    body = "In article <1@x> bob@example.org writes:\n> I hated it\n| so did I\nI liked it: a lot.\n\nFrom: here on\n"
+    post = setup.authored(Example(f"{header}\n\n{body}", "rec.films"))
+    assert post == Example("I liked it: a lot.\n\nFrom: here on", "rec.films", None, "ann@example.org")
+    nameless = setup.authored(Example("From: The Editor\n\nNews", "rec.films"))
+    assert nameless is not None
+    assert nameless.person == "the editor"
+    assert setup.authored(Example(f"{header}\n\n> I hated it\n", "rec.films")) is None
+    with pytest.raises(ValueError, match="no line From:"):
+        setup.authored(Example("Subject: a film\n\nFrom: me", "rec.films"))
+
+
+def test_short_steps_go_the_same_ways_and_are_for_heads_with_noise_over_all_rows():
+    ways = [[each.learning_rate * each.steps * each.rounds for each in ladder(4.0)] for ladder in
+            (candidates, training.short_candidates)]  # fmt: skip
+    assert ways[1][1 : 1 + len(ways[0])] == ways[0][: len(ways[1]) - 1]
+    assert {each.steps for each in training.short_candidates(4.0)} == {24}
+    method = "head-layers, short steps"
+    cells = cells_of(["trec"], (3,), (1.0, None), [method], mechanisms=("dp-sgd", "dp-sgd, lots"))
+    assert cells == [Cell("trec", 3, 1.0, method)]

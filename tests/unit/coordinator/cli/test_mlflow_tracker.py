@@ -183,6 +183,8 @@ def test_a_store_that_the_server_does_not_serve_gets_a_tag():
         ((503, b"busy", {}), ExitCode.UNREACHABLE, r"answers 503 \(busy\); read its log"),
         ((200, b"<html>", {}), ExitCode.FAILED, "no MLflow server; correct --at"),
         ((200, b"[]", {}), ExitCode.FAILED, "no MLflow server; correct --at"),
+        ((200, b"{}", {}), ExitCode.FAILED, "no MLflow server; correct --at"),
+        ((200, b'{"experiment": 7}', {}), ExitCode.FAILED, "no MLflow server; correct --at"),
         ((302, b"", {"Location": "http://127.0.0.1:1/"}), ExitCode.FAILED, "answers 302"),
     ],
 )
@@ -209,6 +211,22 @@ def test_an_address_is_one_of_a_server(address):
     assert failed.value.code is ExitCode.USAGE
 
 
+@pytest.mark.parametrize("address", ["http://me:word@127.0.0.1:5000", "me:word@127.0.0.1", "https://t%C3%B6k@host"])
+def test_a_password_in_an_address_is_not_shown(address):
+    with pytest.raises(CommandFailed, match="has an @, and may hold a password; write it without") as failed:
+        MlflowTracker(address, "tacit")
+    assert "word@" not in failed.value.sentence
+    assert "host" not in failed.value.sentence
+
+
+def test_a_token_that_cannot_be_sent_is_not_shown(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "se\ncret")
+    with pytest.raises(CommandFailed, match="has characters that no token has") as failed:
+        MlflowTracker("http://127.0.0.1:1", "tacit")
+    assert "cret" not in failed.value.sentence
+    assert failed.value.code is ExitCode.USAGE
+
+
 def test_the_environment_authenticates_as_for_mlflows_own_clients(monkeypatch):
     with serving() as (server, address):
         opened(address)
@@ -217,6 +235,7 @@ def test_the_environment_authenticates_as_for_mlflows_own_clients(monkeypatch):
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "word")
         opened(address)
         assert server.authorisation == "Basic " + base64.b64encode(b"me:word").decode()
-        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t")
+        # As a shell reads it from a file.
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t\n")
         opened(address)
         assert server.authorisation == "Bearer t"

@@ -12,9 +12,10 @@ import structlog
 from edge_client.downloads.backbones import SOURCES, BackboneMissing, Backbones, Wanted, named_folders
 from edge_client.downloads.cache import BlobCache
 from learning.backbones.checkpoint import CheckpointInvalid
-from learning.backbones.layout import BackboneInvalid, layout_of
+from learning.backbones.layout import BackboneInvalid, checked_config, layout_of
 from learning.backbones.stored import digest_of, folder_config, write_backbone
 from tacit.blobs import BlobNotThere
+from tacit.pieces import PIECE
 from tacit.prompt import PromptedModel
 from tests.support.tiny_models import saved
 
@@ -200,9 +201,9 @@ def _any(path: Path):
 
 
 def test_a_backbone_is_pinned_while_a_job_has_it_open(models, wanted, tmp_path):
-    cache = BlobCache(tmp_path / "cache", 10)
-    backbones = Backbones(cache)
+    backbones = Backbones(BlobCache(tmp_path / "cache"))
     opened(backbones, wanted, Coordinator(models / "file"))
+    cache = BlobCache(tmp_path / "cache", 10)
     cache.trim()
     assert not cache.clear(bytes(32))
     assert kept(cache, wanted) == {wanted.digest.hex()}
@@ -261,3 +262,29 @@ def test_folders_are_named_by_option_and_environment():
     assert named_folders([], {}) == ()
     assert named_folders([Path("a")], {"TACIT_BACKBONES": "b::a"}) == (Path("a"), Path("b"))
     assert named_folders([], {"TACIT_BACKBONES": "~/models"}) == (Path.home() / "models",)
+
+
+def test_a_backbone_beyond_the_cache_is_not_asked_for(models, wanted, tmp_path):
+    """The disk would have taken it, down to its last byte."""
+    small, coordinator = BlobCache(tmp_path / "small", layout_of(wanted.config).size - 1), Coordinator(models / "file")
+    with pytest.raises(BackboneMissing, match="bytes do not fit into this member's cache, which may hold"):
+        opened(Backbones(small, allowed=["coordinator"]), wanted, coordinator)
+    assert coordinator.limits == []
+    enough = BlobCache(tmp_path / "enough", layout_of(wanted.config).size)
+    opened(Backbones(enough, allowed=["coordinator"]), wanted, coordinator)
+    assert len(coordinator.limits) == 1
+
+
+def test_a_large_backbone_without_a_list_of_its_pieces_is_refused():
+    """One stream of any bytes would fill the disk before its digest tells."""
+    sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 256}
+    config = {"model_type": "bert", "masked_lm": True, "vocab_size": 3000, "max_position_embeddings": 512, **sizes}
+    whole = checked_config(config)
+    assert layout_of(whole).size > PIECE
+    model = {"architecture": "prompted", "max_tokens": 24, "task": "head", "config": whole, "backbone": "11" * 32}
+    with pytest.raises(BackboneInvalid, match=r"model\.pieces: a backbone of .* bytes needs the list"):
+        Wanted.of(PromptedModel.model_validate(model))
+    listed = PromptedModel.model_validate({**model, "pieces": "22" * 32})
+    assert Wanted.of(listed).pieces == bytes.fromhex("22" * 32)
+    small = PromptedModel.model_validate({**model, "config": checked_config({**config, "vocab_size": 300})})
+    assert Wanted.of(small).pieces is None

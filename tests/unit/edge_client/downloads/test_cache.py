@@ -37,9 +37,33 @@ def test_a_file_that_vanishes_during_a_trim_does_not_stop_it(tmp_path):
     # A dangling link stands for a partial file that another job's fetch has just renamed.
     for number in range(4):
         (tmp_path / f"{number}.partial").symlink_to(tmp_path / "gone")
+    assert BlobCache(tmp_path).max_bytes > 0
     cache.trim()
     assert new in kept(tmp_path)
     assert old not in kept(tmp_path)
+
+
+def test_a_blob_that_cannot_fit_costs_no_other_its_place(tmp_path):
+    """A job may name a backbone of 64 GiB on any member."""
+    cache = BlobCache(tmp_path, 25)
+    old, used = (blob(cache, bytes([number]) * 10, 1000 + number) for number in range(2))
+    wanted = bytes(32)
+    with cache.pin(bytes.fromhex(used)):
+        assert not cache.fits(wanted, 16)
+        assert {old, used} <= kept(tmp_path)
+        assert cache.fits(wanted, 15)
+        assert used in kept(tmp_path)
+        assert old not in kept(tmp_path)
+
+
+def test_what_has_arrived_of_a_blob_needs_no_more_room(tmp_path):
+    cache = BlobCache(tmp_path, 25)
+    other, wanted = blob(cache, b"o" * 5, 1000), bytes(32)
+    (tmp_path / f"{wanted.hex()}.pieces").write_bytes(b"w" * 12)
+    with cache.pin(wanted):
+        assert cache.fits(wanted, 20)
+        assert {other, f"{wanted.hex()}.pieces"} <= kept(tmp_path)
+        assert not cache.fits(wanted, 26)
 
 
 def test_clear_deletes_everything_that_is_not_in_use(tmp_path):

@@ -19,6 +19,7 @@ from edge_client.policy.rules import Watched, counted_multiplier, fingerprint
 from edge_client.policy.verdicts import Outcome, When
 from learning.accounting.events import DiscreteGaussianSum
 from learning.accounting.spend import EventUnaccountable, cost
+from learning.causal.config import check_causal
 from learning.mechanisms.protection import OwnNumbers, protection_of
 from secure_agg import RoundContext, sparse_thresholds
 from tacit.context import promise_of
@@ -46,6 +47,7 @@ from tests.support import party
 from tests.support.fleet import job_document
 from tests.support.group_fleet import grouped_context
 from tests.support.sum_fleet import make_context
+from tests.support.tiny_causal import CONFIGS
 
 ROOT, OTHER = hashlib.sha256(b"root").digest(), hashlib.sha256(b"other").digest()
 NIGHT = datetime(2026, 11, 20, 23, 0)  # noqa: DTZ001  a Friday, local time
@@ -230,6 +232,15 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         a_job().model_copy(update={"model": a_job().model.model_copy(update={"architecture": "mlp"})}),
         Reason.REASON_POLICY_JOB_KIND,
         ("mlp", "text*"),
+    ),
+    "tasks": (
+        {"tasks": ("head", "cloze")},
+        prompted(),
+        prompted(
+            task={"name": "generate", "template": "chatml"}, config=check_causal(CONFIGS["llama"]), injection="lora"
+        ),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("generate", "head, cloze"),
     ),
     "base_models": (
         {"base_models": (ROOT, OTHER)},
@@ -1072,6 +1083,7 @@ policies = st.builds(
     Policy,
     jobs=st.just(("*",)) | patterns,
     architectures=st.just(("*",)) | patterns,
+    tasks=st.just(("*",)) | patterns,
     base_models=digests,
     authorities=digests,
     shared_parameters=st.just(("*",)) | patterns,
@@ -1164,7 +1176,7 @@ def test_an_admitted_job_has_an_attempt_that_is_joined(policy, job):
     """`check_job` agrees with `check_attempt` on each of the job's cohort sizes."""
     alone = policy.model_copy(
         update={
-            **dict.fromkeys(("jobs", "architectures"), ("*",)),
+            **dict.fromkeys(("jobs", "architectures", "tasks"), ("*",)),
             **dict.fromkeys(("base_models", "authorities"), ()),
             "vocabularies": ("own", "public"),
             **dict.fromkeys(("min_noise_multiplier", "own_noise_multiplier", "max_epsilon_a_round")),
@@ -1182,7 +1194,7 @@ def test_an_admitted_job_has_an_attempt_that_is_joined(policy, job):
 
 
 # Keys that list what is allowed. Left out: lists that allow everything when empty, and lists with values of their own.
-ADMITTED = ("jobs", "architectures", "backbones", "shared_parameters", "vocabularies", "mechanisms", "devices")
+ADMITTED = ("jobs", "architectures", "tasks", "backbones", "shared_parameters", "vocabularies", "mechanisms", "devices")
 
 
 @given(

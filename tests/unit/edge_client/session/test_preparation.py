@@ -27,9 +27,9 @@ from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
 from learning.training.clipping import ModelUnsuitable
 from learning.training.local import TrainingDiverged
-from learning.training.outcome import VersionDiverged
+from learning.training.outcome import VersionDiverged, recipe_of
 from learning.training.update import TrainingLost
-from tacit.job_parts import Audit
+from tacit.job_parts import Audit, Rounds, Schedule
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -95,9 +95,9 @@ class Place:
         into.parent.mkdir(exist_ok=True, parents=True)
         into.write_bytes(data)
 
-    async def prepare(self, base=BASE, number=0):
+    async def prepare(self, base=BASE, number=0, round=1):
         version = hashlib.sha256(base).digest()
-        assignment = Assignment("questions", 1, self.document.digest(), version, number, 1000)
+        assignment = Assignment("questions", round, self.document.digest(), version, number, 1000)
         return await self.preparer.prepare(assignment, self.fetch)
 
     def refused(self, base=BASE, number=0):
@@ -481,6 +481,26 @@ def test_cancelling_a_training_releases_the_reservation(place, monkeypatch):
     asyncio.run(run())
     assert seen == [1]
     assert made.reserved() == 0
+
+
+@pytest.mark.parametrize("round", [1, 2, 100])
+def test_a_schedule_follows_versions_and_not_the_rounds_that_failed(place, monkeypatch, round):
+    """A round's number counts failed rounds too, so it may exceed the job's, and one version must give one update."""
+    rates = []
+
+    def looked(*, job, round, **_):
+        rates.append(recipe_of(job, round).learning_rate)
+        raise TrainingLost("after the rate was read")
+
+    monkeypatch.setattr("learning.training.update.train_update", looked)
+    made = place(epsilon=1000)
+    training = made.document.training.model_copy(update={"schedule": Schedule(warmup_rounds=1, decay="linear")})
+    made.document = made.document.model_copy(update={"training": training, "rounds": Rounds(count=4)})
+    made.served[made.document.digest()] = made.document.canonical()
+    with pytest.raises(PreparationRefused) as refused:
+        asyncio.run(made.prepare(round=round))
+    assert refused.value.reason == Reason.REASON_TRAINING_FAILED
+    assert rates == [training.learning_rate / 2]
 
 
 def test_texts_are_read_once_for_all_rounds_of_a_job(place, monkeypatch):

@@ -1,13 +1,17 @@
 """GGUF files become checkpoints whose models compute what the original does. Bad files are refused in one sentence."""
 
 import json
+import re
 import shutil
+import struct
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learning.backbones.collection import Collection
@@ -115,6 +119,85 @@ def test_a_missing_tensor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "out").mkdir()
     with pytest.raises(BackboneInvalid, match=r"lacks 1 tensors, model\.layers\.1\.mlp\.up_proj\.weight first"):
         opened.write(tmp_path / "out")
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def head(tensors: int, keys: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, keys)
+
+
+# The announced types: 0 bytes, 4 numbers of 32 bits, 8 texts, 9 arrays.
+HARMFUL = {
+    "array": (head(0, 1) + text(b"a") + struct.pack("<IIQ", 9, 0, 1 << 60), "values in arrays"),
+    "arrays": (head(0, 2) + 2 * (text(b"a") + struct.pack("<IIQ", 9, 0, 3 << 20) + bytes(3 << 20)), "values in arrays"),
+    "array-past-the-end": (head(0, 1) + text(b"a") + struct.pack("<IIQ", 9, 0, 1 << 20), "damaged or cut short"),
+    "texts": (head(0, 1) + text(b"a") + struct.pack("<IIQQ", 9, 8, 1, 1 << 63), "bytes of a text"),
+    "text-past-the-end": (head(0, 1) + text(b"a") + struct.pack("<IQ", 8, 1 << 20), "damaged or cut short"),
+    "nested": (head(0, 1) + text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000, "has the type 9"),
+    "type": (head(0, 1) + text(b"a") + struct.pack("<I", 13), "has the type 13"),
+    "keys": (head(0, 1 << 63), "keys, and no supported model"),
+    "key": (head(0, 1) + struct.pack("<Q", (1 << 64) - 1), "bytes of a key"),
+    "tensors": (head(1 << 63, 0), "tensors, and no supported model"),
+    "dimensions": (head(1, 0) + text(b"a") + struct.pack("<I", (1 << 32) - 1), "dimensions of a tensor"),
+    "version": (b"GGUF" + struct.pack("<I", 1 << 24) + bytes(16), "version 16777216"),
+    "architecture": (head(0, 1) + text(b"general.architecture") + struct.pack("<I", 8) + text(b"\xff"), "damaged"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_head_that_was_made_to_harm_is_refused(name: str, tmp_path: Path) -> None:
+    """An array of 2^60 values in a file of 60 bytes kept the package busy until memory was full."""
+    data, said = HARMFUL[name]
+    (tmp_path / "bad.gguf").write_bytes(data)
+    assert said in refused(tmp_path / "backbones", tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "said"),
+    [
+        ((64 * 64, 1), r"has shape \(1, 4096\), and the config needs \(64, 64\)"),
+        ((64, 64 + 8), "damaged|has shape"),
+        ((1 << 32, 1 << 32), "damaged or cut short"),
+        ((1 << 63, 2), "damaged or cut short"),
+        ((0, 64), "has shape"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_refused(dimensions: tuple[int, int], said: str, tmp_path: Path) -> None:
+    tiny_gguf(tmp_path / "tiny.gguf", "llama")
+    data, name = bytearray((tmp_path / "tiny.gguf").read_bytes()), b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4
+    data[at : at + 16] = struct.pack("<2Q", *dimensions)
+    (tmp_path / "tiny.gguf").write_bytes(data)
+    assert re.search(said, refused(tmp_path / "backbones", tmp_path / "tiny.gguf"))
+
+
+def test_a_key_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    tiny_gguf(tmp_path / "tiny.gguf", "llama")
+    data, name = (tmp_path / "tiny.gguf").read_bytes(), b"llama.attention.key_length"
+    at = data.index(name) + len(name)
+    changed = data[:at] + struct.pack("<I", 8) + text(b"wide") + data[at + 8 :]
+    (tmp_path / "tiny.gguf").write_bytes(changed)
+    assert "the config in" in refused(tmp_path / "backbones", tmp_path / "tiny.gguf")
+
+
+def test_files_beside_it_have_no_effect(tmp_path: Path) -> None:
+    """Downloads of other models lie in the same folder. Their tokenizer took the place of the file's own."""
+    for place in ("alone", "beside"):
+        (tmp_path / place).mkdir()
+        tiny_gguf(tmp_path / place / "tiny.gguf", "llama")
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.save(str(tmp_path / "beside" / "tokenizer.json"))
+    (tmp_path / "beside" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    (tmp_path / "beside" / "config.json").write_text('{"model_type": "bert"}')
+    found = [
+        Collection(tmp_path / place / "backbones").add_gguf(tmp_path / place / "tiny.gguf", "tiny", told)[0].files
+        for place in ("alone", "beside")
+    ]
+    assert found[0] == found[1]
 
 
 @needs_small_disks

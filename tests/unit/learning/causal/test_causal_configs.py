@@ -99,6 +99,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**LLAMA, "router": 1}, "keys that llama does not use here: router"),
     ({**LLAMA, "hidden_size": 0}, "must be from 1 to"),
     ({**LLAMA, "hidden_size": 1 << 20}, "must be from 1 to"),
+    # No float holds these.
+    ({**LLAMA, "hidden_size": 10**400}, r"= 10{39} must be from 1 to"),
+    ({**LLAMA, "rope_theta": 10**400}, r"= 10{39} must be from 1 to"),
     ({**LLAMA, "hidden_size": 64.0}, "must be a whole number"),
     ({**LLAMA, "hidden_size": True}, "must be a whole number"),
     ({**LLAMA, "hidden_size": None}, "must be a whole number"),

@@ -352,6 +352,13 @@ def test_columns_of_dialogues_are_read_like_json_lines(tmp_path):
         assert found.examples == read_data(tmp_path / f"{name}.jsonl").examples
     with pytest.raises(DataInvalid, match=r"column 'messages' holds .* write text, which for messages is their JSON"):
         read_data(tmp_path / "nested.parquet")
+    # Beside a text, columns that nobody named may hold something else.
+    pq.write_table(
+        pa.table({"text": ["t"], "label": ["x"], "messages": messages, "response": [3]}), tmp_path / "texts.parquet"
+    )
+    assert read_data(tmp_path / "texts.parquet").examples == [Example("t", "x")]
+    with pytest.raises(DataInvalid, match=r"column '(messages|response)' holds"):
+        read_data(tmp_path / "texts.parquet", messages="messages")
     # A file of labelled texts still needs both columns.
     pq.write_table(pa.table({"prompt": ["who?"]}), tmp_path / "half.parquet")
     with pytest.raises(DataInvalid, match="no column 'label'; there are: prompt"):

@@ -71,6 +71,16 @@ def test_a_row_may_have_a_text_and_a_label_beside_its_dialogue(tmp_path):
         read_data(tmp_path / "a.jsonl", person="prompt", prompt="prompt")
 
 
+@pytest.mark.parametrize("other", [{"messages": 3}, {"messages": [{"role": "tool", "content": "x"}]}, {"prompt": 7}])
+def test_a_column_that_nobody_named_may_hold_something_else_beside_a_text(tmp_path, other):
+    path = written(tmp_path / "a.jsonl", json.dumps({"text": "t", "label": "x", **other}) + "\n")
+    assert read_data(path).examples == [Example("t", "x")]
+    assert read_data(path, skip_invalid=True).examples == [Example("t", "x")]
+    (column,) = other
+    with pytest.raises(RowInvalid, match=column):
+        read_data(path, **{column: column})
+
+
 @pytest.mark.parametrize(
     "messages",
     [

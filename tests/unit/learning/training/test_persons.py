@@ -14,9 +14,10 @@ from torch.nn import functional
 from learning.mechanisms.noise import draw_poisson
 from learning.models import build
 from learning.models.classifier import TextClassifier
+from learning.training import head as heads
 from learning.training import persons as drawing
 from learning.training.clipping import ClippedGradients, Groups, PerExampleGradientsUnavailable
-from learning.training.head import clipped_sums_of_persons, train_private_head
+from learning.training.head import RowProducts, clipped_sums_of_persons, train_private_head
 from learning.training.persons import DrawnPersons, Persons
 from learning.training.private import train_private
 from secure_agg.randomness import SystemRandom
@@ -110,42 +111,119 @@ def test_long_rows_take_the_gradients_themselves_and_short_ones_their_products()
         assert float(clipping._Linear(layer, x, g).squared_norms()["weight"]) >= (2.0**-10 * apart) ** 2 * 0.99
 
 
+def products_of(x, drawn: DrawnPersons, *, bias: bool) -> RowProducts:
+    """The products of the rows of these persons and of two rows that are nobody else's."""
+    whose = np.arange(len(x)) + drawn.persons
+    whose[drawn.rows] = drawn.person
+    persons = Persons(whose, int(whose.max()) + 1, PersonRows(max_examples=50))
+    found = RowProducts.of(x.astype(np.float64), persons, trains_bias=bias)
+    assert found is not None
+    return found
+
+
+kept = pytest.mark.parametrize("kept", [False, True], ids=["made", "by-products"])
+
+
+@kept
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("clip", [0.02, 0.3, 100.0])
-def test_a_heads_sum_is_that_of_a_loop_over_persons(clip, bias) -> None:
+def test_a_heads_sum_is_that_of_a_loop_over_persons(clip, bias, kept) -> None:
     made, (x, y) = head(), data(8)
     made.bias.requires_grad_(bias)
     exact = made.double()
     labels = torch.from_numpy(y)
     expected, _ = by_hand(exact, lambda at: exact(torch.from_numpy(x[at]).double()), labels, DRAWN, clip)
-    weight, bias_sum, _ = clipped_sums_of_persons(arrays(made), x, y, DRAWN, clip)
+    products = products_of(x, DRAWN, bias=bias) if kept else None
+    weight, bias_sum, _ = clipped_sums_of_persons(arrays(made), x, y, DRAWN, clip, products)
     assert np.allclose(weight * clip, expected["weight"], rtol=1e-9, atol=1e-12)
     if bias:
         assert np.allclose(bias_sum * clip, expected["bias"], rtol=1e-9, atol=1e-12)
 
 
+@kept
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_a_person_adds_at_most_one_clip_whatever_its_rows_are(combine, scale) -> None:
+def test_a_person_adds_at_most_one_clip_whatever_its_rows_are(combine, scale, kept) -> None:
     made, (x, y) = head(), data(50)
     persons = Persons(np.zeros(50, dtype=np.int64), 1, PersonRows(max_examples=40, combine=combine))
     drawn = persons.draw(1.0, SystemRandom())
-    weight, bias, _ = clipped_sums_of_persons(arrays(made), x * np.float32(scale), y, drawn, 0.3)
+    x = x * np.float32(scale)
+    products = products_of(x, drawn, bias=True) if kept else None
+    weight, bias, _ = clipped_sums_of_persons(arrays(made), x, y, drawn, 0.3, products)
     assert len(drawn.rows) == 40
     assert np.linalg.norm(np.append(weight, bias)) <= 1 + 1e-12
 
 
-def test_a_person_whose_gradient_is_not_finite_adds_nothing_and_spoils_nobody() -> None:
+@kept
+def test_a_person_whose_gradient_is_not_finite_adds_nothing_and_spoils_nobody(kept) -> None:
     made, (x, y) = head(), data(8)
-    whole, _, _ = clipped_sums_of_persons(arrays(made), x, y, DRAWN, 0.3)
-    alone, _, _ = clipped_sums_of_persons(
-        arrays(made), x, y, DrawnPersons(DRAWN.rows[3:], DRAWN.person[3:] - 1, DRAWN.weights[3:]), 0.3
-    )
+
+    def sums(x, drawn):
+        products = products_of(x, drawn, bias=True) if kept else None
+        return clipped_sums_of_persons(arrays(made), x, y, drawn, 0.3, products)
+
+    whole, _, _ = sums(x, DRAWN)
+    alone, biases, _ = sums(x, DrawnPersons(DRAWN.rows[3:], DRAWN.person[3:] - 1, DRAWN.weights[3:]))
     x = x.copy()
     x[0] = np.nan
-    spoilt, _, _ = clipped_sums_of_persons(arrays(made), x, y, DRAWN, 0.3)
+    spoilt, spoilt_biases, _ = sums(x, DRAWN)
     assert np.allclose(spoilt, alone)
+    assert np.allclose(spoilt_biases, biases)
     assert not np.allclose(spoilt, whole)
+
+
+@kept
+@pytest.mark.parametrize("everybody", [True, False])
+def test_rows_that_cancel_leave_at_most_one_clip_of_their_rounding(kept, everybody) -> None:
+    # Long rows whose gradients cancel: one of each label, weighed by its probability. What is left is the rounding of
+    # the gradients, and longer than the clip.
+    made = head()
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        with torch.no_grad():
+            made.weight.zero_()
+            made.bias.copy_(torch.from_numpy(random.standard_normal(LABELS)))
+        chances = torch.softmax(made.bias.detach().double(), 0).numpy()
+        drawn = DrawnPersons(np.arange(LABELS), np.zeros(LABELS, dtype=np.int64), chances)
+        x, y = (
+            np.repeat(1e16 * random.standard_normal((1, WIDTH)).astype(np.float32), LABELS, axis=0),
+            np.arange(LABELS),
+        )
+        if not everybody:
+            x, y = np.append(x, x[:1], axis=0), np.append(y, 0)
+        products = products_of(x, drawn, bias=True) if kept else None
+        weight, bias, _ = clipped_sums_of_persons(arrays(made), x, y, drawn, 0.001, products)
+        assert np.linalg.norm(np.append(weight, bias)) <= 1 + 1e-12
+
+
+def test_products_of_too_many_rows_are_not_kept(monkeypatch) -> None:
+    x, _ = data(8)
+    persons = Persons(np.array([0, 0, 0, 1, 1, 2, 2, 2]), 3, PersonRows(max_examples=2))
+    monkeypatch.setattr(heads, "_PAIRS_HELD", 15)
+    found = RowProducts.of(x.astype(np.float64), persons, trains_bias=False)
+    assert found is not None
+    assert len(found.values) == 6 + 3 + 6
+    monkeypatch.setattr(heads, "_PAIRS_HELD", 14)
+    assert RowProducts.of(x.astype(np.float64), persons, trains_bias=False) is None
+
+
+@pytest.mark.parametrize("most", [2, 50])
+def test_training_by_products_of_rows_is_training_by_gradients(monkeypatch, most) -> None:
+    x, y = data(40)
+    use = PersonRows(max_examples=most)
+    persons = Persons(np.arange(40) // 4, 10, use)
+    mechanism = DpSgd(noise_multiplier=0.01, clip=0.1, lot=10, steps=8, unit="person", person=use)
+    found = []
+    for pairs in (1 << 20, 0):
+        monkeypatch.setattr(heads, "_PAIRS_HELD", pairs)
+        made = arrays(head())
+        train_private_head(
+            made, x, y, Training(optimiser="sgd", learning_rate=3.0), mechanism, random=Seeded("w"), rate=1.0,
+            persons=persons,
+        )  # fmt: skip
+        found.append(made.weight.copy())
+    assert np.allclose(*found, atol=1e-6)
+    assert not np.allclose(found[0], head().weight.detach().numpy(), atol=0.1)
 
 
 @given(

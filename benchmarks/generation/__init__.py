@@ -1,0 +1,1 @@
+"""Language models that write: federated fine-tuning of SmolLM2 with and without noise."""

@@ -1,0 +1,247 @@
+"""The figures of a model that writes: of the tokens that it predicts, and of the answers that it generates.
+
+Definitions:
+
+- Loss is the mean cross entropy over all response tokens of the file, in nats, the token that ends a response included.
+  A long response weighs more than a short one. Perplexity is e^loss. Token accuracy is the share of these tokens that
+  the model holds most likely, given the true tokens before them.
+- BLEU is that of the corpus (Papineni et al. 2002) with sacrebleu's own settings: tokens of mteval-v13a, no lower case,
+  no smoothing but for an order without any match, and the reference length nearest to the answer's. It is in [0, 100].
+- ROUGE-L is the F measure of the longest common subsequence of words (Lin 2004), at best over a prompt's references,
+  and its mean over the prompts, in [0, 1]. Words are runs of letters and digits in lower case. The rouge-score package
+  gives the same for a to z; it drops all other letters, which we keep.
+- Exact match is the share of answers that equal a reference, but for runs of white space and Unicode's composed form.
+
+An interval is a percentile bootstrap at 95 % (Efron 1979) over prompts: all rows of one prompt are drawn together,
+since they are alike. It holds for prompts drawn independently, and for a version that was not chosen on the same file.
+It says nothing of another training with other seeds.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "RESAMPLES",
+    "AnswerFigures",
+    "Estimate",
+    "TokenFigures",
+    "answer_figures",
+    "rouge_l",
+    "same_text",
+    "token_figures",
+]
+
+# Draws of a bootstrap. The ends of an interval then rest on 25 draws each.
+RESAMPLES = 1000
+_TAIL = 2.5
+_ORDER = 4
+_WORDS = re.compile(r"[^\W_]+")
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class TokenFigures:
+    """How a model predicts the responses of a file.
+
+    Attributes:
+        loss: Nats a token.
+        perplexity: e^loss.
+        accuracy: In [0, 1].
+        rows: The number of responses.
+        tokens: The number of their tokens.
+    """
+
+    loss: Estimate
+    perplexity: Estimate
+    accuracy: Estimate
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class AnswerFigures:
+    """How generated answers compare with references.
+
+    Attributes:
+        bleu: In [0, 100].
+        rouge_l: In [0, 1].
+        exact_match: In [0, 1].
+        answers: The number of answers, one a prompt.
+        references: The number of references, of all prompts together.
+    """
+
+    bleu: Estimate
+    rouge_l: Estimate
+    exact_match: Estimate
+    answers: int
+    references: int
+
+
+def token_figures(
+    losses: NDArray[np.floating],
+    correct: NDArray[np.integer],
+    counts: NDArray[np.integer],
+    *,
+    prompts: Sequence[object] | None = None,
+    seed: int = 0,
+) -> TokenFigures:
+    """Computes the figures of predicted tokens.
+
+    Args:
+        losses: (N,) The sum of the losses over each response's tokens, in nats.
+        correct: (N,) How many of them are the most likely ones.
+        counts: (N,) How many there are; a response without one counts nowhere.
+        prompts: (N,) What is equal for rows of one prompt; None makes each row its own prompt.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: There is no token, or the shapes do not fit each other.
+    """
+    if not losses.shape == correct.shape == counts.shape == (len(losses),) or (
+        prompts is not None and len(prompts) != len(losses)
+    ):
+        raise ValueError(f"losses {losses.shape}, correct {correct.shape} and counts {counts.shape} differ in shape")
+    if not counts.sum():
+        raise ValueError("no response has a token to predict; give rows with responses")
+    columns = np.stack([losses, correct, counts], axis=1).astype(np.float64)
+    sums = columns if prompts is None else _by_prompt(columns, prompts)
+    loss = _bootstrap(sums, lambda total: float(total[0] / total[2]), seed)
+    return TokenFigures(
+        loss=loss,
+        # The exponential is monotone, so it maps the ends of the interval.
+        perplexity=Estimate(_exp(loss.value), _exp(loss.low), _exp(loss.high)),
+        accuracy=_bootstrap(sums, lambda total: float(total[1] / total[2]), seed),
+        rows=int((counts > 0).sum()),
+        tokens=int(counts.sum()),
+    )
+
+
+def answer_figures(answers: Sequence[str], references: Sequence[Sequence[str]], *, seed: int = 0) -> AnswerFigures:
+    """Computes the figures of generated answers.
+
+    Args:
+        answers: (N,) One a prompt; an empty one is an answer.
+        references: (N,) At least one for each answer.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: There is no answer, a prompt has no reference, or the lengths differ.
+    """
+    if not answers or len(answers) != len(references):
+        raise ValueError(f"{len(answers)} answers and {len(references)} lists of references; give one list for each")
+    if not all(references):
+        raise ValueError("a prompt has no reference; give at least one for each prompt")
+    best = np.array([rouge_l(each, right) for each, right in zip(answers, references, strict=True)])
+    same = np.array(
+        [any(same_text(each, one) for one in right) for each, right in zip(answers, references, strict=True)]
+    )
+    return AnswerFigures(
+        bleu=_bootstrap(_bleu_counts(answers, references), _bleu, seed),
+        rouge_l=_mean(best, seed),
+        exact_match=_mean(same.astype(np.float64), seed),
+        answers=len(answers),
+        references=sum(map(len, references)),
+    )
+
+
+def rouge_l(answer: str, references: Sequence[str]) -> float:
+    """The best F measure of the longest common subsequence of words over the references, in [0, 1] (Lin 2004)."""
+    from rapidfuzz.distance import LCSseq
+
+    words = _words(answer)
+    best = 0.0
+    for reference in references:
+        right = _words(reference)
+        if words and right:
+            # F1 of precision LCS / |answer| and recall LCS / |reference|.
+            best = max(best, 2 * LCSseq.similarity(words, right) / (len(words) + len(right)))
+    return best
+
+
+def same_text(answer: str, reference: str) -> bool:
+    """Whether two texts are equal but for runs of white space and Unicode's composed form (NFC)."""
+    return _normal(answer) == _normal(reference)
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(unicodedata.normalize("NFC", text).lower())
+
+
+def _normal(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _bleu_counts(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Vector:
+    """What corpus BLEU sums up of each answer: (N, 10) matches and n-grams of orders 1 to 4, and the two lengths."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    # Counts are those of the corpus score. `effective_order` only bends a sentence's own score, which nobody reads.
+    metric = BLEU(max_ngram_order=_ORDER, effective_order=True)
+    rows = []
+    for answer, right in zip(answers, references, strict=True):
+        found = metric.sentence_score(answer, list(right))
+        rows.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+    return np.array(rows, np.float64)
+
+
+def _bleu(total: Vector) -> float:
+    from sacrebleu.metrics.bleu import BLEU
+
+    counts = [int(each) for each in total]
+    return float(
+        BLEU.compute_bleu(
+            correct=counts[:_ORDER],
+            total=counts[_ORDER : 2 * _ORDER],
+            sys_len=counts[-2],
+            ref_len=counts[-1],
+            smooth_method="exp",
+            max_ngram_order=_ORDER,
+        ).score
+    )
+
+
+def _mean(values: Vector, seed: int) -> Estimate:
+    return _bootstrap(np.stack([values, np.ones_like(values)], axis=1), lambda total: float(total[0] / total[1]), seed)
+
+
+def _by_prompt(columns: Vector, prompts: Sequence[object]) -> Vector:
+    """Adds up the rows of each prompt, in the order of the first of them."""
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    sums = np.zeros((len(places), columns.shape[1]))
+    np.add.at(sums, [places[each] for each in prompts], columns)
+    return sums
+
+
+def _bootstrap(rows: Vector, figure: Callable[[Vector], float], seed: int) -> Estimate:
+    """A figure of the sum of all rows (N, k), and the percentiles of that of `RESAMPLES` draws of N rows."""
+    draws = np.random.Generator(np.random.Philox(seed))
+    # How often each row is drawn. Multinomial counts need no (RESAMPLES, N) indices.
+    times = draws.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=RESAMPLES)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        drawn = np.array([figure(total) for total in times @ rows])
+    # A draw of rows without any token has no figure.
+    low, high = np.percentile(drawn[np.isfinite(drawn)], [_TAIL, 100 - _TAIL])
+    return Estimate(figure(rows.sum(axis=0)), float(low), float(high))
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

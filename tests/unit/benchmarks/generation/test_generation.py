@@ -1,0 +1,178 @@
+"""The benchmark of models that write: its data, its cells, and a whole cell with a tiny backbone."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.generation import quality, training
+from benchmarks.generation.data import CANARIES, COPIES, DATASETS, Data, Dataset, Pair, read_pairs
+from benchmarks.generation.measuring import exposure_of, token_figures_of
+from benchmarks.generation.quality import Bench, Cell, cells_of, recipes_of
+from benchmarks.generation.report import PAGE
+from benchmarks.generation.training import Planned, Recipe, multiplier_at, start_of
+from benchmarks.library.record import SHARED, open_results
+from learning.auditing.exposure import make_canaries
+from simulation.virtual_members import SeededRandom
+from tests.support.tiny_writers import saved_writer
+
+with_data = pytest.mark.skipif(not (SHARED / "e2e_nlg").is_dir(), reason="needs the public data sets")
+
+
+@with_data
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_no_prompt_of_validation_or_test_is_trained_on(name: str) -> None:
+    data = read_pairs(name)
+    trained = {row.prompt for rows in data.members.values() for row in rows}
+    assert not trained & {row.prompt for row in data.validation}
+    assert not trained & {row.prompt for row in data.test}
+    assert not {row.prompt for row in data.validation} & {row.prompt for row in data.test}
+    assert len(data.test) == DATASETS[name].scored
+    assert len(data.answered) == DATASETS[name].answered
+    assert len(data.canaries) == CANARIES
+    assert not trained & {each.prompt for each in data.canaries.values()}
+
+
+@with_data
+def test_members_are_equal_or_sources() -> None:
+    sizes = [len(rows) for rows in read_pairs("e2e_nlg").members.values()]
+    assert (len(sizes), max(sizes) - min(sizes), sum(sizes)) == (10, 1, 42_061)
+    assert set(read_pairs("medquad").members) >= {"CDC", "NHLBI", "GHR"}
+    assert len(read_pairs("medquad").members) == 9
+
+
+@with_data
+def test_cells_come_in_the_order_of_their_goals() -> None:
+    cells = cells_of(list(DATASETS), training.METHODS, [None, 8.0, 3.0])
+    first = [(cell.dataset, cell.method, cell.epsilon) for cell in cells[:6]]
+    assert first == [
+        ("e2e_nlg", method, epsilon)
+        for method, epsilon in [
+            ("zero-shot", None),
+            ("local", None),
+            ("lora", None),
+            ("ffa-lora", None),
+            ("ffa-lora", 8.0),
+            ("centralised", None),
+        ]
+    ]
+    assert cells[6].dataset == "medquad"
+    last = cells[[cell.epsilon for cell in cells].index(3.0) :]
+    assert all(cell.epsilon is not None or cell.method == "prompt" for cell in last)
+    # One of equal members is enough; of unlike ones, each.
+    assert sum(cell.method == "local" for cell in cells) == 1 + 9
+    cases = [str(cell.case) for cell in cells]
+    assert len(set(cases)) == len(cases)
+
+
+@with_data
+def test_the_recipes_of_a_cell_fit_its_data() -> None:
+    for cell in cells_of(list(DATASETS), training.METHODS, [None, 8.0, 3.0]):
+        recipes = recipes_of(cell)
+        assert (cell.method == "zero-shot") == (not recipes)
+        for recipe in recipes:
+            assert COPIES % recipe.rounds == 0 or cell.epsilon is not None
+            # The goals' lot.
+            assert cell.epsilon is None or recipe.lot >= 64
+
+
+def test_a_smaller_epsilon_and_more_steps_need_more_noise() -> None:
+    known = multiplier_at(8.0, 64, 2, 4, 4206)
+    assert multiplier_at(3.0, 64, 2, 4, 4206) > known
+    assert multiplier_at(8.0, 64, 8, 4, 4206) > known
+    assert multiplier_at(8.0, 64, 2, 4, 420) > known
+
+
+# ---- a whole cell ---------------------------------------------------------------------------------------------------
+
+
+def small_data() -> Data:
+    def rows(first: int) -> list[Pair]:
+        return [
+            Pair(f"Is place {at} good?", ("the food is good", "it is late")[at % 2]) for at in range(first, first + 20)
+        ]
+
+    members = {"a": rows(0), "b": rows(20), "c": rows(40)}
+    canaries = dict(zip(members, make_canaries(2, SeededRandom("small"), digits=3), strict=False))
+    return Data(members, canaries, rows(60), rows(80), [])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "small", Dataset(3, None, max_tokens=96, max_new_tokens=8, scored=20, answered=0))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory):
+    return saved_writer(tmp_path_factory.mktemp("base") / "base")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    return tmp_path_factory.mktemp("jobs")
+
+
+RECIPE = Recipe(0.01, rank=2, batch=4, rounds=2, rows=8, lot=8, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "epsilon"), [("lora", None), ("ffa-lora", None), ("ffa-lora", 8.0), ("prompt", 8.0)]
+)
+@pytest.mark.usefixtures("small")
+def test_a_cell_trains_every_member_and_moves(method, epsilon, base, folder) -> None:
+    planned = Planned.of("small", small_data(), method, epsilon, RECIPE, 0, base=base, folder=folder)
+    made = planned.trained()
+    start = made.bundle.manifest.decode(made.bundle.weights)
+    assert np.isfinite(made.values).all()
+    assert np.abs(made.values - start).max() > 0
+    assert len(made.multipliers) == (0 if epsilon is None else 3)
+    # Two members hold a canary, whose copies are in the rows of either kind of cell.
+    assert made.sizes == ([18, 18, 8] if epsilon is None else [40, 40, 20])
+    assert token_figures_of(made.bundle, made.values, small_data().test).tokens > 0
+
+
+@pytest.mark.usefixtures("small")
+def test_one_place_has_the_same_rows_as_the_federation(base, folder) -> None:
+    def rows(planned: Planned) -> list[list[str]]:
+        return [sorted(row.text for part in planned.parts for row in part[number]) for number in range(RECIPE.rounds)]
+
+    federated, one = (
+        Planned.of("small", small_data(), method, None, RECIPE, 0, base=base, folder=folder)
+        for method in ("lora", "centralised")
+    )
+    assert rows(federated) == rows(one)
+    assert (len(federated.parts), len(one.parts)) == (3, 1)
+    alone = Planned.of("small", small_data(), "local", None, RECIPE, 0, base=base, folder=folder, alone="b")
+    assert [row.text for row in alone.parts[0][0]] == [row.text for row in federated.parts[1][0]]
+
+
+@pytest.mark.usefixtures("small")
+def test_training_lowers_the_loss_and_a_version_is_not_trained_twice(base, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(quality, "read_pairs", lambda _name: small_data())
+    results = open_results("generation", quick=True)
+    recipe = replace(RECIPE, learning_rate=0.05, rounds=4, rows=5)
+    bench = Bench(results, open_results("generation_search", quick=True), base, folder, tmp_path, quick=recipe)
+    zero, lora = Cell("small", "zero-shot"), Cell("small", "lora")
+    bench.measure(zero)
+    bench.measure(lora)
+    before, after = (
+        next(line for line in results.done(cell.case, 0) if line["figure"] == "loss_per_token") for cell in (zero, lora)
+    )
+    assert after["high"] < before["low"]
+    monkeypatch.setattr(Planned, "trained", lambda _: pytest.fail("trained again"))
+    again = bench.train(lora, recipe)
+    assert token_figures_of(again.bundle, again.values, small_data().test).loss.value == pytest.approx(
+        after["value"], abs=1e-4
+    )
+
+
+@pytest.mark.usefixtures("small")
+def test_the_exposure_of_a_start_is_that_of_what_was_never_planted(base, folder) -> None:
+    start = start_of("small", base, folder)
+    found = exposure_of(start.bundle, start.values, list(small_data().canaries.values()), candidates=100)
+    assert not found.remembered
+
+
+def test_the_page_has_each_section_once() -> None:
+    assert re.findall(r"\{\{(\w+)\}\}", PAGE.template) == [section.name for section in PAGE.sections]
