@@ -192,7 +192,9 @@ def _make(
                 raise DocumentInvalid(f"start: {earlier.document.name} freezes other tensors; use the same model")
             # The shared values were trained on top of these.
             files["frozen.bin"], frozen = earlier.frozen, earlier.document.frozen
-        report(f"frozen: {frozen.values:,} values ({', '.join(fixed)}) are fetched once and never sent")
+        names = list(fixed)
+        listed = ", ".join(names if len(names) <= 3 else [names[0], f"and {len(names) - 1} more"])
+        report(f"frozen: {frozen.values:,} values ({listed}) are fetched once and never sent")
     try:
         document = JobDocument(
             **{name: getattr(spec, name) for name in type(spec).model_fields if name not in _OPERATORS_OWN},

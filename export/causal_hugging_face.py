@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from export.card import README, UNKNOWN_ORIGIN, Origin
 from export.causal_changes import Change, lora_changes, stores_inwards
 from export.causal_weights import write_weights
-from export.generator import TOLERANCE, compared_ids, trained_arrays
+from export.generator import TOLERANCE, check_numbers, compared_ids, trained_arrays
 from export.hugging_face import FormatRefused
 from export.onnx import ExportReport, ParityFailed
 from export.prompted_bundle import mapped
@@ -269,7 +269,9 @@ def _checked(module: "CausalModel", folder: Path, format: CausalFormat, rows: Se
         for ids in rows:
             given = torch.tensor([ids])
             found = loaded(input_ids=given, attention_mask=torch.ones_like(given)).logits[:, -len(ids) :]
-            largest = float(np.maximum(largest, (found - module(given)).abs().max().item()))
+            expected = module(given)
+            check_numbers(expected.numpy())
+            largest = float(np.maximum(largest, (found - expected).abs().max().item()))
     if not largest <= TOLERANCE:  # Written so that a NaN fails.
         raise ParityFailed(
             f"the exported model's logits differ from the trained model's by {largest:.3g}, more than {TOLERANCE:g}; "

@@ -144,6 +144,9 @@ def _merged(values: NDArray[np.float32], changes: Sequence[Change], inwards: boo
         return values
     whole = np.array(values, dtype=np.float32)
     outwards = whole.T if inwards else whole
-    for change in changes:
-        outwards[change.first : change.first + len(change.up)] += np.float32(change.scale) * (change.up @ change.down)
+    # Values that overflow are found when the export is compared with the trained model.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for change in changes:
+            part = outwards[change.first : change.first + len(change.up)]
+            part += np.float32(change.scale) * (change.up @ change.down)
     return whole

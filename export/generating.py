@@ -11,6 +11,7 @@ Left to others: what the ids of a dialogue are (`learning.text.dialogue`).
 """
 
 import io
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +22,17 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from export.causal_file import FileRefused, check_causal_file
 from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
-from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle
+from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle, read_index
 
 # `Dialogue` is re-exported for commands, which may import from this package only.
 __all__ = [
     "Cache",
     "Dialogue",
     "Generator",
+    "ModelFailed",
     "PromptTooLong",
     "Response",
     "Sampling",
@@ -51,6 +54,10 @@ Ended = Literal["end", "stop", "length"]
 
 class PromptTooLong(ValueError):
     """The model has no room for a response. The text says how long the prompt may be."""
+
+
+class ModelFailed(RuntimeError):
+    """The model gave no logits. The text says what to do."""
 
 
 # ---- choosing a token ------------------------------------------------------------------------------------------
@@ -93,11 +100,14 @@ class Sampling:
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
         """(V,) The probability of each token, for a temperature above 0."""
-        scaled = logits.astype(np.float64) / self.temperature
+        away = logits.astype(np.float64)
+        # From the largest: no temperature, however low, makes that one infinite.
+        with np.errstate(over="ignore"):
+            scaled = (away - away.max()) / self.temperature
         if self.top_k is not None and self.top_k < len(scaled):
             least = np.partition(scaled, -self.top_k)[-self.top_k]
             scaled[scaled < least] = -np.inf
-        odds = np.exp(scaled - scaled.max())
+        odds = np.exp(scaled)
         odds /= odds.sum()
         if self.top_p is not None and self.top_p < 1:
             order = np.argsort(-odds, kind="stable")
@@ -196,12 +206,20 @@ class Cache:
             start: keys and values (1, heads, P, size) with which every row begins, by the graph's names.
             batch: number of rows.
             room: positions of each row.
+
+        Raises:
+            ModelFailed: there is not so much memory.
         """
         self._session, self._begins = session, next(iter(start.values())).shape[2]
         self._memory = {}
         for name, values in start.items():
             _, heads, count, size = values.shape
-            memory = self._memory[name] = np.zeros((batch, heads, room, size), dtype=np.float32)
+            try:
+                memory = self._memory[name] = np.zeros((batch, heads, room, size), dtype=np.float32)
+            except (MemoryError, ValueError) as error:
+                raise ModelFailed(
+                    f"there is no memory for {batch * room:,} positions; write fewer tokens, or fewer responses at once"
+                ) from error
             memory[:, :, :count] = values
         self._vocabulary = session.get_outputs()[0].shape[-1]
         self.lengths = np.full(batch, self._begins, dtype=np.int64)
@@ -245,7 +263,13 @@ class Cache:
         for name, values in given.items():
             bound.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values, dtype=np.int64)))
         bound.bind_ortvalue_output("logits", OrtValue.ortvalue_from_numpy(logits))
-        self._session.run_with_iobinding(bound)
+        try:
+            self._session.run_with_iobinding(bound)
+        except Exception as error:
+            # onnxruntime's own errors have no common base.
+            raise ModelFailed("onnxruntime cannot run the model on this text; export the model again") from error
+        if not np.isfinite(logits).all():
+            raise ModelFailed("the model's logits are not numbers; export another version")
         return logits
 
 
@@ -369,6 +393,7 @@ class Generator:
         Raises:
             BundleInvalid: the folder is no such bundle, is damaged, or its files do not fit together.
         """
+        read_index(folder, "generator")
         with ThreadPoolExecutor(1) as other:
             # Loaded while the files are checked, and not used before.
             opening = other.submit(open_session, folder / "model.onnx", threads)
@@ -381,7 +406,10 @@ class Generator:
             except ValueError as error:
                 raise BundleInvalid(f"{folder} cannot be used: {error}; export the model again") from error
             session = opening.result()
-        start = _starting_cache(folder, session, bundle.files.get(CACHE_FILE))
+        words = _vocabulary(folder, session)
+        if encoder.vocabulary_size > words or max(facts.end_ids) >= words:
+            raise BundleInvalid(f"{folder} has tokens that its model does not know; export the model again")
+        start = _starting_cache(folder, session, facts.soft, bundle.files.get(CACHE_FILE))
         return cls(session, encoder, facts, start)
 
     def prompt_ids(self, dialogue: Dialogue) -> list[int]:
@@ -403,11 +431,34 @@ class Generator:
 
         Raises:
             PromptTooLong: there are more ids than the model has positions.
+            ModelFailed: the model gives no logits.
         """
         if len(ids) > self.facts.room:
             raise PromptTooLong(f"there are {len(ids):,} tokens, and this model has room for {self.facts.room:,}")
         cache = Cache(self._session, self._start, 1, self.facts.soft + len(ids))
         return cache.read(0, ids, every=True)
+
+    def answer(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        system: str | None = None,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> str:
+        """The whole response to one question.
+
+        Args:
+            question: what the user says.
+            sampling, max_new_tokens, stop: as for `write`.
+            system: what the system says before it.
+
+        Raises:
+            PromptTooLong, ModelFailed, ValueError: as for `write`.
+        """
+        dialogue = Dialogue.of(question, system=system)
+        return "".join(self.write(dialogue, sampling, max_new_tokens=max_new_tokens, stop=stop))
 
     def write(
         self,
@@ -427,7 +478,8 @@ class Generator:
 
         Raises:
             PromptTooLong: the model has no room for a response.
-            ValueError: a stop string is empty.
+            ModelFailed: the model gives no logits, now or as it is iterated over.
+            ValueError: a stop string is empty, or the template has no turn of a role.
         """
         ids = self.prompt_ids(dialogue)
         row = self._row(ids, sampling, max_new_tokens, stop)
@@ -452,11 +504,16 @@ class Generator:
             batch: how many are written at once.
 
         Raises:
-            PromptTooLong, ValueError: as for `write`.
+            PromptTooLong, ValueError, ModelFailed: as for `write`. Prompts are checked before anything is written.
         """
-        for first in range(0, len(dialogues), batch):
-            prompts = [self.prompt_ids(each) for each in dialogues[first : first + batch]]
-            yield from self._together(prompts, sampling, max_new_tokens, stop)
+        prompts = []
+        for number, each in enumerate(dialogues, start=1):
+            try:
+                prompts.append(self.prompt_ids(each))
+            except ValueError as error:
+                raise type(error)(f"prompt {number} of {len(dialogues)}: {error}") from error
+        for first in range(0, len(prompts), batch):
+            yield from self._together(prompts[first : first + batch], sampling, max_new_tokens, stop)
 
     def _together(
         self,
@@ -516,8 +573,16 @@ def open_session(path: Path, threads: int = 0) -> Any:
     options = SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # Errors are raised.
+    # Where the weights are, since onnxruntime is given the bytes that were checked.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
-        return InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        data = path.read_bytes()
+        check_causal_file(data)
+        return InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except OSError as error:
+        raise BundleInvalid(f"{path} cannot be read: {error.strerror}") from error
+    except FileRefused as error:
+        raise BundleInvalid(f"{path} is not a model that `export` wrote: {error}; export the model again") from error
     except Exception as error:
         # onnxruntime's own errors have no common base.
         raise BundleInvalid(
@@ -531,22 +596,76 @@ def empty_cache(session: Any) -> dict[str, NDArray[np.float32]]:
     return {each.name: np.zeros((1, each.shape[1], 0, each.shape[3]), dtype=np.float32) for each in given}
 
 
-def _starting_cache(folder: Path, session: Any, data: bytes | None) -> dict[str, NDArray[np.float32]]:
-    """The cache with which every dialogue begins.
+def _vocabulary(folder: Path, session: Any) -> int:
+    """The number of logits of a graph whose inputs and outputs are those of `export.causal_graph`.
 
     Raises:
-        BundleInvalid: the file is no cache of this model.
+        BundleInvalid: they are others.
     """
-    start = empty_cache(session)
-    if data is None:
-        return start
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile):
-        found = {}
-    if found.keys() != start.keys() or any(
-        found[name].ndim != 4 or found[name].shape[1::2] != start[name].shape[1::2] for name in start
+    given, made = session.get_inputs(), session.get_outputs()
+    past = [each.name for each in given[3:]]
+    sized = all(_sized(each.shape, 4, (1, 3)) and each.type == "tensor(float)" for each in (*given[3:], *made[1:]))
+    if (
+        [each.name for each in given[:3]] != ["ids", "lengths", "wanted"]
+        or any(each.type != "tensor(int64)" for each in given[:3])
+        or [each.name for each in made] != ["logits", *(name.replace("past.", "present.") for name in past)]
+        or not past
+        or not all(name.startswith("past.") for name in past)
+        or not sized
+        or not _sized(made[0].shape, 3, (2,))
     ):
-        raise BundleInvalid(f"{folder / CACHE_FILE} is not a cache of this model; export the model again")
+        raise BundleInvalid(
+            f"{folder / 'model.onnx'} has other inputs than a model that writes; export the model again"
+        )
+    return int(made[0].shape[2])
+
+
+def _sized(shape: Sequence[int | str | None], axes: int, fixed: Sequence[int]) -> bool:
+    return len(shape) == axes and all(isinstance(shape[axis], int) for axis in fixed)
+
+
+def _starting_cache(folder: Path, session: Any, soft: int, data: bytes | None) -> dict[str, NDArray[np.float32]]:
+    """The cache with which every dialogue begins: `soft` positions.
+
+    Raises:
+        BundleInvalid: the file is no such cache of this model.
+    """
+    empty = empty_cache(session)
+    if data is None:
+        return empty
+    shapes = {name: (1, each.shape[1], soft, each.shape[3]) for name, each in empty.items()}
+    try:
+        return _arrays_of(data, shapes)
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        raise BundleInvalid(f"{folder / CACHE_FILE} is not a cache of this model; export the model again") from error
+
+
+def _arrays_of(data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
+    """Reads exactly these arrays from the bytes of an .npz file, never more memory than they need.
+
+    Raises:
+        ValueError, or an error of zipfile: it holds others.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if sorted(archive.namelist()) != sorted(f"{name}.npy" for name in shapes):
+            raise ValueError("other names")
+        for name, shape in shapes.items():
+            listed = archive.getinfo(f"{name}.npy")
+            # Packed values may be short and unpack to any length.
+            if listed.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("packed values")
+            entry = archive.read(listed)
+            if (header := _header(shape).match(entry)) is None:
+                raise ValueError("another shape")
+            values = np.frombuffer(entry, dtype="<f4", offset=header.end()).reshape(shape)
+            if not np.isfinite(values).all():
+                raise ValueError("no numbers")
+            found[name] = values
     return found
+
+
+def _header(shape: tuple[int, ...]) -> re.Pattern[bytes]:
+    """How numpy begins an array of that shape in a file. numpy would read any expression of Python."""
+    told = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+    return re.compile(rb"\x93NUMPY\x01\x00.." + re.escape(told.encode()) + rb" *\n", re.DOTALL)

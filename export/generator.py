@@ -41,6 +41,7 @@ __all__ = [
     "TOLERANCE",
     "GraphRefused",
     "check_graph",
+    "check_numbers",
     "checked_generator",
     "compared_ids",
     "export_generator",
@@ -215,6 +216,7 @@ def checked_generator(
     with torch.no_grad():
         for ids in rows:
             expected = module(torch.tensor([ids]))[0].numpy()
+            check_numbers(expected)
             highest = max(highest, float(np.abs(expected).max()))
             for found, places in _readings(session, start, ids):
                 # Python's max() would drop a NaN.
@@ -229,14 +231,33 @@ def checked_generator(
     largest = float(np.maximum(largest, np.abs(found - expected).max()))
     limit = TOLERANCE if precision == "float32" else _INT8_TOLERANCE * highest
     if not largest <= limit:  # Written so that a NaN fails.
+        cause = (
+            "Install the versions of torch, onnx and onnxruntime in constraints.txt"
+            if precision == "float32"
+            else "Eight bits are too few for this version; leave out --precision"
+        )
         raise ParityFailed(
             f"the exported model's logits differ from the trained model's by {largest:.3g}, more than {limit:g}; "
-            "nothing was written. Install the versions of torch, onnx and onnxruntime in constraints.txt"
+            f"nothing was written. {cause}"
         )
     return largest
 
 
+def check_numbers(logits: NDArray[np.float32]) -> None:
+    """Checks the trained model's own logits.
+
+    Raises:
+        ParityFailed: one is not finite, so nothing can be compared with them.
+    """
+    if not np.isfinite(logits).all():
+        raise ParityFailed(
+            "the version's own logits are not numbers, because its values are too large; nothing was written. Export "
+            "an earlier one with --version"
+        )
+
+
 def compared_ids(encoder: "DialogueEncoder", dialogue: Dialogue) -> list[int]:
+    """The last ids of a prompt, at least two."""
     ids = encoder.prompt_ids(dialogue)[-_COMPARED:]
     # A step follows at least one token.
     return ids if len(ids) > 1 else [*ids, *sorted(encoder.end_ids), encoder.pad_id][:2]

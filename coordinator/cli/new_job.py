@@ -23,6 +23,8 @@ MODELS = ("words", "own")
 # The delta of a policy that says nothing.
 DELTA = 1e-6
 
+# The backbone of a known name that writes.
+_WRITER = "smollm2"
 _RECIPES = Path(__file__).parent / "job_recipes"
 # A head over pairs has no such start: a label is one text.
 _LABELS_START = '# The layer starts at what the labels\' names mean to the encoder.\nstart = "labels"'
@@ -86,6 +88,11 @@ def job_file(answers: Answers) -> str:
         JobNotMade: The answers contradict each other, or no noise is enough for the epsilon.
     """
     recipe = answers.recipe
+    if answers.model == _WRITER:
+        raise JobNotMade(
+            f"{_WRITER}: it writes text, and this command makes jobs that label texts; copy examples/assistant.toml, "
+            "which docs/generation.md explains"
+        )
     if recipe != "frozen" and answers.texts == "pairs":
         raise JobNotMade("pairs: only a job on a backbone reads two texts; answer with a backbone, such as minilm")
     if recipe == "words" and answers.vocabulary is None:

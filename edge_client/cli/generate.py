@@ -1,6 +1,8 @@
 """`edge_client generate` answers with an exported model that writes, on this machine and without torch."""
 
+import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +32,8 @@ def generate(
         ),
     ] = None,
     system: Annotated[
-        str | None, typer.Option(help="What the system says before the question.", show_default=False)
+        str | None,
+        typer.Option(help="What the system says first, unless a row of --file says it.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
@@ -61,9 +64,12 @@ def generate(
     """Answer a question with an exported model. The answer appears as it is written."""
     from dataclasses import replace
 
-    from export.generating import Generator
+    from export.generating import Generator, ModelFailed
     from tacit.bundle import BundleInvalid
 
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A terminal may not know a character, which is no reason to stop.
+        sys.stdout.reconfigure(errors="replace")
     if question is not None and file is not None:
         fail("give a question or --file, not both", ExitCode.USAGE)
     if file is not None and not file.exists():
@@ -85,6 +91,19 @@ def generate(
             _show(response, plain)
     except ValueError as error:  # PromptTooLong, or an option's value.
         fail(str(error), ExitCode.USAGE)
+    except ModelFailed as error:
+        fail(str(error))
+    except BrokenPipeError:
+        # The reader is gone (`| head`), which is not an error.
+        _silence()
+    except OSError as error:
+        _silence()
+        fail(f"the answer cannot be written: {error.strerror}")
+
+
+def _silence() -> None:
+    """Sends what is still to be written nowhere, so that it does not fail once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stream(
@@ -142,5 +161,7 @@ def _from_file(path: Path, system: str | None) -> "list[Dialogue]":
     found = [each.dialogue for each in examples if each.dialogue is not None]
     if len(found) != len(examples):
         fail(f"{path}: a row has no prompt; name the column `prompt`, or give `messages` in each row", ExitCode.USAGE)
-    before = () if system is None else (Turn("system", system),)
-    return [Dialogue((*before, *each.turns)) for each in found]
+    if system is None:
+        return found
+    said = Turn("system", system)
+    return [each if each.turns[0].role == "system" else Dialogue((said, *each.turns)) for each in found]

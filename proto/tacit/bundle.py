@@ -25,6 +25,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Collection, Mapping
@@ -47,6 +48,7 @@ __all__ = [
     "INDEX",
     "JOB_FILES",
     "LARGE_FILES",
+    "MAX_POSITIONS",
     "MODEL_FILES",
     "ONNX_FILE",
     "PASSPORT",
@@ -66,6 +68,7 @@ __all__ = [
     "backbone_folder",
     "check_place",
     "read_bundle",
+    "read_index",
     "write_backbone",
     "write_bundle",
 ]
@@ -110,6 +113,8 @@ _MAKES: dict[BundleKind, str] = {
 }
 # A killed run's folder is removed after a day; no run takes that long.
 _STALE_SECONDS = 24 * 3600.0
+# Positions of a model that writes. Memory for them is taken when it is asked, so a bundle may not name any number.
+MAX_POSITIONS = 2**17
 # Versions in an average, in order.
 Averaged = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AtMost(MAX_AVERAGED)]
 # A plain file name: no folder, not hidden.
@@ -202,11 +207,11 @@ class GeneratorFacts(Part):
     version: Digest
     averaged: Averaged = ()
     template: DialogueTemplate
-    end_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AtMost(64)] = Field(min_length=1)
-    max_tokens: int = Field(ge=1)
-    soft: int = Field(default=0, ge=0)
-    room: int = Field(ge=2)
-    max_new_tokens: int = Field(ge=1)
+    end_ids: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], AtMost(64)] = Field(min_length=1)
+    max_tokens: int = Field(ge=1, le=MAX_POSITIONS)
+    soft: int = Field(default=0, ge=0, le=MAX_POSITIONS)
+    room: int = Field(ge=2, le=MAX_POSITIONS)
+    max_new_tokens: int = Field(ge=1, le=MAX_POSITIONS)
     temperature: float = Field(default=0, ge=0, le=100)
     top_k: int | None = Field(default=None, ge=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -499,6 +504,47 @@ def _index(folder: Path) -> BundleIndex:
         raise BundleInvalid(str(error)) from error
 
 
+def read_index(folder: Path, *kinds: BundleKind) -> BundleIndex:
+    """Reads bundle.json, and checks that what it lists is there: plain files of these sizes. Their content is not read.
+
+    Args:
+        folder: the bundle.
+        kinds: accepted kinds; any if empty.
+
+    Raises:
+        BundleInvalid: not a bundle, of another kind, or a file is missing or of another size; the text names it.
+    """
+    index = _index(folder)
+    if kinds and index.kind not in kinds:
+        hint = _MAKES[kinds[0]]
+        if index.kind == "backbone" and "prompt" in kinds:
+            hint = "name the folder of a prompt, which is beside its backbone"
+        if (other := {"generator": "generate", "model": "predict", "prompt": "predict"}.get(index.kind)) is not None:
+            hint = f"`edge_client {other}` runs it"
+        raise BundleInvalid(f"{folder} is a {index.kind} bundle where a {kinds[0]} bundle is needed; {hint}")
+    for name, expected in index.files.items():
+        path = folder / name
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise BundleInvalid(f"{path} is missing; copy or make the bundle again") from None
+        except OSError as error:
+            raise BundleInvalid(f"{path} cannot be read: {error.strerror}") from error
+        # Reading a pipe or a device might never end.
+        if not stat.S_ISREG(found.st_mode):
+            raise BundleInvalid(f"{path} is not a plain file; copy or make the bundle again")
+        if found.st_size != expected.size:
+            raise BundleInvalid(_differs(path, found.st_size, expected.size))
+    return index
+
+
+def _differs(path: Path, size: int, expected: int) -> str:
+    return (
+        f"{path} differs from what {INDEX} lists ({size} bytes, {expected} expected, or other content); "
+        "copy or make the bundle again"
+    )
+
+
 def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) -> Bundle:
     """Reads and checks every file that bundle.json lists. Other files in the folder are ignored.
 
@@ -510,14 +556,7 @@ def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) 
     Raises:
         BundleInvalid: not a bundle, of another kind, or a file is missing or differs; the text names it.
     """
-    index = _index(folder)
-    if kinds and index.kind not in kinds:
-        hint = _MAKES[kinds[0]]
-        if index.kind == "backbone" and "prompt" in kinds:
-            hint = "name the folder of a prompt, which is beside its backbone"
-        if (other := {"generator": "generate", "model": "predict", "prompt": "predict"}.get(index.kind)) is not None:
-            hint = f"`edge_client {other}` runs it"
-        raise BundleInvalid(f"{folder} is a {index.kind} bundle where a {kinds[0]} bundle is needed; {hint}")
+    index = read_index(folder, *kinds)
     files: dict[str, bytes] = {}
     for name, expected in index.files.items():
         path = folder / name
@@ -534,10 +573,7 @@ def read_bundle(folder: Path, *kinds: BundleKind, unread: Collection[str] = ()) 
         except OSError as error:
             raise BundleInvalid(f"{path} cannot be read: {error.strerror}") from error
         if size != expected.size or digest != expected.sha256:
-            raise BundleInvalid(
-                f"{path} differs from what {INDEX} lists ({size} bytes, {expected.size} expected, or other content); "
-                "copy or make the bundle again"
-            )
+            raise BundleInvalid(_differs(path, size, expected.size))
         if data is not None:
             files[name] = data
     return Bundle(folder, index, files)

@@ -104,6 +104,25 @@ def test_a_graph_that_differs_is_refused(injection: str, tmp_path: Path) -> None
         checked_generator(module, session, start, encoder(), SAMPLES, "float32")
 
 
+def test_a_version_that_eight_bits_do_not_hold_is_told(tmp_path: Path) -> None:
+    module, _ = trained("qwen2", "lora")
+    write_graph(module, 240.0, tmp_path, "int8")
+    session = open_session(tmp_path / "model.onnx", threads=1)
+    with pytest.raises(ParityFailed, match="Eight bits are too few for this version; leave out --precision"):
+        checked_generator(module, session, starting_cache(session, module), encoder(), SAMPLES, "int8")
+
+
+def test_a_version_without_numbers_is_told(tmp_path: Path) -> None:
+    module, _ = trained("qwen2", "lora")
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(1e30)
+    write_graph(module, 24.0, tmp_path, "float32")
+    session = open_session(tmp_path / "model.onnx", threads=1)
+    with pytest.raises(ParityFailed, match=r"the version's own logits are not numbers.*an earlier one with --version"):
+        checked_generator(module, session, starting_cache(session, module), encoder(), SAMPLES, "float32")
+
+
 def test_heads_that_onnxruntime_cannot_read_are_refused() -> None:
     flat = {**flat_of(causal_library_model("llama")), "head_dim": 8}
     with pytest.raises(GraphRefused, match=r"a multiple of 16 values.*--format peft"):

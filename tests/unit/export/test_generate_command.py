@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,6 +145,50 @@ def test_what_a_terminal_acts_on_is_not_printed(
     printed = run("--bundle", bundle, QUESTION)
     assert "\x1b" not in printed
     assert printed == "\ufffd[2J\n" * 12 + "\n"
+
+
+def test_output_that_cannot_be_written_is_told(
+    run: Callable[..., str], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(CommandFailed, match="the answer cannot be written: No space left") as failed:
+            run("--bundle", bundle, QUESTION)
+        monkeypatch.undo()
+    assert failed.value.code == ExitCode.FAILED
+
+
+def test_a_reader_that_is_gone_is_no_error(
+    run: Callable[..., str], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        run("--bundle", bundle, QUESTION)
+        monkeypatch.undo()
+
+
+def test_a_terminal_that_lacks_a_character_shows_another(
+    run: Callable[..., str], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(DialogueEncoder, "decode", lambda _, ids: "北" * len(ids))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    run("--bundle", bundle, QUESTION)
+    assert written.getvalue() == b"?" * 12 + b"\n"
+
+
+def test_what_the_system_says_is_for_rows_that_do_not_say_it(
+    run: Callable[..., str], bundle: Path, tmp_path: Path
+) -> None:
+    own = [{"role": "system", "content": "be long"}, {"role": "user", "content": QUESTION}]
+    rows = [{"prompt": QUESTION}, {"messages": own}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = run("--bundle", bundle, "--file", tmp_path / "rows.jsonl", "--system", "be brief", "--json")
+    said = [answer_of(bundle, Dialogue.of(QUESTION, system=system)) for system in ("be brief", "be long")]
+    assert [json.loads(line)["response"] for line in given.splitlines()] == said
+    assert said[0] != said[1]
 
 
 def test_torch_is_not_imported(bundle: Path) -> None:

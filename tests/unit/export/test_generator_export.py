@@ -1,8 +1,11 @@
 """A job that writes, from its bundle to folders that run: the README's programs, the command, and transformers."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -66,14 +69,36 @@ def version(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest
     return trained(base, tmp_path_factory.mktemp("job") / "bundle", request.param)
 
 
+@pytest.fixture(scope="module")
+def onnx(version: Material, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The version as ONNX, which tests only read."""
+    out = tmp_path_factory.mktemp("onnx") / "out"
+    exported(version, out)
+    return out
+
+
 def exported(version: Material, out: Path, **how: Any) -> Any:
     _check_format(version.document, how.get("format", Format.ONNX))
     return export_version(None, version, out, GIVEN, **how)
 
 
+def program_of(folder: Path) -> str:
+    found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
+    return found[1]
+
+
+def run_here(folder: Path, *arguments: object) -> str:
+    """Runs the README's program in this process, where its libraries are imported already."""
+    said = io.StringIO()
+    (folder / "answer.py").write_text(program_of(folder), encoding="utf-8")
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["answer.py", *map(str, arguments)])
+        runpy.run_path("answer.py")
+    return said.getvalue().removesuffix("\n")
+
+
 def run_readme(folder: Path, *arguments: object) -> str:
-    program = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
-    (folder / "answer.py").write_text(program[1], encoding="utf-8")
+    (folder / "answer.py").write_text(program_of(folder), encoding="utf-8")
     command = [sys.executable, "answer.py", *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -100,13 +125,13 @@ def test_onnx_answers_as_its_readme_says(version: Material, tmp_path: Path) -> N
     assert "<|im_start|>" in card
 
 
-def test_every_format_writes_the_same_answer(version: Material, base: Path, tmp_path: Path) -> None:
-    exported(version, tmp_path / "onnx")
-    expected = written(tmp_path / "onnx")
+def test_every_format_writes_the_same_answer(version: Material, onnx: Path, base: Path, tmp_path: Path) -> None:
+    expected = written(onnx)
     exported(version, tmp_path / "peft", format=Format.PEFT)
-    assert run_readme(tmp_path / "peft", base / "base", QUESTION) == expected
+    assert run_here(tmp_path / "peft", base / "base", QUESTION) == expected
     if version.document.model.injection.name == "lora":
         exported(version, tmp_path / "hf", format=Format.HF)
+        # In a process of its own, as a person runs it.
         assert run_readme(tmp_path / "hf", QUESTION) == expected
     else:
         with pytest.raises(CommandFailed, match="cannot be merged into its base; export it with --format peft"):
@@ -119,7 +144,7 @@ def test_a_frozen_matrix_of_an_adapter_is_merged(base: Path, tmp_path: Path) -> 
     assert version.frozen
     exported(version, tmp_path / "out")
     exported(version, tmp_path / "peft", format=Format.PEFT)
-    assert run_readme(tmp_path / "peft", base / "base", QUESTION) == written(tmp_path / "out")
+    assert run_here(tmp_path / "peft", base / "base", QUESTION) == written(tmp_path / "out")
     # Without what is frozen the change is another one.
     other = dataclasses.replace(version, frozen={name: 0 * each for name, each in version.frozen.items()})
     exported(other, tmp_path / "other")
@@ -127,19 +152,18 @@ def test_a_frozen_matrix_of_an_adapter_is_merged(base: Path, tmp_path: Path) -> 
     assert np.abs(both[0] - both[1]).max() > 1e-3
 
 
-def test_the_same_version_gives_the_same_bytes(version: Material, tmp_path: Path) -> None:
-    for format in (Format.ONNX, Format.PEFT):
-        for name in ("one", "other"):
-            exported(version, tmp_path / f"{name}-{format}", format=format)
-        one, other = tmp_path / f"one-{format}", tmp_path / f"other-{format}"
+def test_the_same_version_gives_the_same_bytes(version: Material, onnx: Path, tmp_path: Path) -> None:
+    exported(version, tmp_path / "again")
+    for name in ("one", "other"):
+        exported(version, tmp_path / name, format=Format.PEFT)
+    for one, other in ((tmp_path / "again", onnx), (tmp_path / "one", tmp_path / "other")):
         for path in one.iterdir():
             assert path.read_bytes() == (other / path.name).read_bytes(), path.name
 
 
-def test_int8_is_smaller_and_says_so(version: Material, tmp_path: Path) -> None:
-    exported(version, tmp_path / "whole")
+def test_int8_is_smaller_and_says_so(version: Material, onnx: Path, tmp_path: Path) -> None:
     report = exported(version, tmp_path / "small", precision=Precision.INT8)
-    sizes = [(tmp_path / name / WEIGHTS_FILE).stat().st_size for name in ("whole", "small")]
+    sizes = [(folder / WEIGHTS_FILE).stat().st_size for folder in (onnx, tmp_path / "small")]
     assert sizes[1] < 0.5 * sizes[0]
     assert report.max_difference > 1e-4
     assert read_bundle(tmp_path / "small", "generator").index.generator.precision == "int8"
@@ -161,17 +185,15 @@ def test_questions_are_made_up_without_samples(version: Material, tmp_path: Path
     assert export_version(None, version, tmp_path / "out", []).texts == 6
 
 
-def test_predict_names_the_other_command(version: Material, tmp_path: Path) -> None:
-    exported(version, tmp_path / "out")
+def test_predict_names_the_other_command(onnx: Path) -> None:
     with pytest.raises(BundleInvalid, match="`edge_client generate` runs it"):
-        read_bundle(tmp_path / "out", "model", "prompt")
+        read_bundle(onnx, "model", "prompt")
 
 
-def test_a_cache_of_another_model_is_refused(version: Material, tmp_path: Path) -> None:
+def test_a_cache_of_another_model_is_refused(version: Material, onnx: Path, tmp_path: Path) -> None:
     if version.document.model.injection.name == "lora":
         return
-    exported(version, tmp_path / "out")
-    bundle = read_bundle(tmp_path / "out", "generator")
+    bundle = read_bundle(onnx, "generator")
     for wrong in (b"no arrays", bundle.files["tokenizer.json"]):
         write_bundle(
             tmp_path / "other", "generator", {**bundle.files, CACHE_FILE: wrong}, generator=bundle.index.generator
@@ -180,9 +202,8 @@ def test_a_cache_of_another_model_is_refused(version: Material, tmp_path: Path) 
             Generator.load(tmp_path / "other", threads=1)
 
 
-def test_json_facts_are_what_the_docs_name(version: Material, tmp_path: Path) -> None:
-    exported(version, tmp_path / "out")
-    told = json.loads((tmp_path / "out" / "bundle.json").read_text(encoding="utf-8"))["generator"]
+def test_json_facts_are_what_the_docs_name(onnx: Path) -> None:
+    told = json.loads((onnx / "bundle.json").read_text(encoding="utf-8"))["generator"]
     assert told["task"] == "generate"
     assert {
         "template",

@@ -105,6 +105,7 @@ def test_noise_is_correlated_where_that_leaves_less(epsilon, band, tmp_path) -> 
         ({"labels": ("a", "a")}, "labels"),
         ({"labels": ("a",)}, "labels"),
         ({"name": "No Name"}, "name"),
+        ({"model": "smollm2"}, "copy examples/assistant.toml"),
     ],
 )
 def test_answers_that_make_no_job_are_refused(changes, sentence) -> None:
