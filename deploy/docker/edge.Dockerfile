@@ -21,6 +21,7 @@ COPY learning learning
 COPY toolkit toolkit
 COPY export export
 COPY simulation simulation
+COPY tacit_api tacit_api
 RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[edge,export]'
 
 FROM python:${PYTHON}

@@ -273,13 +273,13 @@ def test_rows_that_unpack_to_far_more_than_the_file_are_refused(tmp_path: Path, 
 
 
 def test_a_file_larger_than_the_memory_is_read_in_pages(tmp_path: Path, monkeypatch) -> None:
-    """40 MB of text that does not compress, with 24 MiB to read them in besides what Python and pyarrow take."""
+    """40 MB of text that does not compress, with 30 MiB to read them in besides what Python and pyarrow take."""
     texts = [hashlib.shake_256(each.to_bytes(2)).hexdigest(2_000) for each in range(10_000)]
     table = pa.table({"text": texts, "label": ["x"] * len(texts)})
     pq.write_table(table, tmp_path / "it.parquet", use_dictionary=False, row_group_size=len(texts))
     stream(table, tmp_path / "it.arrow", 500)
     del table
-    monkeypatch.setattr(columnar, "_MAX_MEMORY", 100 << 20)
+    monkeypatch.setattr(columnar, "_MAX_MEMORY", 108 << 20)
     for name in ("it.parquet", "it.arrow"):
         assert [each.text for each in read_examples(tmp_path / name)] == texts
 
