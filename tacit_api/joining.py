@@ -81,7 +81,9 @@ class Member:
             ledger: the member's own name for these rows. Each name has its own privacy ledger, so the same rows must
                 always come under the same name.
             jobs: names of jobs, with * and ?; none: all.
-            text, label, text_b: names of columns.
+            text: the column of the text.
+            label: the column of the label.
+            text_b: the column of a pair's second text.
             person: the column that says whose each row is; a policy with `unit = "person"` needs it.
             device: auto, cpu, cuda or mps.
             backbones: folders with frozen models.

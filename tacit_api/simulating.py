@@ -197,7 +197,9 @@ def simulate(
         ray_address: of a cluster; None starts Ray here.
         gpus: share of a GPU of each actor.
         device: where members train.
-        text, label, text_b: names of columns.
+        text: the column of the text.
+        label: the column of the label.
+        text_b: the column of a pair's second text.
         folder: of the results; one that holds the same simulation goes on. None: a temporary one, which goes with the
             result.
         backbones: the operator's folder of backbones, which `model.base` may name.

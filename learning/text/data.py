@@ -542,7 +542,10 @@ def examples_of(
 
     Args:
         rows: The columns of each row. JSON lines have the same values: texts and whole numbers.
-        text, label, text_b, person: As in `read_data`.
+        text: As in `read_data`.
+        label: As in `read_data`.
+        text_b: As in `read_data`.
+        person: As in `read_data`.
 
     Raises:
         DataInvalid: A row cannot be used.
