@@ -3,15 +3,17 @@
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run
-from coordinator.cli.panels import Metric, Panel, panels
-from coordinator.cli.series import History, fetch_history, points
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
+
+if TYPE_CHECKING:
+    from coordinator.cli.panels import Panel
+    from coordinator.cli.series import History
 
 __all__ = ["plot"]
 
@@ -23,7 +25,9 @@ def plot(
         typer.Option("--out", "-o", help="The file to write, .png or .svg. An existing one is replaced."),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Draw in the terminal.")] = False,
-    metric: Annotated[Metric, typer.Option(help="What to show of the versions: accuracy or loss.")] = "accuracy",
+    metric: Annotated[
+        Literal["accuracy", "loss"], typer.Option(help="What to show of the versions: accuracy or loss.")
+    ] = "accuracy",
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -38,8 +42,10 @@ def plot(
     if out is None and not text and not as_json:
         fail("name the file with --out (.png or .svg), or draw in the terminal with --text", ExitCode.USAGE)
     where = operator_folder(operator, folder)
+    from coordinator.cli.panels import panels
+    from coordinator.cli.series import fetch_history, points
 
-    async def work() -> History:
+    async def work() -> "History":
         async with operator_stub(where) as stub:
             return await fetch_history(stub, name)
 
@@ -67,7 +73,7 @@ def plot(
         typer.echo(f"Wrote {out}.")
 
 
-def _write(out: Path, name: str, shown: list[Panel], kind: str) -> None:
+def _write(out: Path, name: str, shown: "list[Panel]", kind: str) -> None:
     from coordinator.cli.drawing import drawn
 
     try:

@@ -154,6 +154,8 @@ def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
     monkeypatch.setattr(tacit.Member, "_begun", presses)
     theirs = lambda *_: None  # noqa: E731
     before = signal.signal(signal.SIGTERM, theirs)
+    # A shell lets what it starts in the background ignore SIGINT.
+    pressed = signal.signal(signal.SIGINT, signal.default_int_handler)
     loop = asyncio.new_event_loop()
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -163,6 +165,7 @@ def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
         assert signal.getsignal(signal.SIGTERM) is theirs
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, pressed)
         loop.close()
     # It has let go of its home.
     monkeypatch.undo()

@@ -145,6 +145,8 @@ def test_a_killed_worker_is_replaced(tmp_path):
 
 def test_ctrl_c_waits_for_no_worker(tmp_path):
     with ExitStack() as held:
+        # A shell lets what it starts in the background ignore SIGINT.
+        held.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         engine = held.enter_context(local_engine(Dying, tmp_path, 1))
         (pid,) = engine.each("pid", [()])
         process = psutil.Process(pid)
