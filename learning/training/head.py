@@ -489,7 +489,8 @@ def _sums_by_products(
         both = (place[products.first] >= 0) & (place[products.second] >= 0)
         s, t, values = place[products.first[both]], place[products.second[both]], products.values[both]
         terms = np.einsum("ql,ql->q", g[s], g[t]) * values
-        squared = np.bincount(person[s], weights=terms, minlength=drawn.persons)
+        # Of nobody's rows, numpy counts in whole numbers.
+        squared = np.bincount(person[s], weights=terms, minlength=drawn.persons).astype(np.float64)
         # Rows may cancel, and rounding does not: it is below a unit for each sum and product of a term (Higham 2002,
         # section 3.1), whose parts are at most the product of two rows' norms.
         lengths = np.sqrt(np.maximum(terms[s == t], 0.0))

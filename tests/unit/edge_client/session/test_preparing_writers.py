@@ -116,7 +116,7 @@ def prepare(tmp_path, identity, jobs):
         async def fetch(digest, into, limit, pieces=b""):
             into.write_bytes(served[digest])
 
-        assignment = Assignment(name, round, job.document.digest(), job.document.weights, 0, 1000)
+        assignment = Assignment(name, round, job.document.digest(), job.document.weights, round - 1, 1000)
         try:
             return asyncio.run(preparer.prepare(assignment, fetch))
         except PreparationRefused as refused:

@@ -226,6 +226,19 @@ def test_training_by_products_of_rows_is_training_by_gradients(monkeypatch, most
     assert not np.allclose(found[0], head().weight.detach().numpy(), atol=0.1)
 
 
+@pytest.mark.parametrize("pairs", [1 << 20, 0], ids=["products", "gradients"])
+def test_a_draw_of_nobody_adds_noise_alone(monkeypatch, pairs) -> None:
+    x, y = data(8)
+    persons = Persons(np.arange(8) // 2, 4, PersonRows(max_examples=2))
+    mechanism = DpSgd(noise_multiplier=1.0, clip=0.1, lot=1, steps=2, unit="person", person=PersonRows(max_examples=2))
+    monkeypatch.setattr(heads, "_PAIRS_HELD", pairs)
+    made = arrays(head())
+    recipe = Training(optimiser="sgd", learning_rate=1.0)
+    train_private_head(made, x, y, recipe, mechanism, random=Seeded("n"), rate=1e-12, persons=persons)
+    moved = np.abs(made.weight - head().weight.detach().numpy())
+    assert 0 < moved.max() < 1
+
+
 @given(
     st.lists(st.integers(0, 6), max_size=40),
     st.integers(1, 9),
