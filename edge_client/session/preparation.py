@@ -169,6 +169,25 @@ def _keeping() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _fitting(job: JobDocument, rows: str, columns: str = "") -> Iterator[None]:
+    """Refuses data that does not fit, if the coordinator may hear of it.
+
+    Args:
+        job: The job.
+        rows: What the coordinator hears of rows that do not fit, without a mechanism. Under one it hears nothing.
+        columns: What it hears of a table without the column.
+    """
+    try:
+        yield
+    except ColumnMissing as error:
+        raise PreparationRefused(Reason.REASON_DATA_UNSUITABLE, columns, private=str(error)) from error
+    except DataInvalid as error:
+        if isinstance(job.mechanism, NoMechanism):
+            raise PreparationRefused(Reason.REASON_DATA_UNSUITABLE, rows, private=str(error)) from error
+        log.warning("examples_left_out", job=job.name, why=str(error))
+
+
+@contextlib.contextmanager
 def _unsuitable() -> Iterator[None]:
     """Turns an error in what the coordinator served into PreparationRefused. It says nothing about the data."""
     try:
@@ -632,59 +651,28 @@ class Preparer:
         Raises:
             PreparationRefused: The data does not fit a job without a mechanism, or there is no column for it.
         """
-        if isinstance(job.model, PromptedModel) and isinstance(job.model.task, Generate):
-            self._check_dialogues(job, job.model.task)
-            return
-        if reads_pairs(job.model):
-            try:
-                check_pairs(self._examples, second_column=self._second_column)
-            except ColumnMissing as error:
-                raise PreparationRefused(
-                    Reason.REASON_DATA_UNSUITABLE,
-                    "the job reads pairs of texts, and the member's table has no column of second texts; the member's "
-                    "own log says more",
-                    private=str(error),
-                ) from error
-            except DataInvalid as error:
-                if isinstance(job.mechanism, NoMechanism):
-                    raise PreparationRefused(
-                        Reason.REASON_DATA_UNSUITABLE,
-                        "the job reads pairs of texts, and the member's data has no second text in each row; the "
-                        "member's own log says more",
-                        private=str(error),
-                    ) from error
-                log.warning("examples_left_out", job=job.name, why=str(error))
-        try:
-            check_labels(self._examples, job.labels)
-        except DataInvalid as error:
-            if isinstance(job.mechanism, NoMechanism):
-                raise PreparationRefused(
-                    Reason.REASON_DATA_UNSUITABLE,
-                    "the labels of the member's data are not the job's; the member's own log says which",
-                    private=str(error),
-                ) from error
-            log.warning("examples_left_out", job=job.name, why=str(error))
-
-    def _check_dialogues(self, job: JobDocument, task: Generate) -> None:
-        """As `_check_data`, for a job whose model writes."""
-        try:
-            check_dialogues(self._examples, task.template.roles, dialogue_columns=self._dialogue_columns)
-        except ColumnMissing as error:
-            raise PreparationRefused(
-                Reason.REASON_DATA_UNSUITABLE,
+        model = job.model
+        if isinstance(model, PromptedModel) and isinstance(model.task, Generate):
+            with _fitting(
+                job,
+                "the job's model writes, and the member's data has no response in each row; the member's own log says "
+                "more",
                 "the job's model writes, and the member's table has no columns of prompts and responses; the member's "
                 "own log says more",
-                private=str(error),
-            ) from error
-        except DataInvalid as error:
-            if isinstance(job.mechanism, NoMechanism):
-                raise PreparationRefused(
-                    Reason.REASON_DATA_UNSUITABLE,
-                    "the job's model writes, and the member's data has no response in each row; the member's own log "
-                    "says more",
-                    private=str(error),
-                ) from error
-            log.warning("examples_left_out", job=job.name, why=str(error))
+            ):
+                check_dialogues(self._examples, model.task.template.roles, dialogue_columns=self._dialogue_columns)
+            return
+        if reads_pairs(model):
+            with _fitting(
+                job,
+                "the job reads pairs of texts, and the member's data has no second text in each row; the member's own "
+                "log says more",
+                "the job reads pairs of texts, and the member's table has no column of second texts; the member's own "
+                "log says more",
+            ):
+                check_pairs(self._examples, second_column=self._second_column)
+        with _fitting(job, "the labels of the member's data are not the job's; the member's own log says which"):
+            check_labels(self._examples, job.labels)
 
     async def _blob(self, fetch: Fetch, digest: bytes, limit: int) -> bytes:
         """Returns a blob, fetched into the cache. Raises PreparationRefused if this machine's disk cannot store it."""
