@@ -142,7 +142,9 @@ class Started:
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless the process has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end before the signal, and its server tells of the end a moment later.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Sends SIGTERM."""
