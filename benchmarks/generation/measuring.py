@@ -39,11 +39,12 @@ class Scored:
     counts: NDArray[np.int64]
 
 
-def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair]) -> Scored:
+def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair], device: str = "cpu") -> Scored:
     """Score rows under a version of a job.
 
     Args:
         values: the version, (d,).
+        device: where they are scored, from `pick_device`.
     """
     import torch
 
@@ -57,34 +58,43 @@ def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair
         backbone=backbone_of(bundle),
         frozen=bundle.frozen,
     )
+    module.to(device)
     order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt) + len(rows[at].response))
     losses, correct, counts = np.zeros(len(rows)), np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     for first in range(0, len(order), _BATCH):
         places = order[first : first + _BATCH]
         ids, targets = encoder.encode([Dialogue.of(rows[at].prompt, rows[at].response) for at in places])
         with torch.no_grad():
-            found = module.token_scores(torch.from_numpy(ids), torch.from_numpy(targets))
-        losses[places], correct[places], counts[places] = (each.double().numpy() for each in found)
+            found = module.token_scores(torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
+        losses[places], correct[places], counts[places] = (each.double().cpu().numpy() for each in found)
     return Scored(losses, correct, counts)
 
 
-def token_figures_of(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair]) -> TokenFigures:
-    """Return loss, perplexity and accuracy of rows, one a prompt."""
-    found = scored(bundle, values, rows)
+def token_figures_of(
+    bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair], device: str = "cpu"
+) -> TokenFigures:
+    """Return loss, perplexity and accuracy of rows, one a prompt. Arguments are those of `scored`."""
+    found = scored(bundle, values, rows, device)
     return token_figures(found.losses, found.correct, found.counts)
 
 
 def exposure_of(
-    bundle: "JobBundle", values: NDArray[np.float32], canaries: Sequence[Canary], *, candidates: int = CANDIDATES
+    bundle: "JobBundle",
+    values: NDArray[np.float32],
+    canaries: Sequence[Canary],
+    *,
+    candidates: int = CANDIDATES,
+    device: str = "cpu",
 ) -> Exposure:
     """Return the exposure of canaries, each among secrets that were never planted.
 
     Args:
         candidates: of each canary. They are the same for every version.
+        device: as of `scored`.
     """
     others = [candidates_of(each, candidates, SeededRandom(f"candidates/{each.prompt}")) for each in canaries]
     rows = [Pair(each.prompt, each.response) for each in [*canaries, *(one for more in others for one in more)]]
-    losses = scored(bundle, values, rows).losses
+    losses = scored(bundle, values, rows, device).losses
     return exposures_of(losses[: len(canaries)], losses[len(canaries) :].reshape(len(canaries), candidates))
 
 

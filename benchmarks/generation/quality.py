@@ -2,8 +2,8 @@
 
 SmolLM2-135M-Instruct learns to describe restaurants (E2E NLG, ten equal members) and to answer medical questions
 (MedQuAD, nine members by source). Virtual members train one after another, by the product's code. A cell is a data set,
-a method, an epsilon of each member's gate and a number of members. Its training takes at most twenty minutes of one
-core, which decides the numbers of steps and of test rows; all of them are fixed by seeds (`data`, `training`).
+a method, an epsilon of each member's gate and a number of members. A training takes some two minutes of a GPU
+(`--device cuda`), and hours of a core; rows and draws are fixed by seeds (`data`, `training`).
 
 The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. The search
 itself is not accounted for: the epsilon is that of the training, as is usual in this field.
@@ -13,6 +13,7 @@ loss_per_token     nats on test responses, with its 95 % interval over prompts
 exposure           mean bits of the planted canaries, with the 95 % range of as many that were never planted
 bleu, rouge_l      greedy answers of the exported version against all references
 tokens_per_second  of these answers, by one thread's processor time
+seconds            beside a loss: of its training, by the clock, beside other cells on the same device
 upload_bytes       of a member's vector in a round, packed for ten members; `generation.round` measures real ones
 """
 
@@ -36,6 +37,7 @@ from benchmarks.generation.training import METHODS, Method, Planned, Recipe, Tra
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser
 from export.answer_figures import Estimate
 from learning.accounting.planning import noise_to_signal
+from learning.training.device import pick_device
 from secure_agg import packed_size
 from tacit.mechanism import DpSgd
 from tacit.vector import layout_of
@@ -112,20 +114,20 @@ def recipes_of(cell: Cell) -> list[Recipe]:
     if cell.method == "zero-shot":
         return []
     if cell.epsilon is None:
-        base = Recipe(1e-3, rows=24 if long else 64)
+        base = Recipe(1e-3, rows=96 if long else 192)
         rates = {"ffa-lora": (2e-3, 5e-3), "prompt": (5e-3, 2e-2), "centralised": (5e-4, 1e-3)}
         return [replace(base, learning_rate=rate) for rate in rates.get(cell.method, (1e-3, 2e-3))]
-    noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=2 if long else 3, steps=1 if long else 2)
+    noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=4 if long else 6)
     if cell.method == "prompt":
         return [replace(noised, learning_rate=rate) for rate in (0.1, 1.0)]
-    double = replace(noised, lot=2 * noised.lot, learning_rate=0.8)
     return [
         noised,
         replace(noised, learning_rate=1.2),
-        # Four times the values; half the layers, which cost half the time; and twice the lot in half the steps.
-        replace(noised, rank=4, learning_rate=0.6),
-        replace(noised, rank=2, last_layers=15, rounds=2 * noised.rounds),
-        replace(double, rounds=1) if long else replace(double, steps=1),
+        replace(noised, learning_rate=1e-3, optimiser="adamw"),
+        # Four times the values, half the layers, and twice the lot in half the steps.
+        replace(noised, rank=4),
+        replace(noised, rank=2, last_layers=15),
+        replace(noised, lot=2 * noised.lot, steps=noised.steps // 2),
     ]
 
 
@@ -139,6 +141,7 @@ class Bench:
         versions: keeps trained versions: a chosen trial is not trained again, and answers can be measured later.
         until: when to start no further training (monotonic seconds).
         rows: of test and validation at most, for a small case.
+        device: where members train and losses are computed, from `pick_device`.
     """
 
     results: Results
@@ -149,6 +152,16 @@ class Bench:
     until: float = math.inf
     rows: int | None = None
     quick: Recipe | None = None
+    device: str = "cpu"
+
+    @property
+    def device_name(self) -> str:
+        """The device as lines name it. It is no part of a case: a cell has one figure, whatever it trained on."""
+        if self.device != "cuda":
+            return self.device
+        import torch
+
+        return torch.cuda.get_device_name()
 
     def out_of_time(self) -> bool:
         """Tell whether no further training may start."""
@@ -172,9 +185,9 @@ class Bench:
         if kept.exists():
             with np.load(kept) as found:
                 return planned.with_values(found["values"], found["norms"].tolist(), int(found["seconds"]))
-        began = time.process_time()
-        made = planned.trained()
-        made = replace(made, seconds=round(time.process_time() - began))
+        began = time.monotonic()
+        made = planned.trained(self.device)
+        made = replace(made, seconds=round(time.monotonic() - began))
         self.versions.mkdir(parents=True, exist_ok=True)
         np.savez(kept, values=made.values, norms=np.array(made.lengths), seconds=made.seconds)
         return made
@@ -186,18 +199,26 @@ class Bench:
             return recipes[0]
         found: dict[float, Recipe] = {}
         for recipe in recipes:
-            case = {**cell.case, "recipe": recipe.as_json(cell.method, cell.epsilon)}
-            if not self.searched.done(case, SEED):
-                if self.out_of_time():
-                    return None
-                self.searched.open([SEED])
-                made = self.train(cell, recipe)
-                loss = token_figures_of(made.bundle, made.values, read_pairs(cell.dataset).validation[:TRIED]).loss
-                more = {"cpu_seconds": made.seconds}
-                self.searched.add(case, [Figure("validation_loss", round(loss.value, 5), "nats", more)], seed=SEED)
-            (line,) = self.searched.done(case, SEED)
-            found.setdefault(float(line["value"]), recipe)
+            loss = self.tried(cell, recipe)
+            if loss is None:
+                return None
+            found.setdefault(loss, recipe)
         return found[min(found)]
+
+    def tried(self, cell: Cell, recipe: Recipe) -> float | None:
+        """Return the loss on validation rows of a trial, which is run if it was not yet; None if time ran out."""
+        case = {**cell.case, "recipe": recipe.as_json(cell.method, cell.epsilon)}
+        if not self.searched.done(case, SEED):
+            if self.out_of_time():
+                return None
+            self.searched.open([SEED])
+            made = self.train(cell, recipe)
+            rows = read_pairs(cell.dataset).validation[:TRIED]
+            loss = token_figures_of(made.bundle, made.values, rows, self.device).loss
+            more = {"seconds": made.seconds, "device": self.device_name}
+            self.searched.add(case, [Figure("validation_loss", round(loss.value, 5), "nats", more)], seed=SEED)
+        (line,) = self.searched.done(case, SEED)
+        return float(line["value"])
 
     def measure(self, cell: Cell) -> None:
         """Measure a cell if it is not measured yet."""
@@ -212,8 +233,8 @@ class Bench:
             made = self.train(cell, recipe)
         self.results.open([SEED])
         more: dict[str, Any] = {} if recipe is None else {"recipe": recipe.as_json(cell.method, cell.epsilon)}
-        more |= {"trained_values": made.bundle.document.values, "rows": made.rows, "cpu_seconds": made.seconds}
-        more |= _noise(made)
+        more |= {"trained_values": made.bundle.document.values, "rows": made.rows, "seconds": made.seconds}
+        more |= {"device": self.device_name, **_noise(made)}
         self.results.add(cell.case, [*self._losses(cell, made, more), *self._exposure(cell, made)], seed=SEED)
 
     def answer(self, cell: Cell) -> None:
@@ -244,7 +265,7 @@ class Bench:
         )
 
     def _losses(self, cell: Cell, made: Trained, more: dict[str, Any]) -> list[Figure]:
-        found = token_figures_of(made.bundle, made.values, read_pairs(cell.dataset).test[: self.rows])
+        found = token_figures_of(made.bundle, made.values, read_pairs(cell.dataset).test[: self.rows], self.device)
         beside = {
             **_interval(found.loss),
             "perplexity": round(found.perplexity.value, 3),
@@ -266,7 +287,7 @@ class Bench:
         canaries = [each for name, each in planted.items() if cell.member in (None, name)]
         if not canaries:
             return []
-        found = exposure_of(made.bundle, made.values, canaries)
+        found = exposure_of(made.bundle, made.values, canaries, device=self.device)
         more = {
             "low": round(found.mean_low, 3),
             "high": round(found.mean_high, 3),
@@ -305,13 +326,18 @@ def _slug(cell: Cell) -> str:
     return "-".join(str(each) for each in cell.case.values()).replace(" ", "_")
 
 
-def run(bench: Bench, cells: Sequence[Cell]) -> None:
-    """Measure the cells one after another."""
+def run(bench: Bench, cells: Sequence[Cell], *, answers: bool = True) -> None:
+    """Measure the cells one after another.
+
+    Args:
+        answers: whether exported versions answer prompts, which takes a core longer than a GPU takes for all else.
+    """
     for cell in cells:
         if bench.out_of_time():
             return
         bench.measure(cell)
-        bench.answer(cell)
+        if answers:
+            bench.answer(cell)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -325,6 +351,10 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--epsilon", nargs="+", type=_epsilon, default=[None, 8.0, 3.0], help="numbers, or none")
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
     options.add_argument("--versions", type=Path, help="folder that keeps trained versions")
+    options.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="where members train")
+    options.add_argument(
+        "--no-answers", action="store_true", help="measure losses alone; a later run with the same --versions answers"
+    )
     options.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines")
     chosen = options.parse_args(words)
     torch.set_num_threads(1)
@@ -334,14 +364,14 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         until = time.monotonic() + 60 * chosen.minutes
         folder = Path(scratch)
-        bench = Bench(
-            results, searched, base_of(chosen.backbone), folder, chosen.versions or folder / "versions", until
-        )
+        versions = chosen.versions or folder / "versions"
+        device = pick_device(chosen.device)
+        bench = Bench(results, searched, base_of(chosen.backbone), folder, versions, until, device=device)
         if chosen.quick:
             small = Recipe(1e-3, rank=2, last_layers=1, rounds=1, rows=4, batch=4)
             run(replace(bench, rows=8, quick=small), [Cell("e2e_nlg", "ffa-lora")])
             return
-        run(bench, cells_of(chosen.dataset, chosen.method, chosen.epsilon))
+        run(bench, cells_of(chosen.dataset, chosen.method, chosen.epsilon), answers=not chosen.no_answers)
 
 
 def _epsilon(word: str) -> float | None:

@@ -25,6 +25,7 @@ from benchmarks.generation.data import COPIES, DATASETS, Data, Pair, shuffled
 from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
 from learning.accounting.planning import Setting, rows_of
 from learning.mechanisms.protection import OwnNumbers, protection_of
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.turns import Dialogue
 from learning.training.update import train_update
@@ -45,6 +46,8 @@ Method = Literal["zero-shot", "local", "lora", "ffa-lora", "prompt", "centralise
 METHODS: tuple[Method, ...] = ("zero-shot", "local", "lora", "ffa-lora", "prompt", "centralised")
 
 DELTA = 1e-5
+# Rows of a lot that are in memory at once: some 6 GB of a GPU with MedQuAD's longest.
+PIECE = 64
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ class Recipe:
     optimiser: Literal["adamw", "sgd"] = "adamw"
     batch: int = 8
     rounds: int = 5
-    rows: int = 64
-    lot: int = 64
-    steps: int = 2
+    rows: int = 192
+    lot: int = 256
+    steps: int = 4
     clip: float = 1.0
 
     def as_json(self, method: Method, epsilon: float | None) -> dict[str, Any]:
@@ -203,7 +206,8 @@ class Planned:
         training = {
             "optimiser": recipe.optimiser,
             "learning_rate": recipe.learning_rate,
-            "batch": recipe.batch,
+            # Under dp-sgd it only bounds the rows in memory.
+            "batch": recipe.batch if epsilon is None else PIECE,
             "precision": "bfloat16",
             "schedule": {"decay": "cosine"},
         }
@@ -229,23 +233,30 @@ class Planned:
         sizes = [len(part[0]) for part in self.parts]
         return Trained(self.bundle, values, sizes, self.multipliers, rows, (trained, sent), seconds)
 
-    def trained(self) -> Trained:
-        """Train all rounds."""
+    def trained(self, device: str = "cpu") -> Trained:
+        """Train all rounds.
+
+        Args:
+            device: where members train, from `pick_device`.
+        """
         values, lengths = self.bundle.manifest.decode(self.bundle.weights), [(0.0, 0.0)]
         own: Sequence[float | None] = self.multipliers or [None] * len(self.parts)
+        corpora: list[EncodedExamples] = []
         for number in range(1, self.recipe.rounds + 1):
             members = [
                 Member(part[number - 1], OwnNumbers(noise_multiplier=one))
                 for part, one in zip(self.parts, own, strict=True)
             ]
+            # With noise a member has the same rows in all rounds.
+            if not (corpora and self.multipliers):
+                corpora = corpora_of(self.bundle, members)
             random = SeededRandom(f"{self.seed}/{number}")
             if len(members) > 1:
-                corpora = corpora_of(self.bundle, members)
-                done = play_round(self.bundle, values, members, corpora, number, random)
+                done = play_round(self.bundle, values, members, corpora, number, random, device=device)
                 values = done.values
                 lengths += [(each.trained, each.sent) for each in done.lengths]
             else:
-                values = _alone(self.bundle, values, members[0], number, random, self.seed)
+                values = _alone(self.bundle, values, members[0], corpora[0], number, random, self.seed, device)
         norms = np.array(lengths[1:] or lengths).mean(axis=0)
         return self.with_values(values, norms.tolist(), 0)
 
@@ -273,9 +284,17 @@ def _dialogues(rows: Sequence[Pair]) -> list[Example]:
     ]
 
 
-def _alone(bundle: "JobBundle", values: Vector, member: Member, number: int, random: SeededRandom, seed: int) -> Vector:
+def _alone(
+    bundle: "JobBundle",
+    values: Vector,
+    member: Member,
+    corpus: EncodedExamples,
+    number: int,
+    random: SeededRandom,
+    seed: int,
+    device: str,
+) -> Vector:
     """The next version of a training in one place: the member's update is added, with its noise if there is any."""
-    (corpus,) = corpora_of(bundle, [member])
     update = train_update(
         job=bundle.document,
         round=number,
@@ -287,7 +306,7 @@ def _alone(bundle: "JobBundle", values: Vector, member: Member, number: int, ran
         backbone=backbone_of(bundle),
         random=random,
         seed=seed + number,
-        device="cpu",
+        device=device,
         progress=lambda _step, _steps, _loss: None,
         cancelled=lambda: False,
     )

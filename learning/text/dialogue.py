@@ -21,10 +21,11 @@ Only `tokenizers` and numpy are imported, and only when something is encoded.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from learning.text.cloze import TemplateInvalid
-from learning.text.dialogue_tokenizer import ENDS, parts_of, text_tokenizer
+from learning.text.dialogue_tokenizer import ENDS, TokenizerParts, parts_of, text_tokenizer
 from learning.text.turns import Dialogue, Turn
 from tacit.generation import AroundTurn, DialogueTemplate, Role, parse_around
 
@@ -92,10 +93,8 @@ class DialogueEncoder:
     """
 
     def __init__(self, tokenizer: bytes, template: DialogueTemplate, max_tokens: int) -> None:
-        parts = parts_of(tokenizer)
-        self._tokenizer: Any = text_tokenizer(parts)
+        parts, self._tokenizer, self._words = _read(tokenizer)
         self._specials = dict(parts.specials)
-        self._words = {number: token for token, number in (*parts.entries.items(), *parts.specials.items())}
         self.vocabulary_size: int = parts.vocabulary_size
         self.max_tokens, self.template = max_tokens, template
         end = template.end or parts.end
@@ -361,3 +360,16 @@ def _newest(said: "Sequence[tuple[Turn, list[int]]]", most: int) -> "list[tuple[
         kept.append((turn, part))
         most -= len(part)
     return kept[::-1]
+
+
+@lru_cache(maxsize=1)
+def _read(tokenizer: bytes) -> tuple[TokenizerParts, Any, dict[int, str]]:
+    """A tokenizer's data, the library's object, and its words by id. The last one stays in memory for the next round,
+    since reading a large one takes seconds. None of the three is written to.
+
+    Raises:
+        TokenizerInvalid: The bytes are no such tokenizer.
+    """
+    parts = parts_of(tokenizer)
+    words = {number: token for token, number in (*parts.entries.items(), *parts.specials.items())}
+    return parts, text_tokenizer(parts), words
