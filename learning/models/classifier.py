@@ -61,6 +61,11 @@ class TextModel(nn.Module):
     # that write can.
     checkpointing: bool = False
 
+    @property
+    def coarseness(self) -> float:
+        """The relative step of the numbers that the model computes with: below float32 if something frozen does."""
+        return torch.finfo(torch.float32).eps
+
     def judged(self, ids: Tensor, targets: Tensor, adjusted: Adjusted | None = None) -> tuple[Tensor, Tensor]:
         """The loss (B,) of each example, in nats, and whether it is right (B,) bool.
 
