@@ -5,8 +5,8 @@ SmolLM2-135M-Instruct learns to describe restaurants (E2E NLG, ten equal members
 a method, an epsilon of each member's gate and a number of members. A training takes some two minutes of a GPU
 (`--device cuda`), and hours of a core; rows and draws are fixed by seeds (`data`, `training`).
 
-The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. The search
-itself is not accounted for: the epsilon is that of the training, as is usual in this field.
+The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. With noise
+there is one, so an epsilon covers all that the members' rows decide.
 
 figure             what it is
 loss_per_token     nats on test responses, with its 95 % interval over prompts
@@ -117,18 +117,10 @@ def recipes_of(cell: Cell) -> list[Recipe]:
         base = Recipe(1e-3, rows=96 if long else 192)
         rates = {"ffa-lora": (2e-3, 5e-3), "prompt": (5e-3, 2e-2), "centralised": (5e-4, 1e-3)}
         return [replace(base, learning_rate=rate) for rate in rates.get(cell.method, (1e-3, 2e-3))]
-    noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=4 if long else 6)
-    if cell.method == "prompt":
-        return [replace(noised, learning_rate=rate) for rate in (0.1, 1.0)]
-    return [
-        noised,
-        replace(noised, learning_rate=1.2),
-        replace(noised, learning_rate=1e-3, optimiser="adamw"),
-        # Four times the values, half the layers, and twice the lot in half the steps.
-        replace(noised, rank=4),
-        replace(noised, rank=2, last_layers=15),
-        replace(noised, lot=2 * noised.lot, steps=noised.steps // 2),
-    ]
+    # One recipe. At the start, the clipped gradients of 30 validation rows of E2E have a mean of norm 0.6. A step of norm
+    # 1 along it still lowers the loss of others, and one of 3 does not: so the first step is 0.4 x 0.6.
+    noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=4, steps=3)
+    return [replace(noised, learning_rate=0.1)] if cell.method == "prompt" else [noised]
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Recipe:
     batch: int = 8
     rounds: int = 5
     rows: int = 192
-    lot: int = 256
+    lot: int = 64
     steps: int = 4
     clip: float = 1.0
 
