@@ -29,6 +29,8 @@ BENCH = "generation_wire"
 MEMBERS, ROWS = 2, 8
 JOB_SECONDS = 3600.0
 POLICY = 'schema = 1\nmechanisms = ["none"]\nbackbones = ["disk"]\n'
+# What a sum of two members needs.
+POLICY += "min_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
 PRECISIONS = ("float32", "bfloat16")
 _SAMPLE_SECONDS = 0.05
 
@@ -43,6 +45,7 @@ def specification(base: Path, method: str, precision: str) -> tuple[str, str]:
         f'[model.injection]\nname = "lora"\nrank = 8\ntrain = "{"up" if method == "ffa-lora" else "both"}"\n'
         '[model.task]\nname = "generate"\ntemplate = "chatml"\n'
         f'[training]\nbatch = {ROWS}\noptimiser = "adamw"\nprecision = "{precision}"\n'
+        "[aggregation]\nassumed_corrupt = 0\n"
         f"[rounds]\ncount = 1\nmin_members = {MEMBERS}\ntarget_members = {MEMBERS}\nmax_attempts = 1\n"
         "[rounds.deadlines]\ntraining = 3000\nadvertise = 600\nshare = 600\nmask = 600\nconfirm = 600\nunmask = 600\n"
     )
