@@ -1,8 +1,8 @@
 """Measures a round of two real members that train SmolLM2: memory, bytes and seconds.
 
 A coordinator process and two members (`edge_client run`) on this machine, over mutual TLS, each member through its own
-counter. Each has eight rows of E2E NLG, which make one step of LoRA (rank 8, queries and values of all layers), and the
-backbone on its disk.
+counter. Each has eight rows of E2E NLG, which make one step of LoRA (rank 8, queries and values of all layers), two of
+them in memory at a time, and the backbone on its disk.
 
 resident_bytes is the larger of the two members' peaks over the whole process. It includes pages of the backbone's file
 that the system may drop. upload_bytes is what a member sends in the job, sessions and signatures included.
@@ -26,9 +26,11 @@ from benchmarks.private_vocabularies.wire import Counter, dial
 __all__ = ["main", "run"]
 
 BENCH = "generation_wire"
-MEMBERS, ROWS = 2, 8
+MEMBERS, ROWS, MICROBATCH = 2, 8, 2
 JOB_SECONDS = 3600.0
 POLICY = 'schema = 1\nmechanisms = ["none"]\nbackbones = ["disk"]\n'
+# What a sum of two members needs.
+POLICY += "min_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
 PRECISIONS = ("float32", "bfloat16")
 _SAMPLE_SECONDS = 0.05
 
@@ -42,7 +44,8 @@ def specification(base: Path, method: str, precision: str) -> tuple[str, str]:
         "max_tokens = 160\ndropout = 0.0\n"
         f'[model.injection]\nname = "lora"\nrank = 8\ntrain = "{"up" if method == "ffa-lora" else "both"}"\n'
         '[model.task]\nname = "generate"\ntemplate = "chatml"\n'
-        f'[training]\nbatch = {ROWS}\noptimiser = "adamw"\nprecision = "{precision}"\n'
+        f'[training]\nbatch = {ROWS}\nmicrobatch = {MICROBATCH}\noptimiser = "adamw"\nprecision = "{precision}"\n'
+        "[aggregation]\nassumed_corrupt = 0\n"
         f"[rounds]\ncount = 1\nmin_members = {MEMBERS}\ntarget_members = {MEMBERS}\nmax_attempts = 1\n"
         "[rounds.deadlines]\ntraining = 3000\nadvertise = 600\nshare = 600\nmask = 600\nconfirm = 600\nunmask = 600\n"
     )

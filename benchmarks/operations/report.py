@@ -21,7 +21,10 @@ PAGE = Page(
         ),
         Section("prune", "prune", "operations.prune", ("blobs", "target")),
         Section(
-            "transfer", "transfer", "operations.transfer", ("target", "load", "member", "coordinator", "before_bytes")
+            "transfer",
+            "transfer",
+            "operations.transfer",
+            ("target", "slowest", "load", "member", "coordinator", "two_cores", "before_bytes"),
         ),
         Section(
             "strangers",

@@ -2,9 +2,12 @@
 
 A coordinator process serves a file of random bytes as a job's backbone, over mutual TLS on loopback. A member process
 with its own certificate downloads it, first as small files are (one stream, verified at its end) and then in pieces,
-with one, two and four at once, each in a process of its own. Seconds include all checks and the write to the disk. Both
-processes and the disk share this machine, so processor seconds are given, too. Memory is the largest resident size of
-each side; the coordinator's is the highest so far.
+with one, two and four in memory at once, each in a process of its own. Seconds include all checks and the write to the
+disk. Memory is the largest resident size of each side; the coordinator's is the highest so far.
+
+Both processes and the disk share this machine with whatever else runs on it. So each way is tried three times, the
+fastest try counts, and `slowest` is beside it. Processor seconds of a gigabyte are those of that try, and `two_cores`
+is computed from them: the megabytes a second at which they fill two processors that do nothing else.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +41,10 @@ from tacit.prompt import PromptedModel
 from tacit.v1 import federation_pb2_grpc
 from tacit.v1 import operator_pb2 as pb
 
-BENCH = "transfer"
+BENCH, REVISION = "transfer", 2
 SIZE, QUICK_SIZE = 2**31, 2**26
-# Pieces at once; 0: the whole file in one stream.
+TRIES = 3
+# Pieces in memory at once; 0: the whole file in one stream.
 WAYS = (0, 1, 2, 4)
 TARGET = 300.0
 _MEMBER = "north"
@@ -86,7 +91,14 @@ async def _create(running: Federation, file: Path) -> bytes:
 
 
 def _fetched(running: Federation, digest: bytes, file: Path, streams: int, coordinator: psutil.Process) -> list[Figure]:
-    """Downloads the file in a process of its own."""
+    """Downloads the file in a process of its own, several times."""
+    tries = [_tried(running, digest, file, streams, coordinator) for _ in range(TRIES)]
+    speeds = [each[0].value for each in tries]
+    best = tries[speeds.index(max(speeds))]
+    return [replace(best[0], more={**best[0].more, "slowest": min(speeds)}), *best[1:]]
+
+
+def _tried(running: Federation, digest: bytes, file: Path, streams: int, coordinator: psutil.Process) -> list[Figure]:
     size = file.stat().st_size
     words = [sys.executable, "-m", __spec__.name, "--fetch", str(running.home(_MEMBER)), digest.hex(), str(file)]
     before = coordinator.cpu_times()
@@ -99,6 +111,7 @@ def _fetched(running: Federation, digest: bytes, file: Path, streams: int, coord
     found, after = json.loads(done.stdout), coordinator.cpu_times()
     spent = after.user + after.system - before.user - before.system
     gigabytes = size / 1e9
+    each = (found["processor"] + spent) / gigabytes
     return [
         Figure(
             "megabytes_per_second",
@@ -108,9 +121,13 @@ def _fetched(running: Federation, digest: bytes, file: Path, streams: int, coord
         ),
         Figure(
             "processor_seconds_per_gigabyte",
-            round((found["processor"] + spent) / gigabytes, 2),
+            round(each, 2),
             "s",
-            {"member": round(found["processor"] / gigabytes, 2), "coordinator": round(spent / gigabytes, 2)},
+            {
+                "member": round(found["processor"] / gigabytes, 2),
+                "coordinator": round(spent / gigabytes, 2),
+                "two_cores": round(2000 / each),
+            },
         ),
         Figure("member_peak_rss_bytes", found["resident"], "B", {"before_bytes": found["before"]}),
         Figure("coordinator_peak_rss_bytes", _peak(coordinator.pid), "B"),
@@ -131,7 +148,7 @@ async def _fetch(home: Path, digest: bytes, size: int, pieces: bytes, streams: i
             method = federation_pb2_grpc.FederationServiceStub(channel).FetchBlob
             before, spent, began = _peak(os.getpid()), time.process_time(), time.perf_counter()
             if streams:
-                await fetch_pieces(method, digest, pieces, size, into, streams=streams)
+                await fetch_pieces(method, digest, pieces, size, into, at_once=streams)
             else:
                 await fetch_blob(method, digest, into, limit=size)
             seconds, spent = time.perf_counter() - began, time.process_time() - spent
@@ -171,7 +188,7 @@ def main() -> None:
         size, pieces = file.stat().st_size, list_of(file)
         asyncio.run(_fetch(Path(home), bytes.fromhex(digest), size, pieces, int(streams)))
         return
-    results = open_results(BENCH, quick=chosen.quick)
+    results = open_results(BENCH, quick=chosen.quick, revision=REVISION)
     asyncio.run(_measure(results, QUICK_SIZE if chosen.quick else SIZE))
 
 

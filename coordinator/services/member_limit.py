@@ -7,8 +7,8 @@ most BURST_SECONDS + t seconds' worth of either allowance. `members` bounds the 
 Honest software stays far below. In a round a member sends Ready and answers four phases in each of up to `attempts`
 attempts. It makes about three calls (the version, the upload's status, the upload), one more for every 512 certificates
 of a large cohort (20 for 10,000), and two or three a second while its line keeps breaking. The defaults, 100 messages
-and 50 calls a second, allow fifteen rounds a second over all jobs of a member. Each piece of 4 MiB of a backbone is a
-call (`tacit.pieces`), so after the first 4 GiB a member downloads at most 210 MB/s; it waits and goes on when refused.
+and 50 calls a second, allow fifteen rounds a second over all jobs of a member. One call brings a
+whole backbone (`tacit.pieces`).
 """
 
 import math

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_client.agent.own_model import UNWATCHED, OwnModel, Watch, fetch_own, own_model
+from edge_client.agent.own_model import UNWATCHED, Fetched, OwnModel, Watch, fetch_own, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member
 from learning.text.data import DataInvalid, text_rows
 from tacit.bundle import INDEX, WEIGHTS_FILE, BundleInvalid, read_bundle
@@ -18,9 +18,12 @@ from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
-    from export.onnx import ExportReport
+    from collections.abc import Sequence
 
-__all__ = ["Exported", "export_own"]
+    from export.onnx import ExportReport
+    from learning.text.turns import Dialogue
+
+__all__ = ["Exported", "check_tools", "export_own", "write_generator"]
 
 # Packages that making and comparing an ONNX file needs beyond those of training.
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
@@ -68,7 +71,7 @@ def export_own(
         StoreError: The member's private state cannot be opened.
     """
     _check_place(out)
-    _check_tools()
+    check_tools()
     member = load_member(options)
     if member.skipped:
         watch.say(member.skipped.sentence(len(member.examples)))
@@ -97,7 +100,8 @@ def _check_place(out: Path) -> None:
         )
 
 
-def _check_tools() -> None:
+def check_tools() -> None:
+    """Raises CommandFailed if a package that writes or runs an ONNX file is missing."""
     missing = [name for name in _TOOLS if importlib.util.find_spec(name) is None]
     if missing:
         fail(f"making an ONNX file needs {', '.join(missing)}; {_INSTALL}", ExitCode.USAGE)
@@ -150,18 +154,29 @@ def _written_writer(own: OwnModel, member: Member, out: Path, split: bool, watch
     dialogues = [each.dialogue for each in member.examples[:_SAMPLES] if each.dialogue is not None]
     if not dialogues:
         fail("the data has no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
+    watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(dialogues)} rows")
+    report = write_generator(found, out, dialogues)
+    return Exported(job.name, number, found.digest, own.private_values, report, writes=True)
+
+
+def write_generator(found: Fetched, out: Path, samples: "Sequence[Dialogue]") -> "ExportReport":
+    """Writes the bundle `out` of a job whose model writes, and compares it with the trained model on `samples`.
+
+    Raises:
+        CommandFailed: It cannot be exported, or a package is missing.
+    """
+    job, number = found.job, found.number
     try:
         from export.card import Origin
         from export.generator import export_generator
 
-        watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(dialogues)} rows")
-        report = export_generator(
+        return export_generator(
             job,
             found.manifest,
             found.version,
             found.tokenizer,
             out,
-            dialogues,
+            samples,
             backbone=found.backbone,
             frozen=found.frozen,
             origin=Origin(number),
@@ -170,4 +185,3 @@ def _written_writer(own: OwnModel, member: Member, out: Path, split: bool, watch
         fail(f"making an ONNX file needs {error.name or error}; {_INSTALL}", ExitCode.USAGE)
     except (ValueError, RuntimeError, OSError) as error:
         fail(f"version {number} of {job.name} cannot be exported: {error}", ExitCode.FAILED)
-    return Exported(job.name, number, found.digest, own.private_values, report, writes=True)

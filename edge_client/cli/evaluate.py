@@ -3,7 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +14,19 @@ from edge_client.cli.options import (
     Home,
     Json,
     KeyFile,
+    MessagesColumn,
     OwnBackbones,
+    PromptColumn,
+    ResponseColumn,
     SecondText,
     SkipInvalid,
 )
 from edge_client.cli.watching import watching
-from toolkit.console import json_requested, print_json, printable
+from toolkit.console import ExitCode, fail, json_requested, print_json, printable
+
+if TYPE_CHECKING:
+    from export.evaluate_writing import WritingFigures
+    from export.figures import Figures
 
 __all__ = ["evaluate"]
 
@@ -33,14 +40,32 @@ def evaluate(
     test: Annotated[
         Path,
         typer.Option(
-            help="Your labelled texts to measure on, which you did not train on: .jsonl, .csv or .tsv (also .gz), "
-            ".parquet, .arrow, or a datasets folder.",
+            help="Your labelled texts to measure on, or prompts with responses for a model that writes, which you did "
+            "not train on: .jsonl, .csv or .tsv (also .gz), .parquet, .arrow, or a datasets folder.",
             show_default=False,
         ),
     ],
     text: Annotated[str, typer.Option(help="The column of both files that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column of both files that holds the label.")] = "label",
     text_b: SecondText = None,
+    prompt: PromptColumn = None,
+    response: ResponseColumn = None,
+    messages: MessagesColumn = None,
+    generate: Annotated[
+        bool,
+        typer.Option(
+            "--generate",
+            help="Also let a model that writes answer the prompts of --test, and compare: BLEU, ROUGE-L, exact match.",
+        ),
+    ] = False,
+    answers: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --generate: answer only this many prompts, the first of the file."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, max=100, help="With --generate: the temperature of the sampled answers.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="With --generate: the seed of the sampled answers.")] = 0,
     skip_invalid: SkipInvalid = False,
     data_name: DataName = "data",
     epochs: Annotated[
@@ -68,15 +93,20 @@ def evaluate(
     Beside accuracy and loss it prints a 95 % confidence interval (Wilson),
     the accuracy of the majority class, balanced accuracy, macro F1,
     the expected calibration error (15 bins of equal width), and the confusion matrix.
+
+    Of a model that writes it measures loss, perplexity and accuracy per response token;
+    with --generate also BLEU, ROUGE-L and exact match of greedy and of sampled answers.
+    Rows with the same prompt are references of one answer.
     """
+    if (answers is not None or temperature != 1.0 or seed) and not generate:
+        fail("--answers, --temperature and --seed are of generated answers; add --generate", ExitCode.USAGE)
     from toolkit.tls import tls_13_only
 
     tls_13_only()
 
-    from edge_client.agent.measuring import measure_own
+    from edge_client.agent.measuring import answering_of, measure_own
     from edge_client.agent.runner import RunOptions
     from edge_client.cli.private import sentences
-    from export.figures_report import confusion_lines, figures_json, figures_lines, headline
 
     quiet = as_json or json_requested()
     options: RunOptions = RunOptions(
@@ -84,6 +114,9 @@ def evaluate(
         text=text,
         label=label,
         text_b=text_b,
+        prompt=prompt,
+        response=response,
+        messages=messages,
         skip_invalid=skip_invalid,
         device=device,
         home=home,
@@ -92,7 +125,9 @@ def evaluate(
         backbones=tuple(backbone or ()),
     )
     with sentences(), watching(quiet) as watch:
-        done = measure_own(job, options, test, epochs=epochs, watch=watch)
+        asked = answering_of(answers, temperature, seed) if generate else None
+        done = measure_own(job, options, test, epochs=epochs, answering=asked, watch=watch)
+    report = _report(done.figures)
     if quiet:
         print_json(
             {
@@ -100,22 +135,35 @@ def evaluate(
                 "version": done.version,
                 "digest": done.digest.hex(),
                 "private_values": done.private,
-                **figures_json(done.figures),
-                "reading": done.coverage.as_json(done.max_tokens),
+                **report.figures_json(done.figures),
+                "reading": done.reading_json,
                 "also_in_data": done.known,
                 "rows_skipped": done.skipped.rows,
             }
         )
         return
-    typer.echo(printable(f"version {done.version} of {done.job}: {headline(done.figures)}"))
+    typer.echo(printable(f"version {done.version} of {done.job}: {report.headline(done.figures)}"))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _MAX_WIDTH
-    for line in (*figures_lines(done.figures), *confusion_lines(done.figures, width)):
+    for line in report.all_lines(done.figures, width):
         typer.echo(line)
-    typer.echo(done.coverage.sentence(done.max_tokens))
+    typer.echo(printable(done.reading))
     if done.known:
         typer.echo(
             printable(
-                f"{done.known} of {done.figures.examples} texts of {test} are also in {data}, so the figures are too "
-                "good; give --test texts that you did not train on"
+                f"{done.known} of {done.rows} {done.what} of {test} are also in {data}, so the figures are too good; "
+                f"give --test {done.what} that you did not train on"
             )
         )
+
+
+def _report(found: "Figures | WritingFigures") -> Any:
+    """The module that shows figures of this kind. Only those of a model that writes need the export extra."""
+    from export.figures import Figures
+
+    if isinstance(found, Figures):
+        from export import figures_report
+
+        return figures_report
+    from export import answer_report
+
+    return answer_report

@@ -76,7 +76,7 @@ def generate(
         fail(f"{file} does not exist; name a .jsonl file with a prompt in each row", ExitCode.NOT_FOUND)
     given = _from_file(file, system) if file is not None else [_one(question, system)]
     try:
-        generator = Generator.load(bundle, threads=threads)
+        generator = Generator.load(bundle, threads=threads, once=file is None)
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE if bundle.exists() else ExitCode.NOT_FOUND)
     plain = as_json or json_requested()

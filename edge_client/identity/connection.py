@@ -175,6 +175,11 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ),
     ("network is unreachable", _NO_ROUTE),
     ("no route to host", _NO_ROUTE),
+    (
+        "kept the connection open and sent nothing",
+        "the coordinator at {where} keeps the connection open, and sent nothing of a file for two minutes; what "
+        "arrived is kept, so try again, and tell the operator if it goes on",
+    ),
     ("timed out", _SILENT),
     ("timeout", _SILENT),
     ("failed to connect", "{where} cannot be reached; `edge_client doctor` says why"),

@@ -117,6 +117,13 @@ class PolicyDocument(Document):
         description="Where a prompted job's frozen model may come from: this machine's disk, the coordinator, or the "
         "hub (which then learns that somebody here uses the model). Its digest must match the job's in any case.",
     )
+    max_backbone_mib: int | None = Field(
+        default=None,
+        ge=1,
+        description="Largest frozen model of a prompted job, in MiB of its file. A job with a larger one is declined "
+        "before any of it is fetched. SmolLM2-135M has 514. Not given: up to 64 GiB, if the disk has room.",
+        examples=[4096],
+    )
     shared_parameters: _Patterns = Field(
         default=("*",),
         description="Names of parameters that may be shared, with * and ?. Every shared parameter of the job must "

@@ -5,6 +5,7 @@ The rules are checked in the order of the tables.
 
 from edge_client.policy.document import PolicyDocument
 from edge_client.policy.verdicts import Finding, Offer, Rule, When, fits_any, in_words, listed
+from learning.backbones.layout import BackboneInvalid, checked_config, layout_of
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel, RvaeModel
@@ -70,6 +71,26 @@ def _backbones(policy: PolicyDocument, offer: Offer) -> Finding:
     return Finding(listed(there), admitted, not set(there).isdisjoint(policy.backbones), says)
 
 
+def _max_backbone_mib(policy: PolicyDocument, offer: Offer) -> Finding:
+    admitted, model = in_words(policy.max_backbone_mib), offer.job.model
+    says = "the job's backbone has {job} MiB; the policy allows at most {policy}"
+    if not isinstance(model, PromptedModel):
+        return Finding("0", admitted, True, says)
+    if model.config is None:
+        return Finding("unknown", admitted, None, "the job's backbone has no config until the bundle is made")
+    try:
+        size = layout_of(checked_config(model.config)).size
+    except BackboneInvalid:
+        # Preparation says what is wrong with it, before anything of it is fetched.
+        return Finding("unknown", admitted, None, "the job's backbone has a config that this software cannot read")
+    if model.onnx is not None and model.onnx.size is not None:
+        # What a member without torch fetches in its place.
+        size = max(size, model.onnx.size)
+    mib = -(-size // 2**20)
+    fits = policy.max_backbone_mib is None or mib <= policy.max_backbone_mib
+    return Finding(in_words(mib), admitted, fits, says, "raise max_backbone_mib if this machine has room for it")
+
+
 def _vocabularies(policy: PolicyDocument, offer: Offer) -> Finding:
     # Only "own" keeps the operator from knowing which vector belongs to which word. If members build the list, its rows
     # start from a secret of theirs or from a table that they chose, and the job document names neither words nor rows.
@@ -93,6 +114,13 @@ MODEL: tuple[Rule[Offer], ...] = (
     Rule("tasks", When.JOB, Reason.REASON_POLICY_JOB_KIND, _tasks),
     Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
     Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
+    Rule(
+        "max_backbone_mib",
+        When.JOB,
+        Reason.REASON_POLICY_BASE_MODEL,
+        _max_backbone_mib,
+        lambda p: p.max_backbone_mib is None,
+    ),
     Rule(
         "vocabularies",
         When.JOB,

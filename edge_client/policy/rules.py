@@ -379,11 +379,14 @@ QUESTION: tuple[Rule[Offer], ...] = (
     ),
 )
 
+# Of the rules about models, those about what a measurement fetches and runs.
+_MEASURED = ("architectures", "backbones", "max_backbone_mib", "vocabularies")
+
 # About a job that asks for a measurement. It runs a model, and trains none.
 MEASUREMENT: tuple[Rule[Offer], ...] = (
     *QUESTION,
     Rule("metrics_epsilon", When.JOB, Reason.REASON_POLICY_JOB_KIND, _measurements),
-    *(each for each in MODEL if each.key in ("architectures", "backbones", "vocabularies")),
+    *(each for each in MODEL if each.key in _MEASURED),
 )
 
 # About a job that trains.

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -15,9 +15,9 @@ from edge_client.identity.connection import CALL_BROKEN, NOT_SERVED, explain, ra
 from edge_client.session.link import Link
 from edge_client.session.preparation import PreparationRefused
 from tacit.attempt import AttemptId
-from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+from tacit.blobs import STALL_SECONDS, BlobDamaged, BlobNotThere, FetchMethod, fetch_blob, has_stalled
 from tacit.limits import CERTIFICATES_AT_ONCE, MAX_CERTIFICATE_BYTES
-from tacit.pieces import fetch_pieces
+from tacit.pieces import downloading
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 
@@ -51,21 +51,29 @@ class Fetcher:
         # Two jobs may share a blob. The second job then finds it in the cache.
         lock = self._fetching.setdefault(digest, asyncio.Lock())
         async with lock:
-            while True:
-                stub = await self._link.stub()
-                try:
-                    if not pieces:
-                        await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
-                        return
-                    await fetch_pieces(
-                        stub.FetchBlob, digest, pieces, limit, into, patience=0, damaged=partial(_warn, digest)
-                    )
+            try:
+                if not pieces:
+                    await self._repeat(digest, partial(_whole, digest, into, limit))
                     return
-                except (BlobNotThere, BlobDamaged) as error:
-                    raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-                except CALL_BROKEN as error:
-                    raise_if_told_to_stop(error)
-                    await self._link.pause_after_failure(stub)
+                # One download over all connections: what has arrived is looked at once.
+                async with downloading(digest, pieces, limit, into, damaged=partial(_warn, digest)) as download:
+                    await self._repeat(digest, partial(download.fetch, patience=0))
+            except (BlobNotThere, BlobDamaged) as error:
+                raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+
+    async def _repeat(self, digest: bytes, fetch: Callable[[FetchMethod], Awaitable[None]]) -> None:
+        """Fetches over one connection after another, until it is done."""
+        while True:
+            stub = await self._link.stub()
+            try:
+                await fetch(stub.FetchBlob)
+            except CALL_BROKEN as error:
+                raise_if_told_to_stop(error)
+                if has_stalled(error):
+                    log.warning("download_stalled", blob=digest.hex(), seconds=STALL_SECONDS)
+                await self._link.pause_after_failure(stub)
+            else:
+                return
 
     async def certificates(self, attempt: AttemptId, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Returns certificates and keys with these SHA-256s, from this machine's cache or else from the coordinator.
@@ -140,6 +148,10 @@ class Fetcher:
             self._certificates.keep(certificates)
         except OSError as error:
             log.warning("certificates_not_kept", error=str(error))
+
+
+async def _whole(digest: bytes, into: Path, limit: int, method: FetchMethod) -> None:
+    await fetch_blob(method, digest, into, limit=limit, patience=0)
 
 
 def _warn(digest: bytes, number: int, count: int) -> None:

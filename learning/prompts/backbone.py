@@ -403,7 +403,9 @@ class Frozen:
             if kind != found.dtype and self._backbone.mapped and found.device.type == "cpu":
                 memory = found.untyped_storage()
                 copied[memory.data_ptr()] = memory.nbytes()
-        # Last, since reading a page maps those around it too.
+                # At once, so that the file and its copy are never both in memory as a whole.
+                page_out(memory.data_ptr(), memory.nbytes())
+        # And at the end, since reading a page maps those around it too.
         for address, size in copied.items():
             page_out(address, size)
 

@@ -2,7 +2,8 @@
 
 `fetch_blob` and `put_blob` resume where a broken connection left off, wait a little longer after each failure, and give
 up when nothing has moved for `patience` seconds. What `fetch_blob` returns has the requested digest; other bytes are
-discarded, so a coordinator can at worst waste a member's time, within `limit` bytes.
+discarded, so a coordinator can at worst waste a member's time, within `limit` bytes. A call that brings nothing for
+`STALL_SECONDS` is broken off.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import hashlib
 import os
 import random
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -25,13 +26,16 @@ from tacit.v1 import federation_pb2, operator_pb2
 __all__ = [
     "CHUNK",
     "MAX_BLOB",
+    "STALL_SECONDS",
     "BlobDamaged",
     "BlobNotThere",
     "BlobStub",
     "FetchMethod",
     "Progress",
     "Retry",
+    "chunks_of",
     "fetch_blob",
+    "has_stalled",
     "is_transient",
     "put_blob",
 ]
@@ -39,6 +43,10 @@ __all__ = [
 CHUNK = 256 * 1024
 # Default maximum size of a blob in bytes: 2^31 values of four bytes each, and a little more.
 MAX_BLOB = 2**33 + 2**20
+# Seconds without a chunk after which a call counts as broken, though its connection is open. A chunk of 256 KiB takes
+# 65 s over a 32 kbit/s link.
+STALL_SECONDS = 120.0
+_SILENT = "the other side kept the connection open and sent nothing for"
 
 Progress = Callable[[int, int], None]
 FetchMethod = Callable[[federation_pb2.FetchBlobRequest], AsyncIterable[federation_pb2.BlobChunk]]
@@ -113,6 +121,45 @@ async def fetch_blob(
             if not resumed:
                 raise
             resumed = False
+
+
+async def chunks_of(
+    method: FetchMethod, request: federation_pb2.FetchBlobRequest, stall: float | None = None
+) -> AsyncGenerator[federation_pb2.BlobChunk, None]:
+    """Yields the chunks of a call. Close it (`contextlib.aclosing`), so that the call ends with it.
+
+    Args:
+        method: a stub's `FetchBlob`.
+        request: what to ask for.
+        stall: seconds without a chunk; None: `STALL_SECONDS`.
+
+    Raises:
+        grpc.aio.AioRpcError: the call ended, or brought nothing for `stall` seconds (`has_stalled`).
+    """
+    seconds = STALL_SECONDS if stall is None else stall
+    call = method(request)
+    chunks = aiter(call)
+    try:
+        while True:
+            async with asyncio.timeout(seconds):
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    return
+            yield chunk
+            # Not held while the next one is awaited.
+            del chunk
+    except TimeoutError as error:
+        nothing, said = grpc.aio.Metadata(), f"{_SILENT} {seconds:g} s"
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None) from error
+    finally:
+        if isinstance(call, grpc.aio.Call):
+            call.cancel()
+
+
+def has_stalled(error: BaseException) -> bool:
+    """Whether `chunks_of` broke a call off because it brought nothing."""
+    return isinstance(error, grpc.aio.AioRpcError) and (error.details() or "").startswith(_SILENT)
 
 
 async def put_blob(
@@ -247,12 +294,13 @@ async def _fetch(
         ended: Exception = BlobDamaged(f"the blob {digest.hex()} ends before its announced size")
         try:
             request = federation_pb2.FetchBlobRequest(digest=digest, offset=sink.size, exported=exported)
-            async for chunk in method(request):
-                total = chunk.total if total is None else total
-                _check(chunk, sink.size, total, limit)
-                sink.add(chunk.data)
-                retry.moved(sink.size)
-                _tell(progress, sink.size, total)
+            async with contextlib.aclosing(chunks_of(method, request)) as chunks:
+                async for chunk in chunks:
+                    total = chunk.total if total is None else total
+                    _check(chunk, sink.size, total, limit)
+                    sink.add(chunk.data)
+                    retry.moved(sink.size)
+                    _tell(progress, sink.size, total)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise BlobNotThere(details_of(error) or f"the other side has no blob {digest.hex()}") from error

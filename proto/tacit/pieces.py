@@ -3,16 +3,18 @@
 A file of more than one piece has a list: the SHA-256 of each `PIECE` bytes, one after another. The list is itself a
 blob, and the document that names the file names the list too, so both are trusted alike.
 
-`fetch_pieces` fetches several pieces at once and writes a piece only once it has its digest. Guarantees:
+`Download` asks for all that is lacking in a row with one call. While a piece arrives, a thread checks the one before,
+writes it, and adds it to the digest of the whole file. Guarantees:
 
-- A file that it returns has the digest of the file and of all its pieces.
+- A file that it completes has the digest of the file and of all its pieces.
 - What arrived before a break, a restart or a crash is not fetched again: the pieces in `NAME.pieces` that match their
-  digests are kept. Nothing else is remembered, so nothing else can be wrong.
+  digests are kept. Nothing else is remembered on the disk, so nothing else can be wrong. A `Download` looks at the file
+  once, so a break costs no second look.
 - One process at a time writes to `NAME.pieces`, under a lock, and nothing writes to it once it is `NAME`. Otherwise a
   second job with the same digest and another list could change a file that the first has verified and mapped.
-- A piece with other bytes is refused, named, and fetched again, twice at most. A server that sends other bytes wastes
-  no more than that.
-- Memory: `STREAMS` pieces, whatever the file's size.
+- A piece with other bytes ends the call, is refused, named, and fetched again, twice at most. A server that sends other
+  bytes wastes no more than that.
+- Memory: `AT_ONCE` pieces, whatever the file's size. Where the system can, nothing of the file goes through its cache.
 
 Leaves to others: which list belongs to which file, and where there is room (`edge_client.downloads`).
 """
@@ -24,31 +26,41 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from tacit.blobs import BlobDamaged, BlobNotThere, FetchMethod, Progress, Retry, is_transient
+from tacit.blobs import (
+    BlobDamaged,
+    BlobNotThere,
+    FetchMethod,
+    Progress,
+    Retry,
+    chunks_of,
+    is_transient,
+)
 from tacit.status import details_of
 from tacit.v1 import federation_pb2
 
-if TYPE_CHECKING:
-    from hashlib import _Hash as Hash
-
-__all__ = ["PIECE", "STREAMS", "check_list", "fetch_pieces", "list_bytes", "list_of"]
+__all__ = ["AT_ONCE", "PIECE", "Download", "check_list", "downloading", "fetch_pieces", "list_bytes", "list_of"]
 
 PIECE = 4 * 1024 * 1024
-# Pieces that are fetched at once.
-STREAMS = 4
+# Pieces in memory: one arrives, one is checked, and two wait where either side is slower for a moment.
+AT_ONCE = 4
 _DIGEST = 32
 # Times that a piece may arrive damaged before the fetch gives up.
 _MAX_DAMAGED = 3
 # Seconds between looks at a file that another process fetches.
 _LOOK_SECONDS = 0.5
+# What writes past the system's cache are multiples of.
+_BLOCK = 4096
+_DIRECT = getattr(os, "O_DIRECT", 0)
 
 # Called with the number of a damaged piece, and how many pieces there are.
 Damaged = Callable[[int, int], None]
@@ -86,64 +98,200 @@ async def fetch_pieces(
     into: Path,
     *,
     patience: float = 60.0,
-    streams: int = STREAMS,
+    at_once: int = AT_ONCE,
     progress: Progress | None = None,
     damaged: Damaged | None = None,
 ) -> None:
-    """Fetches a file of known size into `into`, which gets its name only when it is complete and verified.
+    """Fetches a file of known size from one server. For the arguments see `downloading` and `Download.fetch`.
+
+    Raises:
+        BlobNotThere, BlobDamaged, grpc.aio.AioRpcError, OSError: as those do.
+    """
+    async with downloading(digest, pieces, size, into, at_once=at_once, progress=progress, damaged=damaged) as download:
+        await download.fetch(method, patience=patience)
+
+
+@contextlib.asynccontextmanager
+async def downloading(
+    digest: bytes,
+    pieces: bytes,
+    size: int,
+    into: Path,
+    *,
+    at_once: int = AT_ONCE,
+    progress: Progress | None = None,
+    damaged: Damaged | None = None,
+) -> AsyncIterator[Download]:
+    """Yields a download into `into`, which gets its name only when it is complete and verified.
 
     Args:
-        method: a stub's `FetchBlob`.
         digest: SHA-256 of the file.
         pieces: the list of its pieces.
         size: its bytes.
         into: the file. Until it is complete, `NAME.pieces` holds what has arrived. If another process fetches it, this
             one waits, and takes over or uses the result.
-        patience: seconds without progress before it gives up.
-        streams: pieces that are fetched at once.
+        at_once: pieces that are in memory at once.
         progress: called with (arrived, total) in bytes.
         damaged: called with a piece's number, from 0, and their count, when a piece arrived with other bytes.
 
     Raises:
-        BlobNotThere: the other side does not have it.
-        BlobDamaged: a piece arrived damaged several times, or the list belongs to another file. The good pieces of the
-            former are kept.
-        grpc.aio.AioRpcError: the other side refused, or was unreachable for `patience` seconds.
+        BlobDamaged: the list cannot belong to a file of that size.
         OSError: the disk has no room, or refuses.
     """
     check_list(pieces, size)
     while (file := _Partial.opened(into, pieces, size)) is None:  # noqa: ASYNC110  another process tells no event
         await asyncio.sleep(_LOOK_SECONDS)
-    try:
-        if await asyncio.to_thread(file.is_there, digest):
+    # One thread, so that pieces are checked in their order.
+    with contextlib.closing(file), _one_thread() as thread:
+        complete = await asyncio.to_thread(file.is_there, digest)
+        if not complete:
+            await asyncio.to_thread(file.prepare)
+        yield Download(digest, file, thread, complete, at_once, progress, damaged)
+
+
+class Download:
+    """A file that arrives, over as many calls as it takes. Made by `downloading`."""
+
+    def __init__(
+        self,
+        digest: bytes,
+        file: _Partial,
+        thread: ThreadPoolExecutor,
+        complete: bool,
+        at_once: int,
+        progress: Progress | None,
+        damaged: Damaged | None,
+    ) -> None:
+        self._digest, self._file, self._thread, self._complete = digest, file, thread, complete
+        self._progress, self._damaged = progress, damaged
+        # Aligned, as writes past the system's cache need it. Memory that goes back to the system is dear to get again.
+        self._buffers = [mmap.mmap(-1, PIECE) for _ in range(at_once)]
+        self._tries: dict[int, int] = {}
+
+    @property
+    def arrived(self) -> int:
+        """Bytes that are here and right."""
+        return self._file.arrived
+
+    async def fetch(self, method: FetchMethod, *, patience: float = 60.0, stall: float | None = None) -> None:
+        """Fetches what is lacking. After an error, another call goes on from there.
+
+        Args:
+            method: a stub's `FetchBlob`.
+            patience: seconds without progress before it gives up.
+            stall: seconds without a chunk before a call counts as broken; None: `tacit.blobs.STALL_SECONDS`.
+
+        Raises:
+            BlobNotThere: the other side does not have it.
+            BlobDamaged: a piece arrived damaged several times, or the list belongs to another file. The good pieces of
+                the former are kept.
+            grpc.aio.AioRpcError: the other side refused, or sent nothing or was unreachable for `patience` seconds.
+            OSError: the disk has no room, or refuses.
+        """
+        if self._complete:
             return
-        await asyncio.to_thread(file.prepare)
-        retry = Retry(patience)
-        while lacking := [number for number, done in enumerate(file.done) if not done]:
-            queue = iter(lacking)
+        file, retry = self._file, Retry(patience)
+        while (run := file.lacking()) is not None:
             try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(streams, len(lacking))):
-                        group.create_task(_worker(method, digest, file, queue, retry, progress, damaged))
-            except* (grpc.aio.AioRpcError, BlobNotThere, BlobDamaged, OSError) as errors:
-                ended = _first(errors)
-                if not isinstance(ended, grpc.aio.AioRpcError) or not is_transient(ended):
-                    raise ended from None
-                await retry.wait(ended)
-        # At the end, since a thread that hashes meanwhile and this one would take turns at each chunk.
-        if (found := await asyncio.to_thread(file.digest)) != digest:
+                await self._stream(method, run, retry, stall)
+            except grpc.aio.AioRpcError as error:
+                if not is_transient(error):
+                    raise
+                await retry.wait(error)
+        if (found := await asyncio.to_thread(file.digest)) != self._digest:
             file.discard()
             raise BlobDamaged(
-                f"the job's list of pieces is of the file {found.hex()}, and the job names {digest.hex()}; it was "
-                "discarded, so tell the operator"
+                f"the job's list of pieces is of the file {found.hex()}, and the job names {self._digest.hex()}; it "
+                "was discarded, so tell the operator"
             )
         await asyncio.to_thread(file.complete)
+        self._complete = True
+
+    async def _stream(self, method: FetchMethod, run: range, retry: Retry, stall: float | None) -> None:
+        """Receives these pieces with one call. Returns early if one was damaged."""
+        checking: deque[tuple[int, asyncio.Future[bool]]] = deque()
+        try:
+            await self._receive(method, run, retry, stall, checking)
+        finally:
+            # After a break, too, a piece that is whole counts.
+            await asyncio.gather(*(checked for _, checked in checking), return_exceptions=True)
+            while checking:
+                await self._settle(*checking.popleft(), retry)
+
+    async def _receive(
+        self,
+        method: FetchMethod,
+        run: range,
+        retry: Retry,
+        stall: float | None,
+        checking: deque[tuple[int, asyncio.Future[bool]]],
+    ) -> None:
+        file, loop = self._file, asyncio.get_running_loop()
+        number, at, end = run.start, run.start * PIECE, min(run.stop * PIECE, file.size)
+        buffer, held = memoryview(self._buffers[0]), 0
+        request = federation_pb2.FetchBlobRequest(digest=self._digest, offset=at, length=end - at)
+        async with contextlib.aclosing(_translated(method, request, stall, self._digest)) as chunks:
+            async for chunk in chunks:
+                data = memoryview(chunk.data)
+                # Without the first check, a stream of nothing would never end.
+                if not data or chunk.total != file.size or chunk.offset != at or at + len(data) > end:
+                    raise BlobDamaged(
+                        f"a chunk of {len(data)} bytes at {chunk.offset} of {chunk.total} arrived where {at} of "
+                        f"{file.size} was due"
+                    )
+                at += len(data)
+                while data:
+                    part = data[: file.length(number) - held]
+                    buffer[held : held + len(part)] = part
+                    data, held = data[len(part) :], held + len(part)
+                    if held < file.length(number):
+                        continue
+                    checking.append((number, loop.run_in_executor(self._thread, file.take, number, buffer, held)))
+                    number, held = number + 1, 0
+                    # The oldest buffer must be free again. What is known already is looked at, too.
+                    while checking and (len(checking) >= len(self._buffers) or checking[0][1].done()):
+                        if not await self._settle(*checking.popleft(), retry):
+                            return
+                    buffer = memoryview(self._buffers[(number - run.start) % len(self._buffers)])
+        if number < run.stop:
+            # The stream ended early, and no part of a piece has its digest.
+            checking.append((number, loop.run_in_executor(self._thread, file.take, number, buffer, held)))
+
+    async def _settle(self, number: int, checked: asyncio.Future[bool], retry: Retry) -> bool:
+        """Waits until a piece was checked, and returns whether it is right.
+
+        Raises:
+            BlobDamaged: it arrived damaged too often.
+        """
+        count = len(self._file.done)
+        if await checked:
+            retry.moved(self._file.arrived)
+            if self._progress is not None:
+                self._progress(self._file.arrived, self._file.size)
+            return True
+        if self._damaged is not None:
+            self._damaged(number, count)
+        tries = self._tries[number] = self._tries.get(number, 0) + 1
+        if tries == _MAX_DAMAGED:
+            raise BlobDamaged(
+                f"piece {number} of {count} of {self._digest.hex()} arrived {tries} times with other bytes than the "
+                "job names; it was discarded, and the other pieces are kept"
+            )
+        return False
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    thread = ThreadPoolExecutor(1, "tacit-pieces")
+    try:
+        yield thread
     finally:
-        file.close()
+        # A cancelled fetch does not wait: what its thread still does ends with the file.
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _Partial:
-    """The locked file that fills up, in any order. Made by `opened`."""
+    """The locked file that fills up, in any order, and the digest of its beginning. Made by `opened`."""
 
     def __init__(self, path: Path, pieces: bytes, size: int, descriptor: int) -> None:
         self._path, self._pieces, self.size = path, pieces, size
@@ -154,12 +302,14 @@ class _Partial:
         self._closed = False
         self.done = [False] * (len(pieces) // _DIGEST)
         self.arrived = 0
+        # The digest of the first `_hashed` pieces. One thread at a time.
+        self._whole, self._hashed = hashlib.sha256(), 0
 
     @classmethod
     def opened(cls, path: Path, pieces: bytes, size: int) -> _Partial | None:
         """Opens and locks the file. None: another fetch has it. Raises OSError."""
         partial = _partial_of(path)
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open_direct(partial)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The fetch that had the lock may have given the file its final name.
@@ -192,21 +342,21 @@ class _Partial:
             os.ftruncate(descriptor, self.size)
 
     def _keep_good(self, descriptor: int) -> None:
-        held, buffer = os.fstat(descriptor).st_size, bytearray(PIECE)
+        held = os.fstat(descriptor).st_size
         at = 0
-        while at < min(held, self.size):
-            try:
-                # Skip holes, which no fetch wrote.
-                number = os.lseek(descriptor, at, os.SEEK_DATA) // PIECE
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                return
-            found = os.preadv(descriptor, [memoryview(buffer)[: self.length(number)]], number * PIECE)
-            if self.matches(number, hashlib.sha256(memoryview(buffer)[:found])):
-                self.done[number] = True
-                self.arrived += self.length(number)
-            at = (number + 1) * PIECE
+        with mmap.mmap(-1, PIECE) as mapped, memoryview(mapped) as buffer:
+            while at < min(held, self.size):
+                try:
+                    # Skip holes, which no fetch wrote.
+                    number = os.lseek(descriptor, at, os.SEEK_DATA) // PIECE
+                except OSError as error:
+                    if error.errno != errno.ENXIO:
+                        raise
+                    return
+                found = min(os.preadv(descriptor, [buffer], number * PIECE), self.length(number))
+                if self._matches(number, buffer[:found]):
+                    self._have(number, buffer[:found])
+                at = (number + 1) * PIECE
 
     def _check_room(self, descriptor: int) -> None:
         found = os.fstatvfs(descriptor)
@@ -219,25 +369,72 @@ class _Partial:
     def length(self, number: int) -> int:
         return min(PIECE, self.size - number * PIECE)
 
+    def lacking(self) -> range | None:
+        """The first pieces in a row that are not here; None: all are here."""
+        try:
+            first = self.done.index(False)
+        except ValueError:
+            return None
+        following = (number for number in range(first, len(self.done)) if self.done[number])
+        return range(first, next(following, len(self.done)))
+
+    def take(self, number: int, buffer: memoryview, held: int) -> bool:
+        """Writes the `held` bytes of a piece if they are right, and returns whether they are. Runs in a thread."""
+        if not self._matches(number, buffer[:held]):
+            return False
+        # The file is cut to its size at the end.
+        padded = -(-held // _BLOCK) * _BLOCK
+        buffer[held:padded] = bytes(padded - held)
+        self._write(number * PIECE, buffer[:padded])
+        self._have(number, buffer[:held])
+        return True
+
+    def _matches(self, number: int, piece: memoryview) -> bool:
+        return hashlib.sha256(piece).digest() == self._pieces[_DIGEST * number : _DIGEST * (number + 1)]
+
+    def _have(self, number: int, piece: memoryview) -> None:
+        """Notes a piece that is on the disk, and adds it to the whole digest while it is in memory, if it is next."""
+        self._catch_up(number)
+        if self._hashed == number:
+            self._whole.update(piece)
+            self._hashed += 1
+        self.done[number] = True
+        self.arrived += self.length(number)
+
+    def _catch_up(self, until: int) -> None:
+        """Adds to the whole digest what arrived before it was next: what an earlier fetch left behind a gap."""
+        if self._hashed >= until or not self.done[self._hashed]:
+            return
+        with self._open() as descriptor, mmap.mmap(-1, PIECE) as mapped, memoryview(mapped) as buffer:
+            while self._hashed < until and self.done[self._hashed]:
+                length = self.length(self._hashed)
+                if os.preadv(descriptor, [buffer], self._hashed * PIECE) < length:
+                    raise OSError(errno.EIO, "the file became shorter while it was fetched", str(self._partial))
+                self._whole.update(buffer[:length])
+                self._hashed += 1
+
     def digest(self) -> bytes:
-        """The digest of the whole file. Runs in a thread."""
-        with self._open() as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").digest()
+        """The digest of the whole file, once all is here. Runs in a thread."""
+        self._catch_up(len(self.done))
+        return self._whole.digest()
 
-    def matches(self, number: int, hashed: Hash) -> bool:
-        return hashed.digest() == self._pieces[_DIGEST * number : _DIGEST * (number + 1)]
-
-    def write(self, number: int, piece: memoryview) -> None:
-        """Writes a piece that matches. Runs in a thread."""
-        at = number * PIECE
-        while piece:
+    def _write(self, at: int, data: memoryview) -> None:
+        while data:
             with self._open() as descriptor:
-                written = os.pwrite(descriptor, piece, at)
-            at, piece = at + written, piece[written:]
+                try:
+                    written = os.pwrite(descriptor, data, at)
+                except OSError as error:
+                    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                    if error.errno != errno.EINVAL or not flags & _DIRECT:
+                        raise
+                    # A disk with larger blocks. Then through the cache.
+                    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+                    continue
+            at, data = at + written, data[written:]
 
     def complete(self) -> None:
         with self._open() as descriptor:
+            os.ftruncate(descriptor, self.size)
             os.fsync(descriptor)
             self._partial.replace(self._path)
         folder = os.open(self._path.parent, os.O_RDONLY)
@@ -272,58 +469,25 @@ def _partial_of(path: Path) -> Path:
     return path.with_name(path.name + ".pieces")
 
 
-async def _worker(
-    method: FetchMethod,
-    digest: bytes,
-    file: _Partial,
-    queue: Iterator[int],
-    retry: Retry,
-    progress: Progress | None,
-    damaged: Damaged | None,
-) -> None:
-    """Fetches the next piece that nobody fetches, until there is none."""
-    # One buffer for all its pieces: memory that is returned to the system is dear to get again.
-    buffer = bytearray(PIECE)
-    for number in queue:
-        for tries in range(1, _MAX_DAMAGED + 1):
-            piece, hashed = await _piece(method, digest, file, number, buffer)
-            if file.matches(number, hashed):
-                await asyncio.to_thread(file.write, number, piece)
-                break
-            if damaged is not None:
-                damaged(number, len(file.done))
-            if tries == _MAX_DAMAGED:
-                raise BlobDamaged(
-                    f"piece {number} of {len(file.done)} of {digest.hex()} arrived {tries} times with other bytes than "
-                    "the job names; it was discarded, and the other pieces are kept"
-                )
-        file.done[number] = True
-        file.arrived += file.length(number)
-        retry.moved(file.arrived)
-        if progress is not None:
-            progress(file.arrived, file.size)
-
-
-async def _piece(
-    method: FetchMethod, digest: bytes, file: _Partial, number: int, buffer: bytearray
-) -> tuple[memoryview, Hash]:
-    """Receives a piece into the buffer, and hashes it."""
-    begin, length, held = number * PIECE, file.length(number), 0
-    request = federation_pb2.FetchBlobRequest(digest=digest, offset=begin, length=length)
-    hashed = hashlib.sha256()
+def _open_direct(path: Path) -> int:
+    """Opens a file past the system's cache, which a file of gigabytes would empty of all else, if its disk can."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
-        async for chunk in method(request):
-            data = chunk.data
-            # Without the first check, a stream of nothing would never end.
-            if not data or chunk.total != file.size or chunk.offset != begin + held or held + len(data) > length:
-                raise BlobDamaged(
-                    f"a chunk of {len(data)} bytes at {chunk.offset} of {chunk.total} arrived where {begin + held} of "
-                    f"{file.size} was due"
-                )
-            buffer[held : held + len(data)] = data
-            # Here, because a chunk that has just arrived is still in the processor's cache.
-            hashed.update(data)
-            held += len(data)
+        return os.open(path, flags | _DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not _DIRECT:
+            raise
+        return os.open(path, flags, 0o600)
+
+
+async def _translated(
+    method: FetchMethod, request: federation_pb2.FetchBlobRequest, stall: float | None, digest: bytes
+) -> AsyncGenerator[federation_pb2.BlobChunk, None]:
+    """Yields a call's chunks. What closed its connection, or kept it silent, is raised as a broken connection."""
+    try:
+        async with contextlib.aclosing(chunks_of(method, request, stall)) as chunks:
+            async for chunk in chunks:
+                yield chunk
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             raise BlobNotThere(details_of(error) or f"the other side has no blob {digest.hex()}") from error
@@ -332,16 +496,6 @@ async def _piece(
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        # The channel was closed. A task group would take a cancelled call for a task that has finished.
+        # The channel was closed, which cancels its calls and not this task.
         nothing, said = grpc.aio.Metadata(), "the connection was closed during the call"
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None) from error
-    # A stream that ends early fails the digest.
-    return memoryview(buffer)[:held], hashed
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """The error that says most: anything else rather than a broken connection."""
-    flat: list[Exception] = []
-    for each in errors.exceptions:
-        flat += [_first(each)] if isinstance(each, BaseExceptionGroup) else [each]
-    return min(flat, key=lambda each: isinstance(each, grpc.aio.AioRpcError) and is_transient(each))

@@ -150,7 +150,6 @@ def test_what_only_classifiers_have_is_refused_in_a_sentence(town, tmp_path):
     data, home = federation.data("north"), federation.home("north")
     for words in (
         ("edge_client", "audit", JOB, "--data", data, "--home", home),
-        ("edge_client", "evaluate", JOB, "--data", data, "--test", data, "--home", home),
         ("coordinator", "redteam", JOB, "--data", data, "--rows", "public", "--dir", federation.dir),
     ):
         ended = command(*words)
@@ -194,6 +193,46 @@ def test_a_member_exports_the_same_model(town, tmp_path):
     federation.operator("export", JOB, "--out", tmp_path / "theirs")
     for name in ("model.onnx", "model.safetensors"):
         assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+def test_a_member_measures_the_same_as_the_operator_and_nothing_stays(town, tmp_path):
+    """Its own rows, the same figures, no trace: neither in the ledger, nor at the coordinator, nor on its disk."""
+    federation, _, _, _, _ = town
+    home, data, test = federation.home("north"), federation.folder / "north.jsonl", tmp_path / "own.jsonl"
+    seen = rows(0)[0]
+    asked = [{"prompt": f"Where is the {each}?", "response": f"The {each} is near 3."} for each in SUBJECTS]
+    test.write_text("".join(json.dumps(each) + "\n" for each in [*asked, seen, {"prompt": "no answer"}]))
+    own = ("edge_client", "evaluate", JOB, "--data", data, "--test", test, "--home", home)
+
+    def held():
+        """What the member keeps: everything but downloads and locks."""
+        files = [path for path in home.rglob("*") if path.is_file() and path.suffix != ".lock"]
+        return {path: path.read_bytes() for path in files if "cache" not in path.parts}
+
+    before = held()
+    stored = json.loads(federation.operator("job", "show", JOB, "--json")).get("evaluation")
+    words = ("--generate", "--answers", "2", "--temperature", "0.5", "--seed", "3", "--json")
+    told = json.loads(succeed(*own, *words))
+    assert held() == before
+    assert any("ledgers" in path.parts for path in before)
+    # The export that was measured is gone; files there are what everybody may fetch.
+    assert [path for path in (home / "cache").iterdir() if path.is_dir()] == []
+    assert json.loads(federation.operator("job", "show", JOB, "--json")).get("evaluation") == stored
+    theirs = json.loads(federation.operator("evaluate", JOB, "--data", test, *words))
+    assert (told["job"], told["version"], told["private_values"]) == (JOB, 2, 0)
+    for key in ("loss", "perplexity", "token_accuracy", "examples", "tokens", "unusable_rows", "greedy", "sampled"):
+        assert told[key] == theirs[key], key
+    assert (told["examples"], told["unusable_rows"], told["also_in_data"]) == (6, 1, 2)
+    assert (told["reading"]["rows"], told["reading"]["unusable_rows"]) == (7, 1)
+    said = " ".join(succeed(*own).split())
+    assert f"version 2 of {JOB}: loss {told['loss']:.4f} a token, perplexity" in said
+    assert "6 of 7 rows are dialogues with a response; with template chatml" in said
+    assert f"2 of 7 rows of {test} are also in {data}, so the figures are too good" in said
+    refused = command(*own, "--answers", "2")
+    assert (refused.returncode, "add --generate" in refused.stderr) == (ExitCode.USAGE, True)
+    (tmp_path / "labels.jsonl").write_text('{"text": "a", "label": "b"}\n')
+    refused = command(*own[:6], tmp_path / "labels.jsonl", *own[7:])
+    assert (refused.returncode, "has no dialogues" in refused.stderr) == (ExitCode.USAGE, True)
 
 
 def test_the_operator_measures_what_the_versions_predict_and_answer(town, tmp_path):

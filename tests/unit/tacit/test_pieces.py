@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import mmap
 import os
@@ -18,8 +19,8 @@ import pytest
 from coordinator.services.transfers import Transfers
 from coordinator.services.turns import Turns
 from coordinator.storage import open_blobs
-from tacit.blobs import BlobDamaged, BlobNotThere
-from tacit.pieces import PIECE, check_list, fetch_pieces, list_bytes, list_of
+from tacit.blobs import BlobDamaged, BlobNotThere, has_stalled
+from tacit.pieces import PIECE, check_list, downloading, fetch_pieces, list_bytes, list_of
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
@@ -33,19 +34,25 @@ class Serving(federation_pb2_grpc.FederationServiceServicer):
         nothing = SimpleNamespace(carried=lambda *_: None)
         running = SimpleNamespace(store=store, fetchable=digests)
         self.transfers = Transfers(running, nothing, Turns(4, 0.05), Turns(4, 0.05), first_seconds=9, chunk_seconds=9)
+        # The pieces that each call asked for.
+        self.calls: list[range] = []
+        # Those that a call began to send.
         self.asked: list[int] = []
         self.changed: Callable[[pb.BlobChunk], pb.BlobChunk] = lambda chunk: chunk
         self.cut: set[int] = set()
 
     async def FetchBlob(self, request: Any, context: Any) -> None:  # noqa: N802
-        number = request.offset // PIECE
-        self.asked.append(number)
-        assert request.length == min(PIECE, SIZE - request.offset)
-        if number in self.cut:
-            self.cut.discard(number)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+        assert request.offset % PIECE == 0
+        assert request.length
+        self.calls.append(range(request.offset // PIECE, -(-(request.offset + request.length) // PIECE)))
 
         async def write(chunk: pb.BlobChunk) -> None:
+            number, within = divmod(chunk.offset, PIECE)
+            if not within:
+                self.asked.append(number)
+                if number in self.cut:
+                    self.cut.discard(number)
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
             await context.write(self.changed(chunk))
 
         await self.transfers.blob(request, SimpleNamespace(write=write, abort=context.abort))
@@ -116,12 +123,14 @@ def test_a_list_is_the_digests_of_the_pieces(source: Path) -> None:
             check_list(pieces, wrong)
 
 
-@pytest.mark.parametrize("streams", [1, 4, 9])
-def test_every_piece_is_asked_for_once(bench: Bench, streams: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 4, 9])
+def test_one_call_asks_for_every_piece(bench: Bench, at_once: int) -> None:
     seen: list[tuple[int, int]] = []
-    bench.fetch(streams=streams, progress=lambda arrived, total: seen.append((arrived, total)))
+    bench.fetch(at_once=at_once, progress=lambda arrived, total: seen.append((arrived, total)))
     assert bench.into.read_bytes() == bench.data
-    assert sorted(bench.serving.asked) == list(range(6))
+    assert bench.serving.calls == [range(6)]
+    assert seen == sorted(seen)
+    assert len(seen) == 6
     assert seen[-1] == (SIZE, SIZE)
     assert not bench.partial.exists()
 
@@ -136,7 +145,7 @@ def test_what_arrived_is_kept_and_what_rotted_is_fetched_again(bench: Bench) -> 
         file.write(b"rot")
     bench.fetch()
     assert bench.into.read_bytes() == bench.data
-    assert sorted(bench.serving.asked) == [1, 2, 3, 5]
+    assert bench.serving.calls == [range(1, 4), range(5, 6)]
 
 
 def test_a_longer_leftover_is_cut(bench: Bench) -> None:
@@ -148,21 +157,17 @@ def test_a_longer_leftover_is_cut(bench: Bench) -> None:
 
 def test_breaks_repeat_only_what_they_broke(bench: Bench) -> None:
     bench.serving.cut = {1, 4}
-    bench.fetch(streams=2)
+    bench.fetch()
     assert bench.into.read_bytes() == bench.data
-    counts = {number: bench.serving.asked.count(number) for number in range(6)}
-    assert counts[1] == counts[4] == 2
-    # A break also ends the other piece that was on its way.
-    assert sum(counts.values()) <= 6 + 2 * 2
+    assert bench.serving.calls == [range(6), range(1, 6), range(4, 6)]
 
 
 def test_without_patience_a_break_ends_the_call_and_the_next_continues(bench: Bench) -> None:
     bench.serving.cut = {5}
     with pytest.raises(grpc.aio.AioRpcError):
-        bench.fetch(streams=1, patience=0)
-    assert sorted(bench.serving.asked) == list(range(6))
-    bench.fetch(streams=1)
-    assert bench.serving.asked[6:] == [5]
+        bench.fetch(patience=0)
+    bench.fetch()
+    assert bench.serving.calls == [range(6), range(5, 6)]
     assert bench.into.read_bytes() == bench.data
 
 
@@ -180,24 +185,26 @@ def flipped(number: int, times: int) -> Callable[[pb.BlobChunk], pb.BlobChunk]:
 
 
 def test_a_changed_piece_is_refused_named_and_fetched_again(bench: Bench) -> None:
+    """It ends the call, so that a server that sends other bytes does not send many of them."""
     bench.serving.changed = flipped(2, times=1)
-    bench.fetch()
+    bench.fetch(at_once=1)
     assert bench.into.read_bytes() == bench.data
     assert bench.damaged == [(2, 6)]
-    assert sorted(bench.serving.asked) == [0, 1, 2, 2, 3, 4, 5]
+    assert bench.serving.calls == [range(6), range(2, 6)]
 
 
 def test_a_server_with_other_bytes_gets_nothing_into_the_file(bench: Bench) -> None:
     """The good pieces stay, so an honest server need not send them again."""
     bench.serving.changed = flipped(2, times=99)
     with pytest.raises(BlobDamaged, match=r"piece 2 of 6 of .* arrived 3 times with other bytes"):
-        bench.fetch(streams=1)
+        bench.fetch()
     assert not bench.into.exists()
     assert bench.partial.read_bytes()[: 2 * PIECE] == bench.data[: 2 * PIECE]
     assert bytes(bench.partial.read_bytes()[2 * PIECE : 3 * PIECE]) == bytes(PIECE)
-    bench.serving.changed, bench.serving.asked = (lambda chunk: chunk), []
+    assert [call.start for call in bench.serving.calls] == [0, 2, 2]
+    bench.serving.changed, bench.serving.calls = (lambda chunk: chunk), []
     bench.fetch()
-    assert sorted(bench.serving.asked) == [2, 3, 4, 5]
+    assert bench.serving.calls[0].start == 2
     assert bench.into.read_bytes() == bench.data
 
 
@@ -261,10 +268,11 @@ def served(data: bytes, gate: asyncio.Event, asked: list[int]) -> Callable[[Any]
     """A server of these bytes that waits for the gate."""
 
     async def stream(request: pb.FetchBlobRequest) -> AsyncIterator[pb.BlobChunk]:
-        asked.append(request.offset // PIECE)
-        await gate.wait()
-        data_of = data[request.offset : request.offset + request.length]
-        yield pb.BlobChunk(offset=request.offset, total=SIZE, data=data_of)
+        for offset in range(request.offset, request.offset + request.length, PIECE):
+            asked.append(offset // PIECE)
+            await gate.wait()
+            data_of = data[offset : min(offset + PIECE, request.offset + request.length)]
+            yield pb.BlobChunk(offset=offset, total=SIZE, data=data_of)
 
     return stream
 
@@ -380,9 +388,135 @@ def test_a_member_that_stops_ends_its_fetch(bench: Bench) -> None:
         task = asyncio.create_task(
             fetch_pieces(served(bench.data, never, asked), bench.digest, bench.pieces, SIZE, bench.into)
         )
-        await until(lambda: len(asked) == 4)
+        await until(lambda: bool(asked))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(asyncio.wait_for(work(), 30))
+
+
+# ---- silence, breaks and the disk ------------------------------------------------------------------------------
+
+
+def test_a_server_that_goes_silent_is_left_after_a_stated_time_and_the_next_goes_on(bench: Bench) -> None:
+    """The attack: it keeps the connection and sends no more. Without a deadline, the fetch waits for ever."""
+
+    async def work() -> None:
+        gate, asked = asyncio.Event(), list[int]()
+
+        async def silent(request: pb.FetchBlobRequest) -> AsyncIterator[pb.BlobChunk]:
+            asked.append(request.offset // PIECE)
+            if request.offset == 0:
+                yield pb.BlobChunk(offset=0, total=SIZE, data=bench.data[: 2 * PIECE + 5])
+            await gate.wait()
+            yield pb.BlobChunk()
+
+        async with downloading(bench.digest, bench.pieces, SIZE, bench.into) as download:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await download.fetch(silent, patience=0, stall=0.2)
+            assert has_stalled(failed.value)
+            assert failed.value.details() == "the other side kept the connection open and sent nothing for 0.2 s"
+            assert download.arrived == 2 * PIECE
+            gate.set()
+            await download.fetch(served(bench.data, gate, asked))
+        assert asked == [0, 2, 3, 4, 5]
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert bench.into.read_bytes() == bench.data
+
+
+def test_a_silent_call_over_grpc_is_cancelled(bench: Bench) -> None:
+    """The coordinator learns that nobody waits for it any more."""
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        async def never(chunk: Any) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async with bench.stub() as stub:
+            bench.serving.transfers.blob = lambda request, context: never(request)
+            with pytest.raises(grpc.aio.AioRpcError, match=r"sent nothing for 0\.3 s"):
+                async with downloading(bench.digest, bench.pieces, SIZE, bench.into) as download:
+                    await download.fetch(stub.FetchBlob, patience=0, stall=0.3)
+            await asyncio.wait_for(ended.wait(), 20)
+
+    asyncio.run(work())
+
+
+def test_a_slow_server_is_waited_for(bench: Bench) -> None:
+    """The time counts from the last chunk, not from the beginning."""
+
+    async def work() -> None:
+        async def slow(request: pb.FetchBlobRequest) -> AsyncIterator[pb.BlobChunk]:
+            for at in range(0, SIZE, PIECE):
+                await asyncio.sleep(0.15)
+                yield pb.BlobChunk(offset=at, total=SIZE, data=bench.data[at : at + PIECE])
+
+        async with downloading(bench.digest, bench.pieces, SIZE, bench.into) as download:
+            await download.fetch(slow, patience=0, stall=0.6)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert bench.into.read_bytes() == bench.data
+
+
+def test_a_break_costs_no_second_look_at_what_arrived(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch of 60 GB over a bad line would otherwise read and hash all of it after each break."""
+    read: list[int] = []
+    preadv = os.preadv
+
+    def counted(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+        # The server's own reads have a flag.
+        read.extend([] if flags else [offset // PIECE])
+        return preadv(descriptor, buffers, offset, *flags)
+
+    monkeypatch.setattr("tacit.pieces.os.preadv", counted)
+    with bench.partial.open("wb") as file:
+        file.write(bench.data[:PIECE])
+        file.seek(2 * PIECE)
+        file.write(bench.data[2 * PIECE : 3 * PIECE])
+
+    async def work() -> None:
+        bench.serving.cut = {1, 4}
+        async with (
+            bench.stub() as stub,
+            downloading(bench.digest, bench.pieces, SIZE, bench.into) as download,
+        ):
+            for _ in range(2):
+                with pytest.raises(grpc.aio.AioRpcError, match="cut"):
+                    await download.fetch(stub.FetchBlob, patience=0)
+            await download.fetch(stub.FetchBlob, patience=0)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert bench.into.read_bytes() == bench.data
+    # Both leftovers once at the beginning. The one behind the gap again, to hash the whole file in its order.
+    assert read == [0, 2, 2]
+
+
+@pytest.mark.parametrize("when", ["open", "write"])
+def test_a_disk_that_has_no_direct_writes_is_written_through_the_cache(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    refused: list[str] = []
+    opened, pwrite = os.open, os.pwrite
+
+    def without(path: Any, flags: int, mode: int = 0o777) -> int:
+        if when == "open" and flags & os.O_DIRECT and str(path).endswith(".pieces"):
+            refused.append(when)
+            raise OSError(errno.EINVAL, "no direct writes")
+        return opened(path, flags, mode)
+
+    def written(descriptor: int, data: Any, at: int) -> int:
+        if when == "write" and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(when)
+            raise OSError(errno.EINVAL, "other blocks")
+        return pwrite(descriptor, data, at)
+
+    monkeypatch.setattr("tacit.pieces.os.open", without)
+    monkeypatch.setattr("tacit.pieces.os.pwrite", written)
+    bench.fetch()
+    assert refused == [when]
+    assert bench.into.read_bytes() == bench.data

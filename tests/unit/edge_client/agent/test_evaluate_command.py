@@ -135,6 +135,12 @@ def test_what_cannot_be_measured_is_a_sentence(machine, town, job, rows, code, s
     assert sentence in failed.value.sentence
 
 
+def test_answers_are_of_models_that_write(machine, town):
+    with pytest.raises(CommandFailed, match="job plain labels texts and writes none; leave out --generate") as failed:
+        machine.evaluate("plain", TEST, "--generate")
+    assert failed.value.code is ExitCode.USAGE
+
+
 @pytest.mark.parametrize("which", ["test", "data"])
 def test_a_missing_file_is_named(machine, town, which):
     test = machine.data.with_name("test.jsonl")

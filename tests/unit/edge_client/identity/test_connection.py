@@ -15,6 +15,7 @@ from coordinator.services.credentials import enrolment_credentials, load_root, s
 from edge_client.identity.connection import channel_options, exit_code_of, explain, open_channel
 from edge_client.identity.handshake import shake_hands
 from edge_client.identity.home import IdentityDocument, MemberIdentity
+from tacit.blobs import chunks_of
 from tacit.identity import Role
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -398,3 +399,21 @@ def test_options_are_spelt_as_grpc_knows_them():
     library = Path(cygrpc.__file__).read_bytes()
     for name, _ in [*channel_options(), *server_options()]:
         assert name.encode() in library, name
+
+
+def test_a_coordinator_that_goes_silent_in_a_file_is_explained():
+    async def silent(request):
+        await asyncio.Event().wait()
+        yield federation_pb2.BlobChunk()
+
+    async def fetch():
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            async for _ in chunks_of(silent, federation_pb2.FetchBlobRequest(), 0.1):
+                pass
+        return failed.value
+
+    error = asyncio.run(asyncio.wait_for(fetch(), 60))
+    said = explain(error, address="host:7441")
+    assert said.startswith("the coordinator at host:7441 keeps the connection open, and sent nothing of a file")
+    assert "try again" in said
+    assert exit_code_of(error) is ExitCode.UNREACHABLE

@@ -124,6 +124,13 @@ def prompted(**changes: Any) -> JobDocument:
     return a_job(weights=ROOT).model_copy(update={"model": model})
 
 
+def of_words(words: int, **changes: Any) -> JobDocument:
+    """A prompted job whose backbone has so many rows of 64 values, and little else."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
+    config = {"model_type": "bert", "vocab_size": words, "masked_lm": True, **sizes}
+    return prompted(config=config, **changes)
+
+
 def with_words(whose: str, method: Method = FedVocab(), **changes: Any) -> JobDocument:  # noqa: B008
     """A job without noise whose vocabulary its members build ("own"), or which brings one ("public")."""
     own = {"vocabulary": {"kind": "words"}, "tokenizer": None}
@@ -276,6 +283,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         prompted(),
         Reason.REASON_POLICY_BASE_MODEL,
         ("disk, coordinator", "hub"),
+    ),
+    "max_backbone_mib": (
+        {"max_backbone_mib": 2},
+        of_words(7093),
+        of_words(7094),
+        Reason.REASON_POLICY_BASE_MODEL,
+        ("3 MiB", "at most 2"),
+    ),
+    "max_backbone_mib of what a member without torch fetches": (
+        {"max_backbone_mib": 2},
+        of_words(7093, task="head", injection="none", onnx={"digest": OTHER.hex(), "size": 2 * 2**20}),
+        of_words(7093, task="head", injection="none", onnx={"digest": OTHER.hex(), "size": 2 * 2**20 + 1}),
+        Reason.REASON_POLICY_BASE_MODEL,
+        ("3 MiB", "at most 2"),
     ),
     "vocabularies": (
         {"vocabularies": ("own",)},
@@ -772,7 +793,7 @@ def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     by_ledger = {"epsilon", "epsilon_a_month", "epsilon_a_job", "authorities"}
     assert {case.split()[0] for case in BOTH_SIDES} | by_ledger == set(rules) | {"metrics_epsilon"}
     measuring = [verdict.rule for verdict in Policy().explain(a_measurement())]
-    assert {"metrics_epsilon", "architectures", "backbones", "vocabularies", "min_cohort"} <= set(measuring)
+    assert {"metrics_epsilon", "architectures", "backbones", "max_backbone_mib", "min_cohort"} <= set(measuring)
     assert not {"mechanisms", "base_models", "shared_parameters"} & set(measuring)
 
 

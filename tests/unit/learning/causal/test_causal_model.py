@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from learning.backbones.paging import page_out
 from learning.causal.backbone import CausalBackbone
 from learning.causal.config import check_causal, tensor_shapes
 from learning.causal.model import CausalModel
@@ -324,7 +325,7 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_what_is_trained_in_float32(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot let go of pages")
-def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path) -> None:
+def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network in bfloat16 takes its own bytes, not those of the file next to them, and the file is read again."""
     config = {**CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 4096}
     shapes = tensor_shapes(check_causal(config), WORDS)
@@ -350,7 +351,16 @@ def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path) -> None:
     ids, targets = (torch.from_numpy(each) for each in rows())
     exact = module.losses(ids, targets)
     assert resident() > 3.9 * size
+    places, converted = module._network._places, list[int]()
+
+    def let_go(address: int, size: int) -> None:
+        converted.append(sum(getattr(owner, name).dtype is torch.bfloat16 for owner, name, _ in places))
+        page_out(address, size)
+
+    monkeypatch.setattr("learning.prompts.backbone.page_out", let_go)
     with module.computing_in("bfloat16"):
+        # Tensor by tensor, so that the file and its copy are never both in memory.
+        assert converted[: len(places)] == list(range(1, len(places) + 1))
         assert resident() < 0.5 * size
         torch.testing.assert_close(module.losses(ids, targets), exact, atol=0.15, rtol=0.05)
     torch.testing.assert_close(module.losses(ids, targets), exact, rtol=0, atol=0)
