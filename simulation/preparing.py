@@ -1,6 +1,7 @@
 """Prepares a simulation from a job, rows and options: the bundle, the rows' parts, the members, the engine."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Literal
 
 from learning.backbones.collection import Collection
 from learning.text.data import Example, check_labels
-from learning.text.persons import unit_of_job
+from learning.text.persons import persons_of, unit_of_job
 from simulation.engines import Engine, local_engine, ray_engine
 from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 from simulation.server import Server
@@ -47,7 +48,8 @@ class Shares:
 
     Attributes:
         kind: `even`; `label`: proportions of labels from Dir(alpha); `quantity`: sizes from Dir(alpha); `ratios`: sizes
-            in these ratios; `column`: a member for each value of the rows' column.
+            in these ratios; `column`: a member for each value of the rows' column. Sizes count rows, or persons if rows
+            have them, and a person's label is its most frequent one.
         members: how many, for the first three.
         alpha: of `label` and `quantity`.
         ratios: of `ratios`.
@@ -78,28 +80,35 @@ class Shares:
 
 
 def dealt(rows: Rows, shares: Shares, seed: int) -> tuple[tuple[Example, ...], ...]:
-    """Deal rows to members.
+    """Deal rows to members. All rows of a person go to one member, unless a column says which member has a row.
 
     Raises:
-        NotSimulated: there are fewer rows than members need.
+        NotSimulated: there are fewer rows or persons than members need.
     """
     examples = rows.examples
+    # The places of rows that go together: of one person, and else each row alone.
+    rows_of: dict[int, list[int]] = {}
+    for place, person in enumerate(persons_of(examples).tolist()):
+        rows_of.setdefault(person, []).append(place)
+    whole = list(rows_of.values())
     try:
         made: Partition
         match shares.kind:
             case "even":
-                made = by_ratios(len(examples), (1,) * shares.members, seed)
+                made = by_ratios(len(whole), (1,) * shares.members, seed)
             case "ratios":
-                made = by_ratios(len(examples), shares.ratios, seed)
+                made = by_ratios(len(whole), shares.ratios, seed)
             case "label":
-                made = by_label([str(each.label) for each in examples], shares.members, shares.alpha, seed)
+                labels = [Counter(str(examples[place].label) for place in each).most_common(1)[0][0] for each in whole]
+                made = by_label(labels, shares.members, shares.alpha, seed)
             case "quantity":
-                made = by_quantity(len(examples), shares.members, shares.alpha, seed)
+                made = by_quantity(len(whole), shares.members, shares.alpha, seed)
             case "column":
-                made = by_column(rows.column)
+                made, whole = by_column(rows.column), [[place] for place in range(len(examples))]
     except ValueError as error:
-        raise NotSimulated(f"{len(examples)} training rows cannot be dealt to members: {error}") from error
-    return tuple(tuple(examples[place] for place in part) for part in made.members)
+        what = "training rows" if len(whole) == len(examples) else "persons of the training rows"
+        raise NotSimulated(f"{len(whole)} {what} cannot be dealt to members: {error}") from error
+    return tuple(tuple(examples[place] for each in part for place in whole[each]) for part in made.members)
 
 
 def parts_of(rows: Rows, *, test: float, seed: int) -> tuple[Rows, tuple[Example, ...]]:
@@ -167,8 +176,8 @@ def prepared(
         raise NotSimulated(f"start: version {job.start} is at a coordinator; leave the key out to simulate the job")
     if unit_of_job(job) == "person" and any(each.person is None for each in rows.examples):
         raise NotSimulated(
-            'mechanism.unit = "person": the rows do not say whose they are, so this would play another mechanism; '
-            'simulate the job with unit = "example"'
+            'mechanism.unit = "person": the rows do not say whose they are, so this would play another mechanism; name '
+            "the column that says it with --person COLUMN (person= in Python)"
         )
     check_labels([*rows.examples, *test], job.labels)
     members = dealt(rows, shares, seed)

@@ -32,7 +32,6 @@ from simulation.rounds import MIN_COHORT, draw
 from simulation.server import Server
 from simulation.virtual_members import Crew, Held, SeededRandom, States, World, cohort_of, seed_of
 from tacit.context import thresholds_of
-from tacit.mechanism import DpSgd
 from tacit.model import RvaeModel
 from tacit.prompt import writes
 from tacit.vector import layout_of
@@ -156,11 +155,6 @@ def check_simulated(job: "JobDocument | JobSpec") -> None:
     """
     if job.question is not None:
         raise NotSimulated(f"job {job.name} asks a question and trains nothing; there is nothing to simulate")
-    if isinstance(job.mechanism, DpSgd) and job.mechanism.band > 1:
-        raise NotSimulated(
-            "mechanism.coefficients: correlated noise goes on from step to step in one process, which the simulation "
-            "does not play; leave the key out to simulate the job with independent noise"
-        )
     if isinstance(job.model, RvaeModel):
         raise NotSimulated("an rvae has no accuracy; measure a classifier on its texts (coordinator finetune)")
     if writes(job.model):

@@ -66,11 +66,11 @@ class Outcome:
 
 
 def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
-    """Divide rows at random. A text is in one part only, however often it occurs.
+    """Divide rows at random. A text is in one part only, however often it occurs; if rows have persons, a person is.
 
     Args:
         rows: all rows.
-        validation, test: shares of the texts, each above 0, with a sum below 1.
+        validation, test: shares of the texts or persons, each above 0, with a sum below 1.
         seed: of the draw.
 
     Raises:
@@ -82,13 +82,14 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
             f"all {len(rows.examples)} rows have the label {next(iter(labels), None)!r}; give rows of at least two "
             "labels"
         )
-    texts = sorted({repr(example.texts) for example in rows.examples})
-    random.Random(f"divide/{seed}").shuffle(texts)
-    tested, chosen = round(test * len(texts)), round(validation * len(texts))
-    part_of = {text: (place >= tested) + (place >= tested + chosen) for place, text in enumerate(texts)}
+    keys = [repr(each.texts if each.person is None else each.person) for each in rows.examples]
+    whole = sorted(set(keys))
+    random.Random(f"divide/{seed}").shuffle(whole)
+    tested, chosen = round(test * len(whole)), round(validation * len(whole))
+    part_of = {key: (place >= tested) + (place >= tested + chosen) for place, key in enumerate(whole)}
     parts: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for place, example in enumerate(rows.examples):
-        parts[part_of[repr(example.texts)]].append(place)
+    for place, key in enumerate(keys):
+        parts[part_of[key]].append(place)
     names = ("test", "validation", "training")
     for name, part in zip(names, parts, strict=True):
         if len({rows.examples[place].label for place in part}) < 2:

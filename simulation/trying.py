@@ -17,7 +17,7 @@ from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.accounting.planning import Setting, cost_of_job
 from learning.backbones.collection import Collection
-from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_examples
+from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_data, read_examples
 from learning.training.local import TrainingCancelled
 from simulation.kept_features import SharedFeatures
 from simulation.server import Server
@@ -151,14 +151,21 @@ def check_job(job: JobSpec) -> None:
 
 
 def read_rows(
-    path: Path, job: JobSpec, *, text: str, label: str, text_b: str | None = None, column: str | None = None
+    path: Path,
+    job: JobSpec,
+    *,
+    text: str,
+    label: str,
+    text_b: str | None = None,
+    person: str | None = None,
+    column: str | None = None,
 ) -> Rows:
-    """Read labelled rows, and a column that members are made of.
+    """Read labelled rows with the person of each, if a column names it, and a column that members are made of.
 
     Raises:
         DataInvalid: the file cannot be read, a column is missing, or a label is not the job's.
     """
-    examples = read_examples(path, text=text, label=label, text_b=text_b)
+    examples = read_data(path, text=text, label=label, text_b=text_b, person=person).examples
     check_labels(examples, job.labels)
     if reads_pairs(job.model):
         check_pairs(examples)

@@ -1,9 +1,9 @@
 """Simulates many members in few processes: hundreds or thousands, of which some train in each round.
 
 A member runs the product's `train_update`, `protection_of` and `encode` into the ring. The vectors are added in the
-ring, and the coordinator's arithmetic (`server`) makes the next version. A member's private state (its arrays, and its
-own tokenizer if it built one) is a file in a temporary folder, in memory only while the member trains or is tested. A
-member that was never drawn and has nothing of its own has no file.
+ring, and the coordinator's arithmetic (`server`) makes the next version. A member's private state (its arrays, its own
+tokenizer if it built one, the last rows of correlated noise) is a file in a temporary folder, in memory only while the
+member trains or is tested. A member that was never drawn and has nothing of its own has no file.
 
 Guarantees: the same bundle, members and seed give the same versions and private states, to the bit, for any engine and
 number of workers, and if a worker dies and its members train again. All randomness comes from the seed, the round and
@@ -36,6 +36,7 @@ from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
+    from learning.mechanisms.correlated import CorrelatedSteps
     from learning.models import Division, TextClassifier
     from learning.prompts.features import FeatureStore
     from learning.text.corpus import EncodedExamples
@@ -199,11 +200,28 @@ class States:
             tokenizer = file["tokenizer"].tobytes() if "tokenizer" in file else None
             return tokenizer, {name.removeprefix("array/"): file[name] for name in file if name.startswith("array/")}
 
-    def save(self, place: int, tokenizer: bytes | None, arrays: Arrays, number: int = 0) -> None:
+    def steps(self, place: int, before: int) -> tuple[int, NDArray[np.float64]] | None:
+        """Return where a member's correlated noise stood before a round: its next step, and the last rows of noise."""
+        rounds = [number for number in self._rounds(place) if number < before]
+        if not rounds:
+            return None
+        with np.load(self._path(place, rounds[-1]), allow_pickle=False) as file:
+            return (int(file["noise/step"]), file["noise/rows"]) if "noise/step" in file else None
+
+    def save(
+        self,
+        place: int,
+        tokenizer: bytes | None,
+        arrays: Arrays,
+        number: int = 0,
+        steps: "CorrelatedSteps | None" = None,
+    ) -> None:
         """Write the state of a member after a round; 0: before its first. States before the last one go."""
         held: dict[str, NDArray[np.generic]] = {f"array/{name}": array for name, array in arrays.items()}
         if tokenizer is not None:
             held["tokenizer"] = np.frombuffer(tokenizer, np.uint8)
+        if steps is not None:
+            held |= {"noise/step": np.array(steps.step), "noise/rows": steps.rows}
         data = io.BytesIO()
         # np.savez takes arrays as keywords, but its types do not allow it.
         np.savez(data, **held)  # type: ignore[arg-type]
@@ -258,11 +276,15 @@ class Worker:
         from learning.mechanisms.protection import protection_of
         from learning.text.persons import population_of, unit_of_job
         from learning.training.update import train_update
-        from simulation.rounds import backbone_of
+        from simulation.rounds import backbone_of, correlated_steps
 
         job, states = self._world.bundle.document, States(self._world.states)
         tokenizer, private = self._state(states, place, number)
-        protection = protection_of(job, population_of(self._world.members[place].train, unit_of_job(job)))
+        population = population_of(self._world.members[place].train, unit_of_job(job))
+        protection = protection_of(job, population)
+        steps = correlated_steps(job, population, SeededRandom(f"{job.seed}/{job.name}/classes/{place}"))
+        if steps is not None and (stood := states.steps(place, number)) is not None:
+            steps.step, steps.rows = stood
         random = SeededRandom(f"{job.seed}/{job.name}/{number}/{place}")
         update = train_update(
             job=job,
@@ -274,6 +296,7 @@ class Worker:
             private=private,
             frozen=self._world.bundle.frozen,
             backbone=backbone_of(self._world.bundle),
+            correlated=steps,
             random=random,
             seed=seed_of(job.seed, job.name, number, place),
             device=self._world.device,
@@ -281,8 +304,9 @@ class Worker:
             cancelled=lambda: False,
         )
         vector = protection.encode(job, update, cohort, random)
-        if update.private is not None:
-            states.save(place, tokenizer if job.own_vocabulary else None, dict(update.private), number)
+        if update.private is not None or steps is not None:
+            after = private if update.private is None else dict(update.private)
+            states.save(place, tokenizer if job.own_vocabulary else None, after, number, steps)
         return vector
 
     def train_alone(self, place: int, epochs: int) -> None:

@@ -156,6 +156,7 @@ def simulate(
     text: str = "text",
     label: str = "label",
     text_b: str | None = None,
+    person: str | None = None,
     folder: str | Path | None = None,
     backbones: str | Path | None = None,
     progress: Callable[["Played"], None] = lambda _: None,
@@ -200,6 +201,7 @@ def simulate(
         text: the column of the text.
         label: the column of the label.
         text_b: the column of a pair's second text.
+        person: the column that says whose row it is. A person's rows then go to one member, or to the test.
         folder: of the results; one that holds the same simulation goes on. None: a temporary one, which goes with the
             result.
         backbones: the operator's folder of backbones, which `model.base` may name.
@@ -225,7 +227,7 @@ def simulate(
         folder = kept.name
     target = Path(folder)
 
-    def read(given: Data, which: str | None = None) -> "Rows":
+    def read(given: Data, which: str | None = None, whose: str | None = None) -> "Rows":
         if isinstance(given, str | Path):
             from simulation.home import in_a_members_home
             from simulation.trying import read_rows
@@ -234,10 +236,10 @@ def simulate(
                 raise ValueError(
                     f"{given} lies in a member's home ({home}), so its rows are not public; use public rows"
                 )
-            return read_rows(Path(given), spec, text=text, label=label, text_b=text_b, column=which)
-        return rows_of(given, text=text, label=label, text_b=text_b, column=which)
+            return read_rows(Path(given), spec, text=text, label=label, text_b=text_b, person=whose, column=which)
+        return rows_of(given, text=text, label=label, text_b=text_b, person=whose, column=which)
 
-    rows = read(data, column)
+    rows = read(data, column, person)
     if isinstance(test, float):
         if not 0.01 <= test <= 0.9:
             raise ValueError(f"test={test} is no share of the rows; give one from 0.01 to 0.9, or rows")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+from toolkit.install import extra_with, install_with
 from toolkit.text import MAX_SHOWN, clean
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def program(name: str, version: Callable[[], str], *, help: str, epilog: str) ->
                 return super().make_context(*arguments, **more)
 
         def invoke(self, ctx: Any) -> Any:
-            with _suggestions():
+            with _suggestions(), _missing_parts(member=name == "edge_client"):
                 return super().invoke(ctx)
 
     app = typer.Typer(
@@ -139,6 +140,20 @@ def _suggestions() -> Iterator[None]:
             error.message = f"{error.message}. Did you mean {meant}?"  # type: ignore[attr-defined]
             error.possibilities = None  # type: ignore[attr-defined]
         raise
+
+
+@contextmanager
+def _missing_parts(*, member: bool) -> Iterator[None]:
+    """Words a module that is not installed, but that an extra brings: "torch is not installed; `pip install ...`"."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = extra_with(error.name or "", member=member)
+        if extra is None:
+            raise
+        # Of two extras, one is the program's own, so that the sentence fits a machine that has neither.
+        extras = dict.fromkeys(("edge" if member else "coordinator", extra))
+        fail(f"this command needs {error.name}, which is not installed; {install_with(*extras)}", ExitCode.USAGE)
 
 
 def run_app(app: Callable[[], object]) -> NoReturn:

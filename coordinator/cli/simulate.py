@@ -71,6 +71,13 @@ def simulate(
     text_b: Annotated[
         str | None, typer.Option(help="The column that holds a pair's second text.", show_default=False)
     ] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that says whose row it is. A person's rows go to one member, or to the test.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -126,7 +133,7 @@ def simulate(
         check_simulated(job)
         plan = Plan(seed=seed, cohort=cohort, losses=Losses.read(dropout), score_every=score_every)
         shares = Shares.read(partition, members, alpha)
-        rows = read_rows(data, job, text=text, label=label, text_b=text_b, column=column)
+        rows = read_rows(data, job, text=text, label=label, text_b=text_b, person=person, column=column)
         if test_data is None:
             rows, apart = parts_of(rows, test=test, seed=seed)
         else:

@@ -4,7 +4,7 @@ ARG PYTHON=3.11.14-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt LICENSE ./
 COPY proto proto
 COPY secure_agg secure_agg
 COPY coordinator coordinator

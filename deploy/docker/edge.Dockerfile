@@ -9,7 +9,7 @@ FROM python:${PYTHON} AS build
 ARG DEVICE=cpu
 ARG TORCH_INDEX=
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt LICENSE ./
 RUN python -m venv /opt/tacit
 RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 RUN /opt/tacit/bin/python -c "import sys, torch; found = 'cuda' if torch.version.cuda else 'cpu'; sys.exit(found != '${DEVICE}' and f'this torch is for {found}, but the image is for ${DEVICE}; set TORCH_INDEX or DEVICE')"

@@ -1,27 +1,28 @@
-"""The coordinator installs and runs without torch, in its own virtual environment, from this source tree."""
+"""The coordinator runs without torch, from the wheel, in a virtual environment of its own.
+
+`tests/unit/deploy/test_installations.py` installs the same from a package index.
+"""
 
 import json
 import signal
 import subprocess
 import sys
-import venv
 
 import pytest
 
 from learning.backbones.stored import folder_config, write_backbone
+from tests.support import distributions
+from tests.support.distributions import build, clean_copy
 from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
 from toolkit.console import ExitCode
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
+    """The wheel and what its extra `coordinator` needs, and pip, which fetches backbones."""
     folder = tmp_path_factory.mktemp("coordinator-only")
-    venv.create(folder, with_pip=True)
-    install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install += ["-c", ROOT / "constraints.txt", f"{ROOT}[coordinator]"]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=230, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder / "bin"
+    made = build(clean_copy(folder / "tree"), folder / "made", "--wheel")
+    return distributions.environment(folder / "environment", made, "coordinator", also=["pip"])
 
 
 @pytest.mark.timeout(300)

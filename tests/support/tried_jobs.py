@@ -46,14 +46,21 @@ min_members = 3
 
 
 def written_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Returns rows with text, label and site. Labels are equally frequent."""
+    """Returns rows with text, label, site, and person, of whom each has three rows. Labels are equally frequent."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
         label = ("day", "night")[number % 2]
         words = [draw.choice(_WORDS[label]), *draw.choices(_REST, k=5), str(number)]
         draw.shuffle(words)
-        rows.append({"text": " ".join(words), "label": label, "site": f"site {number % 3}"})
+        rows.append(
+            {
+                "text": " ".join(words),
+                "label": label,
+                "site": f"site {number % 3}",
+                "person": f"person {number % max(1, count // 3)}",
+            }
+        )
     return rows
 
 

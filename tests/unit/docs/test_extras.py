@@ -4,12 +4,14 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
+from toolkit.install import extra_with
 
 OURS = {"coordinator", "edge_client", "export", "learning", "secure_agg", "simulation", "tacit", "tacit_api", "toolkit"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -33,6 +35,7 @@ def brought_by(extras: list[str]) -> set[str]:
     return found
 
 
+@cache
 def imported(room: str) -> dict[str, Path]:
     """Imported third-party packages by name, each with a file that imports it."""
     found: dict[str, Path] = {}
@@ -48,20 +51,20 @@ def imported(room: str) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("room", "extras"),
-    [
-        ("toolkit", []),
-        ("proto/tacit", []),
-        ("secure_agg", []),
-        ("coordinator", ["coordinator", "plots", "tensorboard"]),
-        ("edge_client", ["edge"]),
-        ("export", ["export"]),
-        ("learning", ["learning", "arrow", "export"]),
-        ("simulation", ["export", "ray"]),
-        ("tacit_api", ["notebook"]),
-    ],
-)
+EXTRAS = {
+    "toolkit": [],
+    "proto/tacit": [],
+    "secure_agg": [],
+    "coordinator": ["coordinator", "plots", "tensorboard"],
+    "edge_client": ["edge"],
+    "export": ["export"],
+    "learning": ["learning", "arrow", "export"],
+    "simulation": ["export", "ray"],
+    "tacit_api": ["notebook"],
+}
+
+
+@pytest.mark.parametrize(("room", "extras"), EXTRAS.items())
 def test_an_extra_installs_what_its_package_imports(room, extras):
     declared = {plain(each) for each in PROJECT["dependencies"]}
     declared |= brought_by(extras)
@@ -74,3 +77,18 @@ def test_an_extra_installs_what_its_package_imports(room, extras):
         if not declared & {plain(each) for each in providers.get(name, [name])}
     }
     assert not missing
+
+
+@pytest.mark.parametrize("member", [False, True], ids=["operator", "member"])
+def test_an_error_names_an_extra_that_brings_the_module(member):
+    base = {plain(each) for each in PROJECT["dependencies"]}
+    providers = packages_distributions()
+    for module in sorted(set().union(*map(imported, EXTRAS))):
+        brings = {plain(each) for each in providers.get(module, [module])}
+        extra = extra_with(f"{module}.inner", member=member)
+        if brings & base:
+            assert extra is None, module
+        else:
+            assert extra is not None, f"toolkit/install.py does not say which extra brings {module}"
+            assert brings & brought_by([extra]), (module, extra)
+    assert extra_with("stranger", member=member) is None

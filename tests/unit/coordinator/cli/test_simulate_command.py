@@ -35,6 +35,7 @@ DATA = ("--data", "rows.jsonl")
         (("job.toml", "--data", "none.jsonl"), ExitCode.NOT_FOUND, "none.jsonl does not exist"),
         (("job.toml", *DATA, "--test-data", "none.jsonl"), ExitCode.NOT_FOUND, "none.jsonl does not exist"),
         (("job.toml", *DATA, "--label", "kind"), ExitCode.USAGE, "kind"),
+        (("job.toml", *DATA, "--person", "whose"), ExitCode.USAGE, "no column 'whose'"),
         (("job.toml", *DATA, "--partition", "column"), ExitCode.USAGE, "go together"),
         (("job.toml", *DATA, "--column", "site"), ExitCode.USAGE, "go together"),
         (("job.toml", *DATA, "--partition", "fair"), ExitCode.USAGE, "'fair' is no partition"),
