@@ -23,7 +23,7 @@ from coordinator.config import CoordinatorConfig, OperatorConfig, operator_toml
 from coordinator.pki import key_pem, new_key, pem
 from coordinator.storage import records
 from coordinator.storage.database import Database
-from tacit.identity import Role, own_key
+from tacit.identity import OPERATOR_ROLES, Role, own_key
 from toolkit.durable import durable_file
 from toolkit.private_files import check_keys
 
@@ -43,6 +43,7 @@ class Issued:
 def issue_operator(
     folder: Path,
     name: str,
+    role: Role,
     config: CoordinatorConfig,
     book: AuthorityBook,
     database: Database,
@@ -58,6 +59,7 @@ def issue_operator(
     Args:
         folder: The operator's folder.
         name: The operator's name.
+        role: What the certificate allows, one of `OPERATOR_ROLES`.
         config: The coordinator's configuration, which names the address.
         book: The authorities; the newest one issues the certificate.
         database: Keeps the record of operators' certificates.
@@ -65,24 +67,28 @@ def issue_operator(
         by: Who issues it, for the journal.
 
     Raises:
-        ValueError: the name is not valid.
+        ValueError: the name is not valid, or the role is not an operator's.
+        NameTaken: the name has a valid certificate with another role.
         LifetimeOutOfRange: the authority ends too soon.
         NotPrivate: the folder exists and is open to other users.
         OSError: a file cannot be written.
         StorageError: the database cannot be written.
     """
+    if role not in OPERATOR_ROLES:
+        raise ValueError(f"{role} is not a role of operators; use {', '.join(OPERATOR_ROLES)}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_keys(folder)
     lying = _lying(folder, database)
     replaced = lying is None and (folder / "key.pem").exists()
-    key = lying or _new(folder / "key.pem")
-    certificate = book.issuing.issue(key.public_key(), Role.OPERATOR, name, now=now)
+    key = lying or new_key()
+    certificate = book.issuing.issue(key.public_key(), role, name, now=now)
     der = certificate.public_bytes(serialization.Encoding.DER)
     expires_ms = int(certificate.not_valid_after_utc.timestamp() * 1000)
     database.run_now(
         lambda s: records.record_operator(
             s,
             name,
+            role,
             hashlib.sha256(der).digest(),
             expires_ms=expires_ms,
             issuer=book.issuing.fingerprint,
@@ -90,6 +96,8 @@ def issue_operator(
             by=by,
         )
     )
+    if lying is None:
+        durable_file(folder / "key.pem", key_pem(key))
     durable_file(folder / "root.pem", book.trust.pem)
     durable_file(folder / "cert.pem", pem(certificate))
     address = OperatorConfig(address=config.federation_address, federation=book.trust.federation)
@@ -109,9 +117,3 @@ def _lying(folder: Path, database: Database) -> rsa.RSAPrivateKey | None:
         return None
     fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
     return key if database.run_now(lambda s: records.operator_key_is_good(s, fingerprint)) else None
-
-
-def _new(path: Path) -> rsa.RSAPrivateKey:
-    key = new_key()
-    durable_file(path, key_pem(key))
-    return key

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tacit.identity import (
+    OPERATOR_ROLES,
     SUITABLE_KEY,
     Identity,
     KeyUnfit,
@@ -101,7 +102,7 @@ LIFETIMES: dict[Role, Lifetime] = {
     # long enough for a machine that is off over a holiday.
     Role.MEMBER: Lifetime(timedelta(minutes=1), timedelta(days=14), timedelta(days=397)),
     # An operator's certificate is issued by hand, so it lives longer; it can be revoked at once.
-    Role.OPERATOR: Lifetime(timedelta(hours=1), timedelta(days=365), timedelta(days=730)),
+    **dict.fromkeys(OPERATOR_ROLES, Lifetime(timedelta(hours=1), timedelta(days=365), timedelta(days=730))),
     # `coordinator serve` renews it by itself when a third of the lifetime is left.
     Role.SERVER: Lifetime(timedelta(hours=1), timedelta(days=397), timedelta(days=397)),
 }

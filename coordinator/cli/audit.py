@@ -50,6 +50,13 @@ def show(
     subject: Annotated[
         str | None, typer.Option(help="Show only entries about this member, job or operator.", show_default=False)
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Show only what this operator did, or this user of the coordinator's machine (machine:NAME).",
+            show_default=False,
+        ),
+    ] = None,
     after: Annotated[int, typer.Option(min=0, help="Start after the entry with this number.")] = 0,
     backup: Backup = None,
     database: DatabaseUrl = None,
@@ -62,6 +69,8 @@ def show(
 
     def take(entry: "JournalEntry") -> None:
         nonlocal shown
+        if by is not None and entry.fields.get("by") != by:
+            return
         shown += 1
         if as_json:
             print_json(_json(entry))

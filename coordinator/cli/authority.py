@@ -91,8 +91,8 @@ def retire(
                 parts.append(f"members {', '.join(late_members)} renew theirs when they connect")
             if late_operators:
                 parts.append(
-                    f"for operators {', '.join(late_operators)} run `coordinator operator issue NAME --out FOLDER` or "
-                    "revoke them"
+                    f"for operators {', '.join(late_operators)} run `coordinator operator issue NAME --role ROLE "
+                    "--out FOLDER` or revoke them"
                 )
             fail(
                 "certificates of the earlier authority are in use: " + "; ".join(parts) + ". Wait, or pass --force: "
@@ -189,7 +189,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
 
     from coordinator.operators import issue_operator
     from coordinator.storage import records
-    from tacit.identity import Identity, issued_by
+    from tacit.identity import OPERATOR_ROLES, Identity, issued_by
     from toolkit.durable import durable_file
 
     folder = machine.folder.operator
@@ -200,11 +200,13 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
     if machine.database.run_now(lambda s: records.revoked_among(s, [present.fingerprint(hashes.SHA256())])):
         # This operator is revoked, and a new authority must not let it in again.
         return
+    who = Identity.of(present)
+    if who.role not in OPERATOR_ROLES:
+        return
     if issued_by(present, book.issuing.certificate):
         durable_file(folder / "root.pem", book.trust.pem)
     else:
-        name = Identity.of(present).name
-        issue_operator(folder, name, machine.config, book, machine.database, now=now, by=os_user())
+        issue_operator(folder, who.name, who.role, machine.config, book, machine.database, now=now, by=os_user())
 
 
 def _note(machine: Machine, now: "datetime", kind: str, fingerprint: bytes, **fields: "Value") -> None:
@@ -235,4 +237,4 @@ def _say(book: "AuthorityBook", as_json: bool, what: str) -> None:
     )
     typer.echo(what)
     typer.echo("Back up the folder `authority/` now. If copies of the operator's folder are elsewhere, renew them with")
-    typer.echo("`coordinator operator issue NAME --out FOLDER`.")
+    typer.echo("`coordinator operator issue NAME --role ROLE --out FOLDER`.")

@@ -287,7 +287,7 @@ def _unreachable(detail: str, address: str, certificate_pem: bytes) -> str:
     if datetime.now(UTC) > expires:
         return (
             f"this operator's certificate expired on {expires:%Y-%m-%d %H:%M} UTC; renew it on the coordinator's "
-            "machine with `coordinator operator issue NAME --out FOLDER`"
+            "machine with `coordinator operator issue NAME --role ROLE --out FOLDER`"
         )
     lower = detail.lower()
     for text, sentence in _TRANSPORT:

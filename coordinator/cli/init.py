@@ -42,7 +42,7 @@ def init(
             show_default=False,
         ),
     ] = None,
-    operator: Annotated[str, typer.Option(help="The first operator's name.")] = "operator",
+    operator: Annotated[str, typer.Option(help="The name of the first operator, an administrator.")] = "operator",
     authority_cert: Annotated[
         Path | None,
         typer.Option(help="Use your institution's own CA certificate (PEM), not a new one.", show_default=False),
@@ -195,6 +195,7 @@ def _fill(
     from coordinator.services.credentials import refresh_server_certificate
     from coordinator.storage import mark, records
     from coordinator.storage.database import open_database
+    from tacit.identity import Role
 
     now = datetime.now(UTC)
     names = CoordinatorFolder(folder)
@@ -208,6 +209,8 @@ def _fill(
     refresh_server_certificate(names, effective, authority, now)
     with closing(open_database(effective.database_url)) as database:
         book = AuthorityBook.of(authority)
-        issue_operator(names.operator, operator, effective, book, database, now=now, by="coordinator init")
+        issue_operator(
+            names.operator, operator, Role.ADMINISTRATOR, effective, book, database, now=now, by="coordinator init"
+        )
         mark.keep(names.database_mark, effective.database_url, database.run_now(records.head))
     return authority.federation

@@ -307,7 +307,7 @@ def show(
     server = None if document is None else document.server
     earlier = None if document is None else document.earlier
     from coordinator.cli.estimated import estimates_lines
-    from coordinator.cli.shown import approvals_words, detail_json, optimiser_json
+    from coordinator.cli.shown import approvals_words, detail_json, moment, optimiser_json
 
     if as_json:
         print_json(
@@ -339,6 +339,9 @@ def show(
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail))
+    if detail.acts:
+        acts = [[moment(each.at_ms), each.by, each.act] for each in detail.acts]
+        typer.echo("\n" + table(["WHEN", "BY", "ACT"], acts))
     for line in _withdrawal_lines(detail):
         typer.echo(printable(line))
     if lines := estimates_lines(detail, document):

@@ -4,7 +4,7 @@ The commands run on the coordinator's own machine and work on its folder and dat
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,10 +17,24 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 
+_MAY = {
+    "viewer": "see members, jobs and the journal",
+    "operator": "run jobs, and export their models",
+    "administrator": "invite and revoke members, and run jobs",
+}
+
 
 @app.command()
 def issue(
     name: Annotated[str, typer.Argument(help="The operator's name: a-z, 0-9, dot, dash, underscore.")],
+    role: Annotated[
+        Literal["viewer", "operator", "administrator"],
+        typer.Option(
+            help="What the operator may do: see numbers (viewer); also run jobs, and export and measure versions "
+            "(operator); also invite, revoke and withdraw members (administrator).",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(
@@ -35,22 +49,33 @@ def issue(
     from datetime import UTC, datetime
 
     from coordinator.operators import issue_operator
-    from tacit.identity import name_is_valid
+    from coordinator.storage.errors import NameTaken
+    from tacit.identity import Role, name_is_valid
 
     if not name_is_valid(name):
         fail(f"{name!r} is not a valid operator name; use 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
     with on_machine(folder, keys=True) as machine:
-        issued = issue_operator(
-            out, name, machine.config, machine.book, machine.database, now=datetime.now(UTC), by=os_user()
-        )
+        try:
+            issued = issue_operator(
+                out,
+                name,
+                Role(role),
+                machine.config,
+                machine.book,
+                machine.database,
+                now=datetime.now(UTC),
+                by=os_user(),
+            )
+        except NameTaken as error:
+            fail(str(error), ExitCode.REFUSED)
     if as_json:
-        made = {"operator": name, "folder": str(out), "expires": issued.expires.isoformat()}
+        made = {"operator": name, "role": role, "folder": str(out), "expires": issued.expires.isoformat()}
         print_json({**made, "key_replaced": issued.replaced})
         return
-    typer.echo(f"{out} is the folder of operator {name}, valid until {issued.expires:%Y-%m-%d %H:%M} UTC.")
+    typer.echo(f"{out} is the folder of {role} {name}, valid until {issued.expires:%Y-%m-%d %H:%M} UTC.")
     if issued.replaced:
         typer.echo("It has a new key: the previous one was revoked, or no certificate on record vouches for it.")
-    typer.echo("Anyone who has it can invite and revoke members and steer jobs: send it over a channel you trust.")
+    typer.echo(f"Anyone who has it can {_MAY[role]}: send it over a channel you trust.")
 
 
 @app.command("list")
@@ -76,6 +101,7 @@ def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = 
                 "operators": [
                     {
                         "operator": item.name,
+                        "role": item.role.value,
                         "certificate": item.fingerprint.hex(),
                         "status": status(item),
                         "expires_ms": item.expires_ms,
@@ -86,10 +112,14 @@ def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = 
             }
         )
     elif not found:
-        typer.echo("No operator certificates yet: `coordinator operator issue NAME --out FOLDER` makes one.")
+        typer.echo(
+            "No operator certificates yet; `coordinator operator issue NAME --role ROLE --out FOLDER` makes one."
+        )
     else:
-        rows = [[item.name, item.fingerprint.hex()[:16], status(item), moment(item.expires_ms)] for item in found]
-        typer.echo(table(["OPERATOR", "CERTIFICATE", "STATUS", "VALID UNTIL"], rows))
+        rows = [
+            [item.name, item.role, item.fingerprint.hex()[:16], status(item), moment(item.expires_ms)] for item in found
+        ]
+        typer.echo(table(["OPERATOR", "ROLE", "CERTIFICATE", "STATUS", "VALID UNTIL"], rows))
 
 
 @app.command()
@@ -111,4 +141,4 @@ def revoke(name: str, yes: Yes = False, folder: CoordinatorDir = Path("federatio
         print_json({"operator": name, "revoked": count})
     else:
         typer.echo(f"{name} is revoked ({count} certificates). Its calls in progress end within seconds.")
-        typer.echo(f"`coordinator operator issue {name} --out FOLDER` issues a new certificate with a new key.")
+        typer.echo(f"`coordinator operator issue {name} --role ROLE --out FOLDER` issues another one, with a new key.")

@@ -29,6 +29,7 @@ from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     import grpc.aio
+    from cryptography import x509
 
     from tacit.passport import ExportFacts, Passport, VersionFacts
     from tacit.passport_proof import Verified
@@ -170,6 +171,20 @@ def page(
 # ---- making ------------------------------------------------------------------------------------------------------
 
 
+def _signer(certificate: "x509.Certificate") -> str:
+    """Returns the operator's name. Raises CommandFailed if no passport with its signature would hold."""
+    from tacit.identity import SEALING_ROLES, Identity
+
+    signer = Identity.of(certificate)
+    if signer.role not in SEALING_ROLES:
+        fail(
+            f"operator {signer.name} has the role {signer.role}, and a passport holds only with the signature of an "
+            "operator or administrator; use such an operator's folder (--operator)",
+            ExitCode.REFUSED,
+        )
+    return signer.name
+
+
 async def gather_passport(
     channel: "grpc.aio.Channel",
     where: Path,
@@ -210,7 +225,7 @@ async def gather_passport(
     from tacit.blobs import fetch_blob
     from tacit.bundle import BundleInvalid
     from tacit.documents import DocumentInvalid, sentence_of
-    from tacit.identity import Identity, own_key
+    from tacit.identity import own_key
     from tacit.job import JobDocument
     from tacit.passport import MAX_EXPORTS
     from tacit.passport_proof import make_passport
@@ -220,6 +235,8 @@ async def gather_passport(
     if len(exports) > MAX_EXPORTS:
         fail(f"a passport names at most {MAX_EXPORTS} exported folders; leave some out", ExitCode.USAGE)
     identity = load_operator(where)
+    certificate = x509.load_pem_x509_certificate(identity.certificate_pem)
+    name = _signer(certificate)
     stub = OperatorServiceStub(channel)
     detail = await stub.GetJob(operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS)
     data, history = bytearray(), JobHistory(job)
@@ -232,7 +249,6 @@ async def gather_passport(
         folders: list[ExportFacts] = [
             export_facts(each, versions, version, averaged, document.average) for each in exports
         ]
-        certificate = x509.load_pem_x509_certificate(identity.certificate_pem)
         key = own_key(identity.key_pem)
     except ChainBroken as error:
         fail(f"the journal is not intact, so no passport is made from it: {error}", ExitCode.FAILED)
@@ -251,7 +267,7 @@ async def gather_passport(
     return make_passport(
         key=key,
         certificate=certificate,
-        operator=Identity.of(certificate).name,
+        operator=name,
         authorities=(authorities := await fetch_authorities(channel, where)),
         document=bytes(data),
         job=facts,

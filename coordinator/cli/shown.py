@@ -206,6 +206,7 @@ def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
             }
             for item in detail.successors
         ],
+        "acts": [{"at_ms": item.at_ms, "by": item.by, "act": item.act} for item in detail.acts],
     }
 
 

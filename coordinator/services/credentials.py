@@ -23,6 +23,7 @@ from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, KeyElsewhere, key_pem, new_key, pem
 from tacit.identity import (
+    OPERATOR_ROLES,
     Certificate,
     CertificateOutOfDate,
     Identity,
@@ -219,7 +220,10 @@ async def peer(
 _OF_RETIRED = "a retired authority issued this certificate; "
 _RETIRED: dict[Role, str] = {
     Role.MEMBER: _OF_RETIRED + "renew it with `edge_client renew`",
-    Role.OPERATOR: _OF_RETIRED + "get a new one with `coordinator operator issue` on the coordinator's machine",
+    **dict.fromkeys(
+        OPERATOR_ROLES,
+        _OF_RETIRED + "get a new one with `coordinator operator issue` on the coordinator's machine",
+    ),
     Role.SERVER: _OF_RETIRED + "and a server's certificate is only for serving",
 }
 

@@ -1,6 +1,7 @@
 """OperatorService: what the operator's command line may see and do.
 
-Every call starts with a check of the caller's certificate: valid now, of this federation, role operator. The journal
+Every call starts with a check of the caller's certificate: valid now, of this federation, on record, and with a role
+that may make this call (`coordinator.services.operators.LEAST_ROLE`). The journal
 records an operator's act, with the operator's name, before the act is carried out. Stored state comes from the database
 and live state from `Live`. The service itself keeps none, so any number of operators may look and act at once.
 
@@ -27,7 +28,7 @@ from coordinator.domain.jobs import Approvals, JobStatus, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
-from coordinator.services.operators import operator_peer, say_cut_off
+from coordinator.services.operators import need_role, operator_peer, say_cut_off
 from coordinator.services.withdrawals import held_to_pb
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
@@ -44,7 +45,7 @@ from coordinator.storage.errors import (
 )
 from tacit import __version__
 from tacit.blobs import CHUNK
-from tacit.identity import name_is_valid
+from tacit.identity import Identity, Role, name_is_valid
 from tacit.job import EarlierVersion, JobDocument
 from tacit.reason import Reason, from_word
 from tacit.status import abort_with
@@ -127,14 +128,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     async def Status(self, request: operator_pb2.StatusRequest, context: Context) -> operator_pb2.StatusResponse:
         """Returns the federation's current state."""
-        async with self._call(context):
+        async with self._call(context, "Status"):
             return await self._status()
 
     async def Watch(
         self, request: operator_pb2.StatusRequest, context: Context
     ) -> AsyncIterator[operator_pb2.StatusResponse]:
         """Yields the status now and after every change. Changes in quick succession arrive as one."""
-        async with self._call(context):
+        async with self._call(context, "Watch"):
             shown: operator_pb2.StatusResponse | None = None
             while True:
                 # Start waiting before reading the status, so that no change is missed in between.
@@ -159,12 +160,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ListMembersRequest, context: Context
     ) -> operator_pb2.ListMembersResponse:
         """Returns every member that was ever invited."""
-        async with self._call(context):
+        async with self._call(context, "ListMembers"):
             return operator_pb2.ListMembersResponse(members=await self._members())
 
     async def GetJob(self, request: operator_pb2.GetJobRequest, context: Context) -> operator_pb2.JobDetail:
         """Returns a job with its newest rounds and all its versions."""
-        async with self._call(context):
+        async with self._call(context, "GetJob"):
 
             def read(
                 s: records.Session,
@@ -173,6 +174,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 list[records.StoredRound],
                 list[records.StoredVersion],
                 list[tuple[str, int, int, str]],
+                list[records.StoredAct],
             ]:
                 name = request.name
                 return (
@@ -180,9 +182,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     records.rounds(s, name, last=MAX_ROUNDS),
                     records.versions(s, name),
                     records.successors(s, name),
+                    records.acts(s, name),
                 )
 
-            job, rounds, versions, successors = await self._database.run(read)
+            job, rounds, versions, successors, acts = await self._database.run(read)
             return operator_pb2.JobDetail(
                 job=self._job(job),
                 rounds=_newest(rounds),
@@ -193,6 +196,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     )
                     for name, number, withdrawn, status in successors
                 ],
+                acts=[operator_pb2.Act(at_ms=each.at_ms, by=each.by, act=each.act) for each in acts],
             )
 
     # ---- members -------------------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.InviteMemberRequest, context: Context
     ) -> operator_pb2.InviteMemberResponse:
         """Makes a join token. Its secret leaves with this answer and is not stored."""
-        async with self._call(context) as operator:
+        async with self._call(context, "InviteMember") as operator:
             if not name_is_valid(request.name):
                 await _malformed(
                     context,
@@ -222,43 +226,45 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             expires_ms = int(token.expires.timestamp() * 1000)
             hashed = secret_hash(token.secret)
             await self._database.run(
-                lambda s: records.invite(s, token.member, token.id, hashed, expires_ms, now_ms, by=operator)
+                lambda s: records.invite(s, token.member, token.id, hashed, expires_ms, now_ms, by=operator.name)
             )
             self._touch()
-            log.info("member_invited", member=token.member, token=token.id, operator=operator)
+            log.info("member_invited", member=token.member, token=token.id, operator=operator.name)
             return operator_pb2.InviteMemberResponse(token=token.format(), expires_ms=expires_ms)
 
     async def RevokeMember(self, request: operator_pb2.RevokeMemberRequest, context: Context) -> operator_pb2.Member:
         """Ends a membership: stores the revocation, then closes the session."""
-        async with self._call(context) as operator:
+        async with self._call(context, "RevokeMember") as operator:
             now_ms = self._now_ms()
-            member = await self._database.run(lambda s: records.revoke_member(s, request.name, now_ms, by=operator))
+            member = await self._database.run(
+                lambda s: records.revoke_member(s, request.name, now_ms, by=operator.name)
+            )
             await self._live.disconnect(request.name)
             self._touch()
-            log.info("member_revoked", member=request.name, operator=operator)
+            log.info("member_revoked", member=request.name, operator=operator.name)
             return self._member(member, self._live.connected(), self._live.declined(), self._live.awaiting())
 
     async def WithdrawMember(
         self, request: operator_pb2.WithdrawMemberRequest, context: Context
     ) -> operator_pb2.WithdrawMemberResponse:
         """Records that a member withdrew, and lets every job in its scope go on without it."""
-        async with self._call(context) as operator:
+        async with self._call(context, "WithdrawMember") as operator:
             now_ms, job = self._now_ms(), request.job or None
             taken = await self._database.run(
-                lambda s: records.withdraw(s, request.name, job, now_ms, by=operator, dry_run=request.dry_run)
+                lambda s: records.withdraw(s, request.name, job, now_ms, by=operator.name, dry_run=request.dry_run)
             )
             if not request.dry_run:
                 await self._live.withdrawn(request.name)
                 await self._live.taken_back(taken.texts)
                 self._touch()
-                log.info("member_withdrew", member=request.name, scope=job or "all", operator=operator)
+                log.info("member_withdrew", member=request.name, scope=job or "all", operator=operator.name)
             return operator_pb2.WithdrawMemberResponse(jobs=[held_to_pb(each) for each in taken.held])
 
     # ---- blobs ---------------------------------------------------------------------------------------------
 
     async def StatBlob(self, request: operator_pb2.StatBlobRequest, context: Context) -> operator_pb2.StatBlobResponse:
         """Returns how much of a blob has arrived."""
-        async with self._call(context):
+        async with self._call(context, "StatBlob"):
             complete = await asyncio.to_thread(self._store.has, request.digest)
             received = await asyncio.to_thread(self._store.received, request.digest)
             return operator_pb2.StatBlobResponse(received=received, complete=complete)
@@ -267,7 +273,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request_iterator: AsyncIterator[operator_pb2.PutBlobRequest], context: Context
     ) -> operator_pb2.StatBlobResponse:
         """Receives a blob, starting at an offset. Bytes that arrive are kept even if the connection breaks."""
-        async with self._call(context):
+        async with self._call(context, "PutBlob"):
             first = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FIRST_SECONDS):
@@ -296,15 +302,18 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: federation_pb2.FetchBlobRequest, context: Context
     ) -> AsyncIterator[federation_pb2.BlobChunk]:
         """Yields a blob, starting at an offset. There is always one chunk, to tell the size even if nothing is left."""
-        async with self._call(context) as operator:
+        async with self._call(context, "FetchBlob") as operator:
             now_ms = self._now_ms()
 
             def noted(s: records.Session) -> None:
                 records.note_fetched(
-                    s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator, exported=request.exported
+                    s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator.name, exported=request.exported
                 )
-                records.note_corpus_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
+                records.note_corpus_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator.name)
 
+            if not await self._database.run(lambda s: records.is_document(s, request.digest)):
+                act = "FetchBlob of weights or texts"
+                await need_role(context, self._database, operator, Role.OPERATOR, act, now_ms=now_ms)
             with await asyncio.to_thread(self._store.ranges, request.digest) as blob:
                 await self._database.run(noted)
                 offset, end = request.offset, blob.total
@@ -328,11 +337,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     async def CreateJob(self, request: operator_pb2.CreateJobRequest, context: Context) -> operator_pb2.Job:
         """Checks a job and everything that it needs, then starts it."""
-        async with self._call(context) as operator:
+        async with self._call(context, "CreateJob") as operator:
             job = await asyncio.to_thread(check_job, self._store, request.document)
             if job.earlier is not None:
                 await self._check_earlier(job, job.earlier)
-            await self._act(job.name, operator, "create", document=request.document.hex())
+            await self._act(job.name, operator.name, "create", document=request.document.hex())
             await self._live.create_job(request.document, job)
             return await self._present(job.name)
 
@@ -361,13 +370,13 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     async def ChangeJob(self, request: operator_pb2.ChangeJobRequest, context: Context) -> operator_pb2.Job:
         """Pauses, resumes or aborts a job."""
-        async with self._call(context) as operator:
+        async with self._call(context, "ChangeJob") as operator:
             change = _CHANGES.get(request.change)
             if change is None:
                 await _malformed(context, f"change {request.change} is unknown; use a client of this version")
             # Refuse an unknown job before the journal gets an entry about it.
             await self._database.run(lambda s: records.load_job(s, request.name))
-            await self._act(request.name, operator, change)
+            await self._act(request.name, operator.name, change)
             await self._live.change_job(request.name, change)
             return await self._present(request.name)
 
@@ -375,7 +384,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.RecordEvaluationRequest, context: Context
     ) -> operator_pb2.RecordEvaluationResponse:
         """Stores an evaluation of a version, and exports it as a metric if it is the newest."""
-        async with self._call(context) as operator:
+        async with self._call(context, "RecordEvaluation") as operator:
             given = request.evaluation
             if not (0 <= given.accuracy <= 1) or given.examples < 1 or given.loss == -math.inf:
                 await _malformed(context, "an evaluation needs an accuracy from 0 to 1 and at least one example")
@@ -393,7 +402,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     examples=given.examples,
                     data=given.data or None,
                     now_ms=now_ms,
-                    by=operator,
+                    by=operator.name,
                 )
                 if given.version and given.version != stored.version:
                     raise OutOfOrder(
@@ -407,7 +416,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             if newest is not None:
                 self._metrics.evaluation(request.job, accuracy=newest.accuracy, loss=newest.loss)
             self._touch()
-            log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator)
+            log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator.name)
             return operator_pb2.RecordEvaluationResponse()
 
     # ---- synthetic text ------------------------------------------------------------------------------------
@@ -416,7 +425,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ListCorporaRequest, context: Context
     ) -> AsyncIterator[operator_pb2.CorporaPage]:
         """Yields every member that took part in the job, with its answer if it gave one."""
-        async with self._call(context):
+        async with self._call(context, "ListCorpora"):
 
             def read(
                 s: records.Session,
@@ -443,7 +452,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ReadJournalRequest, context: Context
     ) -> AsyncIterator[operator_pb2.JournalPage]:
         """Yields entries as stored, including their hashes, so that the reader can verify the chain."""
-        async with self._call(context):
+        async with self._call(context, "ReadJournal"):
             head = await self._database.run(records.head)
             after, subject = request.after, request.subject or None
             while after < head.id:
@@ -462,12 +471,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     # ---- inside --------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _call(self, context: Context) -> AsyncIterator[str]:
-        """Yields the calling operator's name, and turns errors inside into refusals."""
+    async def _call(self, context: Context, act: str) -> AsyncIterator[Identity]:
+        """Yields the calling operator, and turns errors inside into refusals. `act` is the method's name."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
         try:
-            certificate = await operator_peer(context, self._database, self._federation, self._root, now)
-            yield certificate.identity.name
+            certificate = await operator_peer(context, self._database, self._federation, self._root, now, act)
+            yield certificate.identity
         except asyncio.CancelledError:
             await say_cut_off(context)
             raise
@@ -502,7 +511,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def _act(self, subject: str, operator: str, act: str, **fields: str) -> None:
         now_ms = self._now_ms()
         await self._database.run(
-            lambda s: records.note(s, "operator_act", subject, now_ms, operator=operator, act=act, **fields)
+            lambda s: records.note(s, "operator_act", subject, now_ms, by=operator, act=act, **fields)
         )
         log.info("operator_act", job=subject, operator=operator, act=act)
 

@@ -47,6 +47,7 @@ __all__ = [
     "end_round",
     "fix_survivors",
     "forgive",
+    "is_document",
     "load_job",
     "load_jobs",
     "note_fetched",
@@ -739,6 +740,11 @@ def record_evaluation(
     )
     s.flush()
     return _evaluation(row, version.digest)
+
+
+def is_document(s: Session, digest: bytes) -> bool:
+    """Returns whether a blob is the document of a job."""
+    return s.scalars(select(JobRow.name).where(JobRow.document == digest).limit(1)).first() is not None
 
 
 def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str, exported: bool = False) -> None:

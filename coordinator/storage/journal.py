@@ -17,7 +17,9 @@ from coordinator.storage.models import JournalRow
 __all__ = [
     "Head",
     "JournalEntry",
+    "StoredAct",
     "Value",
+    "acts",
     "head",
     "journal",
     "lock_appends",
@@ -32,6 +34,9 @@ __all__ = [
 _APPEND_LOCK = 7440744174427444
 _NOTED = "journal_noted"
 PAGE = 1000
+# Kinds of entries about a job that somebody caused, and what they did.
+_ACTS = {"versions_pruned": "prune", "version_withdrawn": "withdraw"}
+_MAX_ACTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,15 @@ class Head:
 
     id: int
     hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAct:
+    """What somebody did to a job. by: an operator's name, or `machine:` and a user of the coordinator's machine."""
+
+    at_ms: int
+    by: str
+    act: str
 
 
 def note(s: Session, kind: str, subject: str, now_ms: int, **fields: Value) -> None:
@@ -100,6 +114,22 @@ def journal(s: Session, *, subject: str | None = None, after: int = 0, limit: in
     if subject is not None:
         query = query.where(JournalRow.subject == subject)
     return [JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash) for row in s.scalars(query)]
+
+
+def acts(s: Session, job: str, *, last: int = _MAX_ACTS) -> list[StoredAct]:
+    """Returns who changed a job or took its model away, in order.
+
+    Args:
+        job: The job's name.
+        last: How many of the newest acts.
+    """
+    exported = (JournalRow.kind == "version_fetched") & JournalRow.fields["exported"].as_boolean()
+    wanted = JournalRow.kind.in_(("operator_act", *_ACTS)) | exported
+    query = select(JournalRow).where(JournalRow.subject == job, wanted, JournalRow.fields["by"].as_string() != "")
+    rows = list(s.scalars(query.order_by(JournalRow.id.desc()).limit(last)))[::-1]
+    return [
+        StoredAct(row.at_ms, row.fields["by"], row.fields.get("act") or _ACTS.get(row.kind, "export")) for row in rows
+    ]
 
 
 def newest_of(s: Session, kind: str, *, after: int = 0) -> JournalEntry | None:

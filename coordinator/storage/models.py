@@ -39,6 +39,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from tacit.identity import OPERATOR_ROLES, Role
+
 __all__ = [
     "AttemptRow",
     "Base",
@@ -151,10 +153,11 @@ class OperatorCertificateRow(Base):
     """A certificate that was issued for an operator."""
 
     __tablename__ = "operator_certificates"
-    __table_args__ = (_digest_check("fingerprint"),)
+    __table_args__ = (_digest_check("fingerprint"), _one_of("role", *OPERATOR_ROLES))
 
     fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     name: Mapped[str] = mapped_column(ForeignKey(OperatorRow.name), index=True)
+    role: Mapped[str] = mapped_column(_Word)
     issued_ms: Mapped[int] = mapped_column(BigInteger)
     expires_ms: Mapped[int] = mapped_column(BigInteger)
     # SHA-256 of the authority's certificate that issued it.
@@ -501,7 +504,7 @@ class RosterLogRow(Base):
     __table_args__ = (
         _digest_check("certificate"),
         _digest_check("key"),
-        _one_of("role", "member", "operator", "server"),
+        _one_of("role", *Role),
         _one_of("kind", "issued", "renewed", "revoked"),
         Index("ix_roster_log_certificate", "certificate"),
     )

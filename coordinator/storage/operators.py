@@ -11,15 +11,17 @@ from enum import StrEnum
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.storage.errors import NotFound
+from coordinator.storage.errors import NameTaken, NotFound
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import OperatorCertificateRow, OperatorRow
+from tacit.identity import Role
 from tacit.reason import Reason, word
 
 __all__ = [
     "OperatorStanding",
     "StoredOperator",
     "check_operator",
+    "note_act_refused",
     "operator_key_is_good",
     "operators",
     "record_operator",
@@ -43,6 +45,7 @@ class StoredOperator:
     """A certificate of an operator."""
 
     name: str
+    role: Role
     fingerprint: bytes
     issued_ms: int
     expires_ms: int
@@ -51,16 +54,42 @@ class StoredOperator:
 
 
 def record_operator(
-    s: Session, name: str, fingerprint: bytes, *, expires_ms: int, issuer: bytes, now_ms: int, by: str = ""
+    s: Session, name: str, role: Role, fingerprint: bytes, *, expires_ms: int, issuer: bytes, now_ms: int, by: str = ""
 ) -> None:
-    """Records a certificate issued for an operator, before it is handed out."""
+    """Records a certificate issued for an operator, before it is handed out.
+
+    A name has one role at a time, so that the journal's names say what their holders could do.
+
+    Raises:
+        NameTaken: the name has a valid certificate with another role.
+    """
     _operator(s, name)
+    query = select(OperatorCertificateRow.role).where(
+        OperatorCertificateRow.name == name,
+        OperatorCertificateRow.revoked_ms.is_(None),
+        OperatorCertificateRow.expires_ms > now_ms,
+        OperatorCertificateRow.role != role,
+    )
+    if other := s.scalars(query.limit(1)).first():
+        raise NameTaken(
+            f"{name} has a valid certificate with the role {other}; choose another name, or end that one first with "
+            f"`coordinator operator revoke {name}`"
+        )
     s.add(
         OperatorCertificateRow(
-            fingerprint=fingerprint, name=name, issued_ms=now_ms, expires_ms=expires_ms, issuer=issuer
+            fingerprint=fingerprint, name=name, role=role, issued_ms=now_ms, expires_ms=expires_ms, issuer=issuer
         )
     )
-    note(s, "operator_issued", name, now_ms, fingerprint=fingerprint.hex(), expires_ms=expires_ms, by=by)
+    note(
+        s,
+        "operator_issued",
+        name,
+        now_ms,
+        role=role.value,
+        fingerprint=fingerprint.hex(),
+        expires_ms=expires_ms,
+        by=by,
+    )
     s.flush()
 
 
@@ -84,6 +113,12 @@ def check_operator(s: Session, name: str, fingerprint: bytes, *, begins_ms: int,
     refusal = {"reason": word(reason), "fingerprint": fingerprint.hex()}
     note_seldom(s, "operator_refused", name, now_ms, _DAY_MS, same=("reason",), **refusal)
     return standing
+
+
+def note_act_refused(s: Session, name: str, act: str, *, now_ms: int) -> None:
+    """Notes in the journal that an operator's role does not allow an act (`operator_refused`), once a day for each."""
+    reason = word(Reason.REASON_CLIENT_ROLE_WRONG)
+    note_seldom(s, "operator_refused", name, now_ms, _DAY_MS, same=("reason", "act"), reason=reason, act=act)
 
 
 def operator_key_is_good(s: Session, fingerprint: bytes) -> bool:
@@ -123,7 +158,9 @@ def operators(s: Session) -> list[StoredOperator]:
         select(OperatorCertificateRow).order_by(OperatorCertificateRow.name, OperatorCertificateRow.issued_ms)
     )
     return [
-        StoredOperator(row.name, row.fingerprint, row.issued_ms, row.expires_ms, row.issuer, row.revoked_ms)
+        StoredOperator(
+            row.name, Role(row.role), row.fingerprint, row.issued_ms, row.expires_ms, row.issuer, row.revoked_ms
+        )
         for row in rows
     ]
 

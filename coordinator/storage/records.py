@@ -46,6 +46,7 @@ from coordinator.storage.jobs import (
     end_attempt,
     end_round,
     fix_survivors,
+    is_document,
     load_job,
     load_jobs,
     note_fetched,
@@ -57,7 +58,7 @@ from coordinator.storage.jobs import (
     set_job_status,
     versions,
 )
-from coordinator.storage.journal import Head, JournalEntry, head, journal, note, note_seldom
+from coordinator.storage.journal import Head, JournalEntry, StoredAct, acts, head, journal, note, note_seldom
 from coordinator.storage.members import (
     DatabaseTokenDesk,
     MemberStatus,
@@ -73,6 +74,7 @@ from coordinator.storage.operators import (
     OperatorStanding,
     StoredOperator,
     check_operator,
+    note_act_refused,
     operator_key_is_good,
     operators,
     record_operator,
@@ -99,6 +101,7 @@ __all__ = [
     "Served",
     "Session",
     "StorageError",
+    "StoredAct",
     "StoredAttempt",
     "StoredCorpus",
     "StoredEstimate",
@@ -111,6 +114,7 @@ __all__ = [
     "TokenWithdrawn",
     "Withdrawal",
     "abandon_open_attempts",
+    "acts",
     "best_estimate",
     "canonical_fields",
     "check_answer",
@@ -128,6 +132,7 @@ __all__ = [
     "head",
     "heard_ledger",
     "invite",
+    "is_document",
     "journal",
     "keep_corpus",
     "keep_next",
@@ -139,6 +144,7 @@ __all__ = [
     "member_certificates",
     "members",
     "note",
+    "note_act_refused",
     "note_corpus_fetched",
     "note_fetched",
     "note_seldom",

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tacit.authorities import Authorities
 from tacit.corpus import CorpusStatement, signed_bytes
-from tacit.identity import Certificate, CertificateInvalid, Role, verify_signature
+from tacit.identity import SEALING_ROLES, Certificate, CertificateInvalid, Role, verify_signature
 
 __all__ = [
     "AUTHORITIES",
@@ -78,7 +78,7 @@ def verify_statement(
     """
     if statement.federation != authorities.federation:
         raise CertificateInvalid("the statement and the list of authorities belong to different federations")
-    roles = (Role.MEMBER, Role.OPERATOR) if statement.member == OPERATOR else (Role.MEMBER,)
+    roles = (Role.MEMBER, *SEALING_ROLES) if statement.member == OPERATOR else (Role.MEMBER,)
     signer = authorities.history.issued(certificate, roles)
     if signer.identity.role is Role.MEMBER:
         _of_member(signer, statement.member)

@@ -1,4 +1,4 @@
-"""Identities: a URI in a certificate, `tacit://FEDERATION/member|operator|server/NAME`.
+"""Identities: a URI in a certificate, `tacit://FEDERATION/ROLE/NAME`.
 
 FEDERATION is the SHA-256 fingerprint of the federation's first root certificate, 64 hexadecimal digits. It stays the
 same when the authority is replaced (`tacit.authorities`). All code that reads identities from certificates uses this
@@ -30,7 +30,9 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 __all__ = [
     "MAX_RSA_BITS",
     "MIN_RSA_BITS",
+    "OPERATOR_ROLES",
     "RSA_EXPONENT",
+    "SEALING_ROLES",
     "SUITABLE_KEY",
     "Certificate",
     "CertificateInvalid",
@@ -59,7 +61,6 @@ SUITABLE_KEY = f"RSA of {MIN_RSA_BITS} to {MAX_RSA_BITS} bits with the public ex
 # Certificates in the cache, a few kilobytes each: enough for the largest cohorts of three concurrent jobs.
 _REMEMBERED = 32_768
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_URI = re.compile(rf"tacit://([0-9a-f]{{64}})/(member|operator|server)/({_NAME.pattern})")
 _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
 
@@ -79,8 +80,18 @@ class Role(StrEnum):
     """The role that a certificate gives its holder."""
 
     MEMBER = "member"
+    VIEWER = "viewer"
     OPERATOR = "operator"
+    ADMINISTRATOR = "administrator"
     SERVER = "server"
+
+
+# The roles of operators. Each may do what those before it may.
+OPERATOR_ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMINISTRATOR)
+# Those whose signature on a passport or a file of synthetic text counts: they can read what they sign for.
+SEALING_ROLES = (Role.OPERATOR, Role.ADMINISTRATOR)
+
+_URI = re.compile(rf"tacit://([0-9a-f]{{64}})/({'|'.join(Role)})/({_NAME.pattern})")
 
 
 def name_is_valid(name: str) -> bool:

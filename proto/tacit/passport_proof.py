@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.documents import DocumentInvalid
-from tacit.identity import Certificate, CertificateInvalid, Role, sign, verify_signature
+from tacit.identity import SEALING_ROLES, Certificate, CertificateInvalid, sign, verify_signature
 from tacit.passport import (
     ALWAYS,
     SIGNED_PREFIX,
@@ -195,7 +195,7 @@ def _signer(
     if authorities is None:
         return None, findings
     try:
-        signer = authorities.history.issued(der, (Role.OPERATOR,))
+        signer = authorities.history.issued(der, SEALING_ROLES)
     except CertificateInvalid as error:
         return None, [*findings, Finding("certificate", str(error))]
     if seal.federation != authorities.federation:

@@ -124,7 +124,18 @@ def test_each_mistake_gets_a_sentence(federation, tmp_path):
     assert "pass the file that the command before this one wrote" in done.stderr
     done = command("coordinator", "authority", "requests", "--out", "/proc/none", "--dir", federation.dir)
     assert (done.returncode, "cannot be written" in done.stderr) == (1, True)
-    done = command("coordinator", "operator", "issue", "anna", "--out", tmp_path / "anna", "--dir", federation.dir)
+    done = command(
+        "coordinator",
+        "operator",
+        "issue",
+        "anna",
+        "--role",
+        "operator",
+        "--out",
+        tmp_path / "anna",
+        "--dir",
+        federation.dir,
+    )
     assert done.returncode == REFUSED
     assert "on another machine" in done.stderr
     # The key must really be away.

@@ -19,8 +19,10 @@ import grpc.aio
 import numpy as np
 import pytest
 import structlog
+from cryptography import x509
 from sqlalchemy import text
 
+import tacit
 from coordinator.cli import model
 from coordinator.cli.evaluate import evaluate
 from coordinator.config import OperatorConfig, operator_toml
@@ -32,13 +34,14 @@ from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials
 from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job
+from coordinator.services.operators import LEAST_ROLE, allows
 from coordinator.storage import Database, open_blobs, open_database, records
 from export.figures import Figures, figures_of
 from tacit import __version__
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
-from tacit.identity import Role, federation_of
+from tacit.identity import OPERATOR_ROLES, Identity, Role, federation_of
 from tacit.job import BundledWeights, EarlierVersion, JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd
@@ -53,6 +56,8 @@ from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
 
 # `coordinator.cli.evaluate` is the command, by its module's name.
+# An operator of each role.
+NAMES = {Role.VIEWER: "vera", Role.OPERATOR: "olaf", Role.ADMINISTRATOR: "op"}
 MEASURING = sys.modules["coordinator.cli.evaluate"]
 TOKENIZER = b'{"model": {"vocab": {}}}'
 
@@ -143,25 +148,31 @@ class House:
     clock: list[int]
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
-    def stub(self, who: Role = Role.OPERATOR, of: int = 0, port: int | None = None) -> Any:
+    def stub(self, who: Role = Role.ADMINISTRATOR, of: int = 0, port: int | None = None) -> Any:
         key = party.key(3)
-        if who is Role.OPERATOR and of == 0:
-            certificate = party.operator_on_record(self.database)
+        if who in OPERATOR_ROLES and of == 0:
+            certificate = party.operator_on_record(self.database, who, NAMES[who])
         else:
             certificate = federation(of).issue(key.public_key(), who, "op", now=party.present())
+        return self.stub_with(certificate, port)
+
+    def stub_with(self, certificate: x509.Certificate, port: int | None = None) -> Any:
+        key = party.key(3)
         credentials = grpc.ssl_channel_credentials(pem(party.authority().certificate), key_pem(key), pem(certificate))
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channels.append(grpc.aio.secure_channel(f"localhost:{port or self.port}", credentials, options=options))
         return operator_pb2_grpc.OperatorServiceStub(self.channels[-1])
 
-    def operator_folder(self, *, of: int = 0, port: int | None = None, host: str = "localhost") -> Path:
-        folder = self.tmp / f"operator-{of}-{port}-{host}"
+    def operator_folder(
+        self, role: Role = Role.ADMINISTRATOR, *, of: int = 0, port: int | None = None, host: str = "localhost"
+    ) -> Path:
+        folder = self.tmp / f"{role}-{of}-{port}-{host}"
         folder.mkdir(mode=0o700, exist_ok=True)
         authority, key = federation(of), party.key(3)
         if of == 0:
-            certificate = party.operator_on_record(self.database)
+            certificate = party.operator_on_record(self.database, role, NAMES[role])
         else:
-            certificate = authority.issue(key.public_key(), Role.OPERATOR, "op", now=party.present())
+            certificate = authority.issue(key.public_key(), role, "op", now=party.present())
         durable_file(folder / "key.pem", key_pem(key))
         (folder / "cert.pem").write_bytes(pem(certificate))
         (folder / "root.pem").write_bytes(pem(authority.certificate))
@@ -298,6 +309,15 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, Reason | None, str]:
     return caught.value.code(), reason, sentence
 
 
+async def answered(call: Any) -> tuple[grpc.StatusCode, Reason | None, str]:
+    """How a call ended."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), *reason_of(error)
+    return grpc.StatusCode.OK, None, ""
+
+
 # ---- who may call ----------------------------------------------------------------------------------------------
 
 CALLS: dict[str, Any] = {
@@ -350,18 +370,158 @@ def test_a_job_starts_only_from_a_version_that_is_here(house):
     house(scenario)
 
 
-def test_every_call_needs_the_role_operator(house):
-    service = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
-    assert set(CALLS) == {method.name for method in service.methods}
+def test_every_call_of_the_contract_has_a_least_role():
+    """A method that is added to operator.proto fails here until the table says who may call it."""
+    methods = {method.name for method in operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].methods}
+    assert set(LEAST_ROLE) == methods
+    assert set(LEAST_ROLE.values()) == set(OPERATOR_ROLES)
+    assert set(CALLS) == methods
 
+
+def test_no_call_takes_a_members_certificate(house):
     async def scenario(house: House) -> None:
         stub = house.stub(Role.MEMBER)
         for name in CALLS:
             code, reason, sentence = await refused(call(stub, name))
             assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, Reason.REASON_CLIENT_ROLE_WRONG), name
-            assert "this service is for operator" in sentence
+            assert "this service is for viewer or operator or administrator" in sentence
         assert await house.journal("north") == []
         assert await house.journal("desk") == []
+
+    house(scenario)
+
+
+@pytest.mark.parametrize("role", OPERATOR_ROLES)
+def test_each_role_may_call_what_the_table_says(house, role):
+    async def scenario(house: House) -> None:
+        job = await created(house)
+        before = len(await house.journal("desk"))
+        stub = house.stub(role)
+        refusals = []
+        for name, least in LEAST_ROLE.items():
+            asked = federation_pb2.FetchBlobRequest(digest=job.document.digest())
+            answer = stub.FetchBlob(asked).read() if name == "FetchBlob" else call(stub, name)
+            code, reason, sentence = await answered(answer)
+            if allows(role, least):
+                # It came through, even if there is no such member or blob.
+                assert code is not grpc.StatusCode.PERMISSION_DENIED, name
+                continue
+            refusals.append(name)
+            assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, Reason.REASON_CLIENT_ROLE_WRONG), name
+            assert sentence.startswith(f"operator {NAMES[role]} has the role {role}, and this needs the role {least};")
+            assert f"coordinator operator issue NAME --role {least} --out FOLDER" in sentence
+        assert len(refusals) == {Role.VIEWER: 8, Role.OPERATOR: 3, Role.ADMINISTRATOR: 0}[role]
+        entries = await house.journal(NAMES[role])
+        assert [each.fields["act"] for each in entries if each.kind == "operator_refused"] == refusals
+        if role is Role.VIEWER:
+            # A refused act leaves no trace in the job.
+            assert len(await house.journal("desk")) == before
+
+    house(scenario)
+
+
+def test_a_viewer_fetches_documents_and_neither_weights_nor_tokenizers(house):
+    async def scenario(house: House) -> None:
+        job = await created(house)
+        viewer = house.stub(Role.VIEWER)
+        chunk = await viewer.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.digest())).read()
+        assert chunk.data == job.blobs["job.json"]
+        for digest in (job.document.weights, job.document.tokenizer, job.document.manifest, b"x" * 32):
+            # A digest that nothing has is refused alike, so a viewer learns nothing about the store.
+            asked = viewer.FetchBlob(federation_pb2.FetchBlobRequest(digest=digest)).read()
+            code, reason, sentence = await refused(asked)
+            assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, Reason.REASON_CLIENT_ROLE_WRONG)
+            assert "this needs the role operator" in sentence
+        assert not [each for each in await house.journal("desk") if each.kind == "version_fetched"]
+        chunk = (
+            await house.stub(Role.OPERATOR)
+            .FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.weights))
+            .read()
+        )
+        assert chunk.data == job.blobs["weights.bin"]
+
+    house(scenario)
+
+
+def test_nobody_raises_their_own_role(house):
+    """The role is what the authority signed: a certificate that its holder signs fails the handshake, and one that a
+    thief of the authority's key signs is not on record."""
+
+    async def scenario(house: House) -> None:
+        key, genuine = party.key(3), party.authority()
+        viewer = party.operator_on_record(house.database, Role.VIEWER, "vera")
+        await house.stub(Role.VIEWER).Status(operator_pb2.StatusRequest())
+        # Everything of the viewer's certificate, with another role, under the viewer's own signature.
+        own = Authority(genuine.certificate, key)
+        raised = own.issue(key.public_key(), Role.ADMINISTRATOR, "vera", now=party.present())
+        assert raised.issuer == viewer.issuer
+        assert [Identity.of(each).role for each in (viewer, raised)] == [Role.VIEWER, Role.ADMINISTRATOR]
+        code, reason, _ = await refused(call(house.stub_with(raised), "Status"))
+        assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, None)
+        stolen = genuine.issue(key.public_key(), Role.ADMINISTRATOR, "vera", now=party.present())
+        code, reason, _ = await refused(call(house.stub_with(stolen), "InviteMember"))
+        assert reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
+        assert await house.journal("north") == []
+
+    house(scenario)
+
+
+def test_a_revoked_viewer_sees_nothing_more(house):
+    async def scenario(house: House) -> None:
+        viewer = house.stub(Role.VIEWER)
+        await viewer.Status(operator_pb2.StatusRequest())
+        await house.database.run(lambda s: records.revoke_operator(s, "vera", house.clock[0]))
+        for name, least in LEAST_ROLE.items():
+            if allows(Role.VIEWER, least):
+                assert (await refused(call(viewer, name)))[1] == Reason.REASON_CLIENT_CERTIFICATE_REVOKED, name
+
+    house(scenario)
+
+
+def test_commands_and_python_say_which_role_is_missing(house):
+    async def scenario(house: House) -> None:
+        await created(house)
+        folder = house.operator_folder(Role.VIEWER)
+        shown = (await house.cli("job", "show", "desk", "--json", folder=folder)).json
+        assert [(each["by"], each["act"]) for each in shown["acts"]] == [("op", "create")]
+        said = await house.cli("job", "pause", "desk", folder=folder, code=ExitCode.REFUSED)
+        assert "operator vera has the role viewer, and this needs the role operator" in said.err
+        said = await house.cli("member", "invite", "north", folder=folder, code=ExitCode.REFUSED)
+        assert "this needs the role administrator" in said.err
+        said = await house.cli("passport", "make", "desk", folder=folder, code=ExitCode.REFUSED)
+        assert "a passport holds only with the signature of an operator or administrator" in said.err
+        python = tacit.AsyncCoordinator(folder)
+        assert [each["name"] for each in (await python.status())["jobs"]] == ["desk"]
+        with pytest.raises(CommandFailed, match="this needs the role operator") as caught:
+            await python.change("desk", "abort")
+        assert caught.value.code == ExitCode.REFUSED
+        with pytest.raises(CommandFailed, match="this needs the role administrator"):
+            await python.revoke("north")
+
+    house(scenario)
+
+
+def test_a_job_shows_who_did_what_to_it(house):
+    async def scenario(house: House) -> None:
+        job = await created(house)
+        olaf, op = house.stub(Role.OPERATOR), house.stub()
+        for stub, change in ((olaf, operator_pb2.JOB_CHANGE_PAUSE), (op, operator_pb2.JOB_CHANGE_RESUME)):
+            await stub.ChangeJob(operator_pb2.ChangeJobRequest(name="desk", change=change))
+        for exported in (False, True):
+            asked = federation_pb2.FetchBlobRequest(digest=job.document.weights, exported=exported)
+            await olaf.FetchBlob(asked).read()
+        await house.database.run(
+            lambda s: records.note(s, "versions_pruned", "desk", 9, numbers="0", states=0, by="machine:root")
+        )
+        acts = [("op", "create"), ("olaf", "pause"), ("op", "resume"), ("olaf", "export"), ("machine:root", "prune")]
+        detail = await op.GetJob(operator_pb2.GetJobRequest(name="desk"))
+        assert [(each.by, each.act) for each in detail.acts] == acts
+        folder = house.operator_folder(Role.VIEWER)
+        lines = (await house.cli("job", "show", "desk", folder=folder)).out.splitlines()
+        table = lines[lines.index(next(line for line in lines if line.startswith("WHEN"))) + 1 :]
+        assert [tuple(line.split()[2:4]) for line in table[: len(acts)]] == acts
+        told = (await house.cli("audit", "show", "--by", "olaf", "--json", folder=folder)).out.splitlines()
+        assert [json.loads(line)["kind"] for line in told] == ["operator_act", "version_fetched", "version_fetched"]
 
     house(scenario)
 
@@ -647,7 +807,7 @@ def test_a_created_job_appears_in_the_status(house):
         assert (shown.phase, shown.members_connected, shown.members_ready) == ("mask", 9, 8)
         assert (shown.cohort, shown.answered) == (7, 3)
         assert not shown.HasField("evaluation")
-        kinds = [(entry.kind, entry.fields.get("operator")) for entry in await house.journal("desk")]
+        kinds = [(entry.kind, entry.fields.get("by")) for entry in await house.journal("desk")]
         assert kinds == [("operator_act", "op"), ("job_created", None)]
         code, _, sentence = await refused(stub.CreateJob(operator_pb2.CreateJobRequest(document=digest)))
         assert code is grpc.StatusCode.ALREADY_EXISTS
@@ -770,7 +930,7 @@ def test_the_journal_names_the_operator_and_is_verified(house):
         verified = (await house.cli("audit", "verify", "--json", folder=own)).json
         assert verified["entries"] == verified["head_entry"] >= 6
         shown = [json.loads(line) for line in (await house.cli("audit", "show", "--json", folder=own)).out.splitlines()]
-        by = [(e["kind"], e["fields"].get("by") or e["fields"].get("operator")) for e in shown]
+        by = [(e["kind"], e["fields"].get("by")) for e in shown]
         for kind in ("operator_act", "member_invited", "version_fetched", "evaluation_recorded", "member_revoked"):
             assert [who for found, who in by if found == kind] == ["op"], kind
         assert shown[-1]["hash"] == verified["head"]

@@ -59,15 +59,16 @@ def coordinator_folder(
     return folder
 
 
-def operator_on_record(database: Database) -> x509.Certificate:
-    """Records a certificate of the operator `op` with key 3, as `coordinator operator issue` does."""
-    made = authority().issue(key(3).public_key(), Role.OPERATOR, "op", now=present())
+def operator_on_record(database: Database, role: Role = Role.ADMINISTRATOR, name: str = "op") -> x509.Certificate:
+    """Records a certificate of an operator with key 3, as `coordinator operator issue` does."""
+    made = authority().issue(key(3).public_key(), role, name, now=present())
     expires_ms = int(made.not_valid_after_utc.timestamp() * 1000)
     now_ms = int(present().timestamp() * 1000)
     database.run_now(
         lambda s: records.record_operator(
             s,
-            "op",
+            name,
+            role,
             made.fingerprint(hashes.SHA256()),
             expires_ms=expires_ms,
             issuer=authority().fingerprint,

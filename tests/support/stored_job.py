@@ -15,6 +15,7 @@ from coordinator.storage.members import record_certificate, spend_token
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.requests import Asked, ask
 from tacit.attempt import AttemptId
+from tacit.identity import Role
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.reason import Reason
@@ -135,6 +136,8 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
     database.run_now(answers)
     key, issuer = hashlib.sha256(name.encode()).digest(), b"i" * 32
     database.run_now(
-        lambda s: records.record_operator(s, "op", key, expires_ms=_LATER_MS, issuer=issuer, now_ms=_NOW_MS, by="op")
+        lambda s: records.record_operator(
+            s, "op", Role.ADMINISTRATOR, key, expires_ms=_LATER_MS, issuer=issuer, now_ms=_NOW_MS, by="op"
+        )
     )
     return job

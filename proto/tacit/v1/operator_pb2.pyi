@@ -258,16 +258,28 @@ class Member(_message.Message):
     def __init__(self, name: _Optional[str] = ..., status: _Optional[str] = ..., connected: _Optional[bool] = ..., software_version: _Optional[str] = ..., certificate_expires_ms: _Optional[int] = ..., declined: _Optional[_Mapping[str, str]] = ..., awaiting: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class JobDetail(_message.Message):
-    __slots__ = ("job", "rounds", "versions", "successors")
+    __slots__ = ("job", "rounds", "versions", "successors", "acts")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
+    ACTS_FIELD_NUMBER: _ClassVar[int]
     job: Job
     rounds: _containers.RepeatedCompositeFieldContainer[Round]
     versions: _containers.RepeatedCompositeFieldContainer[Version]
     successors: _containers.RepeatedCompositeFieldContainer[Successor]
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Successor, _Mapping]]] = ...) -> None: ...
+    acts: _containers.RepeatedCompositeFieldContainer[Act]
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Successor, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[Act, _Mapping]]] = ...) -> None: ...
+
+class Act(_message.Message):
+    __slots__ = ("at_ms", "by", "act")
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    at_ms: int
+    by: str
+    act: str
+    def __init__(self, at_ms: _Optional[int] = ..., by: _Optional[str] = ..., act: _Optional[str] = ...) -> None: ...
 
 class Successor(_message.Message):
     __slots__ = ("job", "version_number", "withdrawn", "status")

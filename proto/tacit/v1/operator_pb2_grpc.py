@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class OperatorServiceStub:
-    """The service for the operator's command line (port 7441, mutual TLS, role operator), which works from any machine.
+    """The service for the operator's command line (port 7441, mutual TLS, an operator's certificate), which works from any
+    machine. The coordinator has one table of the least role for each method.
     """
 
     def __init__(self, channel):
@@ -114,7 +115,8 @@ class OperatorServiceStub:
 
 
 class OperatorServiceServicer:
-    """The service for the operator's command line (port 7441, mutual TLS, role operator), which works from any machine.
+    """The service for the operator's command line (port 7441, mutual TLS, an operator's certificate), which works from any
+    machine. The coordinator has one table of the least role for each method.
     """
 
     def Status(self, request, context):
@@ -299,7 +301,8 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService:
-    """The service for the operator's command line (port 7441, mutual TLS, role operator), which works from any machine.
+    """The service for the operator's command line (port 7441, mutual TLS, an operator's certificate), which works from any
+    machine. The coordinator has one table of the least role for each method.
     """
 
     @staticmethod

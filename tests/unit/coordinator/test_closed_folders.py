@@ -41,7 +41,7 @@ READABLE = (
 COMMANDS = (
     ("authority", "rotate", "--yes"),
     ("operator", "list"),
-    ("operator", "issue", "bert", "--out", "bert"),
+    ("operator", "issue", "bert", "--role", "viewer", "--out", "bert"),
     ("backup", "backups"),
 )
 

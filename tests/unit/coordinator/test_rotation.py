@@ -218,7 +218,7 @@ def test_a_revoked_operator_is_refused_and_its_streams_end(tmp_path, monkeypatch
 
             def issue(folder, name):
                 return asyncio.to_thread(
-                    issue_operator, folder, name, config, book, house.database, now=datetime.now(UTC)
+                    issue_operator, folder, name, Role.OPERATOR, config, book, house.database, now=datetime.now(UTC)
                 )
 
             def stub_of(folder):
@@ -264,7 +264,9 @@ def test_the_authoritys_key_alone_creates_no_operator(tmp_path, monkeypatch):
     folder = party.coordinator_folder(tmp_path / "coordinator")
     book, config = authority.load_authorities(folder, now=datetime.now(UTC)), load_config(folder.path)
     with contextlib.closing(open_database(config.database_url)) as database:
-        issue_operator(folder.operator, "anna", config, book, database, now=datetime.now(UTC), by="whoever")
+        issue_operator(
+            folder.operator, "anna", Role.OPERATOR, config, book, database, now=datetime.now(UTC), by="whoever"
+        )
 
     async def refused(house, days):
         made = party.authority().issue(
@@ -317,24 +319,32 @@ def test_an_unrecorded_operators_certificate_is_refused_at_any_age(database):
     """A thief of the authority's key can date a certificate before everything in the journal."""
     database.run_now(lambda s: records.invite(s, "north", "t", b"h" * 32, 10**15, 1))
     assert _standing(database, b"1", 0) is records.OperatorStanding.UNKNOWN
-    database.run_now(lambda s: records.record_operator(s, "bert", b"b" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
+    database.run_now(
+        lambda s: records.record_operator(s, "bert", Role.OPERATOR, b"b" * 32, expires_ms=99, issuer=FIRST, now_ms=20)
+    )
     assert _standing(database, b"1", 0) is records.OperatorStanding.UNKNOWN
     assert database.run_now(lambda s: [each.name for each in records.operators(s)]) == ["bert"]
 
 
 def test_a_revocation_covers_all_earlier_certificates_of_the_name(database):
-    database.run_now(lambda s: records.record_operator(s, "anna", b"1" * 32, expires_ms=99, issuer=FIRST, now_ms=1))
+    database.run_now(
+        lambda s: records.record_operator(s, "anna", Role.OPERATOR, b"1" * 32, expires_ms=99, issuer=FIRST, now_ms=1)
+    )
     database.run_now(lambda s: records.revoke_operator(s, "anna", 6))
     assert _standing(database, b"1", 1) is records.OperatorStanding.REVOKED
     # This one is not on record either, and the operator still learns of the revocation.
     assert _standing(database, b"2", 6) is records.OperatorStanding.REVOKED
     assert _standing(database, b"3", 7) is records.OperatorStanding.UNKNOWN
-    database.run_now(lambda s: records.record_operator(s, "anna", b"3" * 32, expires_ms=99, issuer=FIRST, now_ms=7))
+    database.run_now(
+        lambda s: records.record_operator(s, "anna", Role.OPERATOR, b"3" * 32, expires_ms=99, issuer=FIRST, now_ms=7)
+    )
     assert _standing(database, b"3", 7) is records.OperatorStanding.RECORDED
 
 
 def test_a_complete_record_admits_only_certificates_in_it(database):
-    database.run_now(lambda s: records.record_operator(s, "anna", b"a" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
+    database.run_now(
+        lambda s: records.record_operator(s, "anna", Role.OPERATOR, b"a" * 32, expires_ms=99, issuer=FIRST, now_ms=20)
+    )
     assert _standing(database, b"a", 20) is records.OperatorStanding.RECORDED
     assert _standing(database, b"1", 1) is records.OperatorStanding.UNKNOWN
     assert _standing(database, b"1", 1) is records.OperatorStanding.UNKNOWN

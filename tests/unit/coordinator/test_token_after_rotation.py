@@ -22,6 +22,7 @@ from edge_client.identity.connection import open_channel
 from edge_client.identity.enrolment import EnrolmentFailed, enrol
 from edge_client.identity.renewal import asked_authorities
 from tacit.authorities import Authorities
+from tacit.identity import Role
 from tacit.token import JoinToken
 from tacit.v1 import enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
@@ -51,7 +52,7 @@ async def _invited(house, *names) -> list[JoinToken]:
     now, path = datetime.now(UTC), house.path / f"operator-of-{names[0]}"
     book = authority.load_authorities(house.folder, now=now)
     config = load_config(house.folder.path).model_copy(update={"federation_port": house.serving.federation_port})
-    await asyncio.to_thread(issue_operator, path, "anna", config, book, house.database, now=now)
+    await asyncio.to_thread(issue_operator, path, "anna", Role.ADMINISTRATOR, config, book, house.database, now=now)
     found = load_operator(path)
     towards = grpc.ssl_channel_credentials(found.root_pem, found.key_pem, found.certificate_pem)
     async with grpc.aio.secure_channel(found.config.address, towards) as channel:

@@ -135,7 +135,13 @@ def test_a_strangers_passport_does_not_pass_as_ours():
 
 
 def test_only_an_operators_key_signs():
-    assert "has the role member" in findings(made(role=Role.MEMBER).to_bytes())["certificate"]
+    for role in (Role.MEMBER, Role.VIEWER, Role.SERVER):
+        hosts = ("localhost",) if role is Role.SERVER else ()
+        certificate = party.authority().issue(
+            party.key(3).public_key(), role, "op", host_names=hosts, now=party.present()
+        )
+        assert f"has the role {role}" in findings(made(certificate=certificate).to_bytes())["certificate"]
+    assert findings(made(role=Role.ADMINISTRATOR).to_bytes()) == {}
     # The right certificate with another key, and a signature made for another purpose.
     assert findings(made(key=party.key(2)).to_bytes()).keys() == {"signature"}
     passport = made()

@@ -249,6 +249,7 @@ def upgrade() -> None:
         "operator_certificates",
         sa.Column("fingerprint", sa.LargeBinary(length=32), nullable=False),
         sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("role", sa.String(length=64), nullable=False),
         sa.Column("issued_ms", sa.BigInteger(), nullable=False),
         sa.Column("expires_ms", sa.BigInteger(), nullable=False),
         sa.Column("issuer", sa.LargeBinary(length=32), nullable=False),
@@ -256,6 +257,9 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "fingerprint IS NULL OR length(fingerprint) = 32",
             name=op.f("ck_operator_certificates_fingerprint_is_a_digest"),
+        ),
+        sa.CheckConstraint(
+            "role IN ('viewer', 'operator', 'administrator')", name=op.f("ck_operator_certificates_role_known")
         ),
         sa.ForeignKeyConstraint(["name"], ["operators.name"], name=op.f("fk_operator_certificates_name")),
         sa.PrimaryKeyConstraint("fingerprint", name=op.f("pk_operator_certificates")),
@@ -357,7 +361,9 @@ def upgrade() -> None:
             "certificate IS NULL OR length(certificate) = 32", name=op.f("ck_roster_log_certificate_is_a_digest")
         ),
         sa.CheckConstraint("key IS NULL OR length(key) = 32", name=op.f("ck_roster_log_key_is_a_digest")),
-        sa.CheckConstraint("role IN ('member', 'operator', 'server')", name=op.f("ck_roster_log_role_known")),
+        sa.CheckConstraint(
+            "role IN ('member', 'viewer', 'operator', 'administrator', 'server')", name=op.f("ck_roster_log_role_known")
+        ),
         sa.CheckConstraint("kind IN ('issued', 'renewed', 'revoked')", name=op.f("ck_roster_log_kind_known")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_roster_log")),
     )

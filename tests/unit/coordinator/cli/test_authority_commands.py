@@ -16,7 +16,7 @@ from coordinator.cli.member import days_left
 from coordinator.config import CoordinatorFolder, load_operator
 from coordinator.pki import Authority, AuthorityUnusable, key_pem, pem
 from coordinator.storage import open_database, records
-from tacit.identity import Role, federation_of
+from tacit.identity import Identity, Role, federation_of
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
@@ -109,12 +109,12 @@ def test_certificates_that_are_not_a_chain_are_refused(tmp_path, chain, now):
 def test_operators_are_issued_listed_and_revoked(tmp_path):
     where = ("--dir", tmp_path / "fed")
     _run("init", tmp_path / "fed", "--operator", "anna")
-    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    _run("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)
     found = load_operator(tmp_path / "bert")
     assert found.config == load_operator(tmp_path / "fed" / "operator").config
     assert (tmp_path / "bert" / "key.pem").stat().st_mode & 0o777 == 0o600
     # A renewal keeps the key.
-    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    _run("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)
     again = load_operator(tmp_path / "bert")
     assert (again.key_pem, again.certificate_pem != found.certificate_pem) == (found.key_pem, True)
     assert _json("operator", "revoke", "bert", "--yes", *where)["revoked"] == 2
@@ -126,21 +126,49 @@ def test_operators_are_issued_listed_and_revoked(tmp_path):
     ]
     assert "no operator named carla" in _run("operator", "revoke", "carla", "--yes", *where, code=ExitCode.NOT_FOUND)
     assert "is not a valid operator name" in _run(
-        "operator", "issue", "Bert!", "--out", tmp_path / "x", *where, code=ExitCode.USAGE
+        "operator", "issue", "Bert!", "--role", "operator", "--out", tmp_path / "x", *where, code=ExitCode.USAGE
     )
     assert "REVOKED" in _run("operator", "list", *where).upper()
     # The stolen key is not certified again, although it is still there. The key that follows it is.
-    assert _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
+    assert _json("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)["key_replaced"]
     third = load_operator(tmp_path / "bert")
     assert third.key_pem != found.key_pem
-    assert not _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
+    assert not _json("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)[
+        "key_replaced"
+    ]
     assert load_operator(tmp_path / "bert").key_pem == third.key_pem
     # A key without its certificate is not certified again either.
     (tmp_path / "bert" / "cert.pem").unlink()
-    assert _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
+    assert _json("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)["key_replaced"]
     acts = [entry for entry in _journal(tmp_path / "fed") if entry.subject == "bert"]
     assert {entry.kind for entry in acts} == {"operator_issued", "operator_revoked"}
-    assert {entry.fields["by"] for entry in acts} == {getpass.getuser()}
+    assert {entry.fields["by"] for entry in acts} == {f"machine:{getpass.getuser()}"}
+
+
+def test_a_name_has_one_role_at_a_time(tmp_path):
+    where = ("--dir", tmp_path / "fed")
+    _run("init", tmp_path / "fed", "--operator", "anna")
+    issue = ("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    assert "--role" in _run(*issue, code=ExitCode.USAGE)
+    assert _json(*issue, "--role", "viewer")["role"] == "viewer"
+    first = load_operator(tmp_path / "bert").certificate_pem
+    said = _run(*issue, "--role", "administrator", code=ExitCode.REFUSED)
+    assert "bert has a valid certificate with the role viewer" in said
+    assert load_operator(tmp_path / "bert").certificate_pem == first
+    _run("operator", "revoke", "bert", "--yes", *where)
+    # The old key is not raised with the name.
+    assert _json(*issue, "--role", "administrator")["key_replaced"]
+    listed = _json("operator", "list", *where)["operators"]
+    assert [(item["operator"], item["role"], item["status"]) for item in listed] == [
+        ("anna", "administrator", "good"),
+        ("bert", "viewer", "revoked"),
+        ("bert", "administrator", "good"),
+    ]
+    assert Identity.of(x509.load_pem_x509_certificate(load_operator(tmp_path / "bert").certificate_pem)).role == (
+        "administrator"
+    )
+    issued = [entry.fields["role"] for entry in _journal(tmp_path / "fed") if entry.kind == "operator_issued"]
+    assert issued == ["administrator", "viewer", "administrator"]
 
 
 def test_a_new_authority_does_not_readmit_a_revoked_operator(tmp_path):
@@ -158,7 +186,7 @@ def test_commands_rotate_and_retire_the_authority(tmp_path, now):
     where = ("--dir", folder.path)
     made = _json("init", folder.path, "--operator", "anna")
     assert "only one authority" in _run("authority", "retire", "--yes", *where, code=ExitCode.USAGE)
-    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    _run("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)
     before = load_operator(folder.operator)
     _run("authority", "rotate", "--yes", *where)
     status = _json("authority", "status", *where)
@@ -179,12 +207,12 @@ def test_commands_rotate_and_retire_the_authority(tmp_path, now):
     finally:
         database.close()
     assert _json("authority", "status", *where)["members_of_earlier"] == ["north"]
-    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    _run("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)
     assert "members north" in _run("authority", "retire", "--yes", *where, code=ExitCode.REFUSED)
     assert _json("authority", "retire", "--yes", "--force", *where)["trusted"] == 1
     told = {entry.kind: entry for entry in _journal(folder.path) if entry.subject == "authority"}
     roots = [item["fingerprint"] for item in status["authorities"]]
-    who = getpass.getuser()
+    who = f"machine:{getpass.getuser()}"
     assert dict(told["authority_rotated"].fields) == {
         "fingerprint": roots[1],
         "before": roots[0],

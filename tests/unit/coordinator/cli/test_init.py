@@ -81,7 +81,7 @@ def test_init_creates_a_complete_federation(tmp_path, quick):
         certificate.public_bytes(party.serialization.Encoding.DER),  # type: ignore[attr-defined]
         authority.certificate,
         federation=authority.federation,
-        role=Role.OPERATOR,
+        role=Role.ADMINISTRATOR,
         now=now + timedelta(minutes=1),
     )
     assert verified.identity.name == "operator"

@@ -60,7 +60,7 @@ def _mark(folder) -> Mark:
 
 COMMANDS = {
     "revoke": ("operator", "revoke", "operator", "--yes"),
-    "issue": ("operator", "issue", "anna", "--out", "OUT"),
+    "issue": ("operator", "issue", "anna", "--role", "operator", "--out", "OUT"),
     "rotate": ("authority", "rotate", "--yes"),
     "backup": ("backup", "OUT"),
 }
@@ -202,7 +202,9 @@ def test_the_server_logs_and_counts_what_commands_beside_it_do(tmp_path, monkeyp
 
             await looked()
             with structlog.testing.capture_logs() as logs:
-                await asyncio.to_thread(_run, "operator", "issue", "anna", "--out", str(tmp_path / "anna"), *where)
+                await asyncio.to_thread(
+                    _run, "operator", "issue", "anna", "--role", "viewer", "--out", str(tmp_path / "anna"), *where
+                )
                 await looked()
                 assert told(logs) == [await head()]
                 # Entries that the server wrote itself cause no journal_head line.

@@ -121,7 +121,9 @@ class House:
         authority.rotate(self.folder, now=now, own=party.authority(1))
         self.book = authority.retire(self.folder, now=now)
         refresh_server_certificate(self.folder, config, self.book.serving, now)
-        await asyncio.to_thread(issue_operator, self.tmp / "operator", "op", config, self.book, self.database, now=now)
+        await asyncio.to_thread(
+            issue_operator, self.tmp / "operator", "op", Role.OPERATOR, config, self.book, self.database, now=now
+        )
         await self.restart()
 
     async def _enrol(self, name: str, der: bytes) -> None:
