@@ -383,7 +383,7 @@ QUESTION: tuple[Rule[Offer], ...] = (
 MEASUREMENT: tuple[Rule[Offer], ...] = (
     *QUESTION,
     Rule("metrics_epsilon", When.JOB, Reason.REASON_POLICY_JOB_KIND, _measurements),
-    *(each for each in MODEL if each.key in ("architectures", "backbones", "vocabularies")),
+    *(each for each in MODEL if each.key in ("architectures", "plugins", "backbones", "vocabularies")),
 )
 
 # About a job that trains.

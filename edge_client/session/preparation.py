@@ -4,6 +4,8 @@ Guarantees:
 
 - If the policy asks stewards, nothing is reserved or trained before they approve (`ApprovalMissing`).
 - Nothing is fetched, reserved or trained for a job that this member withdrew from.
+- Nothing of a plugin is imported before the policy has allowed it and its version and files are the job's. Its module
+  is examined before the data is read.
 - A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
   start.
 - Canaries are read or made before anything is reserved, because they depend on no data: a record that cannot be used
@@ -38,6 +40,7 @@ from edge_client.downloads.backbones import BackboneMissing, Backbones, Fetch, W
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import Budget, BudgetReservation
 from edge_client.policy.conditions import read_conditions
+from edge_client.policy.plugins import allow_plugin
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.runtime import Runtime, cannot_train
@@ -58,6 +61,7 @@ from learning.artifacts import (
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
+from learning.plugins.installed import PluginUnusable
 from learning.prompts.features import FeatureStore
 from learning.survey.answer import answer_of, noised
 from learning.survey.counts import counts_of
@@ -77,7 +81,7 @@ from tacit.measurement import Measurement
 from tacit.mechanism import NoMechanism, OwnDiscreteGaussian
 from tacit.messages import Assignment
 from tacit.method import keeps_anything, keeps_state
-from tacit.model import PromptedModel, RvaeModel
+from tacit.model import PluginModel, PromptedModel, RvaeModel
 from tacit.prompt import reads_pairs
 from tacit.question import Question
 from tacit.reason import Reason
@@ -319,6 +323,8 @@ class Preparer:
             job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._check_not_withdrawn(job.name, job)
         self._check_admitted(job)
+        if isinstance(job.model, PluginModel):
+            await asyncio.to_thread(self._check_plugin, job, job.model)
         with _unsuitable():
             manifest = await fetch_manifest(blob, job)
         if job.question is not None:
@@ -374,6 +380,16 @@ class Preparer:
             self._policy.check_job(job, federation=self._federation)
         if (why := cannot_train(job, self._runtime)) is not None:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, why)
+
+    def _check_plugin(self, job: JobDocument, model: PluginModel) -> None:
+        """Raises PreparationRefused if the plugin cannot be used here, or its module breaks its contract."""
+        try:
+            allow_plugin(self._policy, job)
+            from learning.plugins.examination import examine
+
+            examine(model, len(job.labels), int.from_bytes(self._random.bytes(7), "big"))
+        except PluginUnusable as error:
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error), private=error.private) from error
 
     def _check_not_withdrawn(self, name: str, job: JobDocument | None = None) -> None:
         """Raises PreparationRefused if this member withdrew from the job."""

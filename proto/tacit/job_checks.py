@@ -25,7 +25,7 @@ from tacit.method import (
     private_parts,
     trains_private,
 )
-from tacit.model import NoModel, PromptedModel, RvaeModel
+from tacit.model import NoModel, PluginModel, PromptedModel, RvaeModel
 from tacit.prompt import BitFit, check_prompted_method, writes
 from tacit.question import Question
 from tacit.server_optimiser import FedAvgServer
@@ -273,7 +273,7 @@ def _check_adjustment(job: JobBody) -> None:
     if not job.training.logit_adjustment:
         return
     why = None
-    if isinstance(job.model, PromptedModel | RvaeModel):
+    if isinstance(job.model, PromptedModel | RvaeModel | PluginModel):
         why = "only the heads of textcnn, bilstm and transformer can add the label prior"
     elif isinstance(job.mechanism, DpSgd):
         why = "dp-sgd clips each example's part of a step, but the label prior depends on all examples"
