@@ -4,8 +4,8 @@ Guarantees:
 
 - If the policy asks stewards, nothing is reserved or trained before they approve (`ApprovalMissing`).
 - Nothing is fetched, reserved or trained for a job that this member withdrew from.
-- Nothing of a plugin is imported before the policy has allowed it and its version and files are the job's. Its module
-  is examined before the data is read.
+- Nothing of a plugin is imported before policy and stewards have allowed the job and its version and files are the
+  job's. Its module is examined before the data is read.
 - A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
   start.
 - Canaries are read or made before anything is reserved, because they depend on no data: a record that cannot be used
@@ -323,8 +323,6 @@ class Preparer:
             job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._check_not_withdrawn(job.name, job)
         self._check_admitted(job)
-        if isinstance(job.model, PluginModel):
-            await asyncio.to_thread(self._check_plugin, job, job.model)
         with _unsuitable():
             manifest = await fetch_manifest(blob, job)
         if job.question is not None:
@@ -332,6 +330,7 @@ class Preparer:
         with _refusing():
             self._policy.check_manifest(manifest)
         await self._check_approved(job, manifest, blob)
+        await self._check_plugin(job)
         with _refusing():
             self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
         with _unsuitable():
@@ -381,13 +380,20 @@ class Preparer:
         if (why := cannot_train(job, self._runtime)) is not None:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, why)
 
-    def _check_plugin(self, job: JobDocument, model: PluginModel) -> None:
-        """Raises PreparationRefused if the plugin cannot be used here, or its module breaks its contract."""
+    async def _check_plugin(self, job: JobDocument) -> None:
+        """Raises PreparationRefused if the job's plugin cannot be used here, or its module breaks its contract.
+
+        Call it once the policy and the stewards have allowed the job: the plugin is imported here.
+        """
+        model = job.model
+        if not isinstance(model, PluginModel):
+            return
         try:
-            allow_plugin(self._policy, job)
+            await asyncio.to_thread(allow_plugin, self._policy, job)
             from learning.plugins.examination import examine
 
-            examine(model, len(job.labels), int.from_bytes(self._random.bytes(7), "big"))
+            seed = int.from_bytes(self._random.bytes(7), "big")
+            await asyncio.to_thread(examine, model, len(job.labels), seed, self._device)
         except PluginUnusable as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error), private=error.private) from error
 
@@ -418,6 +424,7 @@ class Preparer:
             # The receipt of an answer that is sent again names the version that it was charged for.
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, "a question is asked of version 0 alone")
         await self._check_approved(job, manifest, blob)
+        await self._check_plugin(job)
         held = await asyncio.to_thread(self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins)
         if held is not None and not self._budget.paid(held.reservation, job.name, job.digest(), job.mechanism.name):
             held = None

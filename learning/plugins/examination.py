@@ -38,7 +38,7 @@ _DRAWS = 3
 # Standard deviation of how far parameters are moved.
 _MOVED = 0.05
 
-_passed: set[tuple[str, int]] = set()
+_passed: set[tuple[str, int, str]] = set()
 _lock = threading.Lock()
 
 
@@ -46,18 +46,19 @@ class _Dependent(PluginUnusable):
     """A text's numbers are not its own, on one draw."""
 
 
-def examine(model: PluginModel, labels: int, seed: int) -> None:
+def examine(model: PluginModel, labels: int, seed: int, device: str = "cpu") -> None:
     """Examines the module that a job's model table describes, once in each process.
 
     Args:
         model: The job's model table; admitted, as for `learning.plugins.loading.loaded`.
         labels: The number of labels.
         seed: Draws weights and probe texts. A seed that nobody else can know is best.
+        device: Where it will train. What is compared is computed on the CPU; there it must only run.
 
     Raises:
         PluginUnusable: The plugin cannot be used, or its module does not keep to its contract; the text says in what.
     """
-    key = model.model_dump_json(), labels
+    key = model.model_dump_json(), labels, device
     with _lock:
         if key in _passed:
             return
@@ -66,12 +67,12 @@ def examine(model: PluginModel, labels: int, seed: int) -> None:
             random = np.random.Generator(np.random.Philox(key=[seed, draw]))
             module = plugin_classifier(model, _VOCABULARY, labels, _PAD, int(random.integers(2**62)))
             try:
-                _examine(module, labels, model.max_tokens, random)
+                _examine(module, labels, model.max_tokens, random, device)
             except _Dependent as error:
                 found = error
             except PluginUnusable:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise PluginUnusable(
                     f"the module of plugin {model.distribution} {model.version} raises {type(error).__name__} on probe "
                     "texts; the log of that machine says more",
@@ -84,7 +85,7 @@ def examine(model: PluginModel, labels: int, seed: int) -> None:
             raise found
 
 
-def _examine(module: TextClassifier, labels: int, max_tokens: int, random: np.random.Generator) -> None:
+def _examine(module: TextClassifier, labels: int, max_tokens: int, random: np.random.Generator, device: str) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             moved = random.standard_normal(tuple(parameter.shape), dtype=np.float32) * np.float32(_MOVED)
@@ -100,6 +101,8 @@ def _examine(module: TextClassifier, labels: int, max_tokens: int, random: np.ra
         _check_logits(module, ids, max_tokens)
     module.train()
     _check_gradients(module, ids, max_tokens)
+    if device != "cpu":
+        _check_device(module, ids, device)
 
 
 def _check_shapes(module: TextClassifier, ids: Tensor, labels: int, max_tokens: int) -> None:
@@ -144,6 +147,19 @@ def _check_draws(module: TextClassifier, ids: Tensor) -> None:
                 f"the plugin's module changes {name} in training, so it would keep data without noise; use a layer "
                 "without running statistics"
             )
+
+
+def _check_device(module: TextClassifier, ids: Tensor, device: str) -> None:
+    """Takes a step there. A module that holds tensors outside parameters and buffers leaves them on the CPU."""
+    try:
+        module.to(device)
+        _, losses = module.probed(ids.to(device))
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise PluginUnusable(
+            f"the plugin's module does not run on {device}; register its constants as buffers",
+            private=f"{type(error).__name__}: {error}",
+        ) from error
 
 
 def _others(module: TextClassifier, ids: Tensor, max_tokens: int) -> list[Tensor]:

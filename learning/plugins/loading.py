@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -99,12 +99,19 @@ def _imported(plugin: Installed, name: str, named: str) -> Any:
 
 
 def _check_names(plugin: Installed, named: str) -> None:
-    for name in plugin.sources:
-        if name.partition(".")[0] in sys.stdlib_module_names:
-            raise PluginUnusable(f"{named} has a module {name}, which is Python's own; tell its author")
-        if name in sys.modules:
+    """Checks that every package of the plugin is the plugin's alone, and nobody has imported it."""
+    for root in sorted({name.partition(".")[0] for name in plugin.sources}):
+        if root in sys.stdlib_module_names:
+            raise PluginUnusable(f"{named} has a module {root}, which is Python's own; tell its author")
+        own, there = plugin.sources.get(root), sys.modules.get(root)
+        spec = find_spec(root) if there is None else there.__spec__
+        if own is None or spec is None or spec.origin is None or Path(spec.origin).resolve() != own[0].resolve():
             raise PluginUnusable(
-                f"{named}: its module {name} was imported before its files were checked, or in other files; start the "
+                f"{named} has modules in {root}, which is not its own package with an __init__.py; tell its author"
+            )
+        if there is not None:
+            raise PluginUnusable(
+                f"{named}: its module {root} was imported before its files were checked, or in other files; start the "
                 "program again"
             )
 

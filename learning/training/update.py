@@ -104,7 +104,7 @@ def train_update(
     if isinstance(job.model, PluginModel):
         from learning.plugins.examination import examine
 
-        examine(job.model, len(job.labels), int.from_bytes(random.bytes(7), "big"))
+        examine(job.model, len(job.labels), int.from_bytes(random.bytes(7), "big"), device)
     start = manifest.decode(base)
     module, division = assembled_module(job, corpus, manifest, start, private or {}, backbone, frozen)
     recipe = recipe_of(job, round)

@@ -193,8 +193,8 @@ def _check_method(job: JobBody) -> None:
         and (job.vocabulary.kind == "words")
     ):
         raise ValueError(
-            "vocabulary.kind: a transformer puts texts between [CLS] and [SEP], which a list of words does not have; "
-            'use "wordpiece"'
+            f"vocabulary.kind: a {job.model.architecture} puts texts between [CLS] and [SEP], which a list of words "
+            'does not have; use "wordpiece"'
         )
     # Raises if noise and private parameters do not fit together.
     _ = job.protected

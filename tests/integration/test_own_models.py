@@ -102,16 +102,24 @@ def town(files, tmp_path_factory):
         words = json.dumps(str(EXAMPLES / "words.txt"))
         (folder / f"{JOB}.toml").write_text(SPEC.format(labels=labels, files=files, words=words))
         federation.create(folder / f"{JOB}.toml")
+        planned = {
+            name: json.loads(succeed("edge_client", "run", "--dry-run", "--json", *_at(federation, name)))
+            for name in (MEMBERS[0], OUTSIDER)
+        }
         outsider = federation.start(OUTSIDER)
         declined = outsider.wait_for("declined", job=JOB)
         members = [federation.start(name, "--until-finished") for name in MEMBERS]
         detail = federation.finished(JOB)
         assert [member.process.wait(timeout=PATIENCE) for member in members] == [0] * 3
-        yield federation, detail, declined
+        yield federation, detail, declined, planned
+
+
+def _at(federation, name):
+    return "--home", federation.home(name), "--data", federation.data(name)
 
 
 def test_three_members_that_allow_it_finish_the_job(town):
-    federation, detail, _ = town
+    federation, detail, *_ = town
     assert (detail.job.version_number, detail.job.status) == (2, pb.JOB_STATUS_FINISHED)
     for name in MEMBERS:
         receipts = (federation.home(name) / "receipts" / JOB).glob("*.json")
@@ -121,20 +129,24 @@ def test_three_members_that_allow_it_finish_the_job(town):
 
 
 def test_a_member_whose_policy_does_not_list_it_declines_and_spends_nothing(town):
-    federation, _, declined = town
+    federation, _, declined, _ = town
     assert declined["detail"].startswith("plugins: the job's model is code of the installed plugin tacit-gated")
     assert not (federation.home(OUTSIDER) / "receipts" / JOB).exists()
 
 
 def test_the_server_never_imports_the_plugin(town):
     """It has the plugin on its path here; a real one has neither it nor torch."""
-    federation, _, _ = town
+    federation, *_ = town
     maps = Path(f"/proc/{federation.coordinator.process.pid}/maps").read_text()
     assert "torch" not in maps
 
 
 def test_a_dry_run_and_the_policy_say_what_would_run(town, files):
-    federation, _, _ = town
+    federation, _, _, planned = town
+    named = {"distribution": "tacit-gated", "version": "1.0.0", "files": files, "name": "gated"}
+    assert [each["plugin"] for each in planned.values()] == [named, named]
+    assert (planned[MEMBERS[0]]["takes_part"], planned[OUTSIDER]["takes_part"]) == (True, False)
+    assert [each.split(":")[0] for each in planned[OUTSIDER]["refusals"]] == ["plugins"]
     spec = federation.folder / f"{JOB}.toml"
     checked = command("edge_client", "policy", "check", spec, "--home", federation.home(OUTSIDER))
     assert checked.returncode != 0
@@ -144,7 +156,7 @@ def test_a_dry_run_and_the_policy_say_what_would_run(town, files):
 
 
 def test_it_is_exported_compared_and_predicted_with(town, tmp_path):
-    federation, _, _ = town
+    federation, *_ = town
     out = tmp_path / "model"
     federation.operator("export", JOB, "--out", out)
     text = json.loads((EXAMPLES / "test.jsonl").read_text().splitlines()[0])["text"]
@@ -164,7 +176,7 @@ def test_it_is_exported_compared_and_predicted_with(town, tmp_path):
 
 
 def test_a_member_that_does_not_allow_it_exports_nothing(town, tmp_path):
-    federation, _, _ = town
+    federation, *_ = town
     home, data = federation.home(OUTSIDER), federation.data(OUTSIDER)
     done = command("edge_client", "export", JOB, "--home", home, "--data", data, "--out", tmp_path / "own")
     assert done.returncode == 4
@@ -173,7 +185,7 @@ def test_a_member_that_does_not_allow_it_exports_nothing(town, tmp_path):
 
 
 def test_the_operator_measures_it_and_simulates_the_job(town, tmp_path):
-    federation, _, _ = town
+    federation, *_ = town
     measured = federation.operator("evaluate", JOB, "--data", EXAMPLES / "test.jsonl", "--json")
     assert 0 <= json.loads(measured)["accuracy"] <= 1
     spec, rows = federation.folder / f"{JOB}.toml", EXAMPLES / "train.jsonl"

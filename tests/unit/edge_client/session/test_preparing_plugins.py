@@ -7,12 +7,15 @@ import json
 import pytest
 
 import secure_agg
+from edge_client.approval.deciding import decide, put
+from edge_client.approval.desk import Desk
+from edge_client.approval.folder import ApprovalFolder
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper
-from edge_client.session.preparation import PreparationRefused, Preparer
+from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.text.data import Example
 from tacit.documents import DocumentInvalid
@@ -21,6 +24,7 @@ from tacit.messages import Assignment
 from tacit.reason import Reason
 from tests.support import party
 from tests.support.plugins import GOOD, forgotten, installed, model_of
+from tests.support.stewards import MARY
 from tests.support.tried_jobs import written_job, written_rows
 
 DP_SGD = {"name": "dp-sgd", "noise_multiplier": 1.0, "clip": 1.0, "lot": 8, "steps": 2}
@@ -70,7 +74,7 @@ class Town:
         self.mark.unlink(missing_ok=True)
         return read_job_bundle(out)
 
-    def prepare(self, bundle, **policy):
+    def prepare(self, bundle, *, desk=False, **policy):
         # What the operator's side admitted is not what this member admits.
         forgotten()
         job = bundle.document
@@ -99,6 +103,9 @@ class Town:
                 Watcher(),
                 Keeper(PrivateStore(self.folder, self.identity.federation, "data"), rows),
             )
+            if desk:
+                about = {"federation": self.identity.federation, "member": self.identity.member, "data": "data"}
+                preparer._desk = Desk(self.folder, rules, budget, **about)
             assignment = Assignment(job.name, 1, job.digest(), bundle.document.weights, 0, 1000)
             try:
                 return asyncio.run(preparer.prepare(assignment, fetch))
@@ -116,12 +123,12 @@ def allowing(bundle):
 
 
 def refused(town, bundle, **policy):
-    """The refusal, of which nothing was imported, reserved, or fetched but the document."""
+    """The refusal, before which nothing was imported or reserved, and no weights were fetched."""
     with pytest.raises(PreparationRefused) as found:
         town.prepare(bundle, **policy)
     assert not town.mark.exists()
     assert town.reserved == 0
-    assert town.fetched == [bundle.document.digest()]
+    assert bundle.document.weights not in town.fetched
     return found.value
 
 
@@ -143,6 +150,18 @@ def test_nothing_is_imported_unless_the_policy_lists_these_files(town, plugins):
     assert found.reason == Reason.REASON_POLICY_JOB_KIND
     assert found.detail.startswith("plugins: the job's model is code of the installed plugin tacit-own")
     assert "`edge_client models` prints the line" in found.detail
+
+
+def test_nothing_is_imported_before_the_stewards_approve(town):
+    bundle = town.bundle()
+    asking = {"jobs": "ask", "stewards": {"mary": MARY.public}, **allowing(bundle)}
+    with pytest.raises(ApprovalMissing):
+        town.prepare(bundle, desk=True, **asking)
+    assert not town.mark.exists()
+    request = ApprovalFolder(town.folder, "data", bundle.document.name).request()
+    put(town.folder, decide(request, "approve", MARY.key, known=[]))
+    assert town.prepare(bundle, desk=True, **asking).update.change.any()
+    assert town.mark.exists()
 
 
 def test_nothing_is_imported_of_files_that_changed_on_this_machine(town):

@@ -10,7 +10,7 @@ from learning.plugins.installed import PluginUnusable
 from learning.plugins.loading import admit
 from learning.training.clipping import check_examples_apart
 from learning.training.outcome import ModelUnsuitable
-from tests.support.plugins import GOOD, installed, model_of
+from tests.support.plugins import GOOD, forgotten, installed, model_of
 
 MEAN = "return (vectors * seen[:, :, None]).sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)"
 assert MEAN in GOOD
@@ -102,6 +102,7 @@ def test_a_leak_that_starts_at_zero_is_found(put):
         ("return self.output(x).double()", "torch.float64"),
         ("x = x / 0", "not finite"),
         ("raise RuntimeError('secret')", "raises RuntimeError on probe texts"),
+        ("raise SystemExit('secret')", "raises SystemExit on probe texts"),
         ("x = nn.functional.dropout(x, 0.5, self.training)", "other logits for the same texts and the same seed"),
         ("self.kept = getattr(self, 'kept', 0) + 1; x = x * self.kept", "same texts and the same seed|raises|depend"),
     ],
@@ -118,6 +119,17 @@ def test_a_buffer_that_training_changes_is_refused(put):
     )
     with pytest.raises(PluginUnusable, match="changes seen_so_far in training"):
         examine(put(text), 3, 1)
+
+
+def test_a_constant_that_stays_on_the_cpu_is_found_before_a_training_elsewhere(put):
+    """The meta device stands for one that is not the CPU: it computes nothing, and refuses tensors of others."""
+    constant = GOOD.replace("# MORE", "self.constant = torch.ones(4)").replace("# LATER", "x = x * self.constant")
+    examine(put(constant), 3, 1)
+    with pytest.raises(PluginUnusable, match="does not run on meta; register its constants as buffers"):
+        examine(put(constant), 3, 1, "meta")
+    buffer = constant.replace("self.constant = torch.ones(4)", "self.register_buffer('constant', torch.ones(4))")
+    forgotten()
+    examine(put(buffer), 3, 1, "meta")
 
 
 # What only the comparison of clipping sees: the gradients are each text's own, and are counted wrongly.

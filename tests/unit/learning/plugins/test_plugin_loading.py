@@ -101,6 +101,19 @@ def test_a_module_named_like_pythons_own_is_refused(site):
         loaded(model)
 
 
+@pytest.mark.parametrize("root", ["numpy", "learning", "onnxruntime"])
+def test_a_module_inside_another_distributions_package_is_refused(site, root):
+    """Whether that package is loaded already or not, it stays whole."""
+    installed(site, {f"{root}/own_more.py": GOOD}, entry=f"{root}.own_more:own")
+    model = model_of()
+    admit(model)
+    with pytest.raises(PluginUnusable, match=f"has modules in {root}, which is not its own package"):
+        loaded(model)
+    importlib.import_module(
+        f"{root}.{'version' if root == 'numpy' else 'capi' if root == 'onnxruntime' else 'artifacts'}"
+    )
+
+
 def test_a_module_that_was_imported_unchecked_is_refused(site):
     installed(site, {"tacit_own.py": GOOD})
     importlib.import_module("tacit_own")
