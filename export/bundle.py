@@ -26,10 +26,13 @@ from export.prompted_bundle import mapped, prompted_parts
 from export.writer_bundle import writer_parts
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.collection import Collection, find_base
+from learning.plugins.installed import PluginUnusable
+from learning.plugins.loading import admit
 from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
 from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
+from learning.training.outcome import PerExampleGradientsUnavailable
 from tacit.bundle import (
     BACKBONE_FILE,
     LARGE_FILES,
@@ -44,9 +47,9 @@ from tacit.documents import DocumentInvalid, sentence_of
 from tacit.generation import Generate
 from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
-from tacit.mechanism import NoMechanism
+from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import OwnVocabulary, trains_private
-from tacit.model import Model, PromptedModel, TransformerModel
+from tacit.model import Model, PluginModel, PromptedModel, TransformerModel
 from tacit.prompt import OnnxBackbone
 
 if TYPE_CHECKING:
@@ -123,6 +126,8 @@ def make_job_bundle(
         raise DocumentInvalid(
             f"start: {spec.start} is at the coordinator, and nobody fetched it; name the operator's folder"
         )
+    if isinstance(spec.model, PluginModel):
+        return _with_plugin(spec, spec.model, folder, out, report, earlier)
     if not isinstance(spec.model, PromptedModel):
         return _make(spec, *starting_model(spec, folder, report, collection), {}, out, report, earlier)
     # Written beside the bundle, because it is large and the folder of temporary files may be small.
@@ -145,6 +150,38 @@ def make_job_bundle(
             more[PIECES_FILE] = pieces
         with mapped(written) as backbone:
             return _make(spec, module, model, tokenizer, {BACKBONE_FILE: backbone, **more}, out, report, earlier)
+
+
+def _with_plugin(
+    spec: JobSpec,
+    model: PluginModel,
+    folder: Path,
+    out: Path,
+    report: Callable[[str], None],
+    earlier: Earlier | None,
+) -> JobDocument:
+    """Makes the bundle of a job whose model is a plugin's. Finds here what would make members refuse it."""
+    import secrets
+
+    from learning.plugins.examination import examine
+    from learning.training.clipping import check_examples_apart
+
+    # The operator's own job file names it.
+    admit(model)
+    try:
+        examine(model, len(spec.labels), secrets.randbits(56))
+        module, made, tokenizer = starting_model(spec, folder, report)
+        if isinstance(spec.mechanism, DpSgd):
+            with module.training_only([name for name, _ in module.named_parameters()]):
+                check_examples_apart(module.train(), secrets.randbits(56))
+            module.eval()
+    except PluginUnusable as error:
+        said = f"; {error.private}" if error.private else ""
+        raise DocumentInvalid(f"model: {error}{said}") from error
+    except PerExampleGradientsUnavailable as error:
+        raise DocumentInvalid(f"model: dp-sgd cannot clip what plugin {model.distribution} trains: {error}") from error
+    report(f"plugin: {model.distribution} {model.version}, {model.files.hex()}, {model.name}")
+    return _make(spec, module, made, tokenizer, {}, out, report, earlier)
 
 
 def _make(
@@ -228,6 +265,8 @@ def _bundled(name: str, tensors: Mapping[str, NDArray[np.float32]], files: dict[
 def read_job_bundle(folder: Path) -> JobBundle:
     """Reads a job bundle and checks its document against the files beside it.
 
+    The process may then load the plugin that the document names: somebody gave this folder to a command.
+
     Raises:
         BundleInvalid: the bundle is damaged or of another kind, or its document names other files.
     """
@@ -239,6 +278,7 @@ def read_job_bundle(folder: Path) -> JobBundle:
     except DocumentInvalid as error:
         raise BundleInvalid(f"{error}; make the bundle again") from error
     _check_names(bundle, document, manifest)
+    admit(document.model)
     files = bundle.files
     tokenizer = None if document.tokenizer is None else files["tokenizer.json"]
     backbone = folder / BACKBONE_FILE if BACKBONE_FILE in document.files else None

@@ -19,7 +19,7 @@ from tacit import __version__
 from tacit.bundle import ModelFacts
 from tacit.job import JobDocument
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, described
 
 __all__ = [
     "README",
@@ -222,7 +222,7 @@ def page(name: str, library: str, lines: Sequence[str], task: str = "text-classi
 def _job(document: JobDocument) -> list[str]:
     model = document.model
     what = "a pair of texts" if isinstance(model, PromptedModel) and model.template.pairs else "a text"
-    kind = f"`{model.architecture}`"
+    kind = f"`{described(model)}`"
     if isinstance(model, PromptedModel):
         kind += (
             f" (`{model.injection.name}` on a frozen `{(model.config or {}).get('model_type')}`, `{model.task.name}`)"

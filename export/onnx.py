@@ -301,7 +301,7 @@ def _convert(module: "TextClassifier", encoder: "Encoder") -> bytes:
     example = torch.full((2, encoder.min_tokens + 3), encoder.pad_id, dtype=torch.int64)
     example[:, : encoder.min_tokens] = torch.arange(encoder.min_tokens) % encoder.vocabulary_size
     dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=encoder.min_tokens)}
-    return converted(module, (example,), ["input_ids"], "logits", (dimensions,))
+    return converted(module.exportable(), (example,), ["input_ids"], "logits", (dimensions,))
 
 
 def checked_parity(

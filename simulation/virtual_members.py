@@ -264,7 +264,11 @@ class Worker:
     def __init__(self, world: World) -> None:
         import torch
 
+        from learning.plugins.loading import admit
+
         torch.set_num_threads(1)
+        # A worker is a process of its own.
+        admit(world.bundle.document.model)
         self._world = world
         self._label_shares: dict[int | None, NDArray[np.float64]] = {}
         # By member, part and, if it is the member's own, the tokenizer.

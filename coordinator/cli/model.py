@@ -481,6 +481,7 @@ async def fetch_files(
     Raises:
         CommandFailed: there is no such job, its documents cannot be read, or it shares only a part of its model.
     """
+    from learning.plugins.loading import admit
     from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
@@ -513,6 +514,8 @@ async def fetch_files(
         )
     if check is not None:
         check(document)
+    # It is the operator's own job, and its plugin is loaded only if these very files are installed here.
+    admit(document.model)
     backbone = None
     if isinstance(document.model, PromptedModel) and (named := document.model.backbone) is not None:
         backbone = scratch / named.hex()

@@ -34,6 +34,7 @@ from learning.accounting.planning import NOTHING_MEASURED, MetricsCost, cost_of_
 from learning.artifacts import fetch_job, fetch_manifest, fetch_tokenizer
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.protection import protection_of
+from learning.plugins.installed import PluginUnusable, checked
 from learning.synthesis.setting import NO_GUARANTEE
 from learning.text.corpus import coverage_of
 from learning.text.coverage import Coverage
@@ -48,7 +49,7 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import OwnVocabulary, keeps_anything, keeps_state, private_parts
-from tacit.model import PromptedModel, RvaeModel
+from tacit.model import PluginModel, PromptedModel, RvaeModel, described
 from tacit.prompt import SOURCES, reads_pairs, writes
 from tacit.reason import Reason, sentence
 from tacit.v1 import federation_pb2 as pb
@@ -294,6 +295,7 @@ class Plan:
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
             "frozen": None if self.job.frozen is None else self.job.frozen.values,
             "backbone": None if self.backbone is None else self.backbone.as_json(),
+            "plugin": _plugin(self.job),
             "embedding_table": None if self.table is None else self.table.as_json(),
             "reads_pairs": reads_pairs(self.job.model),
             "writes": writes(self.job.model),
@@ -307,6 +309,14 @@ class Plan:
             "refusals": list(self.refusals),
             "notes": list(self.notes),
         }
+
+
+def _plugin(job: JobDocument) -> dict[str, str] | None:
+    if not isinstance(job.model, PluginModel):
+        return None
+    model = job.model
+    named = {"distribution": model.distribution, "version": model.version, "files": model.files.hex()}
+    return {**named, "name": model.name}
 
 
 @dataclass(frozen=True)
@@ -371,6 +381,11 @@ def plan_of(
             notes += [] if (note := table.note(job)) is None else [note]
     except (StoreError, ValueError) as error:
         refusals.append(str(error))
+    if isinstance(job.model, PluginModel):
+        try:
+            checked(job.model)
+        except PluginUnusable as error:
+            refusals.append(str(error))
     backbone = None
     if isinstance(job.model, PromptedModel):
         try:
@@ -665,6 +680,8 @@ def _show_work(job: JobDocument, member: Member, say: Callable[[str], None]) -> 
         say(f"  its last rows of noise take {size:,.1f} MB of memory, and as much on the disk until the job is over")
         room = room_for_failures(job.mechanism, job.rounds.count)
         say(f"  you can take part to the end if at most {room} rounds fail after you sent your vector")
+    if isinstance(job.model, PluginModel):
+        say(f"  runs code that is installed here: {described(job.model)}")
     if reads_pairs(job.model):
         say("  reads pairs: the text and the second text of each row")
     if (persons := _persons(job, member)) is not None:

@@ -18,6 +18,8 @@ from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted, 
 from edge_client.downloads.cache import BlobCache
 from edge_client.identity.connection import exit_code_of, explain, open_channel
 from edge_client.identity.home import MemberIdentity
+from edge_client.policy.plugins import allow_plugin
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateState, PrivateStore, store_key
 from edge_client.private_store.errors import StateForeign
 from edge_client.session.keeping import Keeper
@@ -30,6 +32,7 @@ from learning.artifacts import (
     fetch_version,
 )
 from learning.backbones.layout import BackboneInvalid
+from learning.plugins.installed import PluginUnusable
 from learning.text.corpus import EncodedExamples
 from learning.text.data import label_places
 from learning.text.encoder import TokenizerInvalid
@@ -217,7 +220,7 @@ def _served(name: str, member: Member, folders: Sequence[Path], generators: bool
     cache = BlobCache(member.home / "cache")
     backbones = Backbones(cache, folders=folders, allowed=member.policy.backbones)
     try:
-        return asyncio.run(_fetch(name, member.identity, cache, backbones, generators))
+        return asyncio.run(_fetch(name, member.identity, member.policy, cache, backbones, generators))
     except grpc.aio.AioRpcError as error:
         raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
     except BackboneMissing as error:
@@ -235,7 +238,12 @@ def _served(name: str, member: Member, folders: Sequence[Path], generators: bool
 
 
 async def _fetch(
-    name: str, identity: MemberIdentity, cache: BlobCache, backbones: Backbones, generators: bool = False
+    name: str,
+    identity: MemberIdentity,
+    policy: Policy,
+    cache: BlobCache,
+    backbones: Backbones,
+    generators: bool = False,
 ) -> _Served:
     async with open_channel(identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
@@ -263,6 +271,10 @@ async def _fetch(
                 f"with `edge_client corpus show {name}`, and train a classifier from the corpora",
                 ExitCode.USAGE,
             )
+        try:
+            allow_plugin(policy, job)
+        except PluginUnusable as error:
+            fail(str(error), ExitCode.REFUSED)
         manifest = await fetch_manifest(blob, job)
         version = await fetch_version(blob, job, manifest, found.version_number, found.version)
         frozen = await fetch_frozen(blob, job, manifest)

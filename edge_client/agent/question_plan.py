@@ -21,6 +21,7 @@ from tacit.context import context_of
 from tacit.job import JobDocument
 from tacit.measurement import Measurement, metric_noise
 from tacit.mechanism import OwnDiscreteGaussian
+from tacit.model import described
 from tacit.question import Question
 from tacit.survey import Survey
 from tacit.vector import layout_of
@@ -165,7 +166,7 @@ class QuestionPlan:
         policy, job = member.policy, self.job
         version = "a version from a bundle" if question.number is None else f"version {question.number}"
         say(f"{job.name}: how well {version} of {question.job} does on rows here; nothing is trained")
-        say(f"  version: {question.weights.hex()[:16]}, a {job.model.architecture} of {question.values:,} values")
+        say(f"  version: {question.weights.hex()[:16]}, a {described(job.model)} of {question.values:,} values")
         which = f"those that it keeps back from every training (validation_share {policy.validation_share:g})"
         if question.rows == "all":
             which = "all of them, also those that models were trained on"

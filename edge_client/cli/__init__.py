@@ -10,6 +10,7 @@ from edge_client.cli.generate import generate
 from edge_client.cli.job import app as job
 from edge_client.cli.ledger import app as ledger
 from edge_client.cli.members import members
+from edge_client.cli.models import models
 from edge_client.cli.policy import app as policy
 from edge_client.cli.predict import predict
 from edge_client.cli.privacy import app as privacy
@@ -45,6 +46,7 @@ app.command()(doctor)
 app.command()(renew)
 app.command()(run)
 app.command(short_help="Show who has joined the federation, and what is new.")(members)
+app.command(short_help="Show the plugins with models that are installed here.")(models)
 app.command(short_help="Withdraw from a job, or from all for good.")(withdraw)
 app.command()(export)
 app.command(short_help="Measure your own model on your own texts.")(evaluate)

@@ -342,6 +342,7 @@ def _told(signed: "SignedStatement", path: Path, as_json: bool, home: Path | Non
 
 def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path | None) -> None:
     """Prints what is asked. `request`: the file that it was read from, on a machine that is not the member's."""
+    from tacit.model import described
     from tacit.prompt import writes
 
     job, question = asked.document, asked.question
@@ -355,7 +356,7 @@ def _print(asked: "ApprovalRequest", standing: "Standing | None", request: Path 
         lines.append(f"  tags        {', '.join(job.tags)}")
     at_most = job.rounds.count * job.rounds.max_attempts
     learns = "to write" if writes(job.model) else f"for the labels {', '.join(job.labels[:20])}"
-    does = f"  trains      a {job.model.architecture} by {job.method.name}, {learns}"
+    does = f"  trains      a {described(job.model)} by {job.method.name}, {learns}"
     if job.question is not None:
         does = f"  asks        {_asks(job.question)}"
     lines += [

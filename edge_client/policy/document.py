@@ -10,6 +10,7 @@ from tacit.documents import AtMost, Digest, Document, Short
 from tacit.job_parts import MAX_CANARIES
 from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Unit
+from tacit.plugin import DistributionName
 from tacit.prompt import Source
 from tacit.reading import shown
 
@@ -103,6 +104,12 @@ class PolicyDocument(Document):
         description="What a prompted job's model may do: head, cloze or generate, with * and ?. A model that writes "
         "(generate) learns the words of responses, not labels. Other architectures have no task and pass.",
         examples=[["head", "cloze"]],
+    )
+    plugins: Annotated[dict[DistributionName, Digest], AtMost(_MAX_KINDS)] = Field(
+        default={},
+        description="Installed distributions whose models a job may train: name = digest of its files, as `edge_client "
+        "models` prints it. A plugin is code that runs here with your rights, so read it first. Empty: none.",
+        examples=[{"tacit-gated": "00" * 32}],
     )
     base_models: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),

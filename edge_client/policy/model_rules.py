@@ -8,7 +8,7 @@ from edge_client.policy.verdicts import Finding, Offer, Rule, When, fits_any, in
 from learning.backbones.layout import BackboneInvalid, checked_config, layout_of
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-from tacit.model import PromptedModel, RvaeModel
+from tacit.model import PluginModel, PromptedModel, RvaeModel
 from tacit.prompt import SOURCES
 from tacit.reason import Reason
 
@@ -34,6 +34,18 @@ def _tasks(policy: PolicyDocument, offer: Offer) -> Finding:
         return Finding("no task", allowed, True, "the job's model has {job}; the policy allows {policy}")
     says = "the task of the job's model is {job}; the policy allows {policy}"
     return Finding(model.task.name, allowed, fits_any(model.task.name, policy.tasks), says)
+
+
+def _plugins(policy: PolicyDocument, offer: Offer) -> Finding:
+    allowed, model = listed(policy.plugins, most=_MAX_BESIDE_TWO), offer.job.model
+    if not isinstance(model, PluginModel):
+        return Finding("no plugin", allowed, True, "the job's model comes from {job}; the policy allows {policy}")
+    says = "the job's model is code of the installed plugin {job}; the policy allows {policy}"
+    advice = "`edge_client models` prints the line that would allow it"
+    own = policy.plugins.get(model.distribution)
+    if own is not None:
+        allowed = f"{model.distribution} {own.hex()}"
+    return Finding(f"{model.distribution} {model.files.hex()}", allowed, own == model.files, says, advice)
 
 
 def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
@@ -112,6 +124,7 @@ def _vocabularies(policy: PolicyDocument, offer: Offer) -> Finding:
 MODEL: tuple[Rule[Offer], ...] = (
     Rule("architectures", When.JOB, Reason.REASON_POLICY_JOB_KIND, _architectures),
     Rule("tasks", When.JOB, Reason.REASON_POLICY_JOB_KIND, _tasks),
+    Rule("plugins", When.JOB, Reason.REASON_POLICY_JOB_KIND, _plugins),
     Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
     Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
     Rule(

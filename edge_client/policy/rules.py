@@ -380,7 +380,7 @@ QUESTION: tuple[Rule[Offer], ...] = (
 )
 
 # Of the rules about models, those about what a measurement fetches and runs.
-_MEASURED = ("architectures", "backbones", "max_backbone_mib", "vocabularies")
+_MEASURED = ("architectures", "plugins", "backbones", "max_backbone_mib", "vocabularies")
 
 # About a job that asks for a measurement. It runs a model, and trains none.
 MEASUREMENT: tuple[Rule[Offer], ...] = (

@@ -4,6 +4,8 @@ Guarantees:
 
 - If the policy asks stewards, nothing is reserved or trained before they approve (`ApprovalMissing`).
 - Nothing is fetched, reserved or trained for a job that this member withdrew from.
+- Nothing of a plugin is imported before policy and stewards have allowed the job and its version and files are the
+  job's. Its module is examined before the data is read.
 - A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
   start.
 - Canaries are read or made before anything is reserved, because they depend on no data: a record that cannot be used
@@ -38,6 +40,7 @@ from edge_client.downloads.backbones import BackboneMissing, Backbones, Fetch, W
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import Budget, BudgetReservation
 from edge_client.policy.conditions import read_conditions
+from edge_client.policy.plugins import allow_plugin
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.runtime import Runtime, cannot_train
@@ -58,6 +61,7 @@ from learning.artifacts import (
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
+from learning.plugins.installed import PluginUnusable
 from learning.prompts.features import FeatureStore
 from learning.survey.answer import answer_of, noised
 from learning.survey.counts import counts_of
@@ -77,7 +81,7 @@ from tacit.measurement import Measurement
 from tacit.mechanism import NoMechanism, OwnDiscreteGaussian
 from tacit.messages import Assignment
 from tacit.method import keeps_anything, keeps_state
-from tacit.model import PromptedModel, RvaeModel
+from tacit.model import PluginModel, PromptedModel, RvaeModel
 from tacit.prompt import reads_pairs
 from tacit.question import Question
 from tacit.reason import Reason
@@ -326,6 +330,7 @@ class Preparer:
         with _refusing():
             self._policy.check_manifest(manifest)
         await self._check_approved(job, manifest, blob)
+        await self._check_plugin(job)
         with _refusing():
             self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
         with _unsuitable():
@@ -375,6 +380,23 @@ class Preparer:
         if (why := cannot_train(job, self._runtime)) is not None:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, why)
 
+    async def _check_plugin(self, job: JobDocument) -> None:
+        """Raises PreparationRefused if the job's plugin cannot be used here, or its module breaks its contract.
+
+        Call it once the policy and the stewards have allowed the job: the plugin is imported here.
+        """
+        model = job.model
+        if not isinstance(model, PluginModel):
+            return
+        try:
+            await asyncio.to_thread(allow_plugin, self._policy, job)
+            from learning.plugins.examination import examine
+
+            seed = int.from_bytes(self._random.bytes(7), "big")
+            await asyncio.to_thread(examine, model, len(job.labels), seed, self._device)
+        except PluginUnusable as error:
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error), private=error.private) from error
+
     def _check_not_withdrawn(self, name: str, job: JobDocument | None = None) -> None:
         """Raises PreparationRefused if this member withdrew from the job."""
         if self._withdrawn is not None:
@@ -402,6 +424,7 @@ class Preparer:
             # The receipt of an answer that is sent again names the version that it was charged for.
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, "a question is asked of version 0 alone")
         await self._check_approved(job, manifest, blob)
+        await self._check_plugin(job)
         held = await asyncio.to_thread(self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins)
         if held is not None and not self._budget.paid(held.reservation, job.name, job.digest(), job.mechanism.name):
             held = None

@@ -4,7 +4,8 @@ Guarantees: the same table and seed give the same weights, whatever else draws r
 come out as copies, under stable names in a stable order. Nothing is loaded into a module whose names or shapes differ.
 `learning.models.division` says which parameters are shared and which private.
 
-An architecture is a `TextClassifier` in its own file and a line in `_ARCHITECTURES`.
+An architecture is a `TextClassifier` in its own file and a line in `_ARCHITECTURES`. Those of installed distributions
+are in `learning.plugins`, behind the line `plugin`.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from learning.models.division import (
     load_shared,
     shared_parameters,
 )
-from tacit.model import Model, NoModel, PromptedModel, TransformerModel
+from tacit.model import Model, NoModel, PluginModel, PromptedModel, TransformerModel
 
 __all__ = [
     "EVERYTHING_SHARED",
@@ -42,6 +43,7 @@ _ARCHITECTURES = {
     "bilstm": ("learning.models.bilstm", "BiLSTM"),
     "transformer": ("learning.models.transformer", "TransformerClassifier"),
     "rvae": ("learning.synthesis.model", "rvae"),
+    "plugin": ("learning.plugins.building", "plugin_classifier"),
 }
 
 
@@ -63,6 +65,7 @@ def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
 
     Raises:
         ValueError: The model is impossible, or prompted; `learning.prompts.assembly` counts the values of those.
+        PluginUnusable: As in `learning.plugins.loading.loaded`, for a plugin's model.
     """
     if isinstance(model, PromptedModel):
         raise ValueError("a prompted model has only its trained values, whatever its vocabulary; use prompted_values")
@@ -71,6 +74,10 @@ def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
 
         encoder, width = encoder_size(model)
         return vocabulary_size * width + encoder + (width + 1) * labels
+    if isinstance(model, PluginModel):
+        from learning.plugins.building import plugin_values
+
+        return plugin_values(model, vocabulary_size, labels)
     if isinstance(model, NoModel):
         return 0
     return model.values(vocabulary_size, labels)

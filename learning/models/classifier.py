@@ -186,6 +186,14 @@ class TextClassifier(TextModel):
         """
         raise NotImplementedError
 
+    def exportable(self) -> nn.Module:
+        """What is converted to ONNX: ids (B, S) to logits (B, labels).
+
+        This module itself, unless an architecture trains with layers that ONNX lacks and returns a module with the same
+        values in others. Every export is compared with this module.
+        """
+        return self
+
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, labels) for ids (B, S), with S at least `min_tokens`."""
         return self.classify(self.embedding(ids), ids != self.pad_id)

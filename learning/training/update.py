@@ -34,7 +34,7 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import keeps_anything, keeps_state, trains_private
-from tacit.model import PromptedModel, RvaeModel
+from tacit.model import PluginModel, PromptedModel, RvaeModel
 
 __all__ = ["TrainingLost", "train_update"]
 
@@ -101,6 +101,10 @@ def train_update(
     if device == "cpu":
         # Members may share a machine, where one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
+    if isinstance(job.model, PluginModel):
+        from learning.plugins.examination import examine
+
+        examine(job.model, len(job.labels), int.from_bytes(random.bytes(7), "big"), device)
     start = manifest.decode(base)
     module, division = assembled_module(job, corpus, manifest, start, private or {}, backbone, frozen)
     recipe = recipe_of(job, round)

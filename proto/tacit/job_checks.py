@@ -25,7 +25,7 @@ from tacit.method import (
     private_parts,
     trains_private,
 )
-from tacit.model import NoModel, PromptedModel, RvaeModel
+from tacit.model import NoModel, PluginModel, PromptedModel, RvaeModel
 from tacit.prompt import BitFit, check_prompted_method, writes
 from tacit.question import Question
 from tacit.server_optimiser import FedAvgServer
@@ -193,8 +193,8 @@ def _check_method(job: JobBody) -> None:
         and (job.vocabulary.kind == "words")
     ):
         raise ValueError(
-            "vocabulary.kind: a transformer puts texts between [CLS] and [SEP], which a list of words does not have; "
-            'use "wordpiece"'
+            f"vocabulary.kind: a {job.model.architecture} puts texts between [CLS] and [SEP], which a list of words "
+            'does not have; use "wordpiece"'
         )
     # Raises if noise and private parameters do not fit together.
     _ = job.protected
@@ -273,7 +273,7 @@ def _check_adjustment(job: JobBody) -> None:
     if not job.training.logit_adjustment:
         return
     why = None
-    if isinstance(job.model, PromptedModel | RvaeModel):
+    if isinstance(job.model, PromptedModel | RvaeModel | PluginModel):
         why = "only the heads of textcnn, bilstm and transformer can add the label prior"
     elif isinstance(job.mechanism, DpSgd):
         why = "dp-sgd clips each example's part of a step, but the label prior depends on all examples"

@@ -8,9 +8,20 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tacit.documents import AtMost, Part
+from tacit.plugin import PluginModel
 from tacit.prompt import EncoderConfig, PromptedModel
 
-__all__ = ["BiLSTMModel", "Model", "NoModel", "PromptedModel", "RvaeModel", "TextCNNModel", "TransformerModel"]
+__all__ = [
+    "BiLSTMModel",
+    "Model",
+    "NoModel",
+    "PluginModel",
+    "PromptedModel",
+    "RvaeModel",
+    "TextCNNModel",
+    "TransformerModel",
+    "described",
+]
 
 
 class TextCNNModel(Part):
@@ -200,7 +211,14 @@ class NoModel(Part):
         return False
 
 
+def described(model: "Model") -> str:
+    """The model's architecture in a few words; of a plugin's, all that names its code."""
+    if isinstance(model, PluginModel):
+        return f"{model.name} of the plugin {model.distribution} {model.version} (files {model.files.hex()})"
+    return model.architecture
+
+
 Model = Annotated[
-    TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel | RvaeModel | NoModel,
+    TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel | RvaeModel | PluginModel | NoModel,
     Field(discriminator="architecture"),
 ]

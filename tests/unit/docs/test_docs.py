@@ -36,7 +36,16 @@ from tacit.mechanism import (
     PersonRows,
 )
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method, OwnVocabulary
-from tacit.model import BiLSTMModel, Model, NoModel, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
+from tacit.model import (
+    BiLSTMModel,
+    Model,
+    NoModel,
+    PluginModel,
+    PromptedModel,
+    RvaeModel,
+    TextCNNModel,
+    TransformerModel,
+)
 from tacit.prompt import PromptTuning
 from tacit.reason import Reason, sentence, word
 from tacit.server_optimiser import (
@@ -149,6 +158,7 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[model] transformer": TransformerModel,
     "[model] prompted": PromptedModel,
     "[model] rvae": RvaeModel,
+    "[model] plugin": PluginModel,
     "[start]": PublicStart,
     "[corpus]": CorpusOrder,
     "[method] fedprox": FedProx,
@@ -194,7 +204,7 @@ def test_the_jobs_page_has_a_section_for_every_table():
                 yield from nested(field.annotation)
 
     mechanisms = {DpSgd, GaussianUpdate, LaplaceUpdate, DistributedGaussian}
-    models = {TextCNNModel, BiLSTMModel, TransformerModel, PromptedModel, RvaeModel}
+    models = {TextCNNModel, BiLSTMModel, TransformerModel, PromptedModel, RvaeModel, PluginModel}
     # Tables whose kind follows from their name or their keys. Some have no key but the name.
     methods = {FedProx, LgFedAvg, FedRecon, FedVocab}
     servers = {FedAvgServer, FedAvgMServer, FedAdagradServer, FedAdamServer, FedYogiServer}

@@ -541,6 +541,7 @@ MORE: list[tuple[type[Document], dict[str, Any]]] = [
             "vocabularies": ["own"],
             "authorities": [HEX],
             "mechanisms": ["none"],
+            "plugins": {"own": HEX},
             "peers": {"north": HEX},
             "hours": ["00:00-24:00"],
             "devices": ["cpu"],
@@ -593,6 +594,7 @@ def _same(value: Any) -> Any:
 _COLUMN = {"name": "a", "form": "plain"}
 _JOB = GOOD["job"][0]
 _TRANSFORMER = {"architecture": "transformer", "config": {}}
+_PLUGIN = {"architecture": "plugin", "distribution": "own", "version": "1.0", "files": HEX, "name": "own"}
 _FROZEN = {**_PROMPTED, "base": None, "config": {}, "backbone": HEX, "task": {"name": "head"}}
 _HEADED = {
     **_SPEC,
@@ -668,6 +670,8 @@ _GENERATOR = {
     },
 }
 MORE.append((BundleIndex, _GENERATOR))
+MORE.append((JobDocument, {**_JOB, "model": {**_PLUGIN, "settings": {"a": 1, "b": "x", "c": 0.5, "d": True}}}))
+MORE.append((JobSpec, {**_SPEC, "model": _PLUGIN}))
 MORE.append((JobDocument, _ASKS))
 MORE.append((JobDocument, {**_MEASURES, "labels": ["a", "b"], "values": 3}))
 _BACKUP = EXAMPLES[BackupManifest]
@@ -721,6 +725,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     ),
     "FedRecon.tokens": (*MORE[1], "method.tokens", 10_000, _word),
     "TextCNNModel.widths": (*MORE[2], "model.widths", 16, lambda number: number + 1),
+    "PluginModel.settings": (JobDocument, {**_JOB, "model": _PLUGIN}, "model.settings", 64, {_word: 1}),
     "TransformerModel.config": (JobDocument, {**_JOB, "model": _TRANSFORMER}, "model.config", 64, {_word: 1}),
     "PromptedModel.config": (
         JobDocument,
@@ -771,6 +776,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "PolicyDocument.jobs": (Policy, _POLICY, "jobs", 1000, _word),
     "PolicyDocument.tasks": (Policy, _POLICY, "tasks", 1000, _word),
     "PolicyDocument.architectures": (Policy, _POLICY, "architectures", 1000, _word),
+    "PolicyDocument.plugins": (Policy, _POLICY, "plugins", 16, {_word: _hex}),
     "PolicyDocument.base_models": (Policy, _POLICY, "base_models", 1000, _hex),
     "PolicyDocument.backbones": (Policy, _POLICY, "backbones", 16, _same("disk")),
     "PolicyDocument.shared_parameters": (Policy, _POLICY, "shared_parameters", 1000, _word),

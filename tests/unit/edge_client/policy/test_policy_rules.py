@@ -38,7 +38,7 @@ from tacit.mechanism import (
     PersonRows,
 )
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, Method
-from tacit.model import BiLSTMModel, NoModel, RvaeModel, TransformerModel
+from tacit.model import BiLSTMModel, NoModel, PluginModel, RvaeModel, TransformerModel
 from tacit.prompt import PromptedModel
 from tacit.reason import Reason
 from tacit.survey import LabelHistogram, RowHistogram, Survey
@@ -59,6 +59,10 @@ def a_job(**changes: Any) -> JobDocument:
     rounds = Rounds(**{key: changes.pop(key) for key in ("min_members", "target_members") if key in changes})
     base = {"mechanism": DpSgd(noise_multiplier=1.0), "rounds": rounds}
     return JobDocument.model_validate(job_document().model_dump() | base | changes)
+
+
+def a_plugin(digest: int, distribution: str = "gated") -> PluginModel:
+    return PluginModel(distribution=distribution, version="1.0", files=bytes([digest]) * 32, name="gated")
 
 
 def a_manifest(*names: str) -> Manifest:
@@ -191,6 +195,13 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_JOB_KIND,
         ("measures a bilstm", "textcnn"),
     ),
+    "plugins of a measurement": (
+        {"metrics_epsilon": 1.0},
+        a_measurement(),
+        a_measurement(model=a_plugin(1)),
+        Reason.REASON_POLICY_JOB_KIND,
+        (f"gated {'01' * 32}", "nothing"),
+    ),
     "min_noise_multiplier of a measurement": (
         {"metrics_epsilon": 1.0, "min_noise_multiplier": 9.99},
         a_measurement(),
@@ -239,6 +250,27 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         a_job().model_copy(update={"model": a_job().model.model_copy(update={"architecture": "mlp"})}),
         Reason.REASON_POLICY_JOB_KIND,
         ("mlp", "text*"),
+    ),
+    "plugins": (
+        {"plugins": {"gated": "01" * 32, "other": "02" * 32}},
+        a_job(model=a_plugin(1)),
+        a_job(model=a_plugin(2)),
+        Reason.REASON_POLICY_JOB_KIND,
+        (f"gated {'02' * 32}", f"gated {'01' * 32}", "`edge_client models`"),
+    ),
+    "plugins by name": (
+        {"plugins": {"gated": "01" * 32}},
+        a_job(),
+        a_job(model=a_plugin(1, "gated-x")),
+        Reason.REASON_POLICY_JOB_KIND,
+        (f"gated-x {'01' * 32}", "allows gated;"),
+    ),
+    "plugins by default": (
+        {},
+        a_job(),
+        a_job(model=a_plugin(1)),
+        Reason.REASON_POLICY_JOB_KIND,
+        (f"gated {'01' * 32}", "allows nothing"),
     ),
     "tasks": (
         {"tasks": ("head", "cloze")},
@@ -588,8 +620,8 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     rule, _, said = refusal.value.detail.partition(": ")
     assert rule == case.split()[0]
     assert all(value in said for value in values)
-    # A policy without the key refuses neither.
-    if rule not in ("allow_second_sum", "assumed_corrupt", "min_sigma", "min_corrupt_share", "min_group"):
+    # A policy without the key refuses neither. Without `plugins` it refuses every plugin.
+    if rule not in ("allow_second_sum", "assumed_corrupt", "min_sigma", "min_corrupt_share", "min_group", "plugins"):
         without = Policy.model_validate(
             {
                 "mechanisms": ALL,
@@ -1105,6 +1137,7 @@ policies = st.builds(
     jobs=st.just(("*",)) | patterns,
     architectures=st.just(("*",)) | patterns,
     tasks=st.just(("*",)) | patterns,
+    plugins=st.sampled_from([{}, {"x" * 64: ROOT}, {"y" * 64: OTHER, "x" * 64: OTHER}]),
     base_models=digests,
     authorities=digests,
     shared_parameters=st.just(("*",)) | patterns,
@@ -1128,6 +1161,8 @@ policies = st.builds(
 )
 # Members' own words, which need a job without noise here.
 OWN = {"method": FedVocab(), "vocabulary": {"kind": "words"}, "tokenizer": None, "mechanism": NoMechanism()}
+# The longest name of a plugin, so that no refusal is too long.
+PLUGGED = {"model": PluginModel(distribution="x" * 64, version="1.0", files=ROOT, name="gated")}
 jobs = st.builds(
     lambda said, least, more, corrupt, name: a_job(
         name=name,
@@ -1136,7 +1171,7 @@ jobs = st.builds(
         target_members=least + more,
         **said,
     ),
-    st.fixed_dictionaries({"mechanism": mechanisms}) | st.just(OWN),
+    st.fixed_dictionaries({"mechanism": mechanisms}) | st.just(OWN) | st.just(PLUGGED),
     st.integers(6, 12),
     st.integers(0, 6),
     st.none() | st.integers(0, 1),
@@ -1199,6 +1234,7 @@ def test_an_admitted_job_has_an_attempt_that_is_joined(policy, job):
         update={
             **dict.fromkeys(("jobs", "architectures", "tasks"), ("*",)),
             **dict.fromkeys(("base_models", "authorities"), ()),
+            "plugins": {"x" * 64: ROOT},
             "vocabularies": ("own", "public"),
             **dict.fromkeys(("min_noise_multiplier", "own_noise_multiplier", "max_epsilon_a_round")),
             "mechanisms": ALL,

@@ -292,5 +292,5 @@ def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity
     monkeypatch.setattr("edge_client.agent.own_model.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
     monkeypatch.setattr("edge_client.agent.own_model.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
-        asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
+        asyncio.run(_fetch(job.name, identity, Policy(), BlobCache(tmp_path), None))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values

@@ -1,0 +1,1 @@
+"""Models of one's own: architectures that installed distributions register (docs/own-models.md)."""

@@ -1,0 +1,115 @@
+"""The digest of a distribution's files: the same wherever the files are, and none where nobody can vouch for them."""
+
+import base64
+import hashlib
+
+import pytest
+
+from learning.plugins.installed import PluginUnusable, checked
+from tests.support.plugins import GOOD, found, installed, model_of
+
+
+def hashed(text):
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def test_the_digest_depends_on_files_and_on_nothing_that_an_installer_adds(site, tmp_path, monkeypatch):
+    installed(site, {"tacit_own.py": GOOD})
+    first = found()
+    assert (first.unusable, first.version, dict(first.models)) == ("", "1.0", {"own": "tacit_own:own"})
+    other = tmp_path / "other"
+    cached = {"__pycache__/tacit_own.cpython-311.pyc": ""}
+    told = {"url": "file:///elsewhere.whl", "archive_info": {}}
+    installed(other, {"tacit_own.py": GOOD}, also=cached, direct_url=told)
+    monkeypatch.syspath_prepend(str(other))
+    assert found().digest == first.digest
+    for number, (files, more) in enumerate(
+        [
+            ({"tacit_own.py": GOOD + "\n"}, {}),
+            ({"tacit_own.py": GOOD, "more.txt": "data"}, {}),
+            ({"tacit_own2.py": GOOD}, {}),
+            ({"tacit_own.py": GOOD}, {"version": "1.1"}),
+            ({"tacit_own.py": GOOD}, {"entry": "tacit_own:Module"}),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        installed(folder, files, **more)
+        monkeypatch.syspath_prepend(str(folder))
+        assert found().digest != first.digest
+
+
+def test_a_file_that_was_changed_after_it_was_installed_is_noticed(site):
+    installed(site, {"tacit_own.py": GOOD})
+    model = model_of()
+    assert checked(model).digest == model.files
+    (site / "tacit_own.py").write_text(GOOD + "import os\n")
+    with pytest.raises(PluginUnusable, match=r"tacit_own\.py is not the file that was installed; install the wheel"):
+        checked(model)
+    (site / "tacit_own.py").unlink()
+    with pytest.raises(PluginUnusable, match=r"tacit_own\.py cannot be read"):
+        checked(model)
+
+
+def test_a_file_and_its_record_changed_together_give_another_digest(site):
+    installed(site, {"tacit_own.py": GOOD})
+    model = model_of()
+    installed(site, {"tacit_own.py": GOOD + "import os\n"})
+    with pytest.raises(PluginUnusable, match=r"has other files here .* than the job names") as refused:
+        checked(model)
+    assert model.files.hex() in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"distribution": "os"}, "plugin os 1.0 is not installed here, and the job's model comes from it"),
+        ({"distribution": "nobody-has-this"}, "is not installed here, and the job's model comes from it"),
+        ({"version": "2.0"}, "plugin tacit-own 2.0 is not installed here: this machine has version 1.0; install the"),
+        ({"files": "00" * 32}, "has other files here"),
+        ({"name": "other"}, r"registers no model other \(it has: own\)"),
+    ],
+)
+def test_what_is_not_installed_as_the_job_names_it_is_refused(site, change, says):
+    installed(site, {"tacit_own.py": GOOD})
+    with pytest.raises(PluginUnusable, match=says):
+        checked(model_of(**change))
+
+
+def test_a_distribution_without_models_registers_none(site):
+    """`torch` is installed, and a job that names it gets nothing of it."""
+    import torch
+
+    installed(site, {"tacit_own.py": GOOD})
+    with pytest.raises(PluginUnusable, match="plugin torch"):
+        checked(model_of(distribution="torch", version=torch.__version__))
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"direct_url": {"url": "file:///src", "dir_info": {"editable": True}}}, "editable mode"),
+        ({"also": {"start.pth": hashed("")}}, "start.pth, which runs whenever Python starts"),
+        ({"also": {"../../bin/run": hashed("")}}, "outside its folder"),
+        ({"also": {"/etc/x.py": hashed("")}}, "outside its folder"),
+        ({"also": {"fast.so": hashed("")}}, "compiled code"),
+        ({"also": {"old.pyc": hashed("")}}, "compiled code"),
+        ({"also": {"missing.py": hashed("")}}, "missing.py cannot be read"),
+        ({"also": {"tacit_own.py": ""}}, "is not the file that was installed"),
+    ],
+    ids=["editable", "pth", "outside", "absolute", "so", "pyc", "missing", "no-hash"],
+)
+def test_an_installation_that_nobody_can_vouch_for_has_no_digest(site, layout, says):
+    installed(site, {"tacit_own.py": GOOD}, **layout)
+    assert found().digest is None
+    assert says in found().unusable
+    with pytest.raises(PluginUnusable, match=r"plugin tacit-own 1\.0 cannot be used here"):
+        checked(model_of(files="00" * 32))
+
+
+def test_an_installation_without_a_record_or_with_commands_has_no_digest(site):
+    info = installed(site, {"tacit_own.py": GOOD})
+    (info / "RECORD").unlink()
+    assert "no RECORD" in found().unusable
+    info = installed(site, {"tacit_own.py": GOOD})
+    (info / "entry_points.txt").write_text("[tacit.models]\nown = a:b\n[console_scripts]\nx = a:b\n")
+    assert "installs commands" in found().unusable
