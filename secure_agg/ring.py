@@ -29,6 +29,7 @@ __all__ = ["EncodingInvalid", "Layout", "LayoutInvalid", "Segment", "clip_coordi
 
 _BLOCK_VALUES = 32 * 1024
 _UNIT = 2.0**-53
+_NOT_FINITE = "the vector holds a value that is not finite, so it is refused and not clipped"
 
 
 class LayoutInvalid(ValueError):
@@ -194,9 +195,13 @@ def clip_coordinates(vector: NDArray[Any], bound: float) -> NDArray[np.float64]:
     Raises:
         EncodingInvalid: as in `clip_l2`.
     """
-    values = _finite(vector)
+    values: NDArray[np.float64] = np.array(vector, dtype=np.float64)
     limit = _positive(bound)
-    return np.clip(values, -limit, limit, out=values)
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    # A NaN anywhere makes both extremes NaN; an infinity is an extreme.
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise EncodingInvalid(_NOT_FINITE)
+    return np.clip(values, -limit, limit, out=values) if low < -limit or high > limit else values
 
 
 def _encode_segment(
@@ -243,7 +248,7 @@ def _real_vector(segment: Segment, vector: NDArray[Any]) -> NDArray[Any]:
 def _finite(vector: NDArray[Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = np.array(vector, dtype=np.float64)
     if not np.isfinite(values).all():
-        raise EncodingInvalid("the vector holds a value that is not finite, so it is refused and not clipped")
+        raise EncodingInvalid(_NOT_FINITE)
     return values
 
 

@@ -30,7 +30,10 @@ class RayMissing(ValueError):
 
 
 class Engine(Protocol):
-    """Workers, each with an object of its own."""
+    """Workers, each with an object of its own. workers: how many."""
+
+    @property
+    def workers(self) -> int: ...
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """Call the method `what` with each of these arguments, and yield the results in their order.
@@ -44,12 +47,12 @@ class _Processes:
     """Processes of this machine. They are spawned, because a forked copy of torch's threads hangs."""
 
     def __init__(self, make: Make, told: Any, workers: int) -> None:
-        self._make, self._told, self._workers = make, told, workers
+        self._make, self._told, self.workers = make, told, workers
         self._pool = self._new()
 
     def _new(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self._workers, get_context("spawn"), initializer=_begin, initargs=(self._make, self._told)
+            self.workers, get_context("spawn"), initializer=_begin, initargs=(self._make, self._told)
         )
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
@@ -132,7 +135,7 @@ class _Actors:
 
         # Ray's own types do not know what its decorators make.
         ray: Any = found
-        self._ray = ray
+        self._ray, self.workers = ray, workers
         held = ray.put(told)
 
         class Actor:
@@ -149,7 +152,6 @@ class _Actors:
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """See `Engine`."""
-        held = [self._ray.put(arguments) for arguments in calls]
         free, next_call, next_result, deaths = list(range(len(self._actors))), 0, 0, 0
         running: dict[Any, tuple[int, int]] = {}
         again: list[int] = []
@@ -159,7 +161,8 @@ class _Actors:
                 at = again.pop() if again else next_call
                 next_call += at == next_call
                 actor = free.pop()
-                running[self._actors[actor].call.remote(what, held[at])] = (at, actor)
+                # Ray keeps large arguments while they are needed, so those of calls that wait take no memory.
+                running[self._actors[actor].call.remote(what, calls[at])] = (at, actor)
             (ready,), _ = self._ray.wait(list(running), num_returns=1)
             at, actor = running.pop(ready)
             try:

@@ -1,15 +1,24 @@
-"""Keeps the features of all rows of a trial's data, so that trials of heads on one frozen encoder compute them once.
+"""Keeps what a frozen encoder computes of rows, so that trainings of heads on it compute a row once.
 
-A member's own store has its rows alone. Trials deal the same rows to members again and again, and measure on others.
+A member's own store has its rows alone. Trials deal the same rows to members again and again, and measure on others:
+`SharedFeatures` keeps them in memory. A simulation's members train in several processes: `StoredFeatures` keeps them in
+a file that all processes of a machine share, and that is there when the simulation goes on.
 """
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from socket import gethostname
 
 import numpy as np
 
 from learning.prompts.features import Features, FeatureStore
 
-__all__ = ["SharedFeatures"]
+__all__ = ["SharedFeatures", "StoredFeatures"]
+
+# Seconds to wait for another process that writes.
+_PATIENCE = 60.0
 
 
 class SharedFeatures(FeatureStore):
@@ -28,3 +37,42 @@ class SharedFeatures(FeatureStore):
             # A copy of each row, since a view would hold its whole batch.
             rows.update((key, row.copy()) for key, row in zip(missing, made, strict=True))
         return np.stack([rows[key] for key in keys])
+
+
+class StoredFeatures(FeatureStore):
+    """Features in a file of a folder, one for each machine: a shared disk's locks may not reach other machines.
+
+    Memory does not grow with the rows. A process that is killed leaves whole rows or none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Opens nothing yet: most jobs have no such features."""
+        super().__init__()
+        self._folder = folder
+
+    @cached_property
+    def _file(self) -> sqlite3.Connection:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Each statement is a transaction of its own.
+        file = sqlite3.connect(self._folder / f"{gethostname()}.sqlite", timeout=_PATIENCE, isolation_level=None)
+        # Only a loss of power could cost rows, and they can be computed again.
+        file.execute("PRAGMA synchronous = OFF")
+        file.execute("CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
+        return file
+
+    def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
+        """Return the features of the rows with these keys, as `FeatureStore.read`."""
+        found = {key: row for key in dict.fromkeys(keys) if (row := self._row(kind + key)) is not None}
+        missing = {key: place for place, key in enumerate(keys) if key not in found}
+        if missing:
+            made = dict(zip(missing, compute(list(missing.values())), strict=True))
+            held = [(kind + key, np.ascontiguousarray(row, "<f4").tobytes()) for key, row in made.items()]
+            self._file.execute("BEGIN IMMEDIATE")
+            self._file.executemany("INSERT OR IGNORE INTO features VALUES (?, ?)", held)
+            self._file.execute("COMMIT")
+            found |= made
+        return np.stack([found[key] for key in keys])
+
+    def _row(self, key: bytes) -> Features | None:
+        row = self._file.execute("SELECT row FROM features WHERE key = ?", (key,)).fetchone()
+        return None if row is None else np.frombuffer(row[0], "<f4")

@@ -1,5 +1,6 @@
 """Prepares a simulation from a job, rows and options: the bundle, the rows' parts, the members, the engine."""
 
+import fcntl
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -166,12 +167,10 @@ def prepared(
         collection: the operator's backbones, which `model.base` may name.
 
     Raises:
-        NotSimulated: rows, job and folder do not fit each other.
+        NotSimulated: rows, job and folder do not fit each other, or another simulation runs in the folder.
         DataInvalid: a label is not the job's.
         ValueError, OSError: the bundle cannot be made.
     """
-    from export.bundle import make_job_bundle, read_job_bundle
-
     if isinstance(job.start, str):
         raise NotSimulated(f"start: version {job.start} is at a coordinator; leave the key out to simulate the job")
     if unit_of_job(job) == "person" and any(each.person is None for each in rows.examples):
@@ -181,10 +180,39 @@ def prepared(
         )
     check_labels([*rows.examples, *test], job.labels)
     members = dealt(rows, shares, seed)
+    with _alone(folder):
+        return _prepared(job, base, folder, members, tuple(test), report, collection)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a simulation's folder: two at once would mix their rounds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # The lock is gone with the process that holds it, also if it is killed.
+    with (folder / "lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotSimulated(
+                f"another simulation runs in {folder}; wait until it ends, or choose another folder with --out"
+            ) from None
+        yield
+
+
+def _prepared(
+    job: JobSpec,
+    base: Path,
+    folder: Path,
+    members: tuple[tuple[Example, ...], ...],
+    test: tuple[Example, ...],
+    report: Callable[[str], None],
+    collection: Collection | None,
+) -> Prepared:
+    from export.bundle import make_job_bundle, read_job_bundle
+
     target, kept = folder / "bundle", folder / "job.json"
     written = job.model_dump_json()
     if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         # All or nothing: a bundle that was cut off is not taken for one.
         fresh = folder / ".bundle.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -200,7 +228,7 @@ def prepared(
         document = read_job_bundle(target).document
     except DocumentInvalid as error:
         raise NotSimulated(f"{target} cannot be used ({error}); remove {folder} and simulate again") from error
-    return Prepared(document, target, members, tuple(test))
+    return Prepared(document, target, members, test)
 
 
 @contextmanager
@@ -233,6 +261,7 @@ def opened(
     bundle = read_job_bundle(made.bundle)
     world = world_of(bundle, made.members, made.test, folder, seed=plan.seed, device=engines.device)
     with ExitStack() as held:
+        held.enter_context(_alone(folder))
         engine: Engine | None = None
         if engines.name == "ray":
             engine = held.enter_context(

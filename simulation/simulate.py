@@ -28,18 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.text.data import Example
+from simulation.kept_features import StoredFeatures
 from simulation.rounds import MIN_COHORT, draw
 from simulation.server import Server
 from simulation.virtual_members import Crew, Held, SeededRandom, States, World, cohort_of, seed_of
 from tacit.context import thresholds_of
 from tacit.model import RvaeModel
 from tacit.prompt import writes
-from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from export.figures import Figures
-    from learning.prompts.features import FeatureStore
     from tacit.job import JobDocument, JobSpec
 
 __all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
@@ -219,6 +218,8 @@ class Simulation:
         self.played = self._read()
         # A round that was begun and not finished left states behind.
         States(crew.world.states).forget_after(len(self.played))
+        # Of the test rows, which are the same in every round.
+        self._features = StoredFeatures(crew.world.features)
 
     def sum_by(self, summing: Summing) -> None:
         """Add vectors in this way from now on, and not in the ring one by one."""
@@ -229,11 +230,10 @@ class Simulation:
         """The job that is simulated."""
         return self._crew.world.bundle.document
 
-    def run(self, store: "FeatureStore | None" = None, *, rounds: int | None = None) -> Iterator[Played]:
+    def run(self, *, rounds: int | None = None) -> Iterator[Played]:
         """Play the rounds that are missing, and yield each once it is on the disk.
 
         Args:
-            store: keeps what a frozen backbone computes of the test rows.
             rounds: up to this one; None: all of the job.
 
         Raises:
@@ -249,7 +249,7 @@ class Simulation:
             base = values.copy()
             values, state, sent = self._round(base, number, state)
             scored = number % self._plan.score_every == 0 or number == self.job.rounds.count
-            figures = self._figures(values, store) if scored and self._crew.world.common else None
+            figures = self._figures(values) if scored and self._crew.world.common else None
             data = self._crew.world.bundle.manifest.encode(values)
             attempts, lost = sent
             played = Played(
@@ -325,26 +325,21 @@ class Simulation:
     ) -> list[tuple[int, NDArray[np.uint32]]]:
         """Train the members of the groups that are opened, and add their vectors by group."""
         job, data = self.job, self._crew.world.bundle.manifest.encode(base)
-        group_of = {place: each for each, group in enumerate(opened) for place in group}
-        sending = sorted(group_of)
-        vectors = self._crew.train(sending, number, data, len(cohort))
-        if self._summing is not None:
-            total = self._summing(job, number, hashlib.sha256(data).digest(), cohort, sending, list(vectors))
-            return [(len(sending), total)]
-        totals = [np.zeros(layout_of(job, len(cohort)).values, np.uint32) for _ in opened]
-        for place, vector in zip(sending, vectors, strict=True):
-            totals[group_of[place]] += vector
-        return [(len(group), total) for group, total in zip(opened, totals, strict=True)]
+        if self._summing is None:
+            return [(len(group), self._crew.train_sum(group, number, data, len(cohort))) for group in opened]
+        sending = sorted(place for group in opened for place in group)
+        vectors = list(self._crew.train(sending, number, data, len(cohort)))
+        total = self._summing(job, number, hashlib.sha256(data).digest(), cohort, sending, vectors)
+        return [(len(sending), total)]
 
-    def _figures(self, values: Vector, store: "FeatureStore | None") -> "Figures | None":
-        from simulation.kept_features import SharedFeatures
+    def _figures(self, values: Vector) -> "Figures | None":
         from simulation.scoring import figures_of_version
 
         bundle, rows = self._crew.world.bundle, self._crew.world.common
         # A part of the model stays with each member, so that no one model exists.
         if not self.job.complete:
             return None
-        return figures_of_version(bundle, values, rows, SharedFeatures() if store is None else store)
+        return figures_of_version(bundle, values, rows, self._features)
 
     # ---- the folder ------------------------------------------------------------------------------------------------
 

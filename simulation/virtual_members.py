@@ -32,13 +32,11 @@ from learning.text.data import Example
 from simulation.engines import Engine, local_engine
 from simulation.server import Server
 from tacit.method import FedRecon
-from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.mechanisms.correlated import CorrelatedSteps
     from learning.models import Division, TextClassifier
-    from learning.prompts.features import FeatureStore
     from learning.text.corpus import EncodedExamples
 
 __all__ = [
@@ -75,6 +73,10 @@ COMMON: Final = "common"
 PRIOR_REMOVED: Final = "common, prior removed"
 PRIOR_ADDED: Final = "test, prior added"
 
+# A worker adds the vectors of some members before it sends the sum: a share of its part of a round, so that no worker
+# waits long for the last one, and few enough that a worker that dies loses little.
+_SHARES, _MAX_SHARE = 8, 64
+
 
 @dataclass(frozen=True)
 class Held:
@@ -108,6 +110,11 @@ class World:
     alone: bool = False
     cached: int = 512
     device: str = "cpu"
+
+    @property
+    def features(self) -> Path:
+        """Folder of what a frozen backbone computed of rows."""
+        return self.states.with_name("features")
 
 
 @dataclass(frozen=True)
@@ -264,7 +271,9 @@ class Worker:
     def __init__(self, world: World) -> None:
         import torch
 
+        from learning.models.assembly import KeptModule
         from learning.plugins.loading import admit
+        from simulation.kept_features import StoredFeatures
 
         torch.set_num_threads(1)
         # A worker is a process of its own.
@@ -273,7 +282,18 @@ class Worker:
         self._label_shares: dict[int | None, NDArray[np.float64]] = {}
         # By member, part and, if it is the member's own, the tokenizer.
         self._corpora: OrderedDict[tuple[int, str, bytes], EncodedExamples] = OrderedDict()
-        self._features: FeatureStore | None = None
+        # For all members: they train again and again.
+        self._features = StoredFeatures(world.features)
+        self._like: EncodedExamples | None = None
+        self._kept = KeptModule()
+
+    def train_sum(self, places: Sequence[int], number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
+        """Train members one after the other, and return the sum of their vectors in the ring."""
+        first, *others = places
+        total = self.train(first, number, cohort, version)
+        for place in others:
+            total += self.train(place, number, cohort, version)
+        return total
 
     def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
         """Train a member in a round of `cohort` members, save its private state, and return its vector in the ring."""
@@ -306,6 +326,7 @@ class Worker:
             device=self._world.device,
             progress=lambda _step, _steps, _loss: None,
             cancelled=lambda: False,
+            kept=self._kept,
         )
         vector = protection.encode(job, update, cohort, random)
         if update.private is not None or steps is not None:
@@ -464,7 +485,11 @@ class Worker:
         if key not in self._corpora:
             held = self._world.members[place]
             rows = {"train": held.train, "validation": held.validation, "test": held.test, COMMON: self._world.common}
-            made = EncodedExamples(rows[part], self._world.bundle.document, tokenizer, self._kept_features())
+            # Members of a public tokenizer share its encoder: one for each would fill the memory.
+            job = self._world.bundle.document
+            made = EncodedExamples(rows[part], job, tokenizer, self._features, like=self._like)
+            if not own:
+                self._like = made
             if part == COMMON and own:
                 # Not cached: it is read once or twice, and a copy for each member would fill the memory.
                 return made
@@ -473,14 +498,6 @@ class Worker:
                 self._corpora.popitem(last=False)
         self._corpora.move_to_end(key)
         return self._corpora[key]
-
-    def _kept_features(self) -> "FeatureStore":
-        """Return what a frozen backbone computed, for all members of this process: they train again and again."""
-        from simulation.kept_features import SharedFeatures
-
-        if self._features is None:
-            self._features = SharedFeatures()
-        return self._features
 
 
 class Crew:
@@ -505,6 +522,24 @@ class Crew:
         """
         size = len(places) if cohort is None else cohort
         yield from self._each("train", [(place, number, size, version) for place in places])
+
+    def train_sum(self, places: Sequence[int], number: int, version: bytes, cohort: int) -> NDArray[np.uint32]:
+        """Train members and return the sum of their vectors. Each worker adds those of several members first.
+
+        Args:
+            places: the members, at least one.
+            number, version, cohort: as in `train`.
+        """
+        workers = 1 if self._engine is None else self._engine.workers
+        share = min(_MAX_SHARE, -(-len(places) // (workers * _SHARES)))
+        shares = [places[first : first + share] for first in range(0, len(places), share)]
+        sums = self._each("train_sum", [(each, number, cohort, version) for each in shares])
+        total: NDArray[np.uint32] = next(sums)
+        # A sum that another process sent may be read-only.
+        total = total if total.flags.writeable else total.copy()
+        for each in sums:
+            total += each
+        return total
 
     def train_alone(self, epochs: int) -> None:
         """Train every member alone."""
@@ -577,11 +612,9 @@ def play_round(
     job = bundle.document
     if job.aggregation.groups is not None:
         raise ValueError(f"job {job.name} asks for groups, but this makes one sum; use simulation.rounds")
-    vectors = crew.train(places, number, bundle.manifest.encode(base))
+    version = bundle.manifest.encode(base)
     if summed is None:
-        total = np.zeros(layout_of(job, len(places)).values, np.uint32)
-        for vector in vectors:
-            total += vector
+        total = crew.train_sum(places, number, version, len(places))
     else:
-        total = summed(list(vectors))
+        total = summed(list(crew.train(places, number, version)))
     return server.publish(job, [(len(places), total)], base, None, state).values

@@ -43,11 +43,12 @@ class PeerMissing(SystemExit):
     """Flower is missing and cannot be installed; the text says what to do."""
 
 
-def flower_python(folder: Path = PEER_VENV, *, make: bool = True) -> Path:
+def flower_python(folder: Path = PEER_VENV, packages: Sequence[str] = (FLOWER,), *, make: bool = True) -> Path:
     """Return the Python that has Flower.
 
     Args:
         folder: of its virtual environment.
+        packages: what it has, as pip reads it.
         make: make the environment if it is missing.
 
     Raises:
@@ -55,20 +56,21 @@ def flower_python(folder: Path = PEER_VENV, *, make: bool = True) -> Path:
     """
     python, stamp = folder / "bin" / "python", folder / ".installed"
     # The stamp is written last, so an incomplete environment is made again.
-    if stamp.exists() and stamp.read_text() == FLOWER:
+    wanted = " ".join(packages)
+    if stamp.exists() and stamp.read_text() == wanted:
         return python
     if not make:
-        raise PeerMissing(f"{folder} does not have {FLOWER}; run the benchmark without --quick to install it")
-    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", FLOWER]
+        raise PeerMissing(f"{folder} does not have {wanted}; run the benchmark without --quick to install it")
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=_INSTALL_SECONDS)
         subprocess.run(install, check=True, timeout=_INSTALL_SECONDS, stdout=sys.stderr)
     except (OSError, subprocess.SubprocessError) as error:
         raise PeerMissing(
-            f"{FLOWER} cannot be installed into {folder} ({error}), so nothing was measured beside it; check that pip "
-            f"reaches a package index, then run `python -m benchmarks.secure_aggregation.costs --part peer` again"
+            f"{wanted} cannot be installed into {folder} ({error}), so nothing was measured beside it; check that pip "
+            "reaches a package index, then run the benchmark again"
         ) from error
-    stamp.write_text(FLOWER)
+    stamp.write_text(wanted)
     return python
 
 

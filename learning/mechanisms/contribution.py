@@ -9,6 +9,7 @@ sent under a mechanism.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ import secure_agg
 from tacit.job import JobDocument
 from tacit.vector import sends_weight
 
-__all__ = ["Rounding", "Update", "segments", "update_digest"]
+__all__ = ["Rounding", "Update", "digest_of", "segments", "update_digest"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
     aggregation = job.aggregation
     largest = aggregation.max_weight
     weight = min(update.examples, largest)
-    change = update.change.astype(np.float64)
+    trained: NDArray[Any] = update.change
     if aggregation.clip is not None:
-        change = secure_agg.clip_l2(change, aggregation.clip)
-    change = secure_agg.clip_coordinates(change, aggregation.coordinate_bound)
+        trained = secure_agg.clip_l2(trained, aggregation.clip)
+    change = secure_agg.clip_coordinates(trained, aggregation.coordinate_bound)
     if not sends_weight(job):
         return {"update": change}
     change *= weight / largest
@@ -80,8 +81,13 @@ def update_digest(job: JobDocument, update: Update) -> bytes:
     Raises:
         secure_agg.EncodingInvalid: A value is not finite.
     """
+    return digest_of(segments(job, update))
+
+
+def digest_of(vectors: Mapping[str, NDArray[np.float64]]) -> bytes:
+    """The same of segments that are there already."""
     found = hashlib.sha256(b"tacit/update/v1\0")
-    for name, values in segments(job, update).items():
+    for name, values in vectors.items():
         found.update(f"{name}/{len(values)}\0".encode())
         found.update(np.ascontiguousarray(values, dtype="<f8").data)
     return found.digest()

@@ -22,7 +22,7 @@ import secure_agg
 from learning.accounting.costs import Noised, event_of_job, measured_round
 from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.mechanisms import noise
-from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
+from learning.mechanisms.contribution import Rounding, Update, digest_of, segments
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
 from tacit.vector import NOISE_ROOM, grid_of, layout_of, max_in_sum
@@ -87,7 +87,8 @@ class _Plain:
         self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
     ) -> NDArray[np.uint32]:
         layout = layout_of(job, cohort)
-        return layout.encode(segments(job, update), Rounding(update_digest(job, update), layout))
+        vectors = segments(job, update)
+        return layout.encode(vectors, Rounding(digest_of(vectors), layout))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Assembles a job's model from its parts: shared parameters, those that the member keeps, and frozen ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ from learning.text.encoder import TextEncoder
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.method import FedRecon
 from tacit.model import PromptedModel
 from tacit.prompt import writes
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOTHING",
     "Entries",
+    "KeptModule",
     "assembled",
     "assembled_module",
     "assembled_writer",
@@ -70,6 +72,36 @@ def check_size(job: JobDocument, vocabulary_size: int, values: int) -> None:
         )
 
 
+class KeptModule:
+    """Keeps one job's module from one member's training to the next in a process that trains many members.
+
+    Building a module takes longer than a local step. Training leaves nothing in a module but values, all of which are
+    loaded again: a value is shared, private or frozen (`learning.models.division`). Modes, gradients, hooks and
+    dropout's randomness are undone by what set them.
+    """
+
+    def __init__(self) -> None:
+        self._kind: tuple[int, int, int] | None = None
+        self._module: TextClassifier | None = None
+        self._sound: bytes | None = None
+
+    def module(self, entries: Entries, values: int, build: Callable[[], TextClassifier]) -> TextClassifier:
+        """The module for a tokenizer of this size, as it was left, or a new one. `values`: how many it must have."""
+        kind = entries.vocabulary_size, entries.pad_id, values
+        if self._module is None or self._kind != kind:
+            self._module, self._kind = build(), kind
+        # A walk through a deep module, only if the last training was cut off.
+        return self._module.eval() if self._module.training else self._module
+
+    def is_sound(self, version: bytes) -> bool:
+        """Whether this version was found not to have diverged. It is asked of the same object."""
+        return self._sound is version
+
+    def found_sound(self, version: bytes) -> None:
+        """Notes that this version has not diverged, so that the next members need not look again."""
+        self._sound = version
+
+
 def assembled(
     job: JobDocument,
     entries: Entries,
@@ -78,6 +110,7 @@ def assembled(
     private: Mapping[str, NDArray[np.float32]],
     backbone: "StoredBackbone | None" = None,
     frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
+    kept: KeptModule | None = None,
 ) -> tuple[TextClassifier, Division]:
     """Builds the module on the CPU, in evaluation mode, with its division.
 
@@ -90,6 +123,7 @@ def assembled(
         private: All parameters that the job's method keeps with the member, by name; empty if it keeps none.
         backbone: The backbone of a prompted job.
         frozen: All parameters that the job freezes, by name; empty if it freezes none.
+        kept: Has the job's module from the last time, which is used again.
 
     Raises:
         ParametersDiffer: A part does not fit this model, such as a manifest that lists a private or frozen parameter.
@@ -99,12 +133,15 @@ def assembled(
     if writes(job.model):
         raise TypeError("a model that writes is no classifier; use assembled_writer")
     values = _counted(manifest, private, frozen)
-    if isinstance(job.model, PromptedModel):
-        module = _prompted(job, job.model, entries, values, backbone)
-    else:
+
+    def build() -> TextClassifier:
+        if isinstance(job.model, PromptedModel):
+            return _prompted(job, job.model, entries, values, backbone)
         check_size(job, entries.vocabulary_size, values)
-        module = build_blank(job.model, entries.vocabulary_size, len(job.labels), entries.pad_id)
-    return module, _loaded(job, module, entries.words(), manifest, shared, private, frozen)
+        return build_blank(job.model, entries.vocabulary_size, len(job.labels), entries.pad_id)
+
+    module = build() if kept is None else kept.module(entries, values, build)
+    return module, _loaded(job, module, entries, manifest, shared, private, frozen)
 
 
 def assembled_writer(
@@ -122,7 +159,7 @@ def assembled_writer(
     if (found := writer_values(model)) != values:
         raise DocumentInvalid(f"the model of job {job.name} has {found} values, and its weights have {values}")
     module = build_writer(model, encoder, backbone, seed=None)
-    return module, _loaded(job, module, (), manifest, shared, NOTHING, frozen)
+    return module, _loaded(job, module, None, manifest, shared, NOTHING, frozen)
 
 
 def assembled_module(
@@ -133,11 +170,12 @@ def assembled_module(
     private: Mapping[str, NDArray[np.float32]],
     backbone: "StoredBackbone | None" = None,
     frozen: Mapping[str, NDArray[np.float32]] = NOTHING,
+    kept: KeptModule | None = None,
 ) -> tuple[TextModel, Division]:
-    """As `assembled` or, if the job's model writes, `assembled_writer`."""
+    """As `assembled` or, if the job's model writes, `assembled_writer`, which keeps nothing."""
     if writes(job.model):
         return assembled_writer(job, corpus.dialogue_encoder, manifest, shared, backbone, frozen)
-    return assembled(job, corpus, manifest, shared, private, backbone, frozen)
+    return assembled(job, corpus, manifest, shared, private, backbone, frozen, kept)
 
 
 def _counted(
@@ -149,13 +187,15 @@ def _counted(
 def _loaded(
     job: JobDocument,
     module: TextModel,
-    words: Sequence[str | None],
+    entries: Entries | None,
     manifest: Manifest,
     shared: NDArray[np.float32],
     private: Mapping[str, NDArray[np.float32]],
     frozen: Mapping[str, NDArray[np.float32]],
 ) -> Division:
     """Loads all values into the module."""
+    # A list of all words takes longer than a local step, and only this method asks for it.
+    words = entries.words() if entries is not None and isinstance(job.method, FedRecon) else ()
     division = division_of(job.method, module, words)
     division.load_shared(module, manifest.unflatten(shared))
     division.load_private(module, private)

@@ -60,6 +60,8 @@ class TextModel(nn.Module):
     # Whether activations are computed again for the backward pass, which needs less memory and more time. Only models
     # that write can.
     checkpointing: bool = False
+    # The fewest rows that are worth a pass of their own to save padding.
+    piece_rows: int = 1
 
     @property
     def coarseness(self) -> float:

@@ -29,6 +29,8 @@ class TextCNN(TextClassifier):
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "filters": "encoder", "output": "head"}
+    # A pass costs as much as eight short rows, whatever its rows are.
+    piece_rows = 16
 
     def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> None:
         super().__init__()

@@ -51,6 +51,10 @@ class OverFrozen(TextModel):
 
         Trained values, the last layer's rows and all gradients of trained values stay float32.
         """
+        if _KINDS[precision] == self._kind:
+            # Binding walks through all layers, and would bind what is bound.
+            yield
+            return
         self._kind = _KINDS[precision]
         self._network.bind(self._device, self._kind)
         try:

@@ -57,9 +57,18 @@ class EncodedArrays:
 class EncodedExamples:
     """The examples under one job's tokenizer, labels and lengths.
 
+    Args:
+        examples: The member's.
+        job: Reads them, with `tokenizer`.
+        features: What a frozen backbone computed of them.
+        kept_back: (N,) The examples that no training uses; None: it uses all.
+        like: Other examples of the same job and tokenizer, whose encoder these use too. Making one takes longer than
+            a local step, and some megabytes.
+
     Raises:
         TokenizerInvalid: The bytes are no tokenizer, or it lacks the padding token or the frame that the model needs.
         TemplateInvalid: A prompted job's template leaves no room for text.
+        ValueError: `like` is read in another way.
     """
 
     def __init__(
@@ -69,21 +78,26 @@ class EncodedExamples:
         tokenizer: bytes,
         features: FeatureStore | None = None,
         kept_back: "NDArray[np.bool_] | None" = None,
+        *,
+        like: "EncodedExamples | None" = None,
     ) -> None:
         self._examples = examples
-        # (N,) The examples that no training uses; None: it uses all.
         self._kept_back = kept_back
-        # What a frozen backbone computed of these examples, for a job that trains a head alone.
         self.features = FeatureStore() if features is None else features
         self._labels = job.labels
-        self._encoder: TextEncoder | ClozeEncoder | DialogueEncoder = (
-            dialogue_encoder_of(job, tokenizer) if writes(job.model) else encoder_of(job, tokenizer)
-        )
-        self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
+        self._key = _key(job, tokenizer)
+        if like is not None and like._key != self._key:
+            raise ValueError("the other examples are read in another way, so they have another encoder")
+        self._encoder: TextEncoder | ClozeEncoder | DialogueEncoder
+        self._words: PublicWords | None
+        if like is not None:
+            self._encoder, self._words = like._encoder, like._words
+        else:
+            self._encoder = dialogue_encoder_of(job, tokenizer) if writes(job.model) else encoder_of(job, tokenizer)
+            self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
         self._read: EncodedArrays | None = None
         self._people: tuple[NDArray[np.int64], int] | None = None
         self._validation: tuple[bytes, EncodedArrays] | None = None
-        self._key = _key(job, tokenizer)
 
     def serves(self, job: JobDocument, tokenizer: bytes) -> bool:
         """Whether this job reads the same examples in the same way with this tokenizer."""

@@ -50,6 +50,7 @@ __all__ = [
     "TrainingCancelled",
     "TrainingDiverged",
     "TrainingResult",
+    "all_finite",
     "check_examples",
     "evaluate",
     "logits_of",
@@ -136,7 +137,7 @@ def train(
                     at = slice(None) if whole else used
                     rows = None if phase.rows is None else torch.from_numpy(phase.rows[at]).to(device)
                     run.phase(module, small_ids, place, shuffle, anchors, rows)
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
+        if not all_finite(module):
             raise run.diverged("a weight was not a finite number")
         if run.count and run.loss_sum / run.count > DIVERGED_BEYOND:
             raise run.diverged(f"the mean loss was {run.loss_sum / run.count:.3g} nats")
@@ -196,7 +197,7 @@ class _Run:
                 batch = order[first : first + recipe.batch]
                 optimiser.zero_grad(set_to_none=True)
                 batch_loss = 0.0
-                for rows in pieces_of(batch, lengths, recipe, self.device):
+                for rows in pieces_of(batch, lengths, recipe, self.device, least=module.piece_rows):
                     inputs, target = rows_at(module, ids, self.targets, lengths=lengths, rows=rows, device=self.device)
                     losses, right = module.judged(inputs, target, adjusted)
                     loss = losses.sum()
@@ -313,10 +314,21 @@ def _with_rates(module: TextModel, recipe: Training) -> list[dict[str, Any]]:
     return [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
 
 
-def pieces_of(chosen: Ids, lengths: Ids, recipe: Training, device: str) -> Iterator[Ids]:
-    """The chosen rows by length, for much less padding, in pieces of at most `microbatch` rows (`batch` without it)."""
+@torch.no_grad()
+def all_finite(module: torch.nn.Module) -> bool:
+    """Whether every parameter is finite."""
+    # The terms of a finite sum are finite, which is the usual case and found ten times faster.
+    return all(bool(each.sum().isfinite()) or bool(each.isfinite().all()) for each in module.parameters())
+
+
+def pieces_of(chosen: Ids, lengths: Ids, recipe: Training, device: str, *, least: int = 1) -> Iterator[Ids]:
+    """The chosen rows by length, for much less padding, in pieces of at most `microbatch` rows (`batch` without it).
+
+    Less padding alone makes no piece of fewer than `least` rows.
+    """
     by_length = chosen[np.argsort(lengths[chosen], kind="stable")]
-    count = max(1 if device == "cuda" else PIECES, math.ceil(len(chosen) / (recipe.microbatch or recipe.batch)))
+    worth = 1 if device == "cuda" else min(PIECES, max(1, len(chosen) // least))
+    count = max(worth, math.ceil(len(chosen) / (recipe.microbatch or recipe.batch)))
     yield from (piece for piece in np.array_split(by_length, count) if len(piece))
 
 

@@ -82,6 +82,7 @@ from learning.training.local import (
     TrainingCancelled,
     TrainingDiverged,
     TrainingResult,
+    all_finite,
     check_examples,
     make_optimiser,
     rates_of,
@@ -196,7 +197,7 @@ def train_private(
                     mean = math.inf
                 progress(Progress(step, mechanism.steps, 1, 1, mean))
         # This tells nobody more than the noised weights, which are what is released.
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
+        if not all_finite(module):
             raise TrainingDiverged(
                 f"a weight was not a finite number after {mechanism.steps} steps; lower {rates_of(recipe)} or raise "
                 f"the mechanism's lot ({mechanism.lot}) in the job"

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from simulation.engines import WorkersDied, local_engine
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
 from simulation.simulate import Losses, NotSimulated, Plan, Played
 from simulation.trying import read_rows
+from simulation.virtual_members import Crew
 from tacit.job import JobSpec
 from tests.support.dying import Dying
 from tests.support.dying_member import Killed
@@ -233,3 +236,60 @@ def test_a_changed_job_does_not_go_on_in_an_old_folder(tmp_path):
     prepare(tmp_path, TOML)
     with pytest.raises(NotSimulated, match="before it was changed"):
         prepare(tmp_path, TOML.replace("learning_rate = 2.0", "learning_rate = 1.0"))
+
+
+def test_two_processes_at_once_do_not_mix_their_rounds(made, alone, tmp_path):
+    taken = r"another simulation runs in .*; wait until it ends, or choose another folder"
+    with opened(made, Plan(seed=3), Engines(), InMemory(), tmp_path) as simulation:
+        next(simulation.run())
+        with pytest.raises(NotSimulated, match=taken):
+            play(made, tmp_path)
+        with pytest.raises(NotSimulated, match=taken):
+            prepare_in(tmp_path)
+    assert play(made, tmp_path) == alone
+
+
+def prepare_in(folder):
+    file, data = written_job(folder, FEDADAM)
+    job = JobSpec.from_toml(file)
+    rows = read_rows(data, job, text="text", label="label")
+    prepared(job, folder, rows, rows.examples[:5], Shares(), folder, seed=0)
+
+
+def test_a_killed_simulation_leaves_no_lock(made, alone, tmp_path):
+    # Another process takes the lock as a simulation does, and is killed while it has it.
+    words = "import sys; from pathlib import Path; from simulation.preparing import _alone\n"
+    words += "with _alone(Path(sys.argv[1])): print('has it', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", words, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"has it\n"
+        with pytest.raises(NotSimulated, match="another simulation runs in"):
+            play(made, tmp_path)
+        other.kill()
+    assert play(made, tmp_path) == alone
+
+
+def test_vectors_are_added_by_workers_and_the_share_of_one_is_bounded(monkeypatch):
+    calls = []
+
+    class Watching:
+        workers = 2
+
+        def each(self, what, given):
+            calls.append((what, [places for places, *_ in given]))
+            for places, *_ in given:
+                sent = np.full(3, sum(places), np.uint32)
+                sent.flags.writeable = False
+                yield sent
+
+    crew = Crew(None, Watching())
+    assert crew.train_sum(range(20), 1, b"", 20).tolist() == [190] * 3
+    assert crew.train_sum([7], 1, b"", 1).tolist() == [7] * 3
+    assert crew.train_sum(range(5000), 1, b"", 5000).tolist() == [5000 * 4999 // 2] * 3
+    assert [what for what, _ in calls] == ["train_sum"] * 3
+    (_, few), (_, one), (_, many) = calls
+    assert [list(each) for each in few] == [[2 * at, 2 * at + 1] for at in range(10)]
+    assert [list(each) for each in one] == [[7]]
+    assert max(map(len, many)) == 64
+    assert [place for each in many for place in each] == list(range(5000))

@@ -56,7 +56,8 @@ def test_tf32_is_off_in_training_and_scoring_and_restored_afterwards(monkeypatch
     assert convolutions.allow_tf32
     evaluate(module, ids, labels)
     assert convolutions.allow_tf32
-    assert seen == [(False, False)] * (local.PIECES + 1)
+    # Twenty rows are one piece.
+    assert seen == [(False, False)] * 2
 
 
 def test_it_learns_and_leaves_padding_at_zero() -> None:
@@ -181,9 +182,9 @@ def test_every_epoch_meets_every_example_once(monkeypatch: pytest.MonkeyPatch) -
     met: list[list[int]] = []
     pieces = local.pieces_of
 
-    def watched(batch: NDArray[np.int64], *rest: Any) -> object:
+    def watched(batch: NDArray[np.int64], *rest: Any, **more: Any) -> object:
         met.append(batch.tolist())
-        return pieces(batch, *rest)
+        return pieces(batch, *rest, **more)
 
     monkeypatch.setattr(local, "pieces_of", watched)
     ids, labels = texts(37)
@@ -202,6 +203,9 @@ def test_pieces_hold_the_batch_by_length() -> None:
     assert pieces == [[1, 3], [4, 6], [0]]
     assert [piece.tolist() for piece in local.pieces_of(batch[:2], lengths, recipe, "cpu")] == [[1], [0]]
     assert [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cuda")] == [[1, 3, 4, 6, 0]]
+    least = [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cpu", least=2)]
+    assert least == [[1, 3, 4], [6, 0]]
+    assert [piece.tolist() for piece in local.pieces_of(batch[:1], lengths, recipe, "cpu", least=2)] == [[1]]
     two = local.pieces_of(batch, lengths, Training(batch=8, microbatch=2), "cuda")
     assert [piece.tolist() for piece in two] == [[1, 3], [4, 6], [0]]
 
