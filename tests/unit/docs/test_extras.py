@@ -54,7 +54,7 @@ def imported(room: str) -> dict[str, Path]:
         ("toolkit", []),
         ("proto/tacit", []),
         ("secure_agg", []),
-        ("coordinator", ["coordinator", "plots", "tensorboard"]),
+        ("coordinator", ["coordinator", "plots", "s3", "tensorboard"]),
         ("edge_client", ["edge"]),
         ("export", ["export"]),
         ("learning", ["learning", "arrow", "export"]),
