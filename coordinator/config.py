@@ -55,6 +55,10 @@ __all__ = [
 
 _Host = Annotated[str, StringConstraints(max_length=253)]
 _VersionName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[a-z0-9][a-z0-9._-]{0,62}/[0-9]{1,9}$")]
+_Endpoint = Annotated[
+    str, StringConstraints(max_length=512, pattern=r"^(?:|https?://[A-Za-z0-9\[\]:._-]{1,300}(?:/[A-Za-z0-9/._-]*)?)$")
+]
+_LOOPBACK = re.compile(r"http://(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?/?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -86,6 +90,15 @@ class CoordinatorConfig(Document):
 
     database_url: Location = "sqlite:///tacit.db"
     store_url: Location = "store"
+    # For s3://BUCKET/PREFIX. Empty: AWS's own endpoint, the region of the environment, the system's authorities.
+    # Credentials are never here: AWS's libraries find them in the environment, a profile, or the machine's role.
+    s3_endpoint: _Endpoint = ""
+    s3_region: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9-]*$")] = ""
+    s3_ca_file: Annotated[str, StringConstraints(max_length=4096)] = ""
+    # Whether the bucket is in the path of requests, and not in the host's name.
+    s3_path_style: bool = False
+    # How much of this machine's disk copies of an S3 store's blobs may take, in GB (10^9 bytes).
+    store_cache_gb: float = Field(default=10.0, ge=0, le=100_000)
 
     # What `coordinator store prune` leaves of each job's versions: the newest (0: all), the best evaluated, those that
     # `coordinator export` fetched, and those named here as JOB/NUMBER.
@@ -113,6 +126,14 @@ class CoordinatorConfig(Document):
         if len(set(hosts)) != len(hosts):
             raise ValueError("a name occurs twice")
         return hosts
+
+    @field_validator("s3_endpoint")
+    @classmethod
+    def _endpoint(cls, url: str) -> str:
+        # Blobs hold members' synthetic text.
+        if url.startswith("http://") and not _LOOPBACK.fullmatch(url):
+            raise ValueError("http:// is for this machine alone (127.0.0.1, localhost); use https://")
+        return url
 
     @property
     def enrolment_address(self) -> str:
@@ -350,8 +371,18 @@ witnesses = {witnesses}
 
 # Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL if one machine is not enough.
 database_url = {database_url}
-# Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
+# Weights and bundles: a folder, or s3://BUCKET/PREFIX. Credentials for S3 come from the environment, a profile or the
+# machine's role, as AWS's libraries find them, and are never written here.
 store_url = {store_url}
+# For S3: another endpoint than AWS's (https://minio.example.org), the bucket's region, the authority of the endpoint's
+# certificate, and whether the bucket's name is in the path of requests.
+s3_endpoint = {s3_endpoint}
+s3_region = {s3_region}
+# A PEM file.
+s3_ca_file = {s3_ca_file}
+s3_path_style = {s3_path_style}
+# How many GB of this machine's disk copies of S3 blobs may take, in store/cache.
+store_cache_gb = {store_cache_gb}
 
 # What `coordinator store prune` leaves of each job: the newest versions (0: all), the best evaluated one and the best
 # by members' estimates, exported ones.

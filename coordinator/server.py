@@ -45,8 +45,9 @@ from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
 from coordinator.services.roster import RosterLog
 from coordinator.storage import mark, records
-from coordinator.storage.blobs import open_blobs
+from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, open_database
+from coordinator.storage.object_store import open_store
 from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.storage.requests import ask
 from coordinator.upkeep import Upkeep
@@ -118,7 +119,7 @@ async def start(
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
     database = await _own_database(folder, config, metrics, stack, new_database)
-    store = open_blobs(config.store_url)
+    store = await _checked_store(config, folder)
     folder.spool.mkdir(mode=0o700, exist_ok=True)
     runtime = Runtime(database, store, metrics, book.trust, folder.spool)
     runtime.roster = await _roster_log(folder, config, anchors, database)
@@ -192,6 +193,18 @@ async def start(
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
+
+
+async def _checked_store(config: CoordinatorConfig, folder: CoordinatorFolder) -> BlobStore:
+    """Opens the store, and tries what serving needs of it.
+
+    Raises:
+        StoreUnusable: the store cannot be used.
+    """
+    store = open_store(config, folder)
+    for advice in await asyncio.to_thread(store.check):
+        log.warning("store_advice", advice=advice)
+    return store
 
 
 async def _roster_log(

@@ -117,8 +117,8 @@ def recipes_of(cell: Cell) -> list[Recipe]:
         base = Recipe(1e-3, rows=96 if long else 192)
         rates = {"ffa-lora": (2e-3, 5e-3), "prompt": (5e-3, 2e-2), "centralised": (5e-4, 1e-3)}
         return [replace(base, learning_rate=rate) for rate in rates.get(cell.method, (1e-3, 2e-3))]
-    # One recipe. At the start, the clipped gradients of 30 validation rows of E2E have a mean of norm 0.6. A step of norm
-    # 1 along it still lowers the loss of others, and one of 3 does not: so the first step is 0.4 x 0.6.
+    # One recipe. At the start, the clipped gradients of 30 validation rows of E2E have a mean of norm 0.6. A step of
+    # norm 1 along it still lowers the loss of others, and one of 3 does not: so the first step is 0.4 x 0.6.
     noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=4, steps=3)
     return [replace(noised, learning_rate=0.1)] if cell.method == "prompt" else [noised]
 

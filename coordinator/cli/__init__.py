@@ -61,7 +61,7 @@ app.add_typer(passport.app, name="passport", help="Make, verify and show a job's
 app.command(short_help="Sample synthetic texts from a version of an rvae job.")(sample)
 app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)
 app.add_typer(audit.app, name="audit", help="Show the journal, and verify that nothing in it was changed.")
-app.add_typer(store.app, name="store", help="Remove from the store what nothing needs any more.")
+app.add_typer(store.app, name="store", help="Check the store, and remove from it what nothing needs.")
 app.command(short_help="Back up database and blobs, even while serving.")(backup)
 app.command(short_help="Restore a backup into an empty database.")(restore)
 

@@ -85,7 +85,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark
     from coordinator.storage.backup import make
-    from coordinator.storage.blobs import open_blobs
+    from coordinator.storage.object_store import open_store
     from tacit import __version__
     from toolkit.logs import configure
 
@@ -99,7 +99,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     _tell_journal(config, now_ms, with_keys)
     made = make(
         config.database_url,
-        open_blobs(config.store_url),
+        open_store(config, CoordinatorFolder(coordinator)),
         folder,
         federation=federation,
         software=__version__,
@@ -199,8 +199,8 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
 
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark, records
-    from coordinator.storage.blobs import open_blobs
     from coordinator.storage.database import open_database
+    from coordinator.storage.object_store import open_store
     from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
     from coordinator.storage.target import check_no_links
     from toolkit.logs import configure
@@ -224,7 +224,7 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     try:
         # Check before copying gigabytes.
         check_empty(database)
-        blobs = restore_blobs(found, open_blobs(config.store_url))
+        blobs = restore_blobs(found, open_store(config, names))
         done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=os_user())
         mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
     finally:

@@ -1,4 +1,4 @@
-"""`coordinator store ...`: removes what nothing needs any more from the store.
+"""`coordinator store ...`: checks the store, and removes what nothing needs any more from it.
 
 It runs on the coordinator's own machine, also while the coordinator serves.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.cli.common import Json, Yes, confirm
-from coordinator.cli.machine import CoordinatorDir, on_machine
+from coordinator.cli.machine import CoordinatorDir, as_owner, on_machine
 from coordinator.cli.user import os_user
 from toolkit.console import ExitCode, fail, print_json
 
@@ -49,8 +49,8 @@ def prune(
     """
     import time
 
-    from coordinator.storage.blobs import open_blobs
     from coordinator.storage.errors import NotFound, StoreInUse
+    from coordinator.storage.object_store import open_store
     from coordinator.storage.prune import Retention
     from coordinator.storage.prune import prune as prune_store
 
@@ -71,7 +71,7 @@ def prune(
         try:
             done = prune_store(
                 machine.database,
-                open_blobs(config.store_url),
+                open_store(config, machine.folder),
                 policy,
                 now_ms=time.time_ns() // 1_000_000,
                 grace_seconds=seconds,
@@ -104,6 +104,37 @@ def prune(
             "none of them: put them back from a backup",
             ExitCode.FAILED,
         )
+
+
+@app.command()
+def check(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
+    """Check that the store can be listed, written, read and deleted from, as `serve` does at its start.
+
+    For an S3 store it says what is missing: the bucket, a right, the region, trust in its certificate,
+    a clock that is right.
+    """
+    from coordinator.closed import check_folder
+    from coordinator.config import CoordinatorFolder, load_config
+    from coordinator.storage.errors import StorageError
+    from coordinator.storage.object_store import open_store
+    from tacit.documents import DocumentInvalid
+    from toolkit.private_files import NotPrivate
+
+    as_owner(folder)
+    try:
+        config = load_config(folder)
+        check_folder(CoordinatorFolder(folder))
+        advice = open_store(config, CoordinatorFolder(folder)).check()
+    except (DocumentInvalid, NotPrivate) as error:
+        fail(str(error), ExitCode.USAGE)
+    except StorageError as error:
+        fail(error.sentence, ExitCode.FAILED)
+    if as_json:
+        print_json({"store": config.store_url, "advice": advice})
+        return
+    typer.echo(f"{config.store_url} can be used.")
+    for each in advice:
+        typer.echo(f"  {each}")
 
 
 def _show(done: "Pruned", dry_run: bool) -> None:

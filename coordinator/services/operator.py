@@ -293,8 +293,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                         await _malformed(context, "the upload has a second header; update this client")
                     received = await asyncio.to_thread(incoming.append, received, part.data)
                     self._metrics.carried("in", "blob", len(part.data))
-                if incoming.received < header.total:
-                    return operator_pb2.StatBlobResponse(received=incoming.received, complete=False)
+                received = await asyncio.to_thread(lambda: incoming.received)
+                if received < header.total:
+                    return operator_pb2.StatBlobResponse(received=received, complete=False)
                 await asyncio.to_thread(incoming.finish)
             return operator_pb2.StatBlobResponse(received=header.total, complete=True)
 

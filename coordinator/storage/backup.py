@@ -458,9 +458,8 @@ def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, bool
     if path.exists() and path.stat().st_size == size:
         return size, False
     hashed = hashlib.sha256()
-    with _partial(folder) as (partial, file):
-        for offset in range(0, size, _PIECE):
-            piece = store.read(digest, offset, _PIECE)
+    with _partial(folder) as (partial, file), store.reading(digest) as blob:
+        while piece := blob.read(_PIECE):
             hashed.update(piece)
             file.write(piece)
         if hashed.digest() != digest:

@@ -13,8 +13,9 @@ Guarantees:
 - What is too large for memory is read and written in pieces (`reading`, `writing`). Its digest is known only at the
   end, so a reader must use no result before that.
 
-An fsspec URL says where blobs are: `file:///folder`, `memory://name` (tests), `s3://bucket/prefix`, or whatever else
-fsspec supports. Uploads in progress are always in a local folder, because object stores cannot append.
+An fsspec URL says where blobs are: `file:///folder`, `memory://name` (tests), or whatever else fsspec supports; for
+`s3://bucket/prefix` see `coordinator.storage.object_store`. Uploads in progress are always in a local folder, because
+object stores cannot append.
 
 Methods are synchronous and safe to call from several threads. A caller with an event loop runs the big ones in a
 thread.
@@ -38,7 +39,7 @@ from fsspec.core import url_to_fs
 
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreInUse, StoreUnusable
 
-__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Listed", "Ranges", "Reader", "Writer", "open_blobs"]
+__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Listed", "Ranges", "Reader", "Writer", "open_blobs", "prepared"]
 
 # The largest backbone, which is larger than any version. A larger announcement is a mistake.
 MAX_BLOB = 2**36 + 2**20
@@ -62,8 +63,10 @@ class BlobStore:
         self._fs = filesystem
         self._root = root.rstrip("/")
         self._staging = staging
-        self._local = _is_local(filesystem)
+        self._local = filesystem is not None and _is_local(filesystem)
         self._lock = threading.Lock()
+        # The local folder whose locks keep backups and prunings apart. None: the store cannot be pruned.
+        self._locks = Path(self._root) if self._local else None
 
     # ---- writing -------------------------------------------------------------------------------------------
 
@@ -150,7 +153,9 @@ class BlobStore:
     @contextlib.contextmanager
     def _locked(self, name: str, how: int) -> Iterator[None]:
         # The system releases it when the process dies.
-        descriptor = os.open(Path(self._root) / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self._locks is None:
+            raise StoreUnusable(f"{self._root} has no locks, so it can be neither held nor pruned")
+        descriptor = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, how)
             yield
@@ -162,7 +167,7 @@ class BlobStore:
     @contextlib.contextmanager
     def unpruned(self) -> Iterator[None]:
         """Nothing is pruned inside. Waits for a pruning that has begun. For backups and restores."""
-        if not self._local:
+        if self._locks is None:
             yield
             return
         with self._locked("prune.lock", fcntl.LOCK_SH):
@@ -174,10 +179,12 @@ class BlobStore:
 
         Raises:
             StoreInUse: a backup, a restore or another pruning is under way.
-            StoreUnusable: the store is not a folder of this machine.
+            StoreUnusable: the store is neither a folder of this machine nor an S3 bucket.
         """
-        if not self._local:
-            raise StoreUnusable(f"{self._root} is not a folder of this machine, and only such stores can be pruned")
+        if self._locks is None:
+            raise StoreUnusable(
+                f"{self._root} is neither a folder of this machine nor an S3 bucket, and only such stores can be pruned"
+            )
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(self._locked("prune.lock", fcntl.LOCK_EX | fcntl.LOCK_NB))
@@ -228,6 +235,32 @@ class BlobStore:
             except FileNotFoundError:
                 return False
         return True
+
+    def clock(self, now: float) -> float:
+        """Returns the time by which ages are told, in seconds. `now` is this machine's time.
+
+        Raises:
+            StoreUnusable: the store tells its own time, and cannot be asked.
+        """
+        return now
+
+    def tidy(self, before: float) -> int:
+        """Removes what the store keeps for itself, if it is older than a moment of its clock. Returns the bytes freed.
+
+        Inside `pruning` only. A local store keeps nothing.
+
+        Raises:
+            StoreUnusable: no permission, no connection.
+        """
+        return 0
+
+    def check(self) -> list[str]:
+        """Tries what serving needs, and returns what an operator should know about the store, as sentences.
+
+        Raises:
+            StoreUnusable: serving would fail.
+        """
+        return []
 
     def incoming(self, digest: bytes, total: int) -> "Incoming":
         """Begins or continues an upload of a blob of `total` bytes.
@@ -581,12 +614,14 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
     Raises:
         StoreUnusable: there is no such kind of store, a driver is missing, or it cannot be written.
     """
+    if url.startswith("s3://"):
+        raise StoreUnusable(f"{url} is an S3 store, which needs its settings; open it with `open_store`")
     try:
         filesystem, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise StoreUnusable(
             f"{url} cannot be opened as a blob store: {error}; write file:///folder, or an fsspec URL whose "
-            "driver is installed (for S3: pip install s3fs)"
+            "driver is installed"
         ) from error
     if staging is None:
         staging = Path(root) / "incoming" if _is_local(filesystem) else Path(tempfile.gettempdir()) / "tacit-incoming"
@@ -603,8 +638,19 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
                     f"{staging} is on another disk than {root}, so a blob could not get its name in one step; put both "
                     "on one disk"
                 )
+    return BlobStore(filesystem, root, prepared(staging))
+
+
+def prepared(staging: Path) -> Path:
+    """Makes a local folder for uploads in progress, without those that nobody continued for a week, and returns it.
+
+    Raises:
+        StoreUnusable: it cannot be made.
+    """
+    with _sentences(str(staging), "made"):
+        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
         _sweep(staging)
-    return BlobStore(filesystem, root, staging)
+    return staging
 
 
 def _is_local(filesystem: Any) -> bool:

@@ -157,8 +157,10 @@ def prune(
         StorageError: the database cannot be read or written.
     """
     with store.pruning():
+        # Before the rows are read: what nobody holds from here on, and no row names then, nobody names later.
+        before = store.clock(now_ms / 1000) - grace_seconds
         gone, states, named = database.run_now(lambda s: _decide(s, store, policy, now_ms, by, dry_run))
-        return _remove(store, named, gone, states, now_ms / 1000 - grace_seconds, dry_run)
+        return _remove(store, named, gone, states, before, dry_run)
 
 
 def _check_named(s: Session, policy: Retention) -> None:
@@ -242,6 +244,8 @@ def _remove(
             removed, freed = removed + 1, freed + blob.size
         else:
             young += 1
+    if not dry_run:
+        freed += store.tidy(before)
     # A version that was published while the store was listed is in neither.
     missing = tuple(sorted(digest for digest in named - present if not store.has(digest)))
     return Pruned(gone, states, removed, freed, young, len(named) - len(missing), kept_bytes, missing)

@@ -83,6 +83,11 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_WITNESSES": f"{'ab' * 32}, {'cd' * 32}",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",
         "TACIT_STORE_URL": "s3://bucket/prefix",
+        "TACIT_S3_ENDPOINT": "https://minio.example.org:9000",
+        "TACIT_S3_REGION": "eu-west-3",
+        "TACIT_S3_CA_FILE": "ca.pem",
+        "TACIT_S3_PATH_STYLE": "true",
+        "TACIT_STORE_CACHE_GB": "2.5",
         "TACIT_KEEP_VERSIONS": "5",
         "TACIT_KEEP_BEST": "false",
         "TACIT_KEEP_EXPORTED": "false",
@@ -108,6 +113,8 @@ def test_every_key_can_be_overridden(tmp_path):
     assert (config.member_messages_per_second, config.member_calls_per_second) == (50, 20.5)
     assert config.database_url == "postgresql://db/tacit"
     assert config.store_url == "s3://bucket/prefix"
+    assert (config.s3_endpoint, config.s3_region) == ("https://minio.example.org:9000", "eu-west-3")
+    assert (config.s3_ca_file, config.s3_path_style, config.store_cache_gb) == ("ca.pem", True, 2.5)
     assert (config.log_format, config.token_hours, config.member_days) == ("json", 2.5, 30)
 
 
@@ -132,6 +139,11 @@ def test_an_invalid_variable_is_named(tmp_path):
         ('schema = 1\nadvertise = ["localhost"]\nlog_format = "xml"', "log_format"),
         ('schema = 1\nadvertise = ["localhost"]\nprune_grace_hours = 0.9', "prune_grace_hours"),
         ('schema = 1\nadvertise = ["localhost"]\nmember_days = 1000', "member_days"),
+        ('schema = 1\nadvertise = ["localhost"]\ns3_endpoint = "http://minio.example.org"', "use https://"),
+        ('schema = 1\nadvertise = ["localhost"]\ns3_endpoint = "http://localhost.example.org"', "use https://"),
+        ('schema = 1\nadvertise = ["localhost"]\ns3_endpoint = "https://key:secret@minio"', "s3_endpoint"),
+        ('schema = 1\nadvertise = ["localhost"]\ns3_region = "EU West"', "s3_region"),
+        ('schema = 1\nadvertise = ["localhost"]\nstore_cache_gb = -1', "store_cache_gb"),
         ("schema = 1\nadvertise = [", "not TOML"),
     ],
 )

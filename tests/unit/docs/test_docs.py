@@ -16,6 +16,7 @@ from coordinator.cli import app as coordinator_app
 from coordinator.cli.passport import Group as PassportGroup
 from coordinator.config import CoordinatorConfig, environment_name
 from coordinator.rounds.counts import Count
+from coordinator.storage.bucket import place_of
 from edge_client.cli import app as edge_app
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.policy.verdicts import Outcome
@@ -441,7 +442,15 @@ def test_the_large_example_job_is_made_and_its_policy_accepts_it(tmp_path):
 
 def test_toml_is_shown_only_on_pages_whose_toml_is_checked():
     shown = {page.name for page in PAGES if re.search(r"^ *```toml$", read(page), flags=re.MULTILINE)}
-    assert shown == {"jobs.md", "policy.md", "private-parameters.md"}
+    assert shown == {"jobs.md", "object-storage.md", "policy.md", "private-parameters.md"}
+
+
+def test_the_settings_of_a_bucket_that_are_shown_are_keys_of_the_configuration():
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", read(DOCS / "object-storage.md"), re.DOTALL | re.MULTILINE)
+    keys = tomllib.loads(shown)
+    config = CoordinatorConfig.model_validate({"schema": 1, "advertise": ["localhost"]} | keys)
+    assert set(keys) == {key for key in CoordinatorConfig.model_fields if key.startswith(("s3_", "store_"))}
+    assert place_of(config.store_url).prefix
 
 
 def test_the_policy_shown_keeps_the_embedding_private():

@@ -55,7 +55,7 @@ EXTRAS = {
     "toolkit": [],
     "proto/tacit": [],
     "secure_agg": [],
-    "coordinator": ["coordinator", "plots", "tensorboard"],
+    "coordinator": ["coordinator", "plots", "s3", "tensorboard"],
     "edge_client": ["edge"],
     "export": ["export"],
     "learning": ["learning", "arrow", "export"],

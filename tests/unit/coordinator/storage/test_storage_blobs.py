@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from coordinator.storage import blobs
 from coordinator.storage.blobs import BlobStore, open_blobs
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
+from tests.support.s3_server import object_store, served
 
 DATA = bytes(range(256)) * 40
 
@@ -24,10 +25,18 @@ def digest_of(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(scope="module")
+def s3():
+    with served() as (_, way):
+        yield way
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
 def store(request, tmp_path) -> BlobStore:
     if request.param == "file":
         return open_blobs(f"file://{tmp_path / 'store'}")
+    if request.param == "s3":
+        return object_store(request.getfixturevalue("s3").url, tmp_path / "store", uuid.uuid4().hex)
     return open_blobs(f"memory://{uuid.uuid4().hex}", staging=tmp_path / "staging")
 
 

@@ -1,0 +1,255 @@
+"""Pruning an S3 store: killed at every request it loses nothing, and a deletion that arrives late finds an old copy."""
+
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from coordinator.storage import backup, records
+from coordinator.storage.errors import BackupRefused, StoreInUse
+from coordinator.storage.object_store import ObjectStore
+from coordinator.storage.prune import Retention, prune
+from tests.support.s3_server import object_store, served
+from tests.support.stored_job import fill
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture(scope="module")
+def service():
+    with served() as both:
+        yield both
+
+
+class Place:
+    """A job of six versions in a store, all of which look two days old."""
+
+    def __init__(self, database, server, store):
+        self.database, self.server, self.store = database, server, store
+        fill(database, store, rounds=6)
+        self.age()
+
+    def age(self):
+        self.server.age(2 * DAY, self.store._bucket.place.prefix)
+
+    def keys(self):
+        return self.server.keys(self.store._bucket.place.prefix)
+
+    def prune(self, newest=0, *, store=None, **more):
+        # This machine's clock plays no part in ages.
+        given = {"now_ms": 1, "grace_seconds": DAY, "by": "op"} | more
+        policy = Retention(newest=newest, best=False, exported=False, restarts=False)
+        return prune(self.database, store or self.store, policy, **given)
+
+    def versions(self):
+        return self.database.run_now(lambda s: records.versions(s, "desk"))
+
+    def held(self):
+        return [each.number for each in self.versions() if self.store.has(each.digest)]
+
+    def named(self, url):
+        from coordinator.storage import snapshot
+
+        with snapshot.of_database(url) as connection:
+            return set(backup._named(connection, self.store, False))
+
+
+@pytest.fixture
+def place(database, service, tmp_path):
+    server, bad = service
+    yield Place(database, server, object_store(bad.url, tmp_path / "local", tmp_path.name.replace("_", "-")))
+    bad.heal()
+
+
+@pytest.fixture
+def bad(service):
+    return service[1]
+
+
+def test_versions_and_blobs_that_nothing_names_go_and_young_ones_stay(place):
+    stray = place.store.put(b"stray")
+    place.age()
+    young = place.store.put(b"young")
+    newest = place.versions()[-1].number
+    dry = place.prune(2, dry_run=True)
+    assert place.store.has(stray)
+    done = place.prune(2)
+    assert (done.versions, done.blobs, done.young, done.missing) == (dry.versions, dry.blobs, 1, ())
+    assert done.blobs >= 5
+    assert place.held() == [0, newest - 1, newest]
+    assert (place.store.has(stray), place.store.has(young)) == (False, True)
+    assert place.prune(2).blobs == 0
+
+
+def test_to_hold_a_blob_makes_a_copy_and_the_old_one_goes_later(place):
+    digest = place.store.put(b"about to be named")
+    assert len(place.store._copies(digest)) == 1
+    place.store.hold(digest)
+    # It is young.
+    assert len(place.store._copies(digest)) == 1
+    place.age()
+    place.store.put(b"about to be named")
+    old, new = place.store._copies(digest)
+    assert place.prune().young == 1
+    assert place.store._copies(digest) == [new]
+    assert old.key != new.key
+
+
+def test_a_named_blob_keeps_its_newest_copy_alone(place):
+    named = place.versions()[-1].digest
+    place.store.hold(named)
+    place.age()
+    assert len(place.store._copies(named)) == 2
+    (_, newest) = place.store._copies(named)
+    assert place.prune().freed >= newest.size
+    assert place.store._copies(named) == [newest]
+
+
+def test_a_deletion_that_arrives_late_harms_nobody(place, bad):
+    """The network holds a pruning's deletion, whose process is killed, and delivers it after the blob was named."""
+    digest = place.store.put(b"late")
+    place.age()
+    caught, deliver, done = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(handler, asked):
+        caught.set()
+        deliver.wait(60)
+        handler.passed_on(b"")
+        done.set()
+        handler._cut()
+
+    bad.rule("DELETE", hang, pattern=digest.hex(), times=1)
+    # A process that is killed while it waits for the answer.
+    killed = threading.Thread(target=lambda: place.store.remove_old(digest, time.time()), daemon=True)
+    killed.start()
+    assert caught.wait(60)
+    # Somebody relies on the blob meanwhile: it was judged, and is still there.
+    assert place.store.has(digest)
+    place.store.hold(digest)
+    deliver.set()
+    assert done.wait(60)
+    killed.join(60)
+    assert place.store.has(digest)
+    assert place.store.get(digest) == b"late"
+    # What would have happened with one key for a blob: the deletion removed the only copy.
+    assert len(place.store._copies(digest)) == 1
+
+
+@pytest.mark.parametrize("when", ["between list and copy", "never"])
+def test_a_blob_that_is_pruned_while_it_is_held_is_written_again(place, monkeypatch, when):
+    digest = place.store.put(b"raced")
+    place.age()
+    real = place.store._bucket.copy
+
+    def copy(source, key):
+        if when != "never":
+            place.prune(grace_seconds=3600)
+        return real(source, key)
+
+    monkeypatch.setattr(place.store._bucket, "copy", copy)
+    place.store.put(b"raced")
+    assert len(place.store._copies(digest)) == (1 if when != "never" else 2)
+    place.store._cache.drop(digest)
+    assert place.store.get(digest) == b"raced"
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_at_every_request_a_pruning_loses_nothing_and_the_next_leaves_nothing(
+    sqlite_only, place, database_url, monkeypatch, tmp_path
+):
+    store = ObjectStore(place.store._bucket, tmp_path / "pruner", 0)
+    real, at, count = store._bucket._call, -1, 0
+
+    def call(method, verb, **given):
+        nonlocal count
+        count += 1
+        # Odd: the process dies before the request leaves; even: after the store has carried it out.
+        if count == (at + 1) // 2 and at % 2:
+            raise Killed
+        answer = real(method, verb, **given)
+        if count == (at + 1) // 2 and not at % 2 and at > 0:
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(store._bucket, "_call", call)
+    strays = [b"stray %d" % number for number in range(3)]
+    finished = kills = 0
+    while not finished:
+        at += 1
+        count = -(10**9)
+        for each in strays:
+            store.put(each)
+        place.age()
+        count = 0
+        try:
+            place.prune(1, store=store)
+            finished = at > 0 and count < at // 2
+        except Killed:
+            kills += 1
+        count = -(10**9)
+        assert all(place.store.has(digest) for digest in place.named(database_url)), at
+    count = -(10**9)
+    place.age()
+    done = place.prune(1, store=store)
+    assert done.missing == ()
+    named = place.named(database_url)
+    assert {each.digest for each in store.listed()} == named
+    assert len(place.keys()) == len(named)
+    assert kills > 15
+
+
+@pytest.mark.parametrize(("hours", "left"), [(1, 1), (30, 0)])
+def test_a_pruning_gives_up_uploads_that_nobody_goes_on_with(place, bad, hours, left):
+    bucket = place.store._bucket
+
+    def tell(handler, asked):
+        # moto says 2010 for all of them.
+        status, headers, data = handler.passed_on(b"")
+        began = datetime.fromtimestamp(time.time() - hours * 3600, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        handler.answer(status, headers, data.replace(b"2010-11-10T20:48:33.000Z", began.encode()))
+
+    bad.rule("GET", tell, pattern=r"\?uploads")
+    begun = bucket._call("create_multipart_upload", "written", Key=bucket.place.prefix + "blobs/aa/dead")
+    place.prune()
+    assert place.server.uploads == left
+    if left:
+        bucket._call("abort_multipart_upload", "deleted", Key=begun["Key"], UploadId=begun["UploadId"])
+
+
+def test_a_clock_of_this_machine_that_is_days_ahead_takes_no_young_blob(place):
+    young = place.store.put(b"young")
+    place.prune(now_ms=int((time.time() + 10 * DAY) * 1000))
+    assert place.store.has(young)
+
+
+def test_a_backup_and_a_restore_of_an_s3_store(place, database_url, tmp_path, bad):
+    place.prune(1)
+    given = {"federation": b"f" * 32, "software": "1", "now_ms": 1_800_000_000_000}
+    empty = ObjectStore(place.store._bucket, tmp_path / "empty", 10**9)
+    made = backup.make(database_url, empty, tmp_path / "backup", **given)
+    # A backup does not push out what members ask for.
+    assert not {part.sha256.hex() for part in made.snapshot.manifest.blobs if part.size > 5000} & {
+        path.name for path in (tmp_path / "empty" / "cache").iterdir()
+    }
+    backup.newest(tmp_path / "backup").check()
+    with empty.unpruned(), pytest.raises(StoreInUse, match="a backup"):
+        place.prune(1, store=empty)
+    from coordinator.storage.restore import restore_blobs
+
+    target = object_store(bad.url, tmp_path / "target", "restored-" + tmp_path.name.replace("_", "-"))
+    found = backup.newest(tmp_path / "backup")
+    assert restore_blobs(found, target) == len(found.manifest.blobs)
+    assert all(target.has(part.sha256) for part in found.manifest.blobs)
+
+
+def test_a_backup_names_a_blob_that_the_store_damaged(place, database_url, tmp_path):
+    named = place.versions()[-1].digest
+    (copy,) = place.store._copies(named)
+    place.server.damage(place.store._bucket.place.prefix + copy.key)
+    empty = ObjectStore(place.store._bucket, tmp_path / "empty", 10**9)
+    with pytest.raises(BackupRefused, match=f"{named.hex()}.*that digest"):
+        backup.make(database_url, empty, tmp_path / "backup", federation=b"f" * 32, software="1", now_ms=1)
