@@ -402,7 +402,11 @@ class Worker:
         tokenizer = own_vocabulary(wanted, texts, self._world.table)
         # A real member draws this from its own source. Here too it differs from member to member.
         seed = seed_of(job.seed, job.name, "own", place)
-        return tokenizer, first_private(job, tokenizer, None, self._world.table, seed=seed)
+        bundle = self._world.bundle
+        arrays = first_private(
+            job, tokenizer, bundle.private, self._world.table, base_tokenizer=bundle.base_tokenizer, seed=seed
+        )
+        return tokenizer, arrays
 
     def _module(
         self, place: int, tokenizer: bytes, private: Arrays, version: bytes
