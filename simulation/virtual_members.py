@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from learning.models import Division, TextClassifier
     from learning.prompts.features import FeatureStore
     from learning.text.corpus import EncodedExamples
+    from simulation.table_attack import Step
 
 __all__ = [
     "COMMON",
@@ -307,6 +308,25 @@ class Worker:
                 answers = (logits + self._shift(place, how)).argmax(axis=1)
                 found[reading, part] = Score(int((answers == labels).sum()), len(labels))
         return found
+
+    def step(self, place: int, version: bytes, texts: int) -> "Step":
+        """Return what a member would train on in a step of this version: its present rows and its first texts."""
+        from learning.models.division import EMBEDDING
+        from learning.text.composed import composed_rows
+        from learning.text.tables import entries_of
+        from simulation.table_attack import Step
+
+        bundle = self._world.bundle
+        tokenizer, private = self._state(States(self._world.states), place)
+        module, division = self._module(place, tokenizer, private, version)
+        read = self._corpus(place, "train", tokenizer).read()
+        public = None
+        if bundle.private is not None and EMBEDDING in private:
+            manifest, data = bundle.private
+            public = manifest.unflatten(manifest.decode(data))[EMBEDDING]
+            if bundle.base_tokenizer is not None:
+                public = composed_rows(entries_of(tokenizer), entries_of(bundle.base_tokenizer), public)
+        return Step(module, division, read.ids[:texts], read.labels[:texts], public)
 
     def _shift(self, place: int, how: str) -> Vector:
         """Return what to add to the logits for a member's label proportions, (L,).
