@@ -30,7 +30,7 @@ from learning.plugins.installed import PluginUnusable
 from learning.plugins.loading import admit
 from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import encoder_of
-from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
+from learning.text.encoder import PAD, read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from learning.text.tables import TableInvalid, entries_of, fill_from_table
 from learning.training.outcome import PerExampleGradientsUnavailable
 from tacit.bundle import (
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from learning.models.classifier import TextModel
     from learning.prompts.model import PromptedModel as PromptedModule
 
-__all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle", "starting_model"]
+__all__ = ["JobBundle", "StartingModel", "TableInvalid", "make_job_bundle", "read_job_bundle", "starting_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class JobBundle:
     backbone: Path | None = None
     # What the job freezes, by name.
     frozen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    # The base model's word pieces, if members' own rows start from the base's, which are in `private`.
+    base_tokenizer: bytes | None = None
 
     @property
     def public_tokenizer(self) -> bytes:
@@ -129,7 +131,8 @@ def make_job_bundle(
     if isinstance(spec.model, PluginModel):
         return _with_plugin(spec, spec.model, folder, out, report, earlier)
     if not isinstance(spec.model, PromptedModel):
-        return _make(spec, *starting_model(spec, folder, report, collection), {}, out, report, earlier)
+        start = starting_model(spec, folder, report, collection)
+        return _make(spec, start.module, start.model, start.tokenizer, {}, out, report, earlier, start.pieces)
     # Written beside the bundle, because it is large and the folder of temporary files may be small.
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
@@ -193,8 +196,12 @@ def _make(
     out: Path,
     report: Callable[[str], None],
     earlier: Earlier | None,
+    pieces: bytes | None = None,
 ) -> JobDocument:
-    """Writes manifest, document and files of a starting module. files: other files of the bundle; gets the rest."""
+    """Writes manifest, document and files of a starting module. files: other files of the bundle; gets the rest.
+
+    `pieces` is the tokenizer of the module's own rows, if members' own vocabularies start from them.
+    """
     from learning.models import division_of
 
     # Nothing of a prompted model is private, so no method needs the entries.
@@ -215,13 +222,15 @@ def _make(
             "what members spent on that job stays spent"
         )
     private = frozen = None
+    vocabulary = spec.vocabulary if isinstance(spec.vocabulary, OwnVocabulary) else None
+    if pieces is not None and vocabulary is not None:
+        files["base_tokenizer.json"] = pieces
+        vocabulary = vocabulary.model_copy(update={"start": "base"})
     if tokenizer is not None:
         files["tokenizer.json"] = tokenizer
-        if kept := division.private(module):
-            private = _bundled("private", kept, files)
-            report(
-                f"private: {private.values:,} values in {len(kept)} tensors start from the bundle and stay with members"
-            )
+    if (tokenizer is not None or pieces is not None) and (kept := division.private(module)):
+        private = _bundled("private", kept, files)
+        report(f"private: {private.values:,} values in {len(kept)} tensors start from the bundle and stay with members")
     if fixed := division.frozen_values(module):
         frozen = _bundled("frozen", fixed, files)
         if earlier is not None and earlier.frozen is not None and earlier.document.frozen is not None:
@@ -236,7 +245,8 @@ def _make(
         document = JobDocument(
             **{name: getattr(spec, name) for name in type(spec).model_fields if name not in _OPERATORS_OWN},
             model=model,
-            vocabulary=spec.vocabulary if isinstance(spec.vocabulary, OwnVocabulary) else None,
+            vocabulary=vocabulary,
+            base_tokenizer=None if pieces is None else hashlib.sha256(pieces).digest(),
             manifest=manifest.digest(),
             tokenizer=named,
             weights=hashlib.sha256(weights).digest(),
@@ -287,7 +297,8 @@ def read_job_bundle(folder: Path) -> JobBundle:
         _read_bundled(bundle, document.frozen, "frozen"),
     )
     fixed = {} if frozen is None else frozen[0].unflatten(frozen[0].decode(frozen[1]))
-    return JobBundle(document, manifest, files["weights.bin"], tokenizer, private, backbone, fixed)
+    pieces = files.get("base_tokenizer.json") if document.base_tokenizer is not None else None
+    return JobBundle(document, manifest, files["weights.bin"], tokenizer, private, backbone, fixed, pieces)
 
 
 def _starting_prompt(
@@ -354,9 +365,26 @@ def _with_onnx(
     return model.model_copy(update={"onnx": named}), made
 
 
+@dataclass(frozen=True)
+class StartingModel:
+    """The module that a job starts from.
+
+    Attributes:
+        module: seeded, with weights from a base model and an embedding from a table if the job names them.
+        model: as members build it.
+        tokenizer: the job's, if it has one for all members.
+        pieces: the tokenizer of a base model's word pieces, if members' own vocabularies start from its rows.
+    """
+
+    module: "TextClassifier"
+    model: Model
+    tokenizer: bytes | None
+    pieces: bytes | None = None
+
+
 def starting_model(
     spec: JobSpec, folder: Path, report: Callable[[str], None], collection: Collection | None = None
-) -> "tuple[TextClassifier, Model, bytes | None]":
+) -> StartingModel:
     """Makes the module that a job starts from.
 
     Args:
@@ -364,10 +392,6 @@ def starting_model(
         folder: base of relative paths in the specification.
         report: called with sentences about what was found on the way.
         collection: the operator's backbones, which `model.base` may name.
-
-    Returns:
-        The seeded module, with weights from a base model and an embedding from a table if the job names them; the model
-        as members build it; and the tokenizer, if the job has one for all members.
 
     Raises:
         VocabularyInvalid, TableInvalid, DocumentInvalid, EncoderInvalid: a file cannot be used.
@@ -377,8 +401,6 @@ def starting_model(
 
     labels, vocabulary = len(spec.labels), spec.vocabulary
     model: Model = spec.model
-    if vocabulary is None:  # The specification has checked this; for the type checker.
-        raise DocumentInvalid("vocabulary: missing; it has no default")
     base: Mapping[str, NDArray[np.float32]] = {}
     pieces: Sequence[str] | None = None
     if isinstance(model, TransformerModel) and model.base is not None:
@@ -399,29 +421,24 @@ def starting_model(
         # Members need the config to build the model, not the place where the operator found it.
         model = model.model_copy(update={"base": None, "config": read.config})
     if isinstance(vocabulary, OwnVocabulary):
-        # Nothing of the embedding is shared, so two rows are enough.
-        module = build(model, 2, labels, 0, seed=spec.seed)
-        _fill(module, {name: each for name, each in base.items() if name != EMBEDDING})
-        unit = "words" if vocabulary.kind == "words" else "word pieces"
-        report(f"vocabulary: each member builds its own, of at most {vocabulary.size:,} {unit}")
-        if not trains_private(spec.method, spec.mechanism):
-            report(
-                "note: members' word vectors start at random and stay there, since the embedding is frozen; a member "
-                "can bring its own table (`edge_client run --embedding`)"
-            )
-        return module, model, None
-    tokenizer = _tokenizer(vocabulary, folder)
+        return _own_start(spec, vocabulary, model, base, pieces, report)
+    if vocabulary is None:
+        if pieces is None:
+            raise DocumentInvalid(_WITHOUT_PIECES)
+        named, tokenizer = "model.base", wordpiece_tokenizer(pieces)
+    else:
+        named, tokenizer = vocabulary.file, _tokenizer(vocabulary, folder)
     encoder = encoder_of(spec, tokenizer)
     if base:
-        _check_pieces(vocabulary.file, encoder.words(), pieces, len(base[EMBEDDING]))
+        _check_pieces(named, encoder.words(), pieces, len(base[EMBEDDING]))
     module = build(model, encoder.vocabulary_size, labels, encoder.pad_id, seed=spec.seed)
-    report(f"vocabulary: {encoder.vocabulary_size:,} entries from {vocabulary.file}")
+    report(f"vocabulary: {encoder.vocabulary_size:,} entries from {named}")
     _fill(module, base)
     if isinstance(spec.start, PublicStart):
         from export.starting import train_start
 
         train_start(module, spec, tokenizer, folder / spec.start.file, report)
-    if vocabulary.pretrained is not None:
+    if vocabulary is not None and vocabulary.pretrained is not None:
         embedding = module.embedding.weight.detach().numpy()
         table = folder / vocabulary.pretrained
         found = fill_from_table(embedding, table, entries_of(tokenizer), named="vocabulary.pretrained in the job")
@@ -429,7 +446,55 @@ def starting_model(
             f"pretrained: {found:,} of {encoder.vocabulary_size:,} entries found in {vocabulary.pretrained}; "
             "the others start at random"
         )
-    return module, model, tokenizer
+    return StartingModel(module, model, tokenizer)
+
+
+def _own_start(
+    spec: JobSpec,
+    vocabulary: OwnVocabulary,
+    model: Model,
+    base: Mapping[str, NDArray[np.float32]],
+    pieces: Sequence[str] | None,
+    report: Callable[[str], None],
+) -> StartingModel:
+    """The start of a job whose members build their vocabularies. base, pieces: of the base model, if it has one."""
+    from learning.models import build
+    from learning.models.division import EMBEDDING
+
+    unit = "words" if vocabulary.kind == "words" else "word pieces"
+    report(f"vocabulary: each member builds its own, of at most {vocabulary.size:,} {unit}")
+    if vocabulary.start == "base" and pieces is None:
+        raise DocumentInvalid(
+            "vocabulary.start: the base model has no word pieces whose rows members could start from; use an uncased "
+            'base with a vocab.txt, or start = "random"'
+        )
+    if pieces is not None and vocabulary.start != "random":
+        tokenizer = wordpiece_tokenizer(pieces)
+        rows = len(base[EMBEDDING])
+        if rows != len(pieces):
+            raise DocumentInvalid(_other_rows(rows, len(pieces)))
+        module = build(model, rows, len(spec.labels), pieces.index(PAD), seed=spec.seed)
+        _fill(module, base)
+        report(
+            f"vocabulary: members' rows start from those of the base's {rows:,} word pieces, which everybody can know"
+        )
+        return StartingModel(module, model, None, tokenizer)
+    # Nothing of the embedding is shared, so two rows are enough.
+    module = build(model, 2, len(spec.labels), 0, seed=spec.seed)
+    _fill(module, {name: each for name, each in base.items() if name != EMBEDDING})
+    if not trains_private(spec.method, spec.mechanism):
+        report(
+            "note: members' word vectors start at random and stay there, since the embedding is frozen; a member "
+            "can bring its own table (`edge_client run --embedding`)"
+        )
+    return StartingModel(module, model, None)
+
+
+_WITHOUT_PIECES = (
+    "model.base: it has no word pieces (no vocab.txt, and no tokenizer.json with some), so nothing says which word "
+    "each row of its embedding is for; put its vocab.txt into its folder, or write [vocabulary] without file so that "
+    "every member builds its own (method fedvocab)"
+)
 
 
 def _check_pieces(file: str, entries: Sequence[str | None], pieces: Sequence[str] | None, rows: int) -> None:
@@ -445,11 +510,7 @@ def _check_pieces(file: str, entries: Sequence[str | None], pieces: Sequence[str
         DocumentInvalid: they differ; the sentence names the first line that does.
     """
     if pieces is None:
-        raise DocumentInvalid(
-            "model.base: it has no word pieces (no vocab.txt, and no tokenizer.json with some), so nothing says which "
-            "word each row of its embedding is for; put its vocab.txt into its folder, or leave vocabulary.file out so "
-            "that every member builds its own (method fedvocab)"
-        )
+        raise DocumentInvalid(_WITHOUT_PIECES)
     for line, (entry, piece) in enumerate(zip(entries, pieces, strict=False), start=1):
         if entry != piece:
             raise DocumentInvalid(
@@ -462,10 +523,14 @@ def _check_pieces(file: str, entries: Sequence[str | None], pieces: Sequence[str
             "the vocabulary must be the base model's own, line for line: use its vocab.txt"
         )
     if rows != len(pieces):
-        raise DocumentInvalid(
-            f"model.base: its embedding has {rows:,} rows, but its vocabulary {len(pieces):,} word pieces; resize it "
-            "with resize_token_embeddings and save it again, or use another base"
-        )
+        raise DocumentInvalid(_other_rows(rows, len(pieces)))
+
+
+def _other_rows(rows: int, pieces: int) -> str:
+    return (
+        f"model.base: its embedding has {rows:,} rows, but its vocabulary {pieces:,} word pieces; resize it with "
+        "resize_token_embeddings and save it again, or use another base"
+    )
 
 
 def _fill(module: "TextClassifier", base: Mapping[str, NDArray[np.float32]]) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "checked_job",
     "checked_manifest",
     "checked_values",
+    "fetch_base_tokenizer",
     "fetch_frozen",
     "fetch_job",
     "fetch_manifest",
@@ -126,6 +127,19 @@ async def fetch_tokenizer(blob: Blob, job: JobDocument) -> bytes | None:
     else:
         check = check_cloze_form if isinstance(job.model, PromptedModel) else check_own_form
     await asyncio.to_thread(check, data)
+    return data
+
+
+async def fetch_base_tokenizer(blob: Blob, job: JobDocument) -> bytes | None:
+    """Fetches the base model's word pieces, whose rows private parameters start from; None if the job has none.
+
+    Raises:
+        TokenizerInvalid: As in `check_own_form`.
+    """
+    if job.base_tokenizer is None:
+        return None
+    data = await blob(job.base_tokenizer, _MAX_TOKENIZER)
+    await asyncio.to_thread(check_own_form, data)
     return data
 
 

@@ -20,6 +20,7 @@ from learning.backbones.collection import Collection
 from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_data, read_examples
 from learning.training.local import TrainingCancelled
 from simulation.kept_features import SharedFeatures
+from simulation.own_trial import OwnReport, try_own
 from simulation.server import Server
 from simulation.suggestion import DELTA, Situation, changed, head_alone, suggest, with_noise_for
 from simulation.sweep import Candidate, Plan, Progress, Scored, Sweep, best_of, described, sweep
@@ -29,11 +30,11 @@ from simulation.word_counts import predicted
 from tacit.job import JobSpec
 from tacit.job_parts import Training
 from tacit.mechanism import DpSgd, NoMechanism
-from tacit.method import FedAvg, keeps_anything
+from tacit.method import FedAvg, keeps_anything, keeps_state
 from tacit.model import RvaeModel
 from tacit.prompt import Cloze, Head, NoInjection, PromptedModel, reads_pairs, writes
 
-__all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "read_rows", "try_job"]
+__all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "read_rows", "try_job", "try_kept"]
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,13 @@ def check_job(job: JobSpec) -> None:
             'unit = "person": the rows are read without persons, so this would play another mechanism; try the job '
             'with unit = "example"'
         )
-    if keeps_anything(job.method):
+    if keeps_anything(job.method) and not keeps_state(job.method):
         raise ValueError(
-            f"method {job.method.name} keeps parameters with each member, so there is no one model to measure; try the "
-            "job with method fedavg or fedprox"
+            f"method {job.method.name} makes private rows anew in each round, and a trial measures what members keep; "
+            "try the job with fedvocab, lg-fedavg, fedavg or fedprox"
         )
+    if keeps_anything(job.method) and job.aggregation.groups is not None:
+        raise ValueError("aggregation.groups: a trial of a job whose members keep a part makes one sum; leave it out")
 
 
 def read_rows(
@@ -175,6 +178,46 @@ def read_rows(
         if len(values) != len(examples):
             raise DataInvalid(f"{path.name}: {len(values)} of {len(examples)} rows have a {column}; fill the column")
     return Rows(tuple(examples), values)
+
+
+def try_kept(
+    job: JobSpec,
+    folder: Path,
+    rows: Rows,
+    asked: Asked,
+    server: Server,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+    collection: Collection | None = None,
+) -> OwnReport:
+    """Try a job whose members keep a part of the model. Nothing is tuned. Arguments as for `try_job`.
+
+    Raises:
+        RowsUnfit: the rows do not suffice.
+        ValueError: the job cannot be tried, or its bundle cannot be made.
+    """
+    from export.bundle import JobBundle, make_job_bundle, read_job_bundle
+
+    until = time.time() + 60 * asked.minutes
+    torch.set_num_threads(1)
+    check_job(job)
+    divided = divide(rows, validation=asked.validation, test=asked.test, seed=asked.seeds[0])
+    dealt = [deal(divided.train, asked.partition, asked.members or 0, asked.alpha, seed) for seed in asked.seeds]
+    if len(dealt[0]) < job.rounds.min_members:
+        raise RowsUnfit(_too_few(job, len(dealt[0])))
+
+    def made(spec: JobSpec, out: Path) -> JobBundle:
+        make_job_bundle(spec, folder, out, report=report, collection=collection)
+        return read_job_bundle(out)
+
+    return try_own(job, divided, dealt, asked.seeds, made, server, until=until, cores=asked.cores, report=report)
+
+
+def _too_few(job: JobSpec, members: int) -> str:
+    return (
+        f"job {job.name} needs {job.rounds.min_members} members (rounds.min_members) and there are {members}; give "
+        "more --members, or lower it in the job"
+    )
 
 
 def try_job(
@@ -214,10 +257,7 @@ def try_job(
     dealt = tuple(deal(divided.train, asked.partition, asked.members or 0, asked.alpha, seed) for seed in asked.seeds)
     members, smallest = len(dealt[0]), min(len(part) for crew in dealt for part in crew)
     if members < job.rounds.min_members:
-        raise RowsUnfit(
-            f"job {job.name} needs {job.rounds.min_members} members (rounds.min_members) and there are {members}; give "
-            "more --members, or lower it in the job"
-        )
+        raise RowsUnfit(_too_few(job, members))
     with tempfile.TemporaryDirectory(prefix="tacit-try-") as scratch:
         made = partial(_bundle, folder=folder, collection=collection)
         start, values = made(job, out=Path(scratch) / "job", report=report)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from learning.mechanisms.correlated import CorrelatedSteps
     from learning.models import Division, TextClassifier
     from learning.text.corpus import EncodedExamples
+    from simulation.table_attack import Step
 
 __all__ = [
     "COMMON",
@@ -54,7 +55,6 @@ __all__ = [
     "cohort_of",
     "crew_of",
     "geometric_mean",
-    "logits_of",
     "play_round",
     "seed_of",
 ]
@@ -161,26 +161,6 @@ def geometric_mean(scores: Sequence[Score]) -> tuple[float, int]:
     """
     values = np.array([max(score.correct, 0.5) / score.count for score in scores])
     return float(np.exp(np.log(values).mean())), sum(not score.correct for score in scores)
-
-
-def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Vector:
-    """Return the module's logits without dropout, (N, L). ids and labels: as in `learning.training.local.evaluate`."""
-    import torch
-
-    from learning.training.local import rows_at
-
-    lengths = (ids != module.pad_id).sum(axis=1)
-    # Sorted by length to save padding. A text's logits do not depend on its batch.
-    order = np.argsort(lengths, kind="stable")
-    module.eval()
-    found: list[Vector] = []
-    with torch.no_grad():
-        for first in range(0, len(order), 256):
-            rows = order[first : first + 256]
-            inputs, _ = rows_at(module, ids, labels, lengths=lengths, rows=rows, device="cpu")
-            found.append(module(inputs).numpy())
-    logits_by_row: Vector = np.concatenate(found)[np.argsort(order, kind="stable")]
-    return logits_by_row
 
 
 class States:
@@ -349,13 +329,16 @@ class Worker:
         names = frozenset(name for name, each in module.named_parameters() if each.requires_grad)
         rows = module.embedding.num_embeddings
         setting = Setting(names, division, len(read.ids), epochs, rows, trains_private=True, seed=seed)
-        train(module, read.ids, read.labels, job.training, seed=seed, phases=phases_of(Local(), setting))
+        phases = phases_of(Local(), setting)
+        train(module, read.ids, read.labels, job.training, seed=seed, phases=phases, device=self._world.device)
         states.save(place, tokenizer if job.own_vocabulary else None, EVERYTHING_SHARED.shared(module))
 
     def score(
         self, place: int, version: bytes, readings: Sequence[Reading], parts: Sequence[Part], states: Path
     ) -> dict[tuple[Reading, Part], Score]:
         """Score a member with these shared parameters and its own private ones, for each reading and part."""
+        from learning.training.local import logits_of
+
         tokenizer, private = self._state(States(states), place)
         module, division = self._module(place, tokenizer, private, version)
         found: dict[tuple[Reading, Part], Score] = {}
@@ -369,11 +352,30 @@ class Worker:
                 rows, _, how = part.partition(", ")
                 if rows not in answered:
                     read = self._corpus(place, rows, tokenizer).read()
-                    answered[rows] = logits_of(module, read.ids, read.labels), read.labels
+                    answered[rows] = logits_of(module, read.ids, device=self._world.device), read.labels
                 logits, labels = answered[rows]
                 answers = (logits + self._shift(place, how)).argmax(axis=1)
                 found[reading, part] = Score(int((answers == labels).sum()), len(labels))
         return found
+
+    def step(self, place: int, version: bytes, texts: int) -> "Step":
+        """Return what a member would train on in a step of this version: its present rows and its first texts."""
+        from learning.models.division import EMBEDDING
+        from learning.text.composed import composed_rows
+        from learning.text.tables import entries_of
+        from simulation.table_attack import Step
+
+        bundle = self._world.bundle
+        tokenizer, private = self._state(States(self._world.states), place)
+        module, division = self._module(place, tokenizer, private, version)
+        read = self._corpus(place, "train", tokenizer).read()
+        public = None
+        if bundle.private is not None and EMBEDDING in private:
+            manifest, data = bundle.private
+            public = manifest.unflatten(manifest.decode(data))[EMBEDDING]
+            if bundle.base_tokenizer is not None:
+                public = composed_rows(entries_of(tokenizer), entries_of(bundle.base_tokenizer), public)
+        return Step(module, division, read.ids[:texts], read.labels[:texts], public)
 
     def _shift(self, place: int, how: str) -> Vector:
         """Return what to add to the logits for a member's label proportions, (L,).
@@ -414,7 +416,7 @@ class Worker:
         job = self._world.bundle.document
         seed = seed_of(job.seed, job.name, "adapt", place, hashlib.sha256(version).hexdigest())
         corpus = self._corpus(place, "train", tokenizer)
-        adapted(job, module, division, corpus, epochs=usual_epochs(job.method), seed=seed)
+        adapted(job, module, division, corpus, epochs=usual_epochs(job.method), seed=seed, device=self._world.device)
 
     def _state(self, states: States, place: int, before: int | None = None) -> tuple[bytes, Arrays]:
         """Return a member's tokenizer (its own, or the job's) and private arrays, or its start if it has no state yet.
@@ -451,7 +453,11 @@ class Worker:
         tokenizer = own_vocabulary(wanted, texts, self._world.table)
         # A real member draws this from its own source. Here too it differs from member to member.
         seed = seed_of(job.seed, job.name, "own", place)
-        return tokenizer, first_private(job, tokenizer, None, self._world.table, seed=seed)
+        bundle = self._world.bundle
+        arrays = first_private(
+            job, tokenizer, bundle.private, self._world.table, base_tokenizer=bundle.base_tokenizer, seed=seed
+        )
+        return tokenizer, arrays
 
     def _module(
         self, place: int, tokenizer: bytes, private: Arrays, version: bytes

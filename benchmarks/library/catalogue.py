@@ -77,6 +77,9 @@ The case `device` runs in a fresh environment without torch, and `device-int8` w
 
 --model minilm starts from a pretrained encoder. --rates chooses learning rates other than the paper's. --search tries
 recipes on validation rows and reads no test rows.""",
+    "private_vocabularies.pretrained": """Measures FedVocab and its peers over the pretrained encoder MiniLM.
+
+The whole encoder or LoRA is shared, with word pieces of the encoder or of the members. --device trains on a GPU.""",
     "private_vocabularies.wire": """Counts the bytes that a member of a FedVocab federation sends and receives.
 
 Three members train on TREC in the paper's sizes. The bytes include TLS.""",

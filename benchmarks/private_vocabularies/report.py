@@ -39,6 +39,13 @@ PAGE = Page(
             rows=accuracy_rows,
         ),
         Section(
+            "grid",
+            "fedvocab_pretrained",
+            "private_vocabularies.pretrained",
+            figures=_ACCURACIES,
+            rows=accuracy_rows,
+        ),
+        Section(
             "sent",
             "fedvocab",
             _QUALITY,

@@ -22,7 +22,8 @@ from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.record import Figure, Results, open_results, parser
 from benchmarks.private_vocabularies.quality import SEEDS, Cell, Data, Recipe, read_data, recipe_of, world_of
 from learning.text.data import Example
-from simulation.virtual_members import Crew, World, cohort_of, crew_of, logits_of, seed_of
+from learning.training.local import logits_of
+from simulation.virtual_members import Crew, World, cohort_of, crew_of, seed_of
 from tacit.method import FedAvg
 
 __all__ = ["Reader", "Round", "main", "measure", "read_rounds", "threshold_accuracies"]
@@ -87,7 +88,7 @@ class Reader:
         from learning.models import EVERYTHING_SHARED
 
         EVERYTHING_SHARED.load_shared(self._module, self._bundle.manifest.unflatten(values))
-        logits = logits_of(self._module, self._read.ids, self._read.labels)
+        logits = logits_of(self._module, self._read.ids)
         return threshold_accuracies(logits[:, 1] - logits[:, 0], self._read.labels)
 
 

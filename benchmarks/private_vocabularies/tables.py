@@ -189,12 +189,14 @@ def _method(case: Line) -> str:
 
 
 def _rates(case: Line) -> str:
-    """Return the learning rates that differ from the paper's."""
+    """Return the learning rates that differ from the paper's, and what is trained of the encoder if not all of it."""
     said = [f"{case['learning_rate']:g}"] if "learning_rate" in case else []
     if "embedding_learning_rate" in case:
         said.append(f"embedding {case['embedding_learning_rate']:g}")
     if "logit_adjustment" in case:
         said.append(_ADJUSTED)
+    if "injection" in case:
+        said.append(case["injection"])
     return ", ".join(said)
 
 

@@ -30,9 +30,8 @@ The span attacks need no optimisation and no labels, and dropout after the encod
 `tokens` has the data, the models, and the training that moves a table away from its start.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -42,6 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from learning.auditing.spans import Distance, NoSpan, projections, rows_at_positions, span_of
 from learning.models import TextClassifier
 from learning.models.division import EMBEDDING, Division
 from learning.models.lstm import LSTM
@@ -73,11 +73,6 @@ __all__ = [
 # Tokens that are not part of a text, so recovering them leaks nothing.
 SPECIAL = frozenset({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})
 
-# A float32 gradient has rounding noise of about 1e-7 of its largest part. Weaker directions cannot be told from noise.
-RANK_TOLERANCE = 1e-6
-
-# Rows of a table that pass through a model at a time.
-CHUNK = 512
 
 # Words tried at each step of a text, for each dimension of the span of input vectors.
 TRIED = 2
@@ -286,49 +281,6 @@ def tokens_by_rows(gradient: Gradient, words: Sequence[str]) -> list[str]:
 # ---- spans ---------------------------------------------------------------------------------------------------
 
 
-class NoSpan(ValueError):
-    """The model has no layer whose gradient this attack can read."""
-
-
-def _span(gradients: Sequence[Tensor], most: int) -> tuple[Tensor, int]:
-    """Return an orthonormal basis (D, r) of the span of the gradients' rows (R, D), and r, at most `most`.
-
-    Directions below RANK_TOLERANCE of the strongest are rounding noise. A span of the whole space would reveal nothing,
-    so it loses its weakest direction, which one or two tokens too many do not fill.
-    """
-    stacked = torch.cat(list(gradients)).to(torch.float64)
-    _, strengths, directions = torch.linalg.svd(stacked, full_matrices=False)
-    rank: int = int((strengths > strengths[0] * RANK_TOLERANCE).sum())
-    rank = max(1, min(rank, most, stacked.shape[1] - 1))
-    basis: Tensor = directions[:rank].T.to(torch.float32)
-    return basis, rank
-
-
-def _complement(basis: Tensor) -> Tensor:
-    """Return an orthonormal basis, (D, D - r), of the orthogonal complement of `basis`, (D, r)."""
-    whole, _ = torch.linalg.qr(basis.to(torch.float64), mode="complete")
-    rest: Tensor = whole[:, basis.shape[1] :].to(torch.float32)
-    return rest
-
-
-class _Distance:
-    """The share of a vector outside a span: 0 if it is inside, near sqrt(1 - r / D) if it is unrelated.
-
-    It projects onto the smaller of the span and its complement.
-    """
-
-    def __init__(self, basis: Tensor) -> None:
-        width, rank = basis.shape
-        self._inside = rank <= width - rank
-        self._basis = basis if self._inside else _complement(basis)
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """Return distances of shape (...) for vectors of shape (..., D)."""
-        lengths = vectors.square().sum(dim=-1).clamp(min=1e-30)
-        share = (vectors @ self._basis).square().sum(dim=-1) / lengths
-        return (1 - share if self._inside else share).clamp(min=0).sqrt()
-
-
 def _cells(names: Iterable[str]) -> dict[Literal["onward", "backward"], str]:
     """Return the prefix of the parameters' names for each direction of the LSTM.
 
@@ -353,8 +305,8 @@ def tokens_by_span(gradient: Gradient, table: Table, lengths: Sequence[int]) -> 
     """
     table = table.without_padding()
     weights = [gradient[f"{prefix}weight_ih"] for prefix in _cells(gradient).values()]
-    basis, rank = _span(weights, sum(lengths))
-    distances = _Distance(basis)(torch.from_numpy(table.rows))
+    basis, rank = span_of(weights, sum(lengths))
+    distances = Distance(basis)(torch.from_numpy(table.rows))
     return [table.words[place] for place in distances.argsort()[:rank].tolist()]
 
 
@@ -396,7 +348,7 @@ def tokens_by_states(
     readings = []
     for prefix in (prefixes["onward"], prefixes["backward"]):
         weights = {part: parameters[prefix + part] for part in ("weight_ih", "weight_hh", "bias")}
-        basis, _ = _span([gradient[f"{prefix}weight_hh"]], most)
+        basis, _ = span_of([gradient[f"{prefix}weight_hh"]], most)
         readings.append(_read(weights, basis, rows, lengths))
     return [table.words[int(near[place])] for place in _joined(readings[0], readings[1], lengths)]
 
@@ -407,10 +359,10 @@ def _near(gradient: Gradient, prefixes: Iterable[str], rows: Tensor, lengths: Se
     The rest of a row is how far the table is outdated. If the span is almost the whole space, all rows are returned
     unchanged.
     """
-    basis, rank = _span([gradient[f"{prefix}weight_ih"] for prefix in prefixes], sum(lengths))
+    basis, rank = span_of([gradient[f"{prefix}weight_ih"] for prefix in prefixes], sum(lengths))
     if rank > 0.9 * rows.shape[1]:
         return torch.arange(len(rows)), rows
-    near = _Distance(basis)(rows).argsort()[: TRIED * rank]
+    near = Distance(basis)(rows).argsort()[: TRIED * rank]
     return near, rows[near] @ basis @ basis.T
 
 
@@ -421,7 +373,7 @@ def _read(weights: Mapping[str, Tensor], basis: Tensor, rows: Tensor, lengths: S
     beginning is unknown: when a text ends, the one that fits worst is assumed to be it. The last word is left out,
     because no step follows its state, which therefore does not contribute to the gradient.
     """
-    distance, size = _Distance(basis), weights["weight_hh"].shape[1]
+    distance, size = Distance(basis), weights["weight_hh"].shape[1]
     inputs = rows @ weights["weight_ih"].T + weights["bias"]
     alive, ended = [_Reading((), (), torch.zeros(size), torch.zeros(size))], list[_Reading]()
     for step in range(max(lengths) - 1):
@@ -477,48 +429,6 @@ def _next_states(inputs: Tensor, recurrent: Tensor, readings: Sequence[_Reading]
     return leave.sigmoid() * kept.tanh(), kept
 
 
-class _Reached(Exception):
-    """The first attention's input is known, so the rest of the model need not run."""
-
-
-def _projections(module: TextClassifier) -> list[tuple[str, nn.Linear]]:
-    """Return the first attention's query, key and value layers, with the names of their weights.
-
-    Raises:
-        NoSpan: the model has no attention.
-    """
-    found: dict[str, tuple[str, nn.Linear]] = {}
-    for name, layer in module.named_modules():
-        match = re.search(r"(?:^|\.)(query|key|value|[qkv]_lin|[qkv]_proj)$", name)
-        if match and isinstance(layer, nn.Linear):
-            found.setdefault(match.group(1)[0], (f"{name}.weight", layer))
-    if found.keys() != {"q", "k", "v"}:
-        raise NoSpan("the model has no attention over its words; use the attack for the model's architecture")
-    return list(found.values())
-
-
-@torch.no_grad()
-def _attention_inputs(module: TextClassifier, rows: Tensor, positions: int) -> Iterator[Tensor]:
-    """Yield the first attention's input for each row at each position, in chunks of (rows, positions, D)."""
-    _, layer = _projections(module)[0]
-    caught: list[Tensor] = []
-
-    def catch(_: nn.Module, given: tuple[Any, ...]) -> None:
-        caught.append(given[0])
-        raise _Reached
-
-    handle = layer.register_forward_pre_hook(catch)
-    try:
-        for chunk in rows.split(CHUNK):
-            vectors = chunk[:, None, :].expand(-1, positions, -1).contiguous()
-            try:
-                module.classify(vectors, torch.ones(vectors.shape[:2], dtype=torch.bool))
-            except _Reached:
-                yield caught.pop()
-    finally:
-        handle.remove()
-
-
 def tokens_by_positions(module: TextClassifier, gradient: Gradient, table: Table, lengths: Sequence[int]) -> list[str]:
     """Recover a transformer's words by the span of the first attention's inputs, position by position.
 
@@ -531,22 +441,10 @@ def tokens_by_positions(module: TextClassifier, gradient: Gradient, table: Table
     Raises:
         NoSpan: the model has no attention.
     """
-    weights = [gradient[name] for name, _ in _projections(module)]
-    # [CLS] has the same vector in every text.
-    basis, rank = _span(weights, sum(length - 1 for length in lengths) + 1)
-    distance, table = _Distance(basis), table.without_padding()
-    positions = max(lengths)
-    module.eval()
-    inputs = _attention_inputs(module, torch.from_numpy(table.rows), positions)
-    distances = torch.cat([distance(chunk) for chunk in inputs])  # (V, positions)
-    found: list[tuple[float, int]] = []
-    for position in range(1, positions):
-        texts = sum(length > position for length in lengths)
-        nearest = distances[:, position].topk(min(texts, len(distances)), largest=False)
-        found += zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
-    found.sort()
-    # One dimension belongs to [CLS].
-    return [table.words[place] for _, place in found[: max(1, rank - 1)]]
+    table = table.without_padding()
+    weights = [gradient[f"{name}.weight"] for name, _ in projections(module)]
+    places = rows_at_positions(module, weights, torch.from_numpy(table.rows), lengths)
+    return [table.words[place] for place in places]
 
 
 # ---- matching ------------------------------------------------------------------------------------------------

@@ -97,6 +97,7 @@ def try_job(
     """
     from tacit.documents import DocumentInvalid
     from tacit.job import JobSpec
+    from tacit.method import keeps_state
 
     try:
         job = JobSpec.from_toml(file)
@@ -141,9 +142,45 @@ def try_job(
         seeds=tuple(dict.fromkeys(seed or (0, 1))),
         search=search,
     )
+    if keeps_state(job.method):
+        _kept(job, file, found, asked, as_json, operator_at_hand(operator, folder))
+        return
     report = _run(job, file, found, asked, as_json, operator_at_hand(operator, folder))
     _write(job, file, report, target, private)
     _print(job, report, target, private, as_json)
+
+
+def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool, operator: Path | None) -> None:
+    """Tries a job whose members keep a part of the model, and prints what that part is worth. Writes no job."""
+    from coordinator.rounds.in_memory import InMemory
+    from learning.backbones.collection import Collection
+    from simulation.trying import try_kept
+
+    def say(sentence: str) -> None:
+        typer.echo(f"  {sentence}", err=True)
+
+    try:
+        collection = None if operator is None else Collection(operator / FOLDER)
+        report = try_kept(job, file.parent, rows, asked, InMemory(), report=say, collection=collection)
+    except (ValueError, OSError) as error:
+        fail(f"{file} cannot be tried: {error}", ExitCode.USAGE)
+    if as_json:
+        print_json({"job": job.name, **report.as_json()})
+        return
+    train, test = report.rows
+    typer.echo(
+        f"{train} training rows at {len(report.members)} members, each of which trains on {min(report.members)} to "
+        f"{max(report.members)}; {test} test rows; {len(report.seeds)} seeds."
+    )
+    lines = [[name, f"{100 * each.own:.1f}", f"{100 * each.common:.1f}"] for name, each in report.variants.items()]
+    typer.echo("\n" + table(["VARIANT", "OWN ROWS %", "TEST ROWS %"], lines) + "\n")
+    for each in report.gains:
+        typer.echo(f"The private part, {each.sentence}.")
+    for sentence in report.attacked:
+        typer.echo(sentence)
+    if report.cut:
+        typer.echo("The time limit left some of it out; give more --minutes.")
+    typer.echo("Nothing was tuned, and no job file was written.")
 
 
 def _declared(data: Path, rows: str | None, force: bool) -> bool:

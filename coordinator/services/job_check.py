@@ -69,6 +69,8 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
             _check_weights(store, measured, document.question.weights, "the version")
         if document.tokenizer is not None and not _size(store, document.tokenizer, "the tokenizer"):
             raise DocumentInvalid("the tokenizer is empty; create the bundle again")
+        if document.base_tokenizer is not None and not _size(store, document.base_tokenizer, "the base's tokenizer"):
+            raise DocumentInvalid("the base's tokenizer is empty; create the bundle again")
         if isinstance(document.model, PromptedModel) and document.model.backbone is not None:
             size = _size(store, document.model.backbone, "the backbone")
             if not 0 < size <= MAX_BACKBONE_BYTES:

@@ -354,7 +354,8 @@ def _adapted(found: Fetched, member: Member, epochs: int | None, watch: Watch) -
     job = found.job
     epochs = usual_epochs(job.method) if epochs is None else epochs
     corpus = EncodedExamples(member.examples, job, found.tokenizer)
-    module, division = assembled(job, corpus, found.manifest, found.manifest.decode(found.version), found.kept)
+    version = found.manifest.decode(found.version)
+    module, division = assembled(job, corpus, found.manifest, version, found.kept, frozen=found.frozen)
     if epochs:
         if not len(corpus.read().usable):
             fail(

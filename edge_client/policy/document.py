@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from learning.accounting.filter import Limit
     from learning.mechanisms.protection import OwnNumbers
 
-__all__ = ["PolicyDocument"]
+__all__ = ["PolicyDocument", "Vocabulary"]
 
 
 MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]
 DeviceKind = Literal["cpu", "cuda", "mps"]
 # Who chooses the words that a model has rows for: each member, or the job for all of them.
-Vocabulary = Literal["own", "public"]
+Vocabulary = Literal["own", "own-from-base", "public"]
 MemberName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
@@ -56,7 +56,8 @@ _Jobs = Annotated[
 def _somebodys(vocabularies: object) -> object:
     if vocabularies in ([], ()):
         raise ValueError(
-            'is empty, but every job has a vocabulary; write "own", "public" or both, or leave this key out'
+            'is empty, but every job has a vocabulary; write some of "own", "own-from-base" and "public", or leave '
+            "this key out"
         )
     return vocabularies
 
@@ -137,10 +138,11 @@ class PolicyDocument(Document):
         "match.",
     )
     vocabularies: Annotated[tuple[Vocabulary, ...], AtMost(_MAX_KINDS), BeforeValidator(_somebodys)] = Field(
-        default=("own", "public"),
+        default=("own", "own-from-base", "public"),
         description='Whose vocabulary a job may have. "own": each member builds one from its texts and keeps it '
-        'private, with its vectors. "public": the job or its base model brings the words and the vectors to start '
-        "from, and those who made them know both. Name at least one.",
+        'private, with its vectors, which start at random. "own-from-base": the same, but its vectors start from those '
+        'of a public base model, which the operator knows. "public": the job or its base model brings the words and '
+        "the vectors to start from, and those who made them know both. Name at least one.",
     )
     authorities: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),

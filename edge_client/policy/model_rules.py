@@ -3,7 +3,9 @@
 The rules are checked in the order of the tables.
 """
 
-from edge_client.policy.document import PolicyDocument
+from typing import get_args
+
+from edge_client.policy.document import PolicyDocument, Vocabulary
 from edge_client.policy.verdicts import Finding, Offer, Rule, When, fits_any, in_words, listed
 from learning.backbones.layout import BackboneInvalid, checked_config, layout_of
 from tacit.job import JobDocument
@@ -106,12 +108,14 @@ def _max_backbone_mib(policy: PolicyDocument, offer: Offer) -> Finding:
 def _vocabularies(policy: PolicyDocument, offer: Offer) -> Finding:
     # Only "own" keeps the operator from knowing which vector belongs to which word. If members build the list, its rows
     # start from a secret of theirs or from a table that they chose, and the job document names neither words nor rows.
-    # Any other job brings the words itself (a list, or those of a base model or a backbone), so its maker knows the
-    # rows.
-    own, model = offer.job.own_vocabulary, offer.job.model
-    whose = "own" if own else "public"
+    # With "own-from-base" the list is the member's secret, but a word's vector starts from those of pieces that the
+    # operator knows. Any other job brings the words itself (a list, or those of a base model or a backbone), so its
+    # maker knows the rows.
+    whose, model = offer.job.whose_vocabulary, offer.job.model
     says = "the job's vocabulary is {job}; the policy allows {policy}"
-    if own:
+    if whose == "own-from-base":
+        advice = 'its rows start from a base model; with vocabulary.start = "random" they start from a secret'
+    elif whose == "own":
         advice = "a job has a public one if its [vocabulary] names a file"
     elif isinstance(model, PromptedModel | RvaeModel):
         advice = f"jobs of architecture {model.architecture} have no other"
@@ -139,7 +143,7 @@ MODEL: tuple[Rule[Offer], ...] = (
         When.JOB,
         Reason.REASON_POLICY_JOB_KIND,
         _vocabularies,
-        lambda p: len(set(p.vocabularies)) == 2,
+        lambda p: len(set(p.vocabularies)) == len(get_args(Vocabulary)),
     ),
 )
 

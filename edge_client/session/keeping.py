@@ -113,13 +113,20 @@ class Keeper:
         """Does the same as `load`, even while another process runs this member. Raises StoreError."""
         return self._store.peek(job.name, job.digest())
 
-    def make(self, job: JobDocument, tokenizer: bytes | None, start: tuple[Manifest, bytes] | None) -> PrivateState:
+    def make(
+        self,
+        job: JobDocument,
+        tokenizer: bytes | None,
+        start: tuple[Manifest, bytes] | None,
+        base_tokenizer: bytes | None = None,
+    ) -> PrivateState:
         """Makes what a member begins with: its own vocabulary if the job says so, and its private parameters.
 
         Args:
             job: The job document.
             tokenizer: The job's, if it has one.
             start: Manifest and values of the private parameters, if the job has them.
+            base_tokenizer: The base model's word pieces, if rows of an own vocabulary start from theirs.
 
         Raises:
             StoreError: The state cannot be written.
@@ -133,7 +140,9 @@ class Keeper:
             # Entries are ordered by their frequency in the texts. With vectors that everybody knows by position, they
             # would be a public table in all but name.
             seed = secrets.randbits(63)
-        arrays = first_private(job, own or tokenizer or b"", start, self._table, seed=seed)
+        arrays = first_private(
+            job, own or tokenizer or b"", start, self._table, base_tokenizer=base_tokenizer, seed=seed
+        )
         state = PrivateState(job.digest(), 0, job.weights, arrays, own)
         if keeps_state(job.method):
             # The state depends on no round, so it counts at once. A vocabulary is not built the same twice.

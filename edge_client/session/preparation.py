@@ -51,6 +51,7 @@ from edge_client.session.measuring import Counting, Measurer, fetch_parts
 from edge_client.withdrawal.folder import WithdrawalFolder
 from learning.artifacts import (
     Blob,
+    fetch_base_tokenizer,
     fetch_frozen,
     fetch_job,
     fetch_manifest,
@@ -339,7 +340,9 @@ class Preparer:
             tokenizer = await fetch_tokenizer(blob, job)
             backbone = await self._backbone(job, fetch)
             found = await self._found(job)
-            start = await fetch_private_start(blob, job) if found is None and keeps_anything(job.method) else None
+            start = pieces = None
+            if found is None and keeps_anything(job.method):
+                start, pieces = await fetch_private_start(blob, job), await fetch_base_tokenizer(blob, job)
         self._warn(job)
         self._keeper.tell_of_table(job, found)
         self._check_data(job)
@@ -358,7 +361,7 @@ class Preparer:
             try:
                 # Only now, because this reads the data and writes to the disk, and a job that cannot pay for a round
                 # must do neither.
-                kept, corpus = await self._made(job, tokenizer, found, start, planted)
+                kept, corpus = await self._made(job, tokenizer, found, start, pieces, planted)
                 update, staged = await self._train(
                     assignment, job, manifest, corpus, base, protection, reserved, kept, frozen, backbone
                 )
@@ -644,6 +647,7 @@ class Preparer:
         tokenizer: bytes | None,
         found: PrivateState | None,
         start: tuple[Manifest, bytes] | None,
+        pieces: bytes | None,
         planted: Sequence[Example],
     ) -> tuple[PrivateState | None, EncodedExamples]:
         """Returns the member's private state, made if this is its first round, and the examples as the job reads them.
@@ -653,7 +657,7 @@ class Preparer:
         """
         with _unsuitable(), _keeping():
             if found is None and keeps_anything(job.method):
-                found = await asyncio.to_thread(self._keeper.make, job, tokenizer, start)
+                found = await asyncio.to_thread(self._keeper.make, job, tokenizer, start, pieces)
             if found is not None and found.tokenizer is not None:
                 tokenizer = found.tokenizer
             if tokenizer is None:

@@ -349,7 +349,8 @@ def _starting(
         spec = JobSpec(name=given.job, labels=labels, model=model, vocabulary=vocabulary, seed=settings.seed)
     except ValidationError as error:
         raise DocumentInvalid(f"job {given.job}: {sentence_of(error)}") from error
-    module, _, tokenizer = starting_model(spec, scratch, report)
+    start = starting_model(spec, scratch, report)
+    module, tokenizer = start.module, start.tokenizer
     if tokenizer is None:  # The vocabulary is a file, so there is one; for the type checker.
         raise DocumentInvalid("a classifier has one vocabulary")
     if settings.model == "transformer":

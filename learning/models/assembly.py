@@ -21,7 +21,7 @@ from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.method import FedRecon
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, TransformerModel
 from tacit.prompt import writes
 
 if TYPE_CHECKING:
@@ -216,6 +216,8 @@ def whole_model(
 ) -> tuple[TextClassifier, TextEncoder | ClozeEncoder]:
     """Builds the module that answers, on the CPU and in evaluation mode, and its encoder.
 
+    Low-rank changes of a transformer are in its matrices.
+
     Args:
         job: The job.
         manifest: The names and shapes of the shared parameters.
@@ -236,6 +238,11 @@ def whole_model(
     if mixture is not None:
         with torch.no_grad():
             module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
+    if isinstance(job.model, TransformerModel):
+        from learning.models.transformer import TransformerClassifier
+
+        if isinstance(module, TransformerClassifier):
+            module.merge()
     return module, encoder
 
 

@@ -113,8 +113,7 @@ EVERYTHING_SHARED = Division()
 def division_of(method: Method, module: TextModel, words: Sequence[str | None] = ()) -> Division:
     """The lines that a method draws through a module.
 
-    What the module itself does not train (`requires_grad` is False, as it is built) and the method does not keep is
-    frozen.
+    What the module itself does not train (`requires_grad` is False, as it is built) is frozen, and nobody's own.
 
     Args:
         method: The job's method.
@@ -125,8 +124,8 @@ def division_of(method: Method, module: TextModel, words: Sequence[str | None] =
         ValueError: Under `fedrecon`, no token of the vocabulary is private.
     """
     parts = private_parts(method)
-    names = frozenset(name for name, _ in module.named_parameters() if module.part_of(name) in parts)
-    frozen = frozenset(name for name, each in module.named_parameters() if not each.requires_grad) - names
+    frozen = frozenset(name for name, each in module.named_parameters() if not each.requires_grad)
+    names = frozenset(name for name, _ in module.named_parameters() if module.part_of(name) in parts) - frozen
     if not isinstance(method, FedRecon):
         return Division(names, frozen=frozen)
     rows = private_tokens(method, words)

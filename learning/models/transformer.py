@@ -2,7 +2,8 @@
 
 The encoder is built from its config (BERT including MiniLM, DistilBERT, RoBERTa) and fed with vectors. The word
 embedding is this module's own, so it can stay private, be narrowed, and have another vocabulary than the base. Pooler
-and pretraining heads are left out; every parameter that remains has a gradient.
+and pretraining heads are left out. Without an injection, every parameter that remains has a gradient. With one, the
+encoder is frozen, and at most low-rank changes of its matrices (`lora`) are trained.
 
 Guarantees: padding is never attended to and never pooled. Every dropout draws from the single source that `seed` or
 `draw_from` starts (transformers' own would draw from the process's). No example sees another, not even through a
@@ -14,15 +15,17 @@ have no trained use of the first token, and it trains faster if texts are few (R
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learning.models.adapters import LowRank, Matrix, encoder_matrices
 from learning.models.classifier import Dropout, TextClassifier
 from tacit.method import ModelPart
 from tacit.model import TransformerModel
+from tacit.prompt import LoRA
 
 __all__ = [
     "FAMILIES",
@@ -109,7 +112,12 @@ class TransformerClassifier(TextClassifier):
         EncoderInvalid: The config is of another model type, or has invalid sizes.
     """
 
-    parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "encoder": "encoder", "output": "head"}
+    parts: ClassVar[Mapping[str, ModelPart]] = {
+        "embedding": "embedding",
+        "encoder": "encoder",
+        "lora": "encoder",
+        "output": "head",
+    }
 
     def __init__(
         self, model: TransformerModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None
@@ -144,6 +152,25 @@ class TransformerClassifier(TextClassifier):
             _start(layer, random, config["initializer_range"])
         with torch.no_grad():
             self.embedding.weight[pad_id] = 0
+        if model.injection is not None:
+            self.encoder.requires_grad_(False)
+        if isinstance(model.injection, LoRA):
+            self.lora = nn.ModuleDict()
+            for matrix in _changed(self.encoder, config["model_type"], model.injection):
+                frozen = cast(nn.Linear, getattr(matrix.owner, matrix.attribute))
+                layer = LowRank(frozen, model.injection.rank, model.injection.alpha)
+                if random is not None:
+                    layer.start(random)
+                layer.change["down"].requires_grad_(model.injection.train != "up")
+                setattr(matrix.owner, matrix.attribute, layer)
+                self.lora[matrix.name] = layer.change
+
+    def merge(self) -> None:
+        """Adds low-rank changes to the encoder's matrices. The module computes the same, and has no `lora` any more."""
+        for layer in self.encoder.modules():
+            if isinstance(layer, LowRank):
+                layer.merge()
+        self._modules.pop("lora", None)
 
     def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
         """As in `TextClassifier`."""
@@ -274,9 +301,28 @@ def _attention(
 
 
 def encoder_size(model: TransformerModel) -> tuple[int, int]:
-    """The number of the encoder's values without its word embedding, and that one's width. Raises EncoderInvalid."""
+    """The number of the encoder's values without its word embedding, and that one's width. Raises EncoderInvalid.
+
+    Low-rank changes count too.
+    """
     config = _config_of(model)
-    return sum(each.numel() for each in bare_encoder(config).parameters()), _width_of(config)
+    encoder = bare_encoder(config)
+    values = sum(each.numel() for each in encoder.parameters())
+    if isinstance(model.injection, LoRA):
+        for matrix in _changed(encoder, config["model_type"], model.injection):
+            layer = cast(nn.Linear, getattr(matrix.owner, matrix.attribute))
+            values += model.injection.rank * (layer.in_features + layer.out_features)
+    return values, _width_of(config)
+
+
+def _changed(encoder: nn.Module, kind: str, injection: LoRA) -> list[Matrix]:
+    """The matrices that an injection changes. Raises EncoderInvalid if the encoder lacks one."""
+    matrices = encoder_matrices(encoder, kind)
+    if missing := sorted(set(injection.matrices) - {each.kind for each in matrices}):
+        raise EncoderInvalid(f"model.injection.matrices: a {kind} has no {missing[0]}; leave it out")
+    layers = max(each.layer for each in matrices)
+    first = 1 if injection.last_layers is None else layers - injection.last_layers + 1
+    return [each for each in matrices if each.kind in injection.matrices and each.layer >= first]
 
 
 def encoder_width(model: TransformerModel) -> int:

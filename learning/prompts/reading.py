@@ -9,57 +9,18 @@ caller passes in. Positions have a row for each example.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from learning.models.adapters import Matrix, encoder_matrices, encoder_stack
 from learning.models.classifier import Dropout
 from learning.prompts.attention import Attending
 from learning.prompts.backbone import FAMILIES, Backbone, Frozen, hollow, library_module
 
 __all__ = ["EncoderReader", "Matrix", "Reader", "T5Reader", "WordScores", "clear_prefix", "prefix_shape", "reader_for"]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A matrix of a layer, which LoRA can change.
-
-    Attributes:
-        name: Of its place, unique in a model.
-        kind: One of `learning.prompts.setting.MATRICES`.
-        layer: The layer's number in its stack, from 1.
-        decodes: Whether the stack is T5's decoder.
-        owner, attribute: The module that calls it, and its name there.
-    """
-
-    name: str
-    kind: str
-    layer: int
-    decodes: bool
-    owner: nn.Module
-    attribute: str
-
-
-# Where a layer has its matrices: (the module that calls one, its name there).
-_OF_BERT = {
-    "query": ("attention.self", "query"),
-    "key": ("attention.self", "key"),
-    "value": ("attention.self", "value"),
-    "output": ("attention.output", "dense"),
-    "up": ("intermediate", "dense"),
-    "down": ("output", "dense"),
-}
-_OF_DISTILBERT = {
-    "query": ("attention", "q_lin"),
-    "key": ("attention", "k_lin"),
-    "value": ("attention", "v_lin"),
-    "output": ("attention", "out_lin"),
-    "up": ("ffn", "lin1"),
-    "down": ("ffn", "lin2"),
-}
 
 
 class Reader(Protocol):
@@ -115,16 +76,11 @@ class EncoderReader:
         self._tells_apart = config["model_type"] != "roberta" and config.get("type_vocab_size", 1) > 1
         self._first_position = 0 if family.padding is None else int(config[family.padding]) + 1
         self.room: int = config["max_position_embeddings"] - self._first_position
-        found: Any = layers
-        distil = config["model_type"] == "distilbert"
-        self.stack: Sequence[nn.Module] = list(found.transformer.layer if distil else found.encoder.layer)
-        places, inside = (_OF_DISTILBERT, "attention") if distil else (_OF_BERT, "attention.self")
+        kind = config["model_type"]
+        self.stack: Sequence[nn.Module] = encoder_stack(layers, kind)
+        inside = "attention" if kind == "distilbert" else "attention.self"
         self.attentions: Sequence[nn.Module] = [layer.get_submodule(inside) for layer in self.stack]
-        self.matrices: Sequence[Matrix] = [
-            Matrix(f"layer{number - 1}_{kind}", kind, number, False, layer.get_submodule(owner), name)
-            for number, layer in enumerate(self.stack, start=1)
-            for kind, (owner, name) in places.items()
-        ]
+        self.matrices: Sequence[Matrix] = encoder_matrices(layers, kind)
         for attention in self.attentions:
             cast(Any, attention).attending = Attending(dropout)
 

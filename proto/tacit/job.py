@@ -107,7 +107,7 @@ class JobSpec(JobBody):
                 raise ValueError(
                     "model.base: missing; name a folder that save_pretrained wrote, or owner/name on the hub"
                 )
-        elif self.vocabulary is None:
+        elif self.vocabulary is None and not (isinstance(self.model, TransformerModel) and self.model.base is not None):
             missing = "missing; it has no default"
             raise ValueError(f"vocabulary: {NO_VOCABULARY if 'vocabulary' in self.model_fields_set else missing}")
         if isinstance(self.start, str) and keeps_anything(self.method):
@@ -122,15 +122,16 @@ class JobSpec(JobBody):
         return self
 
     def _check_base(self) -> None:
-        """A base's encoder reaches members in version 0 or, if they keep it private, as their private start. Members
-        with their own vocabularies have embeddings of different sizes, so they have no such start.
+        """A base's encoder reaches members in version 0, among the frozen values or, if they keep it private, as their
+        private start. A member's own vocabulary with random rows has no such start.
         """
         based = isinstance(self.model, TransformerModel) and self.model.base is not None
-        if based and self.own_vocabulary and "encoder" in private_parts(self.method):
+        if based and self.whose_vocabulary == "own" and "encoder" in private_parts(self.method):
             raise ValueError(
                 f"model.base: its weights would reach nobody: {self.method.name} keeps the encoder private, and with "
-                "members' own vocabularies private parameters start at random; share the encoder (method fedvocab, or "
-                'lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt as vocabulary.file'
+                'vocabulary.start = "random" all private parameters start at random; set start = "base", share the '
+                'encoder (method fedvocab, or lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt '
+                "as vocabulary.file"
             )
 
 
@@ -145,7 +146,10 @@ class JobDocument(JobBody):
     vocabulary: OwnVocabulary | None = None
     # None if members build their own vocabularies.
     tokenizer: Digest | None = None
-    # Present if some parameters are private and the vocabulary is public.
+    # The base model's word pieces, if the rows of members' own vocabularies start from the base's rows, which are in
+    # `private`.
+    base_tokenizer: Digest | None = None
+    # Present if some parameters are private and start from public numbers.
     private: BundledWeights | None = None
     # Present if the job starts from a version of an earlier job, whose bytes are `weights`.
     earlier: EarlierVersion | None = None
@@ -156,8 +160,10 @@ class JobDocument(JobBody):
     def _checks(self) -> Self:
         if self.question is not None:
             check_question(self, self.question, self.values, tokenizer=self.tokenizer is not None)
-            if self.private is not None or self.earlier is not None:
-                raise ValueError("private, earlier: a job with a question trains nothing; leave these keys out")
+            if self.private is not None or self.earlier is not None or self.base_tokenizer is not None:
+                raise ValueError(
+                    "private, base_tokenizer, earlier: a job with a question trains nothing; leave these keys out"
+                )
             if isinstance(self.model, PromptedModel) and self.model.backbone is None:
                 raise ValueError("model.backbone: missing; make the measurement with `coordinator measure`")
             self._check_frozen()
@@ -170,11 +176,16 @@ class JobDocument(JobBody):
             raise ValueError("a job has either a tokenizer or a vocabulary that its members build")
         if isinstance(self.model, PromptedModel) and self.model.backbone is None:
             raise ValueError("model.backbone: missing; make the bundle with `coordinator job bundle`")
-        keeps = keeps_anything(self.method)
-        if (self.private is not None) != (keeps and self.tokenizer is not None):
+        if (self.base_tokenizer is not None) != (self.whose_vocabulary == "own-from-base"):
             raise ValueError(
-                f"private: a job has it exactly if its method ({self.method.name}) keeps parameters private and its "
-                "vocabulary is public; make the bundle with `coordinator job bundle`"
+                'base_tokenizer: a job has it exactly if vocabulary.start is "base"; make the bundle with `coordinator '
+                "job bundle`"
+            )
+        keeps, public = keeps_anything(self.method), self.tokenizer is not None or self.base_tokenizer is not None
+        if (self.private is not None) != (keeps and public):
+            raise ValueError(
+                f"private: a job has it exactly if its method ({self.method.name}) keeps parameters private that start "
+                "from public numbers; make the bundle with `coordinator job bundle`"
             )
         self._check_frozen()
         check_layout(self, self.values)
@@ -183,6 +194,7 @@ class JobDocument(JobBody):
     def _check_frozen(self) -> None:
         centred = isinstance(self.model, PromptedModel) and self.model.centred
         adapters = isinstance(self.model, PromptedModel) and self.model.fixes_adapters
+        encoder = isinstance(self.model, TransformerModel) and self.model.freezes_encoder
         if self.frozen is None and centred:
             raise ValueError(
                 "frozen: missing; model.task centres features with numbers in files of their own; make the bundle "
@@ -198,7 +210,12 @@ class JobDocument(JobBody):
                 'frozen: missing; with train = "up" one matrix of each adapter has files of its own; make the bundle '
                 "again with `coordinator job bundle`"
             )
-        if self.frozen is not None and not (self.model.freeze_embedding or centred or adapters):
+        if self.frozen is None and encoder:
+            raise ValueError(
+                "frozen: missing; model.injection freezes the encoder, so its values have files of their own; make the "
+                "bundle again with `coordinator job bundle`"
+            )
+        if self.frozen is not None and not (self.model.freeze_embedding or centred or adapters or encoder):
             raise ValueError(
                 "frozen: this job freezes nothing (model.freeze_embedding is false); make the bundle again with "
                 "`coordinator job bundle`"
@@ -212,6 +229,8 @@ class JobDocument(JobBody):
             named |= {"version.json": self.question.manifest, "version.bin": self.question.weights}
         if self.tokenizer is not None:
             named["tokenizer.json"] = self.tokenizer
+        if self.base_tokenizer is not None:
+            named["base_tokenizer.json"] = self.base_tokenizer
         if self.private is not None:
             named |= {"private.json": self.private.manifest, "private.bin": self.private.weights}
         if self.frozen is not None:

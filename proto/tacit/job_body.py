@@ -10,11 +10,15 @@ from tacit.job_parts import Aggregation, Audit, Average, Name, Rounds, Training,
 from tacit.limits import MAX_LABELS
 from tacit.mechanism import Mechanism, NoMechanism
 from tacit.method import FedAvg, Method, OwnVocabulary, Protected, protected_by
-from tacit.model import Model, TextCNNModel
+from tacit.model import Model, TextCNNModel, TransformerModel
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser
 from tacit.validation import NoisedMetrics
 
-__all__ = ["MAX_TAGS", "JobBody", "distinct_tags"]
+__all__ = ["MAX_TAGS", "JobBody", "Whose", "distinct_tags"]
+
+# Who knows which vector belongs to which word when training starts: everybody, the member alone, or the member alone
+# except that each vector comes from those of a public base model.
+Whose = Literal["public", "own", "own-from-base"]
 
 
 # Tags of a job.
@@ -72,6 +76,16 @@ class JobBody(Document):
     def own_vocabulary(self) -> bool:
         """Whether every member builds its own vocabulary."""
         return isinstance(self.vocabulary, OwnVocabulary)
+
+    @property
+    def whose_vocabulary(self) -> Whose:
+        """Whose the words and their first vectors are."""
+        if not isinstance(self.vocabulary, OwnVocabulary):
+            return "public"
+        # A job file that says nothing gets the base's rows, where the base has some.
+        based = isinstance(self.model, TransformerModel) and self.model.base is not None
+        started = self.vocabulary.start == "base" or (based and self.vocabulary.start is None)
+        return "own-from-base" if started else "own"
 
     @property
     def protected(self) -> Protected | None:

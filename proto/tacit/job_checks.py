@@ -25,7 +25,7 @@ from tacit.method import (
     private_parts,
     trains_private,
 )
-from tacit.model import NoModel, PluginModel, PromptedModel, RvaeModel
+from tacit.model import NoModel, PluginModel, PromptedModel, RvaeModel, TransformerModel
 from tacit.prompt import BitFit, check_prompted_method, writes
 from tacit.question import Question
 from tacit.server_optimiser import FedAvgServer
@@ -195,6 +195,15 @@ def _check_method(job: JobBody) -> None:
         raise ValueError(
             f"vocabulary.kind: a {job.model.architecture} puts texts between [CLS] and [SEP], which a list of words "
             'does not have; use "wordpiece"'
+        )
+    if (
+        isinstance(job.vocabulary, OwnVocabulary)
+        and job.vocabulary.start == "base"
+        and not isinstance(job.model, TransformerModel)
+    ):
+        raise ValueError(
+            "vocabulary.start: only a transformer has a base model whose rows members could start from; leave this key "
+            "out"
         )
     # Raises if noise and private parameters do not fit together.
     _ = job.protected

@@ -148,6 +148,9 @@ class OwnVocabulary(Part):
     # With kind "words": if a member starts its embedding from a table, whether the table's other words get entries too,
     # while there is room.
     table_words: bool = True
+    # Where a piece's row starts. "base": at the mean of the rows of the base model's pieces that it consists of.
+    # "random": at the member's own random values. None in a job file: "base" if the model has a base with word pieces.
+    start: Literal["base", "random"] | None = None
 
     @field_validator("size")
     @classmethod

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tacit.documents import AtMost, Part
+from tacit.documents import AtMost, Part, table_of
 from tacit.plugin import PluginModel
-from tacit.prompt import EncoderConfig, PromptedModel
+from tacit.prompt import EncoderConfig, LoRA, NoInjection, PromptedModel
 
 __all__ = [
     "BiLSTMModel",
@@ -93,6 +93,9 @@ class BiLSTMModel(Part):
         return False
 
 
+EncoderInjection = Annotated[LoRA | NoInjection, Field(discriminator="name")]
+
+
 class TransformerModel(Part):
     """An encoder of the transformers library (BERT, DistilBERT, RoBERTa) under one linear layer.
 
@@ -104,6 +107,9 @@ class TransformerModel(Part):
     base: str | None = Field(default=None, min_length=1, max_length=500)
     # The encoder's sizes, under the names that its family uses.
     config: EncoderConfig | None = None
+    # What is trained of the encoder: changes of its matrices, or nothing. It is then frozen, and travels once. None:
+    # the whole encoder is trained.
+    injection: Annotated[EncoderInjection, table_of(EncoderInjection, "name", in_a_word=True)] | None = None
     dropout: float = Field(default=0.1, ge=0, lt=1)
     freeze_embedding: bool = False
     max_tokens: int = Field(default=128, ge=3, le=4096)
@@ -116,6 +122,11 @@ class TransformerModel(Part):
                 "`coordinator job bundle` does"
             )
         return self
+
+    @property
+    def freezes_encoder(self) -> bool:
+        """Whether the encoder itself stays as it is, and its values have files of their own."""
+        return self.injection is not None
 
     @property
     def min_tokens(self) -> int:

@@ -30,6 +30,7 @@ from tacit.v1 import federation_pb2_grpc
 from tests.support import party
 from tests.support.audited_jobs import NOISED
 from tests.support.audited_jobs import WORDS as MANY_WORDS
+from tests.support.tiny_models import saved, tokenizer_of
 from toolkit.console import CommandFailed
 
 __all__ = ["EMBEDDING", "FILE", "MODEL", "NOISE", "PASSPHRASE", "RECON", "ROWS", "WORDS", "Machine", "Town"]
@@ -63,6 +64,21 @@ def spec(name, method, vocabulary, mechanism="none", training=(), **model):
     )
 
 
+def over_base(name, folder):
+    """A job of own vocabularies over a small encoder in `folder`, which shares LoRA."""
+    pieces = len(json.loads(tokenizer_of("bert"))["model"]["vocab"])
+    saved(folder / "base", "bert", bare=True, words=pieces)
+    return JobSpec(
+        name=name,
+        labels=("bird", "money"),
+        method="fedvocab",
+        model={"architecture": "transformer", "base": "base", "injection": "lora", "dropout": 0.0, "max_tokens": 24},
+        vocabulary={"kind": "wordpiece", "size": 100},
+        training={"epochs": 1, "batch": 4, "learning_rate": 0.02, "logit_adjustment": True},
+        seed=3,
+    )
+
+
 class Town(federation_pb2_grpc.FederationServiceServicer):
     """A coordinator with jobs and blobs and without sessions. Tests may change `served` and `versions`."""
 
@@ -81,6 +97,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
             spec("steps", "fedavg", {"kind": "words", "file": "many.txt"}, NOISED, {"optimiser": "sgd"}),
             spec("fixed", "fedavg", FILE | {"pretrained": "vectors.txt"}, freeze_embedding=True),
+            over_base("pieces", folder),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
             bundle = read_job_bundle(folder / job.name)
@@ -142,10 +159,10 @@ class Machine:
     def store(self, key=None, name="data"):
         return PrivateStore(self.home, self.identity.federation, name, key)
 
-    def keep(self, job, key=None):
+    def keep(self, job, key=None, start=None, base_tokenizer=None):
         """Makes what a first round leaves: the member's own vocabulary and its embedding."""
         with self.store(key) as store:
-            return Keeper(store, read_examples(self.data)).make(job, None, None)
+            return Keeper(store, read_examples(self.data)).make(job, None, start, base_tokenizer)
 
     def take_part(self, town, job):
         """Trains, charges and confirms a round of a noised job, on this machine's side. Returns its event."""

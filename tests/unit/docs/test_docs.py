@@ -442,7 +442,13 @@ def test_the_large_example_job_is_made_and_its_policy_accepts_it(tmp_path):
 
 def test_toml_is_shown_only_on_pages_whose_toml_is_checked():
     shown = {page.name for page in PAGES if re.search(r"^ *```toml$", read(page), flags=re.MULTILINE)}
-    assert shown == {"jobs.md", "object-storage.md", "policy.md", "private-parameters.md"}
+    assert shown == {
+        "jobs.md",
+        "object-storage.md",
+        "policy.md",
+        "pretrained-vocabularies.md",
+        "private-parameters.md",
+    }
 
 
 def test_the_settings_of_a_bucket_that_are_shown_are_keys_of_the_configuration():
@@ -451,6 +457,15 @@ def test_the_settings_of_a_bucket_that_are_shown_are_keys_of_the_configuration()
     config = CoordinatorConfig.model_validate({"schema": 1, "advertise": ["localhost"]} | keys)
     assert set(keys) == {key for key in CoordinatorConfig.model_fields if key.startswith(("s3_", "store_"))}
     assert place_of(config.store_url).prefix
+
+
+def test_the_job_over_a_base_is_ten_lines_and_keeps_own_words():
+    page = read(DOCS / "pretrained-vocabularies.md")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len([line for line in shown.splitlines() if line]) == 10
+    job = JobSpec.model_validate(tomllib.loads(shown))
+    assert job.whose_vocabulary == "own-from-base"
+    assert job.model.freezes_encoder
 
 
 def test_the_policy_shown_keeps_the_embedding_private():

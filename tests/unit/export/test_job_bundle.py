@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from coordinator.cli.job import bundle
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
 from learning.text.encoder import VocabularyInvalid
+from learning.text.tables import entries_of
 from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
 from tacit.job import Aggregation, JobDocument, JobSpec, VocabularyFile
@@ -209,11 +210,16 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bundle_on_a_base(
-    folder: Path, out: Path, pieces: list[str] | None, method: object = "fedvocab"
+    folder: Path,
+    out: Path,
+    pieces: list[str] | None,
+    method: object = "fedvocab",
+    start: str | None = None,
+    **model: object,
 ) -> tuple[JobBundle, list[str]]:
-    """A job on the base. pieces: the job's vocabulary. None: members build their own."""
+    """A job on the base. pieces: the job's vocabulary. None: members build their own; `start` says how rows start."""
     said: list[str] = []
-    vocabulary: dict[str, object] = {"kind": "wordpiece", "size": 1000}
+    vocabulary: dict[str, object] = {"kind": "wordpiece", "size": 1000, "start": start}
     if pieces is not None:
         (folder / "pieces.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
         vocabulary = {"kind": "wordpiece", "file": "pieces.txt"}
@@ -222,7 +228,7 @@ def bundle_on_a_base(
             "schema": 1,
             "name": "desk",
             "labels": ["a", "b"],
-            "model": {"architecture": "transformer", "base": "bert", "max_tokens": 16},
+            "model": {"architecture": "transformer", "base": "bert", "max_tokens": 16} | model,
             "method": method,
             "vocabulary": vocabulary,
         }
@@ -249,6 +255,7 @@ def test_the_base_models_own_vocabulary_keeps_the_rows_of_the_base(encoder_folde
         ("fedvocab", None, False),
         ({"name": "lg-fedavg", "private": ["embedding"]}, None, False),
         ("lg-fedavg", PIECES, True),
+        ("lg-fedavg", None, True),
     ],
     ids=str,
 )
@@ -273,8 +280,67 @@ def test_the_bases_encoder_reaches_every_member(
 
 
 def test_a_base_that_no_member_would_use_is_refused_unread(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"model\.base: its weights would reach nobody: lg-fedavg .*; share"):
-        bundle_on_a_base(tmp_path / "no such folder", tmp_path / "bundle", None, "lg-fedavg")
+    with pytest.raises(ValidationError, match=r"model\.base: its weights would reach nobody: lg-fedavg .*; set start"):
+        bundle_on_a_base(tmp_path / "no such folder", tmp_path / "bundle", None, "lg-fedavg", "random")
+
+
+def test_without_a_vocabulary_the_bases_own_pieces_are_the_jobs(encoder_folder: Path, tmp_path: Path) -> None:
+    named, _ = bundle_on_a_base(encoder_folder, tmp_path / "named", PIECES)
+    spec = {"schema": 1, "name": "desk", "labels": ["a", "b"], "method": "fedvocab"}
+    model = {"model": {"architecture": "transformer", "base": "bert", "max_tokens": 16}}
+    assert (
+        make_job_bundle(JobSpec.model_validate(spec | model), encoder_folder, tmp_path / "left out") == named.document
+    )
+    (encoder_folder / "bert" / "vocab.txt").rename(encoder_folder / "bert" / "hidden")
+    with pytest.raises(DocumentInvalid, match=r"^model\.base: it has no word pieces"):
+        make_job_bundle(JobSpec.model_validate(spec | model), encoder_folder, tmp_path / "refused")
+    (encoder_folder / "bert" / "hidden").rename(encoder_folder / "bert" / "vocab.txt")
+
+
+def test_rows_of_own_vocabularies_start_from_the_bases(encoder_folder: Path, tmp_path: Path) -> None:
+    """The bundle then has the base's pieces and rows; with random rows it has neither, as before."""
+    from safetensors.numpy import load_file
+
+    made, said = bundle_on_a_base(encoder_folder, tmp_path / "bundle", None)
+    assert made.document.vocabulary is not None
+    assert (made.document.vocabulary.start, made.document.whose_vocabulary) == ("base", "own-from-base")
+    assert made.tokenizer is None
+    assert made.private is not None
+    assert made.base_tokenizer is not None
+    assert sorted(entries_of(made.base_tokenizer)) == sorted(set(PIECES) - {"[PAD]"})
+    manifest, data = made.private
+    stored = load_file(encoder_folder / "bert" / "model.safetensors")["embeddings.word_embeddings.weight"]
+    assert np.array_equal(manifest.unflatten(manifest.decode(data))["embedding.weight"][1:], stored[1:])
+    assert any("which everybody can know" in sentence for sentence in said)
+    made, _ = bundle_on_a_base(encoder_folder, tmp_path / "random", None, start="random")
+    assert (made.private, made.base_tokenizer, made.document.whose_vocabulary) == (None, None, "own")
+
+
+@pytest.mark.parametrize("pieces", [PIECES, None], ids=["same", "own"])
+@pytest.mark.parametrize(
+    ("injection", "shared"),
+    [
+        ("lora", {"lora", "output"}),
+        ({"name": "lora", "rank": 2, "matrices": ["up"], "train": "up"}, {"lora", "output"}),
+        ("none", {"output"}),
+    ],
+    ids=str,
+)
+def test_a_frozen_encoder_travels_once_and_beside_it_what_is_trained(
+    encoder_folder: Path, tmp_path: Path, pieces: list[str] | None, injection: object, shared: set[str]
+) -> None:
+    from safetensors.numpy import load_file
+
+    made, said = bundle_on_a_base(encoder_folder, tmp_path / "bundle", pieces, injection=injection)
+    assert {tensor.name.split(".")[0] for tensor in made.manifest.tensors} == shared
+    stored = load_file(encoder_folder / "bert" / "model.safetensors")
+    for name, values in made.frozen.items():
+        if name.startswith("encoder."):
+            assert np.array_equal(values, stored[name.removeprefix("encoder.")])
+    assert any(name.startswith("lora.") for name in made.frozen) == (isinstance(injection, dict))
+    assert made.private is not None
+    assert [tensor.name for tensor in made.private[0].tensors] == ["embedding.weight"]
+    assert any(sentence.startswith("frozen: ") for sentence in said)
 
 
 @pytest.mark.parametrize(
@@ -306,10 +372,14 @@ def test_a_base_without_word_pieces_needs_own_vocabularies(changed: Path, tmp_pa
     (changed / "bert" / "vocab.txt").unlink()
     if kind is not None:
         (changed / "bert" / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": {}}}))
-    with pytest.raises(DocumentInvalid, match=r"^model\.base: it has no word pieces .* leave vocabulary\.file out"):
+    with pytest.raises(
+        DocumentInvalid, match=r"^model\.base: it has no word pieces .* write \[vocabulary\] without file"
+    ):
         bundle_on_a_base(changed, tmp_path / "bundle", PIECES)
+    with pytest.raises(DocumentInvalid, match=r"^vocabulary\.start: the base model has no word pieces"):
+        bundle_on_a_base(changed, tmp_path / "bundle", None, start="base")
     made, said = bundle_on_a_base(changed, tmp_path / "bundle", None)
-    assert made.tokenizer is None
+    assert (made.tokenizer, made.base_tokenizer) == (None, None)
     assert any("builds its own, of at most 1,000 word pieces" in sentence for sentence in said)
 
 

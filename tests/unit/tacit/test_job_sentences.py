@@ -122,13 +122,19 @@ def said(**changes):
                 {
                     "method": method,
                     "model": {"architecture": "transformer", "base": "bert"},
-                    "vocabulary": {"kind": "wordpiece"},
+                    "vocabulary": {"kind": "wordpiece", "start": "random"},
                 },
-                "model.base: its weights would reach nobody: lg-fedavg keeps the encoder private, and with members' "
-                "own vocabularies private parameters start at random; share the encoder (method fedvocab, or lg-fedavg "
-                'with private = ["embedding"]), or name the base\'s vocab.txt as vocabulary.file',
+                "model.base: its weights would reach nobody: lg-fedavg keeps the encoder private, and with "
+                'vocabulary.start = "random" all private parameters start at random; set start = "base", share the '
+                'encoder (method fedvocab, or lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt '
+                "as vocabulary.file",
             )
             for method in ("lg-fedavg", {"name": "lg-fedavg", "private": ["encoder", "embedding"]})
+        ),
+        (
+            {"method": "fedvocab", "vocabulary": {"kind": "words", "start": "base"}},
+            "vocabulary.start: only a transformer has a base model whose rows members could start from; leave this key "
+            "out",
         ),
         ({"labels": ["a", "a"]}, "labels: a label is listed twice; name each label once"),
         (

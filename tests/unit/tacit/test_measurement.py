@@ -53,7 +53,7 @@ def test_the_job_carries_the_versions_model_and_names_all_that_members_fetch(sub
         ({"training": {"epochs": 2}}, "training: a job with a question trains nothing"),
         ({"metrics": {"noise_multiplier": 9.0}}, "metrics: a job with a question trains nothing"),
         ({"frozen": {"manifest": "00" * 32, "weights": "00" * 32, "values": 1}}, "frozen: this job freezes nothing"),
-        ({"private": {"manifest": "00" * 32, "weights": "00" * 32, "values": 1}}, "private, earlier: "),
+        ({"private": {"manifest": "00" * 32, "weights": "00" * 32, "values": 1}}, "private, base_tokenizer, earlier: "),
         ({"aggregation": {"groups": 3}}, "aggregation: an answer has one sum"),
     ],
 )

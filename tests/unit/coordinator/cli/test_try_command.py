@@ -78,11 +78,31 @@ def test_rows_in_a_members_home_are_not_public(job):
     assert "lies in a member's home" in tried(job, "--data", rows, *PUBLIC, "--members", 3, code=ExitCode.REFUSED)
 
 
-def test_a_job_with_private_parameters_has_no_one_model(tmp_path):
-    own = TOML.replace("[mechanism]", '[method]\nname = "fedvocab"\n\n[mechanism]')
+def test_a_job_with_rows_made_anew_has_nothing_that_is_kept(tmp_path):
+    own = TOML.partition("# Found by")[0] + '\n[method]\nname = "fedrecon"\ntokens = ["sun"]\n'
     job, data = written_job(tmp_path, own)
     said = tried(job, "--data", data, *PUBLIC, "--members", 3, code=ExitCode.USAGE)
-    assert "fedvocab keeps parameters with each member" in said
+    assert "fedrecon makes private rows anew in each round" in said
+
+
+def test_a_job_that_keeps_the_embedding_says_what_that_is_worth_and_writes_no_job(tmp_path):
+    kept = TOML.partition("# Found by")[0] + '\n[method]\nname = "fedvocab"\n\n[rounds]\ncount = 2\nmin_members = 3\n'
+    job, data = written_job(tmp_path, kept)
+    words = (job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", 1)
+    said = tried(*words)
+    for line in ("the job as written", "everything shared", "each member alone"):
+        assert line in said
+    assert "The private part, against everything shared, all 3 members: " in said
+    assert "measured for transformers only" in said
+    assert "no job file was written" in said
+    assert not list(tmp_path.glob("*.tuned.toml"))
+    found = json.loads(tried(*words, "--json").splitlines()[-1])
+    assert (found["job"], len(found["members"]), found["seeds"]) == ("tried", 3, [0])
+    assert found["variants"]["everything shared"].keys() == {"own", "common"}
+    # The job as written shares no embedding; alone, a member shares nothing.
+    assert "aggregation.groups" not in said
+    refused = tried(*words[:-4], "--members", 2, "--seed", 0, code=ExitCode.USAGE)
+    assert "needs 3 members (rounds.min_members)" in refused
 
 
 def test_without_torch_it_says_what_to_install(job, monkeypatch):

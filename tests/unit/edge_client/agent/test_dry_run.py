@@ -118,6 +118,10 @@ def test_frozen_values_are_shown_and_are_none_of_the_bytes(member: Member, capsy
     assert f"bytes a round: {sent(a_job(), 3):,} in a cohort of 3" in said
     assert plan.as_json()["frozen"] == 1_002_496
     assert plan_of(a_job(), MANIFEST, member).as_json()["frozen"] is None
+    for more, of in (({}, "of the encoder"), ({"freeze_embedding": True}, "of the encoder and the embedding")):
+        over = a_job(model={**DISTILBERT, "injection": "lora", **more}, frozen=start)
+        _show(plan_of(over, MANIFEST, member), member)
+        assert f"  stays frozen: 1,002,496 values {of}, 4.0 MB, fetched" in capsys.readouterr().out
 
 
 def test_a_job_that_sends_only_the_change_shows_nothing_else(

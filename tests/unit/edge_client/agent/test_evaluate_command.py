@@ -41,11 +41,18 @@ def exported(machine):
 
 # The own vocabulary has the data's 13 words, [PAD] and [UNK]; an adjusted head has a number for each label.
 @pytest.mark.parametrize(
-    ("job", "private"), [("own", 15 * MODEL["embedding"]), ("recon", MODEL["embedding"]), ("adjusted", 2)]
+    ("job", "private"),
+    [("own", 15 * MODEL["embedding"]), ("recon", MODEL["embedding"]), ("adjusted", 2), ("pieces", None)],
 )
 def test_the_figures_are_those_of_the_model_that_an_export_writes(machine, town, job, private):
     if job == "own":
         machine.keep(town.bundles["own"].document)
+    if job == "pieces":
+        # Rows of the base's width for pieces of the data's, and an adjusted head's two.
+        bundle = town.bundles["pieces"]
+        kept = machine.keep(bundle.document, None, bundle.private, bundle.base_tokenizer)
+        private = kept.arrays["embedding.weight"].size + 2
+        assert kept.arrays["embedding.weight"].shape[1] == 16
     # More of one label than of the other, so that an adjusted head answers differently.
     machine.write([*ROWS, *([ROWS[0]] * 30)])
     said, beside = machine.evaluate(job, TEST, "--epochs", 4, "--json")

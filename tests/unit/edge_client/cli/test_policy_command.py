@@ -195,7 +195,7 @@ def test_the_vocabulary_rule_reads_job_files_and_bundles(place):
     policy(place, "vocabularies = []\n")
     code, sentence = run(place, "show")
     assert code == ExitCode.USAGE
-    assert 'vocabularies: is empty, but every job has a vocabulary; write "own", "public" or both' in sentence
+    assert 'vocabularies: is empty, but every job has a vocabulary; write some of "own", "own-from-base"' in sentence
 
 
 def test_the_authority_rule_uses_the_enrolled_federation(place):

@@ -91,8 +91,11 @@ def test_a_second_vector_for_a_version_is_refused_in_groups():
         ('schema = 1\n[peers]\n"No Name" = ""', "peers"),
         ('schema = 1\ndevices = ["tpu"]', "devices"),
         ("schema = 1\nmin_noise_multiplier = 0", "min_noise_multiplier"),
-        ("schema = 1\nvocabularies = []", 'vocabularies: is empty.*write "own", "public" or both, or leave'),
-        ('schema = 1\nvocabularies = ["ours"]', "vocabularies.0: 'ours' is not one of own, public"),
+        (
+            "schema = 1\nvocabularies = []",
+            'vocabularies: is empty.*write some of "own", "own-from-base" and "public", or leave',
+        ),
+        ('schema = 1\nvocabularies = ["ours"]', "vocabularies.0: 'ours' is not one of own, own-from-base, public"),
         ('schema = 1\nvocabularies = "own"', "vocabularies: must be a list, not text"),
     ],
 )

@@ -136,10 +136,12 @@ def of_words(words: int, **changes: Any) -> JobDocument:
 
 
 def with_words(whose: str, method: Method = FedVocab(), **changes: Any) -> JobDocument:  # noqa: B008
-    """A job without noise whose vocabulary its members build ("own"), or which brings one ("public")."""
+    """A job without noise whose vocabulary its members build, or which brings one ("public")."""
     own = {"vocabulary": {"kind": "words"}, "tokenizer": None}
     start = {"private": {"manifest": bytes(32), "weights": OTHER, "values": 3}}
-    brings = own if whose == "own" else {} if isinstance(method, FedAvg) else start
+    if whose == "own-from-base":
+        own |= start | {"vocabulary": {"kind": "wordpiece", "start": "base"}, "base_tokenizer": ROOT}
+    brings = own if whose != "public" else {} if isinstance(method, FedAvg) else start
     return a_job(**{"mechanism": NoMechanism(), "method": method} | brings | changes)
 
 
@@ -698,6 +700,11 @@ def test_pinned_base_models_cover_frozen_weights_too():
 
 ENCODER = TransformerModel(config={"model_type": "bert", "hidden_size": 4}, max_tokens=8)
 
+# The keys of a document that a job file does not have.
+BUNDLED = {
+    *("manifest", "tokenizer", "base_tokenizer", "weights", "values", "private", "frozen", "earlier", "question"),
+}
+
 # For each kind of job: whose vocabulary it has, and what a refusal of it advises.
 VOCABULARIES: dict[str, tuple[JobDocument, str, str]] = {
     "fedvocab over members' own words": (with_words("own"), "own", "names a file"),
@@ -705,6 +712,11 @@ VOCABULARIES: dict[str, tuple[JobDocument, str, str]] = {
         with_words("own", model=ENCODER, vocabulary={"kind": "wordpiece"}),
         "own",
         "names a file",
+    ),
+    "fedvocab over members' own word pieces, whose rows start from a base's": (
+        with_words("own-from-base", model=ENCODER),
+        "own-from-base",
+        'vocabulary.start = "random"',
     ),
     "lg-fedavg over members' own words": (with_words("own", LgFedAvg()), "own", "names a file"),
     "fedvocab over a list": (with_words("public"), "public", "method fedvocab whose [vocabulary] names no file"),
@@ -725,7 +737,7 @@ VOCABULARIES: dict[str, tuple[JobDocument, str, str]] = {
 @pytest.mark.parametrize("case", VOCABULARIES)
 def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     job, whose, advice = VOCABULARIES[case]
-    other = {"own": "public", "public": "own"}[whose]
+    other = {"own": "own-from-base", "own-from-base": "own", "public": "own"}[whose]
     for admitted in ((whose,), (whose, other), (other, whose)):
         Policy(mechanisms=ALL, vocabularies=admitted).check_job(job)
     Policy(mechanisms=ALL).check_job(job)
@@ -737,12 +749,10 @@ def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     assert advice in said
     # The rule relies on this: a job over members' own words can name neither a list nor rows to start from.
     brought = {"tokenizer.json", "private.bin", "backbone.safetensors"} & job.files.keys()
-    assert (not brought) == (whose == "own")
+    assert bool(brought) == (whose != "own")
     # The operator's job file gives the same verdict as the document.
     words = {"kind": "words", "file": "words.txt"}
-    unbundled = job.model_dump(
-        exclude={"manifest", "tokenizer", "weights", "values", "private", "frozen", "vocabulary", "earlier", "question"}
-    )
+    unbundled = job.model_dump(exclude=BUNDLED | {"vocabulary"})
     if isinstance(job.model, PromptedModel):
         unbundled["model"] |= {"base": "owner/name", "config": None, "backbone": None}
     elif job.vocabulary is not None:
@@ -755,9 +765,10 @@ def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     assert (told["vocabularies"].outcome, told["vocabularies"].sentence) == (Outcome.REFUSED, said)
 
 
-def test_a_policy_without_vocabularies_allows_both():
-    for policy in (Policy(), Policy(vocabularies=("public", "own")), Policy.model_validate({"schema": 1})):
-        for job in (with_words("own"), with_words("public"), a_job()):
+def test_a_policy_without_vocabularies_allows_all():
+    every = ("public", "own-from-base", "own")
+    for policy in (Policy(), Policy(vocabularies=every), Policy.model_validate({"schema": 1})):
+        for job in (with_words("own"), with_words("own-from-base", model=ENCODER), with_words("public"), a_job()):
             told = {each.rule: each for each in policy.explain(job)}["vocabularies"]
             assert (told.outcome, told.sentence) == (Outcome.OK, "vocabularies: the policy sets no limit")
 
@@ -861,9 +872,8 @@ def test_one_window_that_holds_is_enough():
 
 def test_a_job_file_leaves_open_what_only_the_bundle_decides():
     document = a_job()
-    bundled = {"manifest", "tokenizer", "weights", "values", "private", "frozen", "earlier", "question"}
     spec = JobSpec.model_validate(
-        document.model_dump(exclude=bundled) | {"vocabulary": {"kind": "words", "file": "words.txt"}}
+        document.model_dump(exclude=BUNDLED) | {"vocabulary": {"kind": "words", "file": "words.txt"}}
     )
     policy = Policy(base_models=(ROOT,), shared_parameters=("output.*",), hours=("22:00-06:00",), peers=pins("north"))
     told = {verdict.rule: verdict for verdict in policy.explain(spec)}

@@ -16,6 +16,7 @@ from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import BiLSTMModel, TransformerModel
+from tacit.prompt import LoRA
 from tests.support.apart import assert_same, by_hand, clipped_sum
 from tests.support.random_sources import Seeded
 
@@ -297,3 +298,33 @@ def test_every_coordinate_is_trained_with_noise(made) -> None:
             assert not moved[PAD].any()
         assert float(moved.float().mean()) > 0.9, name
     assert not module.training
+
+
+EVERYWHERE = LoRA(rank=3, matrices=("query", "key", "value", "output", "up", "down"))
+
+
+@pytest.mark.parametrize("freeze", [False, True], ids=["embedding trained", "embedding frozen"])
+def test_low_rank_changes_of_a_frozen_encoder_are_clipped_by_example(freeze: bool) -> None:
+    module = transformer({"model_type": "bert", **SIZES}, injection=EVERYWHERE, freeze_embedding=freeze)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            # Away from the start, where half of the changes have no gradient.
+            if name.endswith(".up.weight"):
+                parameter.normal_(std=0.2)
+    ids, labels = texts()
+    _, norms = by_hand(module, ids, labels, 1.0)
+    for share in (0.3, 1.0):
+        clip = share * float(np.median(norms))
+        expected, _ = by_hand(module, ids, labels, clip)
+        assert {name.split(".")[0] for name in expected} == {"lora", "output"} | (set() if freeze else {"embedding"})
+        assert_same(clipped_sum(module, ids, labels, clip), expected, clip * BATCH)
+    check_examples_apart(module, 0)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    mechanism = DpSgd(noise_multiplier=1.0, clip=0.5, lot=8, steps=3)
+    recipe = Training(optimiser="sgd", learning_rate=0.1, batch=8)
+    train_private(module, ids.numpy(), labels.numpy(), recipe, mechanism, random=Seeded("a"), seed=1)
+    for name, parameter in module.named_parameters():
+        share = float((parameter != before[name]).float().mean())
+        # Noise on every value that is trained, and none on others.
+        assert share > 0.9 if name in expected else share == 0, name
