@@ -173,18 +173,18 @@ def _with_plugin(
     admit(model)
     try:
         examine(model, len(spec.labels), secrets.randbits(56))
-        module, made, tokenizer = starting_model(spec, folder, report)
+        start = starting_model(spec, folder, report)
         if isinstance(spec.mechanism, DpSgd):
-            with module.training_only([name for name, _ in module.named_parameters()]):
-                check_examples_apart(module.train(), secrets.randbits(56))
-            module.eval()
+            with start.module.training_only([name for name, _ in start.module.named_parameters()]):
+                check_examples_apart(start.module.train(), secrets.randbits(56))
+            start.module.eval()
     except PluginUnusable as error:
         said = f"; {error.private}" if error.private else ""
         raise DocumentInvalid(f"model: {error}{said}") from error
     except PerExampleGradientsUnavailable as error:
         raise DocumentInvalid(f"model: dp-sgd cannot clip what plugin {model.distribution} trains: {error}") from error
     report(f"plugin: {model.distribution} {model.version}, {model.files.hex()}, {model.name}")
-    return _make(spec, module, made, tokenizer, {}, out, report, earlier)
+    return _make(spec, start.module, start.model, start.tokenizer, {}, out, report, earlier)
 
 
 def _make(

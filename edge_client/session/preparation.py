@@ -332,8 +332,7 @@ class Preparer:
             self._policy.check_manifest(manifest)
         await self._check_approved(job, manifest, blob)
         await self._check_plugin(job)
-        with _refusing():
-            self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
+        await self._check_conditions()
         with _unsuitable():
             base = await fetch_version(blob, job, manifest, assignment.version_number, assignment.version)
             frozen = await fetch_frozen(blob, job, manifest)
@@ -399,6 +398,11 @@ class Preparer:
             await asyncio.to_thread(examine, model, len(job.labels), seed, self._device)
         except PluginUnusable as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error), private=error.private) from error
+
+    async def _check_conditions(self) -> None:
+        """Raises PreparationRefused if the policy does not allow the machine's conditions of now."""
+        with _refusing():
+            self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
 
     def _check_not_withdrawn(self, name: str, job: JobDocument | None = None) -> None:
         """Raises PreparationRefused if this member withdrew from the job."""

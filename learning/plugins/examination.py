@@ -154,7 +154,7 @@ def _check_device(module: TextClassifier, ids: Tensor, device: str) -> None:
     try:
         module.to(device)
         _, losses = module.probed(ids.to(device))
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses.sum().backward()
     except RuntimeError as error:
         raise PluginUnusable(
             f"the plugin's module does not run on {device}; register its constants as buffers",

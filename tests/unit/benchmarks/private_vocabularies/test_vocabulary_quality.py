@@ -196,7 +196,7 @@ def test_a_cells_rates_are_in_the_job_and_the_case(glove, tmp_path, monkeypatch)
     rates, adjusted, make = [], [], bench.world_of
 
     def watched(*arguments):
-        world = make(*arguments, glove)  # type: ignore[call-arg]
+        world = make(*arguments, glove)
         training = world.bundle.document.training
         rates.append((training.learning_rate, training.embedding_learning_rate))
         adjusted.append(training.logit_adjustment)
