@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.device.report import PAGE as DEVICE
 from benchmarks.frontier.report import PAGE as FRONTIER
+from benchmarks.generation.report import PAGE as GENERATION
 from benchmarks.institutional.report import PAGE as INSTITUTIONAL
 from benchmarks.library.record import RESULTS, ROOT, read_lines
 from benchmarks.library.report import Line, Page, newest, write_page
@@ -46,6 +47,7 @@ PAGES: tuple[Page, ...] = (
     SYNTHESIS,
     RECONSTRUCTION,
     DEVICE,
+    GENERATION,
 )
 
 NOT_MEASURED = "(no figure)"

@@ -21,11 +21,14 @@ _OF_MODELS: Final = (
 )  # fmt: skip
 _OF_EXPORTS: Final = ("gguf", "onnx", "onnxscript", "peft", "rapidfuzz", "sacrebleu")
 _OTHERS: Final = {
+    "aiobotocore": "s3",
+    "botocore": "s3",
     "matplotlib": "plots",
     "pandas": "notebook",
     "psycopg": "coordinator-postgres",
     "pyarrow": "arrow",
     "ray": "ray",
+    "s3fs": "s3",
     "tensorboard": "tensorboard",
 }
 
