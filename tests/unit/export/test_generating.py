@@ -315,7 +315,7 @@ print(json.dumps([len(text) > 0, sorted(heavy)]))
 
 @pytest.mark.parametrize(("precision", "unpacked"), [("float32", True), ("int8", False)])
 def test_for_one_response_float32_matrices_are_not_copied(tmp_path: Path, precision: str, unpacked: bool) -> None:
-    """The first token comes sooner, and it is the same. Unpacked int8 would take twenty times as long."""
+    """The first token comes sooner, and it is the same. int8 needs its packed form."""
     encoder = write_generator_of(causal_library_model("llama"), tmp_path / "model", precision=precision)
     ids = encoder.prompt_ids(Dialogue.of(QUESTIONS[0]))
     usual = Generator.load(tmp_path / "model", threads=1)
