@@ -137,6 +137,8 @@ class JobDriver:
         # Events taken from the queue, the present one first, and the results worked out ahead for them.
         self._taken: deque[ev.Event] = deque()
         self._ahead: deque[_Worked] = deque()
+        # The members, confirmed sums and round for which ready members were counted last.
+        self._counted: tuple[object, object, int] = (None, None, 0)
         # By member, what it reported with its newest Ready, if anything.
         self._reports: dict[str, PrivacyReport] = {}
         self._task: asyncio.Task[None] | None = None
@@ -196,25 +198,11 @@ class JobDriver:
         """What the job does right now, for the operator."""
         state = self._state
         available = state.available
-        ready = sum(1 for name in available if state.members[name].ready)
-        cohort = answered = 0
-        match state.phase:
-            case Halted():
-                phase = "idle"
-            case TrainingWindow():
-                phase = "training"
-            case Aggregating() as aggregating:
-                phase = aggregating.protocol.phase.value
-                cohort = len(aggregating.cohort)
-                answered = len(aggregating.protocol.answers)
-            case Publishing() as publishing:
-                phase = "publish"
-                cohort = len(publishing.cohort)
-                answered = len(publishing.survivors)
+        phase, cohort, answered = _progress(state)
         return LiveJob(
             phase=phase,
             connected=len(available),
-            ready=ready,
+            ready=_ready(state, available),
             cohort=cohort,
             answered=answered,
             approvals=self._approvals(),
@@ -259,16 +247,22 @@ class JobDriver:
                     await self._failed(event, error)
                 self._taken.popleft()
                 done()
-            # Both look at every member, so once a batch.
-            live = self.live()
-            self._ports.metrics.members_ready(self._state.name, live.ready)
-            self._ports.metrics.cohort_answered(self._state.name, live.answered)
+            self._measure()
             self._ports.changed()
+
+    def _measure(self) -> None:
+        state, metrics = self._state, self._ports.metrics
+        # Counting visits every member, and most events of an attempt change none of them.
+        members, sums, number = self._counted
+        if members is not state.members or sums is not state.confirmed_sums or number != state.round:
+            self._counted = (state.members, state.confirmed_sums, state.round)
+            metrics.members_ready(state.name, _ready(state, state.available))
+        metrics.cohort_answered(state.name, _progress(state)[2])
 
     async def _step(self, event: ev.Event) -> None:
         if not self._ahead or self._ahead[0].before is not self._state or self._ahead[0].event is not event:
             # Nothing was worked out ahead, or it started from a state that never came to be.
-            phase = self.live().phase
+            phase = _progress(self._state)[0]
             worked, seconds = await _in_thread(_work_out, self._state, tuple(self._taken), self._ports.now_ms())
             self._ports.metrics.aggregation_cpu(self._state.name, phase, seconds)
             self._ahead = deque(worked)
@@ -473,6 +467,24 @@ class JobDriver:
             case counts.StatusChanged():
                 metrics.job_status(job, effect.status.value)
         (self._log.warning if effect.warns else self._log.info)(effect.what, **effect.fields)
+
+
+def _ready(state: JobState, available: Sequence[str]) -> int:
+    return sum(1 for name in available if state.members[name].ready)
+
+
+def _progress(state: JobState) -> tuple[str, int, int]:
+    """Returns the phase's name, the members of the cohort, and how many of them have answered."""
+    match state.phase:
+        case Halted():
+            return "idle", 0, 0
+        case TrainingWindow():
+            return "training", 0, 0
+        case Aggregating() as aggregating:
+            protocol = aggregating.protocol
+            return protocol.phase.value, len(aggregating.cohort), len(protocol.answers)
+        case Publishing() as publishing:
+            return "publish", len(publishing.cohort), len(publishing.survivors)
 
 
 async def _in_thread(

@@ -6,9 +6,8 @@ A malformed message ends the session with a sentence, and never reaches a job.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import grpc.aio
 import structlog
@@ -239,24 +238,14 @@ class MemberSessions:
         return first
 
     @staticmethod
-    async def _outgoing(session: MemberSession) -> AsyncIterator[Any]:
-        """Yields the queued messages, and the Goodbye last."""
-        ended = asyncio.create_task(session.ended.wait())
-        following: asyncio.Task[Any] | None = None
-        try:
-            while True:
-                following = asyncio.create_task(session.outgoing.get())
-                await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if following.done():
-                    yield following.result()
-                    continue
-                if session.goodbye is not None:
-                    yield session.goodbye
-                return
-        finally:
-            ended.cancel()
-            if following is not None:
-                following.cancel()
+    async def _outgoing(session: MemberSession) -> AsyncGenerator[FromCoordinator, None]:
+        """Yields the queued messages, up to the Goodbye. While it waits, it holds none."""
+        over = False
+        while not over:
+            message = await session.outgoing.get()
+            over = isinstance(message, Goodbye)
+            yield message
+            del message
 
     async def _read(self, session: MemberSession, ledger: _Ledger, context: Context) -> None:
         # At most this many messages of one member wait to be processed; further ones wait in the member's connection.

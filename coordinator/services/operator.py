@@ -52,14 +52,18 @@ from tacit.status import abort_with
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 
-__all__ = ["OperatorServicer", "check_job"]
+__all__ = ["OperatorServicer", "check_job", "watch_pause"]
 
 log = structlog.get_logger("coordinator.operator")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Pause between two answers of Watch; nobody reads more than five a second.
+# Pause between two answers of Watch; nobody reads more than five a second. An answer about a thousand members costs
+# tens of milliseconds, so the pause grows with the time that an answer took, up to a bound: a watcher takes a fiftieth
+# of a core.
 WATCH_PAUSE_SECONDS = 0.2
+_MAX_WATCH_PAUSE_SECONDS = 2.0
+_WATCH_PAUSE_TIMES = 50
 # What GetJob sends of a long job: only the newest rounds, as many as fit a message.
 MAX_ROUNDS = 1000
 MAX_ROUNDS_BYTES = 8 * 1024 * 1024
@@ -143,8 +147,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     asyncio.ensure_future(self._live.changed()),
                     asyncio.ensure_future(self._touched.wait()),
                 ]
+                began = time.monotonic()
                 try:
                     status = await self._status()
+                    took = time.monotonic() - began
                     if status != shown:
                         yield status
                         shown = status
@@ -154,7 +160,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 finally:
                     for waiter in waiters:
                         waiter.cancel()
-                await asyncio.sleep(WATCH_PAUSE_SECONDS)
+                await asyncio.sleep(watch_pause(took))
 
     async def ListMembers(
         self, request: operator_pb2.ListMembersRequest, context: Context
@@ -578,6 +584,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             estimate=_estimate(job.estimates[-1]) if job.estimates else None,
             best=None if (best := job.best) is None else _estimate(best),
         )
+
+
+def watch_pause(took: float) -> float:
+    """Returns the seconds between two answers of Watch, if making one took this many seconds."""
+    return max(WATCH_PAUSE_SECONDS, min(_WATCH_PAUSE_TIMES * took, _MAX_WATCH_PAUSE_SECONDS))
 
 
 def _approvals(said: Approvals) -> operator_pb2.Approvals | None:

@@ -22,21 +22,21 @@ _QUEUE = 1000
 
 @dataclass(eq=False)
 class MemberSession:
-    """One open stream to one member. The last message of `outgoing` is a Goodbye."""
+    """One open stream to one member. The last message of `outgoing` is a Goodbye, and nothing follows it."""
 
     member: str
     process: bytes
     software_version: str
     admits: tuple[str, ...]
-    outgoing: asyncio.Queue[FromCoordinator] = field(default_factory=lambda: asyncio.Queue(_QUEUE))
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    # Bounded by `send`, so that a Goodbye always fits.
+    outgoing: asyncio.Queue[FromCoordinator] = field(default_factory=asyncio.Queue)
     goodbye: Goodbye | None = None
 
     def end(self, reason: Reason, detail: str = "") -> None:
         """Ends the session with a Goodbye as its last message."""
         if self.goodbye is None:
             self.goodbye = Goodbye(reason, detail)
-            self.ended.set()
+            self.outgoing.put_nowait(self.goodbye)
 
 
 class Sessions:
@@ -73,9 +73,9 @@ class Sessions:
         session = self._sessions.get(member)
         if session is None or session.goodbye is not None:
             return
-        try:
+        if session.outgoing.qsize() < _QUEUE:
             session.outgoing.put_nowait(message)
-        except asyncio.QueueFull:
+        else:
             self.end(member, Reason.REASON_DISCONNECTED, "this member did not read its messages")
 
     def tell(self, message: FromCoordinator) -> None:

@@ -9,8 +9,9 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Row, delete, func, select
 from sqlalchemy.orm import Session
 
 from coordinator.domain.tokens import Granted, SpendOutcome, StoredToken, judge
@@ -154,7 +155,9 @@ def members(s: Session) -> list[StoredMember]:
             .group_by(TokenRow.member)
         )
     }
-    rows = s.scalars(select(MemberRow).order_by(MemberRow.name))
+    # Whoever watches the status reads thousands of members several times a second: objects for the rows would take two
+    # thirds of the time.
+    rows = s.execute(select(*MemberRow.__table__.c).order_by(MemberRow.name))
     return [_stored_member(row, invitations.get(row.name)) for row in rows]
 
 
@@ -280,7 +283,7 @@ class DatabaseTokenDesk:
         )
 
 
-def _stored_member(row: MemberRow, invitation_expires_ms: int | None) -> StoredMember:
+def _stored_member(row: MemberRow | Row[Any], invitation_expires_ms: int | None) -> StoredMember:
     return StoredMember(
         name=row.name,
         status=MemberStatus(row.status),

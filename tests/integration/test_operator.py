@@ -33,7 +33,7 @@ from coordinator.pki import Authority, key_pem, pem
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials
 from coordinator.services.live import OperatorRefused
-from coordinator.services.operator import OperatorServicer, check_job
+from coordinator.services.operator import OperatorServicer, check_job, watch_pause
 from coordinator.services.operators import LEAST_ROLE, allows
 from coordinator.storage import Database, open_blobs, open_database, records
 from export.figures import Figures, figures_of
@@ -499,6 +499,10 @@ def test_commands_and_python_say_which_role_is_missing(house):
             await python.revoke("north")
 
     house(scenario)
+
+
+def test_a_watcher_takes_a_small_part_of_a_core():
+    assert [watch_pause(took) for took in (0, 0.004, 0.02, 0.04, 5)] == [0.2, 0.2, 1, 2, 2]
 
 
 def test_a_job_shows_who_did_what_to_it(house):

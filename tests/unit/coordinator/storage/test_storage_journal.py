@@ -234,3 +234,29 @@ def test_verify_claims_no_more_about_a_cut_tail_than_a_chain_can(database, datab
         assert isinstance(found.exception, CommandFailed)
         assert f"the head {head} is not in the journal, which ends at entry 2" in str(found.exception)
     assert isinstance(verify("--head", "abc").exception, CommandFailed)
+
+
+def test_acts_are_what_somebody_changed_or_took_away(database: Database) -> None:
+    """Names only entries with an author, on both databases, which read JSON in different ways."""
+
+    def write(s: Session) -> None:
+        records.note(s, "operator_act", "desk", 1, by="anna", act="create", document="0" * 64)
+        records.note(s, "job_created", "desk", 2)
+        records.note(s, "operator_act", "else", 3, by="anna", act="create")
+        for exported in (False, True):
+            records.note(s, "version_fetched", "desk", 4, by="bert", version="1" * 64, exported=exported)
+        records.note(s, "version_withdrawn", "desk", 5, by="", members=1)
+        records.note(s, "version_withdrawn", "desk", 6, by="carla", members=1)
+        records.note(s, "versions_pruned", "desk", 7, by="machine:root", numbers="1", states=0)
+        records.note(s, "operator_act", "desk", 8, by="bert", act="abort")
+
+    database.run_now(write)
+    acts = [(each.at_ms, each.by, each.act) for each in database.run_now(lambda s: records.acts(s, "desk"))]
+    assert acts == [
+        (1, "anna", "create"),
+        (4, "bert", "export"),
+        (6, "carla", "withdraw"),
+        (7, "machine:root", "prune"),
+        (8, "bert", "abort"),
+    ]
+    assert [each.act for each in database.run_now(lambda s: records.acts(s, "desk", last=2))] == ["prune", "abort"]

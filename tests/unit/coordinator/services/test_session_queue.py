@@ -1,0 +1,73 @@
+"""The queue of a session: bounded, in order, and over with its Goodbye."""
+
+import asyncio
+from typing import Any
+
+from coordinator.services import sessions as module
+from coordinator.services.member_session import MemberSessions
+from coordinator.services.sessions import MemberSession, Sessions
+from tacit.messages import Goodbye, Standby
+from tacit.reason import Reason
+
+
+def opened():
+    sessions = Sessions(lambda session: None, lambda session: None)
+    session = MemberSession("north", b"p" * 16, "0.1.0", ())
+    sessions.open(session)
+    return sessions, session
+
+
+async def sent(session):
+    return [message async for message in MemberSessions._outgoing(session)]
+
+
+def test_what_was_queued_leaves_before_the_goodbye_and_nothing_after_it():
+    async def run():
+        sessions, session = opened()
+        for number in range(3):
+            sessions.send("north", Standby(str(number)))
+        session.end(Reason.REASON_COORDINATOR_STOPPING)
+        sessions.send("north", Standby("late"))
+        sessions.end("north", Reason.REASON_INTERNAL)
+        async with asyncio.timeout(20):
+            *before, last = await sent(session)
+        assert [message.detail for message in before] == ["0", "1", "2"]
+        assert last == Goodbye(Reason.REASON_COORDINATOR_STOPPING, "")
+        assert session.outgoing.empty()
+
+    asyncio.run(run())
+
+
+def test_a_member_that_does_not_read_is_disconnected_and_still_gets_its_goodbye(monkeypatch):
+    monkeypatch.setattr(module, "_QUEUE", 4)
+
+    async def run():
+        sessions, session = opened()
+        for number in range(6):
+            sessions.send("north", Standby(str(number)))
+        assert not sessions.connected
+        async with asyncio.timeout(20):
+            *before, last = await sent(session)
+        assert [message.detail for message in before] == ["0", "1", "2", "3"]
+        assert last.detail == "this member did not read its messages"
+
+    asyncio.run(run())
+
+
+def test_a_waiting_session_holds_no_message():
+    """A message about a large cohort has hundreds of kilobytes, and there are as many sessions as members."""
+
+    async def run():
+        _, session = opened()
+        outgoing: Any = MemberSessions._outgoing(session)
+        session.outgoing.put_nowait(Standby("large"))
+        assert (await anext(outgoing)).detail == "large"
+        waiting = asyncio.ensure_future(anext(outgoing))
+        while not session.outgoing._getters:  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0)
+        assert "message" not in outgoing.ag_frame.f_locals
+        session.end(Reason.REASON_DISCONNECTED)
+        async with asyncio.timeout(20):
+            assert isinstance(await waiting, Goodbye)
+
+    asyncio.run(run())
