@@ -12,6 +12,7 @@ from coordinator.cli.evaluate import evaluate
 from coordinator.cli.finetune import finetune
 from coordinator.cli.health import health
 from coordinator.cli.init import init
+from coordinator.cli.migrate import migrate
 from coordinator.cli.model import export
 from coordinator.cli.redteam import redteam
 from coordinator.cli.sample import sample
@@ -62,6 +63,7 @@ app.command(short_help="Sample synthetic texts from a version of an rvae job.")(
 app.command(short_help="Train a classifier on members' synthetic texts.")(finetune)
 app.add_typer(audit.app, name="audit", help="Show the journal, and verify that nothing in it was changed.")
 app.add_typer(store.app, name="store", help="Check the store, and remove from it what nothing needs.")
+app.command(short_help="Bring the database to this version's schema.")(migrate)
 app.command(short_help="Back up database and blobs, even while serving.")(backup)
 app.command(short_help="Restore a backup into an empty database.")(restore)
 

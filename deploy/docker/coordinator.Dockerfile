@@ -15,7 +15,7 @@ COPY export export
 COPY simulation simulation
 COPY tacit_api tacit_api
 RUN python -m venv /opt/tacit
-RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[coordinator,coordinator-postgres]'
+RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[coordinator,coordinator-postgres,s3]'
 RUN /opt/tacit/bin/python -m compileall -q /opt/tacit/lib
 
 FROM python:${PYTHON}
