@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learning.models.classifier import TextClassifier
-from learning.plugins.building import plugin_classifier
+from learning.plugins.building import plugin_classifier, plugin_values
 from learning.plugins.installed import PluginUnusable
 from learning.training.clipping import probe_ids
 from tacit.plugin import PluginModel
@@ -35,6 +35,8 @@ _PAD = 0
 # Rounding can decide a near tie (a maximum, a threshold) differently in another batch. So what is compared is a fault
 # only if it is one on each of these draws, as a mistake in a module is.
 _DRAWS = 3
+# Values of a module that is examined: 4 GiB. A job's settings could ask for more before any weights were seen.
+_MAX_VALUES = 2**30
 # Standard deviation of how far parameters are moved.
 _MOVED = 0.05
 
@@ -62,6 +64,10 @@ def examine(model: PluginModel, labels: int, seed: int, device: str = "cpu") -> 
     with _lock:
         if key in _passed:
             return
+        if (values := plugin_values(model, _VOCABULARY, labels)) > _MAX_VALUES:
+            raise PluginUnusable(
+                f"model.settings: {values:,} values are more than {_MAX_VALUES:,}; make the model smaller"
+            )
         found: _Dependent | None = None
         for draw in range(_DRAWS):
             random = np.random.Generator(np.random.Philox(key=[seed, draw]))

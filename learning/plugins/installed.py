@@ -163,7 +163,7 @@ def _files(distribution: Distribution) -> Iterator[tuple[PurePosixPath, Path, by
             raise _NotAsInstalled(f"it installs {inside} outside its folder; leave scripts and data files out")
         if inside.suffix == _STARTS_BY_ITSELF:
             raise _NotAsInstalled(f"it installs {inside}, which runs whenever Python starts; leave that file out")
-        if inside.parent.name.endswith(".dist-info") and inside.name not in _OF_INSTALLER:
+        if inside.parts[0].endswith(".dist-info") and str(PurePosixPath(*inside.parts[1:])) not in _OF_INSTALLER:
             continue
         if inside.suffix == ".pyc" and inside.parent.name == "__pycache__":
             continue

@@ -12,11 +12,14 @@ from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
+from edge_client.policy.plugins import allow_plugin
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.plugins.installed import PluginUnusable
+from learning.plugins.loading import loaded
 from learning.text.data import Example
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
@@ -74,9 +77,10 @@ class Town:
         self.mark.unlink(missing_ok=True)
         return read_job_bundle(out)
 
-    def prepare(self, bundle, *, desk=False, **policy):
-        # What the operator's side admitted is not what this member admits.
-        forgotten()
+    def prepare(self, bundle, *, desk=False, fresh=True, **policy):
+        if fresh:
+            # What the operator's side admitted is not what this member admits.
+            forgotten()
         job = bundle.document
         served = {
             hashlib.sha256(data).digest(): data
@@ -170,6 +174,27 @@ def test_nothing_is_imported_of_files_that_changed_on_this_machine(town):
     found = refused(town, bundle, **allowing(bundle))
     assert found.reason == Reason.REASON_BUNDLE_UNSUITABLE
     assert "tacit_own.py is not the file that was installed" in found.detail
+
+
+def test_a_file_that_changes_between_rounds_is_noticed_before_the_next(town):
+    bundle = town.bundle()
+    town.prepare(bundle, **allowing(bundle))
+    (town.site / "tacit_own.py").write_text(town.source() + "# more\n")
+    with pytest.raises(PreparationRefused, match="is not the file that was installed"):
+        town.prepare(bundle, fresh=False, **allowing(bundle))
+
+
+def test_a_members_own_command_asks_the_policy_too(town):
+    """`edge_client export` and `evaluate` train for no job, so they ask for this key alone."""
+    bundle = town.bundle()
+    forgotten()
+    for plugins in ({}, {"tacit-own": b"\1" * 32}):
+        with pytest.raises(PluginUnusable, match="this member's policy does not allow the plugin tacit-own"):
+            allow_plugin(Policy(plugins=plugins), bundle.document)
+    with pytest.raises(PluginUnusable, match="was not allowed on this machine"):
+        loaded(bundle.document.model)
+    allow_plugin(Policy(**allowing(bundle)), bundle.document)
+    loaded(bundle.document.model)
 
 
 def test_nothing_is_imported_of_another_build_or_version(town):

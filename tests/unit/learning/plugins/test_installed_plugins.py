@@ -18,7 +18,8 @@ def test_the_digest_depends_on_files_and_on_nothing_that_an_installer_adds(site,
     first = found()
     assert (first.unusable, first.version, dict(first.models)) == ("", "1.0", {"own": "tacit_own:own"})
     other = tmp_path / "other"
-    cached = {"__pycache__/tacit_own.cpython-311.pyc": ""}
+    # Byte code, a licence and what an installer notes.
+    cached = dict.fromkeys(("__pycache__/tacit_own.cpython-311.pyc", "tacit_own-1.0.dist-info/licenses/LICENSE"), "")
     told = {"url": "file:///elsewhere.whl", "archive_info": {}}
     installed(other, {"tacit_own.py": GOOD}, also=cached, direct_url=told)
     monkeypatch.syspath_prepend(str(other))

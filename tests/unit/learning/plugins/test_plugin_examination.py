@@ -52,7 +52,7 @@ LEAKS = {
     "normalised over the batch": (
         "# LATER",
         "x = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 0.1)",
-        "other texts of its",
+        "logits depend on the other texts",
     ),
     "without running statistics": (
         "# LATER",
@@ -61,18 +61,34 @@ LEAKS = {
         "raises ValueError on probe texts",
     ),
     # Nothing in the values, and other texts' gradients in each one's own.
-    "in the gradient alone": ("# LATER", "x = x + (x.mean(dim=0) - x.mean(dim=0).detach())", "gradient depends"),
-    "the neighbour's text": ("# LATER", "x = x + 0.1 * x.roll(1, dims=0)", "other texts of its"),
+    "in the gradient alone": (
+        "# LATER",
+        "x = x + (x.mean(dim=0) - x.mean(dim=0).detach())",
+        "gradient depends on the other texts",
+    ),
+    "the neighbour's text": ("# LATER", "x = x + 0.1 * x.roll(1, dims=0)", "logits depend on the other texts"),
     # How far it is padded is the length of the longest other text.
-    "padding in the mean": (MEAN, "return vectors.mean(dim=1)", "how far it is padded"),
-    "the padded length": (MEAN, "return vectors.sum(dim=1) / vectors.shape[1]", "how far it is padded"),
+    "padding in the mean": (MEAN, "return vectors.mean(dim=1)", "logits depend on .* how far it is padded"),
+    "the padded length": (
+        MEAN,
+        "return vectors.sum(dim=1) / vectors.shape[1]",
+        "logits depend on .* how far it is padded",
+    ),
     "padding in a softmax": (
         MEAN,
         "return (vectors.sum(2).softmax(1)[:, :, None] * vectors).sum(dim=1)",
-        "how far it is padded",
+        "logits depend on .* how far it is padded",
     ),
-    "only in training": ("# LATER", "x = x - x.mean(dim=0) if self.training else x", "other texts of its"),
-    "only in prediction": ("# LATER", "x = x if self.training else x - x.mean(dim=0)", "other texts of its"),
+    "only in training": (
+        "# LATER",
+        "x = x - x.mean(dim=0) if self.training else x",
+        "logits depend on the other texts",
+    ),
+    "only in prediction": (
+        "# LATER",
+        "x = x if self.training else x - x.mean(dim=0)",
+        "logits depend on the other texts",
+    ),
 }
 
 
@@ -89,7 +105,7 @@ def test_a_leak_that_starts_at_zero_is_found(put):
     text = GOOD.replace("# MORE", "nn.init.zeros_(self.output.weight)").replace(
         "# LATER", "x = x + self.output.weight.sum() * x.mean(dim=0)"
     )
-    with pytest.raises(PluginUnusable, match="other texts of its"):
+    with pytest.raises(PluginUnusable, match="logits depend on the other texts"):
         examine(put(text), 3, 1)
 
 
@@ -111,6 +127,11 @@ def test_what_a_module_computes_must_have_its_shape_and_no_randomness(put, new, 
     with pytest.raises(PluginUnusable, match=says) as refused:
         examine(put(GOOD.replace("# LATER", new)), 3, 1)
     assert "secret" not in str(refused.value)
+
+
+def test_settings_that_ask_for_more_memory_than_a_member_has_build_nothing(put):
+    with pytest.raises(PluginUnusable, match=r"model\.settings: .* values are more than"):
+        examine(put(settings={"hidden": 2**30}), 3, 1)
 
 
 def test_a_buffer_that_training_changes_is_refused(put):

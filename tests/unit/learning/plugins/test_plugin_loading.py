@@ -141,6 +141,19 @@ def test_a_plugin_that_raises_when_it_is_imported_ends_nothing(site, fault):
     loaded(model)
 
 
+def test_a_package_that_raises_halfway_leaves_nothing(site):
+    files = {"tacit_own_pack/__init__.py": "import tacit_own_pack.inner\n1 / 0\n", "tacit_own_pack/inner.py": ""}
+    installed(site, files, entry="tacit_own_pack:own")
+    model = model_of()
+    admit(model)
+    finders = list(sys.meta_path)
+    for _ in range(2):
+        with pytest.raises(PluginUnusable, match="raises ZeroDivisionError when it is imported"):
+            loaded(model)
+        assert not [name for name in sys.modules if name.startswith("tacit_own_pack")]
+        assert sys.meta_path == finders
+
+
 def test_an_entry_point_must_be_an_architecture(site):
     installed(site, {"tacit_own.py": GOOD}, entry="tacit_own:Module")
     model = model_of()
