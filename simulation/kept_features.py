@@ -19,6 +19,8 @@ __all__ = ["SharedFeatures", "StoredFeatures"]
 
 # Seconds to wait for another process that writes.
 _PATIENCE = 60.0
+# Rows that one statement reads.
+_ROWS = 500
 
 
 class SharedFeatures(FeatureStore):
@@ -62,7 +64,13 @@ class StoredFeatures(FeatureStore):
 
     def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
         """Return the features of the rows with these keys, as `FeatureStore.read`."""
-        found = {key: row for key in dict.fromkeys(keys) if (row := self._row(kind + key)) is not None}
+        found: dict[bytes, Features] = {}
+        wanted = list(dict.fromkeys(keys))
+        for first in range(0, len(wanted), _ROWS):
+            part = [kind + key for key in wanted[first : first + _ROWS]]
+            marks = ", ".join("?" * len(part))
+            rows = self._file.execute(f"SELECT key, row FROM features WHERE key IN ({marks})", part)  # noqa: S608
+            found |= {key[len(kind) :]: np.frombuffer(row, "<f4") for key, row in rows}
         missing = {key: place for place, key in enumerate(keys) if key not in found}
         if missing:
             made = dict(zip(missing, compute(list(missing.values())), strict=True))
@@ -72,7 +80,3 @@ class StoredFeatures(FeatureStore):
             self._file.execute("COMMIT")
             found |= made
         return np.stack([found[key] for key in keys])
-
-    def _row(self, key: bytes) -> Features | None:
-        row = self._file.execute("SELECT row FROM features WHERE key = ?", (key,)).fetchone()
-        return None if row is None else np.frombuffer(row[0], "<f4")

@@ -251,8 +251,8 @@ class Worker:
     def __init__(self, world: World) -> None:
         import torch
 
-        from learning.models.assembly import KeptModule
         from learning.plugins.loading import admit
+        from learning.training.kept import Kept
         from simulation.kept_features import StoredFeatures
 
         torch.set_num_threads(1)
@@ -265,7 +265,7 @@ class Worker:
         # For all members: they train again and again.
         self._features = StoredFeatures(world.features)
         self._like: EncodedExamples | None = None
-        self._kept = KeptModule()
+        self._kept = Kept()
 
     def train_sum(self, places: Sequence[int], number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
         """Train members one after the other, and return the sum of their vectors in the ring."""

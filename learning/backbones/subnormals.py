@@ -14,11 +14,17 @@ import ctypes
 import platform
 import struct
 from collections.abc import Iterator
+from functools import cache
 
 __all__ = ["flushed"]
 
 # Where the control register is in `fenv_t` (glibc, musl), and its bits for "flush to zero" and "are zero".
 _REGISTERS = {"x86_64": (28, 0x8040), "aarch64": (0, 1 << 24)}
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
@@ -28,7 +34,7 @@ def flushed() -> Iterator[None]:
     if found is None:
         yield
         return
-    library = ctypes.CDLL(None)
+    library = _library()
     at, bits = found
     before = ctypes.create_string_buffer(64)
     library.fegetenv(before)

@@ -81,15 +81,15 @@ class KeptModule:
     """
 
     def __init__(self) -> None:
-        self._kind: tuple[int, int, int] | None = None
+        self._shape: tuple[int, int, int] | None = None
         self._module: TextClassifier | None = None
         self._sound: bytes | None = None
 
     def module(self, entries: Entries, values: int, build: Callable[[], TextClassifier]) -> TextClassifier:
         """The module for a tokenizer of this size, as it was left, or a new one. `values`: how many it must have."""
-        kind = entries.vocabulary_size, entries.pad_id, values
-        if self._module is None or self._kind != kind:
-            self._module, self._kind = build(), kind
+        shape = entries.vocabulary_size, entries.pad_id, values
+        if self._module is None or self._shape != shape:
+            self._module, self._shape = build(), shape
         # A walk through a deep module, only if the last training was cut off.
         return self._module.eval() if self._module.training else self._module
 

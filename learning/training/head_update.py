@@ -10,6 +10,7 @@ trust the operator with what the features are, and neither with what an example 
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -39,7 +40,7 @@ from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import FedProx
 from tacit.prompt import Head, PromptedModel
 
-__all__ = ["HeadModel", "head_training", "train_head_update"]
+__all__ = ["HeadModel", "head_training", "train_head_update", "update_of_head"]
 
 _NOTHING: Mapping[str, Features] = MappingProxyType({})
 _WEIGHT, _BIAS, _CENTRE = "output.weight", "output.bias", "centre"
@@ -130,10 +131,6 @@ class HeadModel:
         """Logits (B, L) of rows of ids (B, S)."""
         return np.concatenate([self.head.logits(features[None]) for features in self.features(ids)])
 
-    def shared(self) -> dict[str, Features]:
-        """What is trained and sent, by name."""
-        return dict(zip((_WEIGHT, _BIAS), self.head.trained, strict=False))
-
 
 @flushed()
 def train_head_update(
@@ -199,11 +196,27 @@ def train_head_update(
         task = head_training(
             job, recipe, model.head, features, corpus, seed, correlated, watch, cancelled, losses.failed
         )
-        result = protection.train(task, random)
-        change = np.subtract(manifest.flatten(model.shared()), start, dtype=np.float32)
-        change = protection.protect(change, random)
-        if (warning := losses.warning()) is not None:
-            warn(warning)
+        found = update_of_head(task, corpus.population, manifest, start, protection, random, losses, warn)
+    return replace(found, measured=measured)
+
+
+def update_of_head(
+    task: HeadTraining,
+    examples: int,
+    manifest: Manifest,
+    start: NDArray[np.float32],
+    protection: Protection,
+    random: secure_agg.RandomSource,
+    losses: LossWatch,
+    warn: Callable[[str], None],
+) -> Update:
+    """Trains a head from the version's values `start`, (d,), and returns the update. See `train_update`."""
+    result = protection.train(task, random)
+    trained = dict(zip((_WEIGHT, _BIAS), task.head.trained, strict=False))
+    change = np.subtract(manifest.flatten(trained), start, dtype=np.float32)
+    change = protection.protect(change, random)
+    if (warning := losses.warning()) is not None:
+        warn(warning)
     if result is None:
-        return Update(change, corpus.population, 0.0, 0, 0, None, measured)
-    return Update(change, corpus.population, result.loss_sum, result.correct, result.count, None, measured)
+        return Update(change, examples, 0.0, 0, 0)
+    return Update(change, examples, result.loss_sum, result.correct, result.count)

@@ -7,6 +7,7 @@ private parameters are returned separately and are no part of it.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,13 +21,15 @@ from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
 from learning.models import TextClassifier
-from learning.models.assembly import NOTHING, KeptModule, assembled_module
+from learning.models.assembly import NOTHING, assembled_module
+from learning.models.classifier import TextModel
 from learning.prompts.features import features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.training.divergence import check_not_diverged
 from learning.training.head import HeadTraining, LinearHead
-from learning.training.head_update import head_training
+from learning.training.head_update import head_training, update_of_head
+from learning.training.kept import Kept, head_alone
 from learning.training.outcome import LossWatch, Progress, TrainingLost, TrainingResult, losing, recipe_of
 from learning.training.persons import persons_in
 from learning.training.task import LocalTraining
@@ -62,7 +65,7 @@ def train_update(
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
     warn: Callable[[str], None] = lambda _: None,
-    kept: KeptModule | None = None,
+    kept: Kept | None = None,
 ) -> Update:
     """Trains from a version on the corpus and returns the update.
 
@@ -88,8 +91,8 @@ def train_update(
         progress: Called with (step, steps, loss), which stay on this machine.
         cancelled: Asked before every step.
         warn: Called with what went wrong in a training whose update is returned nevertheless. It stays on this machine.
-        kept: What a process keeps that trains many members of this job, such as a simulation: the module, and whether
-            the version has diverged, which then one of them finds out for all.
+        kept: What a process keeps that trains many members of this job, such as a simulation: one of them then finds
+            out for all whether the version has diverged.
 
     Returns:
         The protected change, float32 (d,), with the training metrics (zeros under a mechanism). If the method remembers
@@ -110,8 +113,25 @@ def train_update(
 
         examine(job.model, len(job.labels), int.from_bytes(random.bytes(7), "big"), device)
     start = manifest.decode(base)
-    module, division = assembled_module(job, corpus, manifest, start, private or {}, backbone, frozen, kept)
     recipe = recipe_of(job, round)
+    assemble = partial(assembled_module, job, corpus, manifest, start, private or {}, backbone, frozen, kept)
+    losses = LossWatch(job)
+
+    def watch(at: Progress) -> None:
+        losses.step(at.step, at.steps, at.loss)
+        progress(at.step, at.steps, at.loss)
+
+    if kept is not None and head_alone(job):
+        head, network = kept.head(manifest, start, frozen), partial(_network_of, assemble)
+        if isinstance(job.mechanism, NoMechanism | DpSgd):
+            kept.check_not_diverged(head, base, recipe, network)
+        with losing(job, public=True):
+            features = kept.features(job, corpus, head.weight.shape[1], network)
+            alone = head_training(
+                job, recipe, head, features, corpus, seed, correlated, watch, cancelled, losses.failed
+            )
+            return update_of_head(alone, corpus.population, manifest, start, protection, random, losses, warn)
+    module, division = assemble()
     moves = trains_private(job.method, job.mechanism)
     # Parameters that a member keeps, and its own vocabulary, depend on its data. Then it may tell nothing about the
     # model.
@@ -125,12 +145,6 @@ def train_update(
             # Which member looks first depends on the number of processes, so the probe must not depend on the member.
             check_not_diverged(module, recipe, int.from_bytes(hashlib.sha256(base).digest()[:8]) >> 1)
             kept.found_sound(base)
-
-    losses = LossWatch(job)
-
-    def watch(at: Progress) -> None:
-        losses.step(at.step, at.steps, at.loss)
-        progress(at.step, at.steps, at.loss)
 
     with losing(job, public=public):
         # A job whose model writes has no metrics.
@@ -181,6 +195,13 @@ def train_update(
         # A model that generates text has no accuracy, and the operator would see one.
         return Update(change, corpus.population, 0.0, 0, 0, after, measured)
     return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after, measured)
+
+
+def _network_of(assemble: Callable[[], tuple[TextModel, object]]) -> PromptedModule:
+    module, _ = assemble()
+    if not isinstance(module, PromptedModule):
+        raise TypeError("a head is on a prompted model's network")
+    return module
 
 
 def _head_of(module: PromptedModule) -> LinearHead:

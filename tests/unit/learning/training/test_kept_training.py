@@ -8,12 +8,14 @@ import pytest
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.backbones.stored import read_backbone
 from learning.mechanisms.protection import protection_of
-from learning.models.assembly import KeptModule
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
-from learning.training import divergence, update
+from learning.training import divergence, outcome, update
+from learning.training import kept as kept_training
+from learning.training.kept import Kept
 from learning.training.outcome import VersionDiverged
 from learning.training.update import train_update
+from simulation.kept_features import StoredFeatures
 from tacit.job import JobSpec
 from tacit.mechanism import DpSgd, NoMechanism
 from tests.support.tiny_jobs import TinyJob
@@ -44,13 +46,13 @@ def job(request, tmp_path_factory):
     return read_job_bundle(folder / "bundle"), None
 
 
-def member(bundle, number, like=None):
+def member(bundle, number, like=None, features=None):
     labels = bundle.document.labels
     rows = [
         Example(" ".join(WORDS[(number + at * step) % len(WORDS)] for step in range(1, 2 + at % 4)), labels[at % 2])
         for at in range(7)
     ]
-    return EncodedExamples(rows, bundle.document, bundle.public_tokenizer, like=like)
+    return EncodedExamples(rows, bundle.document, bundle.public_tokenizer, features, like=like)
 
 
 def trained(bundle, backbone, mechanism, corpus, base, kept=None):
@@ -79,18 +81,18 @@ def trained(bundle, backbone, mechanism, corpus, base, kept=None):
 
 
 @pytest.mark.parametrize("mechanism", [NoMechanism(), DP_SGD], ids=["none", "dp-sgd"])
-def test_a_kept_module_trains_as_a_new_one(job, mechanism):
+def test_a_kept_module_trains_as_a_new_one(job, mechanism, tmp_path):
     bundle, backbone = job
     if bundle.private is not None and mechanism is DP_SGD:
         pytest.skip("this method has no mechanism here")
     start = bundle.manifest.decode(bundle.weights)
     random = np.random.default_rng(0)
     versions = [(start + 0.1 * random.standard_normal(len(start))).astype("<f4").tobytes() for _ in range(2)]
-    members = [member(bundle, 0), member(bundle, 4)]
-    kept, seen = KeptModule(), []
-    for corpus, version in itertools.product(members, versions):
-        change, private = trained(bundle, backbone, mechanism, corpus, version)
-        again, also = trained(bundle, backbone, mechanism, corpus, version, kept)
+    shared = [member(bundle, number, features=StoredFeatures(tmp_path)) for number in (0, 4)]
+    kept, seen = Kept(), []
+    for place, version in itertools.product(range(2), versions):
+        change, private = trained(bundle, backbone, mechanism, member(bundle, 4 * place), version)
+        again, also = trained(bundle, backbone, mechanism, shared[place], version, kept)
         assert np.array_equal(change, again)
         assert (private is None) == (also is None)
         if private is not None:
@@ -108,7 +110,9 @@ def test_one_member_finds_out_for_all_whether_a_version_has_diverged(job, monkey
     monkeypatch.setattr(
         update, "check_not_diverged", lambda module, recipe, seed: (seeds.append(seed), real(module, recipe, seed))
     )
-    kept, members = KeptModule(), [member(bundle, 0), member(bundle, 4)]
+    spread = outcome.check_spread
+    monkeypatch.setattr(kept_training, "check_spread", lambda found, recipe: (seeds.append(-1), spread(found, recipe)))
+    kept, members = Kept(), [member(bundle, 0), member(bundle, 4)]
     for corpus in members * 2:
         trained(bundle, backbone, NoMechanism(), corpus, bundle.weights, kept)
     assert len(seeds) == 1
@@ -116,13 +120,15 @@ def test_one_member_finds_out_for_all_whether_a_version_has_diverged(job, monkey
     start = bundle.manifest.decode(bundle.weights)
     other = (start * np.float32(1.5)).astype("<f4").tobytes()
     for corpus in members:
-        trained(bundle, backbone, NoMechanism(), corpus, other, KeptModule())
-    assert seeds[1] == seeds[2] != seeds[0]
+        trained(bundle, backbone, NoMechanism(), corpus, other, Kept())
+    assert len(seeds) == 3
+    assert seeds[1] == seeds[2]
 
     def diverges(*_):
         raise VersionDiverged("it has")
 
     monkeypatch.setattr(update, "check_not_diverged", diverges)
+    monkeypatch.setattr(kept_training, "check_spread", diverges)
     # Nothing of a version that was found bad is remembered as sound.
     for _ in range(2):
         with pytest.raises(VersionDiverged):
