@@ -34,6 +34,8 @@ __all__ = ["Accuracy", "Gain", "OwnReport", "gains", "own_rows", "try_own", "var
 
 # Members whose steps are attacked, and texts of each.
 _ATTACKED, _TEXTS = 2, 8
+# Members below which a standard error says nothing.
+_MIN_TOLD = 5
 # Share of a member's rows that only measure it.
 _OWN_TEST = 0.25
 _WRITTEN, _SAME, _SHARED, _ALONE = (
@@ -74,7 +76,9 @@ class Gain:
     def sentence(self) -> str:
         """The gain in points, and whether it is more than its error leaves to chance."""
         points, error = 100 * self.gain, 100 * self.error
-        if abs(points) <= 2 * error or not points:
+        if self.members < _MIN_TOLD:
+            said = "too few members to tell"
+        elif abs(points) <= 2 * error or not points:
             said = "makes no difference that these members show"
         else:
             said = "helps" if points > 0 else "costs"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from coordinator.cli.job import bundle
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
+from learning.models.assembly import whole_model
 from learning.text.encoder import VocabularyInvalid
 from learning.text.tables import entries_of
 from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
@@ -341,6 +342,12 @@ def test_a_frozen_encoder_travels_once_and_beside_it_what_is_trained(
     assert made.private is not None
     assert [tensor.name for tensor in made.private[0].tensors] == ["embedding.weight"]
     assert any(sentence.startswith("frozen: ") for sentence in said)
+    # What answers has the changes in its matrices, under the names of a plain encoder.
+    start = made.private[0].unflatten(made.private[0].decode(made.private[1]))
+    tokenizer = made.tokenizer or made.base_tokenizer
+    assert tokenizer is not None
+    module, _ = whole_model(made.document, made.manifest, made.weights, tokenizer, start, frozen=made.frozen)
+    assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"embedding", "encoder", "output"}
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,10 @@ def test_a_gain_is_a_mean_of_differences_with_its_error():
     assert (large.members, large.gain) == (2, pytest.approx(0.05))
     assert (few.of, few.gain) == ("2 members with at most 25 % unknown words", pytest.approx(0.05))
     assert many.gain == pytest.approx(0.1)
-    assert every.sentence == "against x, all 4 members: helps (+7.5 points, standard error 2.5)"
-    level = gains(written, written, "x", [1, 1, 1, 1], [])
+    assert every.sentence == "against x, all 4 members: too few members to tell (+7.5 points, standard error 2.5)"
+    more = gains([*written, *written], [*other, *other], "x", [1] * 8, [])
+    assert more[0].sentence == "against x, all 8 members: helps (+7.5 points, standard error 1.6)"
+    level = gains([*written, *written], [*written, *written], "x", [1] * 8, [])
     assert len(level) == 1
     assert "no difference" in level[0].sentence
 
