@@ -11,12 +11,12 @@ structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.p
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _garbage_of_one_module() -> Iterator[None]:
-    """Exempts what a module leaves behind from later collections: imports and caches, which live to the end.
+def _garbage_of_earlier_modules() -> None:
+    """Exempts what earlier modules left behind from later collections: imports and caches, which live to the end.
 
     A whole collection takes a second when all tests' imports and caches are in it. Conversions to ONNX ask for one.
+    pytest lets go of a module's last fixtures only after their end, so this is at the start of the next one.
     """
-    yield
     gc.collect()
     gc.freeze()
 
