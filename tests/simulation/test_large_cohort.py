@@ -56,9 +56,11 @@ def refusals(fleet, name=VICTIM):
     return [payload_of(each) for each in fleet.members[name].said if isinstance(payload_of(each), AttemptRefusal)]
 
 
-def test_a_round_of_250_with_dropouts_in_every_phase_opens_the_sum():
-    fleet = large()
-    # At most 25 may be lost. Two are lost before each phase, by what they receive in it.
+# The light graph loses at most 10 of 210, and costs a third. With 56 neighbours, at most 25 of 250 may be lost.
+@pytest.mark.parametrize(("fleet_of", "size"), [(few, FEW), pytest.param(large, SIZE, marks=pytest.mark.long)])
+def test_a_round_with_dropouts_in_every_phase_opens_the_sum(fleet_of, size):
+    fleet = fleet_of()
+    # Two are lost before each phase, by what they receive in it.
     phases = [
         AttemptOpened,
         secure_agg.DigestRoster,
@@ -82,11 +84,11 @@ def test_a_round_of_250_with_dropouts_in_every_phase_opens_the_sum():
     assert end.published
     in_sum = {name for name, kind in lost.items() if kind in (secure_agg.Survivors, secure_agg.Confirmations)}
     assert set(end.survivors) == set(fleet.members) - (lost.keys() - in_sum)
-    assert len(end.survivors) == 244
+    assert len(end.survivors) == size - 6
     missed = {each.member: each.phase for each in end.dropouts}
     assert {missed[name] for name, kind in lost.items() if kind is secure_agg.DigestRoster} == {"share"}
-    assert len(sizes) == 248
-    assert set(sizes) == {248}
+    assert len(sizes) == size - 2
+    assert set(sizes) == {size - 2}
     # Nobody read more than its neighbours' dealings.
     context = fleet.members["m0"].state.memory.sent[0]
     assert context.survivors == frozenset(end.survivors)

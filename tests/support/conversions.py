@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["anew", "shared"]
+__all__ = ["anew", "light", "shared"]
 
 Converted = Callable[..., bytes]
 
@@ -93,3 +93,17 @@ def anew() -> Iterator[None]:
         yield
     finally:
         _off.pop()
+
+
+@contextlib.contextmanager
+def light() -> Iterator[None]:
+    """Checks that conversions until the block ends need no decomposition pass, which takes half of each."""
+
+    def decomposed(program: Any, *_: Any) -> None:
+        raise AssertionError(f"this graph is traced twice more: {program.graph}")
+
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch, anew():
+        patch.setattr(torch.export.ExportedProgram, "run_decompositions", decomposed)
+        yield

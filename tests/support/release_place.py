@@ -134,6 +134,10 @@ class Wire:
             raise Killed
 
 
+# By job, round and texts.
+_CHANGES = {}
+
+
 class Place:
     """One member's home. `life` runs one process in it."""
 
@@ -170,8 +174,7 @@ class Place:
         job = self.bundle.document
         assignment = Assignment(self.job, self.rounds, job.digest(), job.weights, self.rounds - 1, 1000)
         reserved = budget.reserve(assignment, job, budget.protection(job, len(self.examples)))
-        update = trained(self.bundle, self.examples, random=Seeded(f"round {self.rounds}"))
-        values = self.bundle.manifest.decode(self.bundle.weights) + update.change
+        values = self.bundle.manifest.decode(self.bundle.weights) + self._change()
         model = TrainedModel(
             job, self.bundle.public_tokenizer, self.rounds, job.weights, self.bundle.manifest.unflatten(values)
         )
@@ -182,6 +185,15 @@ class Place:
         releaser.keep(model, budget.charged_to(attempt))
         budget.ended(attempt, "published", bytes(32), None)
         return None
+
+    def _change(self):
+        """What this round's training changes. It is the same in every test of a process, so it is trained once."""
+        job = self.bundle.document.digest()
+        texts = tuple((each.text, each.label) for each in self.examples)
+        if (job, self.rounds, texts) not in _CHANGES:
+            update = trained(self.bundle, self.examples, random=Seeded(f"round {self.rounds}"))
+            _CHANGES[job, self.rounds, texts] = update.change
+        return _CHANGES[job, self.rounds, texts]
 
     def give(self, releaser, until=None, seconds=120.0):
         """Runs the releaser over a fresh connection until nothing is left to do, or `until()` holds."""

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from tests.support.places import ROOT
 
-__all__ = ["Started", "as_at_the_start", "import_everything", "knows", "start"]
+__all__ = ["Started", "as_at_the_start", "import_everything", "knows", "served", "start"]
 
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
@@ -155,12 +155,37 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-def start(words: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path, env: Mapping[str, str]) -> Started:
-    """Starts a command for which `knows` is true. The caller keeps the streams, which are file descriptors."""
+def served() -> str:
+    """Starts this run's server if none runs, and returns its name."""
+    _server(_name())
+    return _name()[1:]
+
+
+def start(
+    words: Sequence[str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    cwd: Path,
+    env: Mapping[str, str],
+    name: str | None = None,
+) -> Started:
+    """Starts a command for which `knows` is true. The caller keeps the streams, which are file descriptors.
+
+    Args:
+        words: the command line.
+        stdin: a file descriptor.
+        stdout: a file descriptor.
+        stderr: a file descriptor.
+        cwd: the folder in which the command runs.
+        env: the command's environment.
+        name: the server, as `served` named it in another process. None: this run's.
+    """
     read, write = os.pipe()
     request = json.dumps({"words": list(words), "cwd": str(cwd), "env": dict(env)}).encode()
     with _ASKING:
-        server = _server()
+        server = _server(_name() if name is None else f"\0{name}")
         socket.send_fds(server, [request], [stdin, stdout, stderr, write])
         os.close(write)
         answer = server.recv(64)
@@ -182,12 +207,12 @@ def _name() -> str:
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(name: str) -> socket.socket:
     # The second attempt finds the server that the first one started. More are needed if one is just about to end.
     for _ in range(5):
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(ConnectionError):
-            ours.connect(_name())
+            ours.connect(name)
             # It greets once it has imported everything. One that is about to end hangs up instead.
             if ours.recv(64):
                 atexit.register(ours.close)
@@ -196,7 +221,7 @@ def _server() -> socket.socket:
         listening, its = os.pipe()
         _STARTED.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.support.warm", _name()[1:], str(its)],
+                [sys.executable, "-m", "tests.support.warm", name[1:], str(its)],
                 pass_fds=[its],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,

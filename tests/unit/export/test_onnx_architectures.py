@@ -13,6 +13,7 @@ from export.onnx import _convert
 from learning.models import TextClassifier, build
 from learning.text.encoder import TextEncoder, wordpiece_tokenizer
 from tacit.model import BiLSTMModel, Model, TextCNNModel, TransformerModel
+from tests.support import conversions
 
 torch.set_num_threads(1)
 MAX = 24
@@ -61,7 +62,8 @@ def exported(request: pytest.FixtureRequest) -> Exported:
     with torch.no_grad():
         # A value that would show if anything read the padding.
         module.embedding.weight[encoder.pad_id] = 2.0
-    data = _convert(module, encoder)
+    with conversions.light():
+        data = _convert(module, encoder)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return model, module, onnx.load_from_string(data), lambda ids: session.run(["logits"], {"input_ids": ids})[0]
 

@@ -1,5 +1,6 @@
 """Prompted models as ONNX: one file with the prompt inside, and one backbone file with prompts beside it."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from export.prompted import PromptedBackbone, PromptFile, PromptInvalid, convert_backbone, convert_prompted, prompt_file
 from learning.prompts.setting import Cloze, PromptTuning, PTuning
+from tests.support import conversions
 from tests.support.tiny_prompts import CLOZE, VOCABULARY, prompted, texts
 
 torch.set_num_threads(1)
@@ -18,7 +20,9 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize(("family", "injection"), [("bert", "lstm"), ("t5", "prefix-mlp")], ids=["bert", "t5"])
 def test_the_file_gives_the_modules_logits_at_every_shape(family, injection) -> None:
     module = prompted(family, injection).eval()
-    data = convert_prompted(module)
+    # T5 adds to its positions in place.
+    with conversions.light() if family == "bert" else nullcontext():
+        data = convert_prompted(module)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     seen, largest = [], 0.0
     for batch in (1, 2, 5):
@@ -45,7 +49,8 @@ def test_the_file_gives_the_modules_logits_at_every_shape(family, injection) -> 
 @pytest.fixture(scope="module")
 def split() -> tuple[bytes, PromptedBackbone]:
     """A RoBERTa file for any soft prompt, and a session that runs it."""
-    data = convert_backbone(prompted("roberta"))
+    with conversions.light():
+        data = convert_backbone(prompted("roberta"))
     return data, PromptedBackbone(data, threads=1)
 
 

@@ -59,7 +59,7 @@ def test_a_device_needs_a_part_of_what_a_member_with_torch_installs():
     assert 10_000_000 < small < large / 2
 
 
-@pytest.mark.parametrize("kind", ["torch", "device"])
+@pytest.mark.parametrize("kind", [pytest.param("torch", marks=pytest.mark.long), "device"])
 def test_the_worker_trains_two_rounds_and_says_what_they_took(tmp_path, kind):
     bundled(tmp_path, mechanism=DP, training=SGD)
     rows = tmp_path / "rows.jsonl"

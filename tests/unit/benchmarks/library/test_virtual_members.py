@@ -85,6 +85,8 @@ def arrays_of(world):
     return {place: States(world.states).load(place) for place in range(len(MEMBERS))}
 
 
+# In every run, `tests/unit/simulation/test_simulate.py` compares two workers with one.
+@pytest.mark.long
 def test_two_workers_give_the_same_bits_as_one(tmp_path):
     found = []
     for workers in (1, 2):

@@ -15,10 +15,11 @@ from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.sessions import MemberSession, Sessions
-from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage import open_blobs, records
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, AttemptOpened, JobEnded, Standby
 from tacit.reason import Reason
+from tests.support.databases import empty_database
 from tests.support.fleet import job_document
 from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
 
@@ -57,7 +58,7 @@ class Unreliable:
 
 async def started(tmp_path, verify=verify):
     job = job_document()
-    database = Unreliable(open_database(f"sqlite:///{tmp_path}/tacit.db"))
+    database = Unreliable(empty_database(tmp_path))
     stored = await database.run(
         lambda session: records.create_job(
             session, name=job.name, document=job.digest(), rounds_total=3, version=job.weights, now_ms=1

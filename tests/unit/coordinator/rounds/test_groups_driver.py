@@ -13,7 +13,7 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
-from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage import open_blobs, records
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import protection_of
 from tacit.attempt import AttemptId
@@ -22,6 +22,7 @@ from tacit.mechanism import DpSgd
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, word
 from tacit.validation import HALF, NoisedMetrics
+from tests.support.databases import empty_database
 from tests.support.fleet import VALUES, job_document
 from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, names, verify
 
@@ -89,7 +90,7 @@ class Crowd:
 
 async def played(tmp_path, crowd, until):
     job = crowd.job
-    database = open_database(f"sqlite:///{tmp_path}/tacit.db")
+    database = empty_database(tmp_path)
     stored = await database.run(
         lambda session: records.create_job(
             session, name=job.name, document=job.digest(), rounds_total=1, version=job.weights, now_ms=1

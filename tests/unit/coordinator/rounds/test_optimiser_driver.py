@@ -33,6 +33,7 @@ from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpen
 from tacit.reason import Reason, sentence
 from tacit.server_optimiser import FedAdamServer, FedAvgMServer, FedYogiServer
 from tacit.vector import layout_of
+from tests.support.databases import empty_database
 from tests.support.fleet import VALUES, job_document
 from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
 
@@ -127,7 +128,7 @@ class Coordinator:
         self.store = open_blobs(str(folder / "store"))
         self.store.put(np.zeros(VALUES, "<f4").tobytes())
         self.metrics = Metrics("test")
-        database = self.database()
+        database = empty_database(folder)
         database.run_now(
             lambda s: records.create_job(
                 s, name=job.name, document=job.digest(), rounds_total=job.rounds.count, version=job.weights, now_ms=1

@@ -14,10 +14,11 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.state import Parameters
 from coordinator.rounds.uploads import UploadDesk
-from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage import open_blobs, records
 from coordinator.storage.times import job_times
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
+from tests.support.databases import empty_database
 from tests.support.fleet import job_document
 from tests.support.sum_fleet import FEDERATION, key_of, verify
 
@@ -48,7 +49,7 @@ def test_a_driver_reports_its_job_a_failure_and_its_return(tmp_path):
     async def run():
         job = job_document()
         rounds = job.rounds
-        database = Unreliable(open_database(f"sqlite:///{tmp_path}/tacit.db"))
+        database = Unreliable(empty_database(tmp_path))
         stored = await database.run(
             lambda session: records.create_job(
                 session, name=job.name, document=job.digest(), rounds_total=3, version=job.weights, now_ms=1
@@ -95,7 +96,7 @@ def test_a_driver_reports_its_job_a_failure_and_its_return(tmp_path):
 def test_a_restart_does_not_change_the_age_of_a_round(tmp_path):
     async def run():
         job = job_document()
-        database = open_database(f"sqlite:///{tmp_path}/tacit.db")
+        database = empty_database(tmp_path)
 
         def create(session):
             records.create_job(

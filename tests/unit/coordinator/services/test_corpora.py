@@ -45,6 +45,7 @@ from tacit.token import secret_hash
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
+from tests.support.databases import empty_database
 from tests.support.ordered_corpora import corpus_file, finished_job, ordering_job, statement_of
 from tests.support.processes import PATIENCE, command
 from toolkit.durable import durable_file
@@ -63,7 +64,7 @@ class House:
         self.folder = party.coordinator_folder(tmp_path / "coordinator")
         self.book = AuthorityBook.of(party.authority())
         self.federation = self.book.trust.federation
-        self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
+        self.database = empty_database(tmp_path)
         self.store, self.metrics = open_blobs(str(tmp_path / "store")), Metrics("test")
         self.spool = tmp_path / "spool"
         self.channels: list[grpc.aio.Channel] = []

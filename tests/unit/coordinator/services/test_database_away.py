@@ -8,13 +8,14 @@ import pytest
 import structlog
 
 from coordinator.services.unusable import come_again
-from coordinator.storage import open_database, records
+from coordinator.storage import records
 from tacit.reason import Reason
 from tacit.status import reason_of
+from tests.support.databases import empty_database
 
 
 def test_the_caller_is_told_to_retry_and_the_log_says_why(tmp_path):
-    database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
+    database = empty_database(tmp_path)
     database.close()
 
     async def answer(_request, context):

@@ -47,6 +47,7 @@ from tacit.token import secret_hash
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party
+from tests.support.databases import empty_database
 from tests.support.fleet import job_document
 
 ONE, OTHER = b"1" * 16, b"2" * 16
@@ -59,7 +60,7 @@ class House:
         """`how` has further arguments of the servicer."""
         folder = party.coordinator_folder(tmp_path / "coordinator")
         self.root = load_root(folder)
-        self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
+        self.database = empty_database(tmp_path)
         self.statements: list[str] = []
         self.writes: list[str] = []
         event.listen(self.database._engine, "before_cursor_execute", self._executed)

@@ -13,13 +13,13 @@ from coordinator.authority import Anchors, AuthorityBook
 from coordinator.pki import Authority
 from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.storage import records
-from coordinator.storage.database import open_database
 from coordinator.storage.members import record_certificate, spend_token
 from coordinator.storage.requests import AnswerUnfit, answer, asked
 from coordinator.storage.roster import entries
 from tacit.identity import Role
 from tacit.reason import Reason
 from tacit.roster import Kind
+from tests.support.databases import empty_database
 from tests.support.party import authority, key, present
 
 DER = serialization.Encoding.DER
@@ -46,7 +46,7 @@ def request(number):
 @pytest.fixture
 def database(tmp_path):
     """A database in which north is enrolled with key 2."""
-    made = open_database(f"sqlite:///{tmp_path}/tacit.db")
+    made = empty_database(tmp_path)
     now_ms = int(present().timestamp() * 1000)
     made.run_now(lambda s: records.invite(s, "north", "0" * 24, SECRET, now_ms + 1000, now_ms))
     made.run_now(lambda s: spend_token(s, "0" * 24, SECRET, fingerprint(2), present()))

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.domain.tokens import StoredToken
 from coordinator.storage import records
-from coordinator.storage.database import open_database
+from tests.support.databases import empty_database
 from tests.support.token_desk import MemoryTokenDesk, TokenDeskSuite
 
 
@@ -34,7 +34,7 @@ def test_a_stored_token_does_not_print_its_hash(now):
 class TestDatabaseTokenDesk(TokenDeskSuite):
     @pytest.fixture
     def database(self, tmp_path):
-        database = open_database(f"sqlite:///{tmp_path}/tacit.db")
+        database = empty_database(tmp_path)
         yield database
         database.close()
 

@@ -1,6 +1,5 @@
 """A database of each kind for each test: a SQLite file, and a database of a real PostgreSQL server."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from coordinator.storage.database import Database, open_database
+from tests.support.databases import migrated
 from tests.support.postgres import Postgres, running_postgres
 
 
@@ -34,19 +34,11 @@ def another_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Pat
     return server.database()
 
 
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with today's schema and no rows."""
-    path = tmp_path_factory.mktemp("migrated") / "tacit.db"
-    open_database(f"sqlite:///{path}").close()
-    return path
-
-
 @pytest.fixture
-def database(database_url: str, migrated_file: Path) -> Iterator[Database]:
+def database(database_url: str) -> Iterator[Database]:
     """An open database without rows."""
     if database_url.startswith("sqlite"):
-        shutil.copy(migrated_file, make_url(database_url).database)
+        Path(make_url(database_url).database).write_bytes(migrated())
     database = open_database(database_url)
     yield database
     database.close()

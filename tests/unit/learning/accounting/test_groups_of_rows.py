@@ -54,7 +54,13 @@ def test_persons_and_rows_are_never_added_up():
 
 
 @pytest.mark.parametrize(
-    ("rows", "rate", "sigma", "steps"), [(2, 0.1, 4.0, 20), (5, 0.05, 6.0, 50), (10, 0.3, 30.0, 30), (3, 1.0, 20.0, 10)]
+    ("rows", "rate", "sigma", "steps"),
+    [
+        (2, 0.1, 4.0, 20),
+        (5, 0.05, 6.0, 50),
+        pytest.param(10, 0.3, 30.0, 30, marks=pytest.mark.long),
+        pytest.param(3, 1.0, 20.0, 10, marks=pytest.mark.long),
+    ],
 )
 def test_a_group_of_rows_costs_at_least_its_exact_mixture(rows, rate, sigma, steps):
     """dp-accounting composes the mixture of Gaussians that k sampled rows are (Ganesh 2024). Ours is never below it."""

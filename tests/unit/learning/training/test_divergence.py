@@ -30,7 +30,7 @@ def data(count=60, labels=3, seed=0):
     return ids, ids[:, 0] % labels
 
 
-@pytest.mark.parametrize("made", [TextCNNModel, BiLSTMModel])
+@pytest.mark.parametrize("made", [TextCNNModel, pytest.param(BiLSTMModel, marks=pytest.mark.long)])
 def test_versions_before_and_after_long_training_have_not_diverged(made):
     module = build(made(embedding=8, dropout=0.0, max_tokens=12), 40, 3, 0, seed=1)
     check_not_diverged(module, RECIPE, 0)
