@@ -34,7 +34,7 @@ from learning.training.outcome import LossWatch, Progress, TrainingLost, Trainin
 from learning.training.persons import persons_in
 from learning.training.task import LocalTraining
 from learning.validation.measuring import ValidationData, measured_metrics
-from tacit.job import JobDocument
+from tacit.job import JobDocument, Training
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import keeps_anything, keeps_state, trains_private
@@ -108,10 +108,7 @@ def train_update(
     if device == "cpu":
         # Members may share a machine, where one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
-    if isinstance(job.model, PluginModel):
-        from learning.plugins.examination import examine
-
-        examine(job.model, len(job.labels), int.from_bytes(random.bytes(7), "big"), device)
+    _examine_plugin(job, random, device)
     start = manifest.decode(base)
     recipe = recipe_of(job, round)
     assemble = partial(assembled_module, job, corpus, manifest, start, private or {}, backbone, frozen, kept)
@@ -139,12 +136,7 @@ def train_update(
     # Noise on whole updates alone moves a version far, and a lower learning rate would not help.
     by_steps = isinstance(job.mechanism, NoMechanism | DpSgd)
     if public and by_steps and not isinstance(job.model, RvaeModel):
-        if kept is None:
-            check_not_diverged(module, recipe, seed)
-        elif not kept.is_sound(base):
-            # Which member looks first depends on the number of processes, so the probe must not depend on the member.
-            check_not_diverged(module, recipe, int.from_bytes(hashlib.sha256(base).digest()[:8]) >> 1)
-            kept.found_sound(base)
+        _check_version(module, recipe, seed, base, kept)
 
     with losing(job, public=public):
         # A job whose model writes has no metrics.
@@ -195,6 +187,24 @@ def train_update(
         # A model that generates text has no accuracy, and the operator would see one.
         return Update(change, corpus.population, 0.0, 0, 0, after, measured)
     return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after, measured)
+
+
+def _examine_plugin(job: JobDocument, random: secure_agg.RandomSource, device: str) -> None:
+    """Raises PluginUnusable if the job's model is a plugin's and breaks its contract here."""
+    if isinstance(job.model, PluginModel):
+        from learning.plugins.examination import examine
+
+        examine(job.model, len(job.labels), int.from_bytes(random.bytes(7), "big"), device)
+
+
+def _check_version(module: TextModel, recipe: Training, seed: int, base: bytes, kept: Kept | None) -> None:
+    """Raises VersionDiverged. A process that trains many members looks at a version once."""
+    if kept is None:
+        check_not_diverged(module, recipe, seed)
+    elif not kept.is_sound(base):
+        # Which member looks first depends on the number of processes, so the probe must not depend on the member.
+        check_not_diverged(module, recipe, int.from_bytes(hashlib.sha256(base).digest()[:8]) >> 1)
+        kept.found_sound(base)
 
 
 def _network_of(assemble: Callable[[], tuple[TextModel, object]]) -> PromptedModule:
