@@ -89,7 +89,7 @@ fuzz: $(STAMP) ## every reader of bytes from outside, SECONDS (600) each
 	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS)
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,ray]'
 	for name in $$($(BIN)/python -m benchmarks --names); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.report
 

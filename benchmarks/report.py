@@ -31,6 +31,7 @@ from benchmarks.private_vocabularies.report import PAGE as PRIVATE_VOCABULARIES
 from benchmarks.prompts.report import PAGE as PROMPTS
 from benchmarks.reconstruction.report import PAGE as RECONSTRUCTION
 from benchmarks.secure_aggregation.report import PAGE as SECURE_AGGREGATION
+from benchmarks.simulation.report import PAGE as SIMULATION
 from benchmarks.synthesis.report import PAGE as SYNTHESIS
 
 __all__ = ["PAGES", "figure_text", "write_report"]
@@ -48,6 +49,7 @@ PAGES: tuple[Page, ...] = (
     RECONSTRUCTION,
     DEVICE,
     GENERATION,
+    SIMULATION,
 )
 
 NOT_MEASURED = "(no figure)"

@@ -1,0 +1,1 @@
+"""Benchmarks of the simulation, alone and beside Flower's."""
