@@ -23,7 +23,7 @@ from learning.text.tables import entries_of
 from secure_agg import packed_size
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
-from tests.support.processes import BIN, EXAMPLES, PATIENCE, Federation, Process, command, succeed  # type: ignore[attr-defined]
+from tests.support.processes import BIN, EXAMPLES, PATIENCE, Federation, Process, command, succeed
 from toolkit.console import ExitCode
 
 pytestmark = pytest.mark.timeout(600)
