@@ -38,8 +38,8 @@ from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
-    from export.figures import Figures
     from learning.prompts.features import FeatureStore
+    from simulation.scoring import VersionFigures
     from tacit.job import JobDocument, JobSpec
 
 __all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
@@ -130,7 +130,8 @@ class Played:
             of their group did.
         seconds: of the clock.
         change: L2 norm of the version's step.
-        accuracy, loss, balanced_accuracy, macro_f1: of the version on the test rows; None if it was not scored.
+        accuracy, loss, balanced_accuracy, macro_f1: of the version on the test rows; None if it was not scored. For a
+            model that writes, accuracy and loss count response tokens, and the other two are None.
         version: SHA-256 of the version, in hexadecimal.
     """
 
@@ -157,11 +158,6 @@ def check_simulated(job: "JobDocument | JobSpec") -> None:
         raise NotSimulated(f"job {job.name} asks a question and trains nothing; there is nothing to simulate")
     if isinstance(job.model, RvaeModel):
         raise NotSimulated("an rvae has no accuracy; measure a classifier on its texts (coordinator finetune)")
-    if writes(job.model):
-        raise NotSimulated(
-            "model.task: a model that writes has no accuracy, by which a simulation scores versions; bundle the job, "
-            "and measure its versions with `coordinator evaluate`"
-        )
 
 
 def world_of(
@@ -336,15 +332,19 @@ class Simulation:
             totals[group_of[place]] += vector
         return [(len(group), total) for group, total in zip(opened, totals, strict=True)]
 
-    def _figures(self, values: Vector, store: "FeatureStore | None") -> "Figures | None":
+    def _figures(self, values: Vector, store: "FeatureStore | None") -> "VersionFigures | None":
         from simulation.kept_features import SharedFeatures
-        from simulation.scoring import figures_of_version
+        from simulation.scoring import VersionFigures, figures_of_version, token_figures_of_version
 
         bundle, rows = self._crew.world.bundle, self._crew.world.common
         # A part of the model stays with each member, so that no one model exists.
         if not self.job.complete:
             return None
-        return figures_of_version(bundle, values, rows, SharedFeatures() if store is None else store)
+        if writes(self.job.model):
+            tokens = token_figures_of_version(bundle, values, rows)
+            return VersionFigures(tokens.accuracy.value, tokens.loss.value)
+        found = figures_of_version(bundle, values, rows, SharedFeatures() if store is None else store)
+        return VersionFigures(found.accuracy, found.loss, found.balanced_accuracy, found.macro_f1)
 
     # ---- the folder ------------------------------------------------------------------------------------------------
 
