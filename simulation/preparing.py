@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Literal
 
 from learning.backbones.collection import Collection
-from learning.text.data import Example, check_labels
+from learning.text.data import Example
 from learning.text.persons import persons_of, unit_of_job
 from simulation.engines import Engine, local_engine, ray_engine
 from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 from simulation.server import Server
 from simulation.simulate import NotSimulated, Plan, Simulation, Summing, world_of
 from simulation.trial import Rows, divide
+from simulation.trying import check_rows
 from simulation.virtual_members import Crew, Worker
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, JobSpec
+from tacit.prompt import writes
 
 __all__ = ["Engines", "Prepared", "Shares", "dealt", "opened", "parts_of", "prepared"]
 
@@ -178,7 +180,9 @@ def prepared(
             'mechanism.unit = "person": the rows do not say whose they are, so this would play another mechanism; name '
             "the column that says it with --person COLUMN (person= in Python)"
         )
-    check_labels([*rows.examples, *test], job.labels)
+    check_rows([*rows.examples, *test], job)
+    if writes(job.model) and shares.kind == "label":
+        raise NotSimulated("rows of a job that writes have no labels; deal them by another partition, such as quantity")
     members = dealt(rows, shares, seed)
     with _alone(folder):
         return _prepared(job, base, folder, members, tuple(test), report, collection)

@@ -38,7 +38,7 @@ from tacit.prompt import writes
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
-    from export.figures import Figures
+    from simulation.scoring import VersionFigures
     from tacit.job import JobDocument, JobSpec
 
 __all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
@@ -129,7 +129,8 @@ class Played:
             of their group did.
         seconds: of the clock.
         change: L2 norm of the version's step.
-        accuracy, loss, balanced_accuracy, macro_f1: of the version on the test rows; None if it was not scored.
+        accuracy, loss, balanced_accuracy, macro_f1: of the version on the test rows; None if it was not scored. For a
+            model that writes, accuracy and loss count response tokens, and the other two are None.
         version: SHA-256 of the version, in hexadecimal.
     """
 
@@ -156,11 +157,6 @@ def check_simulated(job: "JobDocument | JobSpec") -> None:
         raise NotSimulated(f"job {job.name} asks a question and trains nothing; there is nothing to simulate")
     if isinstance(job.model, RvaeModel):
         raise NotSimulated("an rvae has no accuracy; measure a classifier on its texts (coordinator finetune)")
-    if writes(job.model):
-        raise NotSimulated(
-            "model.task: a model that writes has no accuracy, by which a simulation scores versions; bundle the job, "
-            "and measure its versions with `coordinator evaluate`"
-        )
 
 
 def world_of(
@@ -332,14 +328,18 @@ class Simulation:
         total = self._summing(job, number, hashlib.sha256(data).digest(), cohort, sending, vectors)
         return [(len(sending), total)]
 
-    def _figures(self, values: Vector) -> "Figures | None":
-        from simulation.scoring import figures_of_version
+    def _figures(self, values: Vector) -> "VersionFigures | None":
+        from simulation.scoring import VersionFigures, figures_of_version, token_figures_of_version
 
         bundle, rows = self._crew.world.bundle, self._crew.world.common
         # A part of the model stays with each member, so that no one model exists.
         if not self.job.complete:
             return None
-        return figures_of_version(bundle, values, rows, self._features)
+        if writes(self.job.model):
+            tokens = token_figures_of_version(bundle, values, rows)
+            return VersionFigures(tokens.accuracy.value, tokens.loss.value)
+        found = figures_of_version(bundle, values, rows, self._features)
+        return VersionFigures(found.accuracy, found.loss, found.balanced_accuracy, found.macro_f1)
 
     # ---- the folder ------------------------------------------------------------------------------------------------
 

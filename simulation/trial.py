@@ -7,12 +7,12 @@ noise protects nobody, and the rows are public.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from learning.text.data import Example
+from learning.text.data import DataInvalid, Example
 from simulation.partitions import Partition, by_column, by_label, by_ratios
 from simulation.server import Server
 from tacit.job import JobSpec
@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.prompts.features import FeatureStore
 
-__all__ = ["Divided", "Outcome", "PartitionKind", "Rows", "RowsUnfit", "deal", "divide", "majority", "run_trial"]
+__all__ = [
+    "Divided",
+    "Outcome",
+    "PartitionKind",
+    "Rows",
+    "RowsUnfit",
+    "column_of",
+    "deal",
+    "divide",
+    "majority",
+    "run_trial",
+]
 
 PartitionKind = Literal["even", "label", "column"]
 
@@ -42,6 +53,18 @@ class Rows:
 
     examples: tuple[Example, ...]
     column: tuple[str, ...] = ()
+
+
+def column_of(examples: Iterable[Example], column: str) -> tuple[str, ...]:
+    """The values of a column that was read as the rows' label.
+
+    Raises:
+        DataInvalid: a row has none.
+    """
+    values = [each.label for each in examples]
+    if lacking := values.count(None):
+        raise DataInvalid(f"{lacking} of {len(values)} rows have no {column}; fill the column")
+    return tuple(map(str, values))
 
 
 @dataclass(frozen=True)
@@ -77,12 +100,14 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
         RowsUnfit: there is one label only, or a part would be empty or have one label.
     """
     labels = {example.label for example in rows.examples}
-    if len(labels) < 2:
+    # Rows without labels are dialogues.
+    least = 1 if labels == {None} else 2
+    if len(labels) < least:
         raise RowsUnfit(
             f"all {len(rows.examples)} rows have the label {next(iter(labels), None)!r}; give rows of at least two "
             "labels"
         )
-    keys = [repr(each.texts if each.person is None else each.person) for each in rows.examples]
+    keys = [_key(each) for each in rows.examples]
     whole = sorted(set(keys))
     random.Random(f"divide/{seed}").shuffle(whole)
     tested, chosen = round(test * len(whole)), round(validation * len(whole))
@@ -92,10 +117,11 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
         parts[part_of[key]].append(place)
     names = ("test", "validation", "training")
     for name, part in zip(names, parts, strict=True):
-        if len({rows.examples[place].label for place in part}) < 2:
+        if len({rows.examples[place].label for place in part}) < least:
+            needs = "rows of two labels" if least == 2 else "at least one"
             raise RowsUnfit(
                 f"{len(rows.examples)} rows are too few: the {name} part would have {len(part)} of them, and it needs "
-                "rows of two labels; give more rows"
+                f"{needs}; give more rows"
             )
     apart, by, train = parts
     column = tuple(rows.column[place] for place in train) if rows.column else ()
@@ -104,6 +130,13 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
         tuple(rows.examples[place] for place in by),
         tuple(rows.examples[place] for place in apart),
     )
+
+
+def _key(row: Example) -> str:
+    """What keeps rows in one part: their person, or their text; a dialogue's prompts are its text."""
+    if row.person is not None:
+        return f"person/{row.person}"
+    return repr(row.texts if row.label is not None or row.dialogue is None else row.dialogue.prompts)
 
 
 def deal(rows: Rows, kind: PartitionKind, members: int, alpha: float, seed: int) -> tuple[tuple[Example, ...], ...]:

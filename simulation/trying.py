@@ -17,14 +17,22 @@ from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.accounting.planning import Setting, cost_of_job
 from learning.backbones.collection import Collection
-from learning.text.data import DataInvalid, Example, check_labels, check_pairs, read_data, read_examples
+from learning.text.data import (
+    DataInvalid,
+    Example,
+    check_dialogues,
+    check_labels,
+    check_pairs,
+    read_data,
+    read_examples,
+)
 from learning.training.local import TrainingCancelled
 from simulation.kept_features import SharedFeatures
 from simulation.own_trial import OwnReport, try_own
 from simulation.server import Server
 from simulation.suggestion import DELTA, Situation, changed, head_alone, suggest, with_noise_for
 from simulation.sweep import Candidate, Plan, Progress, Scored, Sweep, best_of, described, sweep
-from simulation.trial import Divided, PartitionKind, Rows, RowsUnfit, deal, divide, majority, run_trial
+from simulation.trial import Divided, PartitionKind, Rows, RowsUnfit, column_of, deal, divide, majority, run_trial
 from simulation.verdict import Verdict, verdict
 from simulation.word_counts import predicted
 from tacit.job import JobSpec
@@ -32,9 +40,9 @@ from tacit.job_parts import Training
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import FedAvg, keeps_anything, keeps_state
 from tacit.model import RvaeModel
-from tacit.prompt import Cloze, Head, NoInjection, PromptedModel, reads_pairs, writes
+from tacit.prompt import Cloze, Generate, Head, NoInjection, PromptedModel, reads_pairs, writes
 
-__all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "read_rows", "try_job", "try_kept"]
+__all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "check_rows", "read_rows", "try_job", "try_kept"]
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,18 @@ def check_job(job: JobSpec) -> None:
         raise ValueError("aggregation.groups: a trial of a job whose members keep a part makes one sum; leave it out")
 
 
+def check_rows(examples: Sequence[Example], job: JobSpec, *, dialogue_columns: bool = True) -> None:
+    """Check that rows have what the job learns from: its labels, or a response if its model writes.
+
+    Raises:
+        DataInvalid: some have not.
+    """
+    if isinstance(job.model, PromptedModel) and isinstance(job.model.task, Generate):
+        check_dialogues(examples, job.model.task.template.roles, dialogue_columns=dialogue_columns)
+    else:
+        check_labels(examples, job.labels)
+
+
 def read_rows(
     path: Path,
     job: JobSpec,
@@ -161,15 +181,26 @@ def read_rows(
     label: str,
     text_b: str | None = None,
     person: str | None = None,
+    prompt: str | None = None,
+    response: str | None = None,
+    messages: str | None = None,
     column: str | None = None,
 ) -> Rows:
-    """Read labelled rows with the person of each, if a column names it, and a column that members are made of.
+    """Read rows with the person of each, if a column names it, and a column that members are made of.
+
+    Rows have a label of the job, or if its model writes a dialogue.
 
     Raises:
         DataInvalid: the file cannot be read, a column is missing, or a label is not the job's.
     """
+    if writes(job.model):
+        turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
+        read = read_data(path, text=text, label=None, person=person, **turns)
+        check_rows(read.examples, job, dialogue_columns=read.dialogue_columns)
+        sites = [] if column is None else read_data(path, text=text, label=column, **turns).examples
+        return Rows(tuple(read.examples), () if column is None else column_of(sites, column))
     examples = read_data(path, text=text, label=label, text_b=text_b, person=person).examples
-    check_labels(examples, job.labels)
+    check_rows(examples, job)
     if reads_pairs(job.model):
         check_pairs(examples)
     values: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from learning.text.data import DataInvalid, examples_of
-from simulation.trial import Rows
+from simulation.trial import Rows, column_of
 
 __all__ = ["Data", "rows_of"]
 
@@ -20,9 +20,12 @@ def rows_of(
     data: Data,
     *,
     text: str,
-    label: str,
+    label: str | None,
     text_b: str | None = None,
     person: str | None = None,
+    prompt: str | None = None,
+    response: str | None = None,
+    messages: str | None = None,
     column: str | None = None,
 ) -> Rows:
     """Return labelled rows, and a column that members are made of.
@@ -31,19 +34,20 @@ def rows_of(
 
     Args:
         data: rows.
-        text, label, text_b, person, column: names of columns.
+        text, label, text_b, person, prompt, response, messages, column: names of columns. label: None reads dialogues.
 
     Raises:
         DataInvalid: a column is missing, or a cell cannot be read.
     """
     if isinstance(data, str | Path):
         raise TypeError("paths are read by `simulation.trying.read_rows`")
-    rows = list(_mappings(data, text, label))
+    rows = list(_mappings(data, text, label or "label"))
     if not rows:
         raise DataInvalid("there are no rows; give at least some of each label")
     try:
-        found = tuple(examples_of(rows, text=text, label=label, text_b=text_b, person=person))
-        values = () if column is None else tuple(str(each.label) for each in examples_of(rows, text=text, label=column))
+        turns = {"prompt": prompt, "response": response, "messages": messages}
+        found = tuple(examples_of(rows, text=text, label=label, text_b=text_b, person=person, **turns))
+        values = () if column is None else column_of(examples_of(rows, text=text, label=column, **turns), column)
     except DataInvalid as error:
         # The same sentences as of a command, with a function's arguments.
         said = re.sub(r"--([a-z]+)(-b)?", lambda option: f"{option[1]}{'_b' if option[2] else ''}=", str(error))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.job import JobSpec
+from tacit.prompt import writes
 from tacit_api.jobs import read_job
 from tacit_api.rows import Data, rows_of
 
@@ -78,21 +79,20 @@ class Simulated:
             ValueError: there is no such version, or the model cannot be exported.
         """
         from export.bundle import read_job_bundle
-        from export.onnx import export_model
         from simulation.rounds import backbone_of
 
         bundle = read_job_bundle(self.folder / "bundle")
+        parts = bundle.document, bundle.manifest, self._bytes(number), bundle.public_tokenizer, Path(out)
         more: dict[str, Any] = {} if (backbone := backbone_of(bundle)) is None else {"backbone": backbone}
-        export_model(
-            bundle.document,
-            bundle.manifest,
-            self._bytes(number),
-            bundle.public_tokenizer,
-            Path(out),
-            _samples(self.job),
-            frozen=bundle.frozen,
-            **more,
-        )
+        if writes(self.job.model):
+            from export.generator import export_generator
+            from learning.text.turns import Dialogue
+
+            export_generator(*parts, [Dialogue.of(f"What is {self.job.name}?")], frozen=bundle.frozen, **more)
+        else:
+            from export.onnx import export_model
+
+            export_model(*parts, _samples(self.job), frozen=bundle.frozen, **more)
         return Path(out)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
@@ -157,6 +157,9 @@ def simulate(
     label: str = "label",
     text_b: str | None = None,
     person: str | None = None,
+    prompt: str | None = None,
+    response: str | None = None,
+    messages: str | None = None,
     folder: str | Path | None = None,
     backbones: str | Path | None = None,
     progress: Callable[["Played"], None] = lambda _: None,
@@ -184,6 +187,7 @@ def simulate(
         job: a job file, its content as a mapping, or a `JobSpec`. Paths in it are relative to the file, or to the
             current folder.
         data: labelled rows: a file, a pandas DataFrame, a `datasets` Dataset, or a list of mappings or (text, label).
+            For a job that writes, rows with `prompt` and `response`, or `messages`.
         members: how many members share the rows.
         partition: `even`; `label` or `quantity`, in shares from Dir(alpha); `ratios:1,1,3`; `column`.
         alpha: of the draws; small makes members unlike.
@@ -202,6 +206,9 @@ def simulate(
         label: the column of the label.
         text_b: the column of a pair's second text.
         person: the column that says whose row it is. A person's rows then go to one member, or to the test.
+        prompt: of a job that writes, the column of the prompt; None: `prompt`.
+        response: the column of the response; None: `response`.
+        messages: the column of a dialogue's turns; None: `messages`.
         folder: of the results; one that holds the same simulation goes on. None: a temporary one, which goes with the
             result.
         backbones: the operator's folder of backbones, which `model.base` may name.
@@ -227,6 +234,8 @@ def simulate(
         folder = kept.name
     target = Path(folder)
 
+    more = {"text_b": text_b, "prompt": prompt, "response": response, "messages": messages}
+
     def read(given: Data, which: str | None = None, whose: str | None = None) -> "Rows":
         if isinstance(given, str | Path):
             from simulation.home import in_a_members_home
@@ -236,8 +245,9 @@ def simulate(
                 raise ValueError(
                     f"{given} lies in a member's home ({home}), so its rows are not public; use public rows"
                 )
-            return read_rows(Path(given), spec, text=text, label=label, text_b=text_b, person=whose, column=which)
-        return rows_of(given, text=text, label=label, text_b=text_b, person=whose, column=which)
+            return read_rows(Path(given), spec, text=text, label=label, person=whose, column=which, **more)
+        labelled = None if writes(spec.model) else label
+        return rows_of(given, text=text, label=labelled, person=whose, column=which, **more)
 
     rows = read(data, column, person)
     if isinstance(test, float):

@@ -209,7 +209,7 @@ def main() -> None:
         return
     paths = [SHARED / "trec" / f"{part}.jsonl.gz" for part in ("train", "test")]
     if not all(path.exists() for path in paths):
-        raise NoData(f"{paths[0].parent} is missing: this benchmark reads TREC (docs/benchmarks.md lists the files)")
+        raise NoData(f"{paths[0].parent} is missing: this benchmark reads TREC")
     train, test = map(read_examples, paths)
     results.open([0])
     python = {"torch": Path(sys.executable), "device": device_environment()}

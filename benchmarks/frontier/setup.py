@@ -221,9 +221,7 @@ def read_data(name: str) -> Data:
 def _rows(name: str, part: str) -> list[Example]:
     path = SHARED / name / f"{part}.jsonl.gz"
     if not path.exists():
-        raise NoData(
-            f"{path} is missing: this benchmark reads {name}; put it there (docs/benchmarks.md lists the files)"
-        )
+        raise NoData(f"{path} is missing: this benchmark reads {name}; put it there")
     names, person = DATASETS[name].names, DATASETS[name].person
     if person == "author":
         return [row for row in map(authored, read_rows(path).examples) if row is not None]

@@ -159,8 +159,6 @@ def _one(tested: Tested) -> Pair:
 def _rows(name: str, part: str) -> list[dict[str, Any]]:
     path = SHARED / name / f"{part}.jsonl.gz"
     if not path.exists():
-        raise NoData(
-            f"{path} is missing: this benchmark reads {name}; put it there (docs/benchmarks.md lists the files)"
-        )
+        raise NoData(f"{path} is missing: this benchmark reads {name}; put it there")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

@@ -46,7 +46,7 @@ def check_data(vocabulary: Vocabulary) -> None:
         if not path.exists():
             raise NoData(
                 f"{path} is missing: this benchmark needs the public TREC questions and a public vocabulary under "
-                f"{SHARED} (docs/benchmarks.md lists the files); put them there and run it again"
+                f"{SHARED}; put them there and run it again"
             )
 
 

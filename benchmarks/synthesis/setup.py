@@ -118,7 +118,7 @@ def check_data(name: str) -> None:
         if not path.exists():
             raise NoData(
                 f"{path} is missing: this benchmark needs SST-2, TREC, WikiText and GloVe under {SHARED} "
-                "(docs/benchmarks.md lists the files); put them there and run it again"
+                "; put them there and run it again"
             )
 
 

@@ -78,6 +78,16 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="The column of a prompt, for a model that writes. Default: prompt.", show_default=False),
+    ] = None,
+    response: Annotated[
+        str | None, typer.Option(help="The column of the response. Default: response.", show_default=False)
+    ] = None,
+    messages: Annotated[
+        str | None, typer.Option(help="The column of a dialogue's turns. Default: messages.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -133,11 +143,12 @@ def simulate(
         check_simulated(job)
         plan = Plan(seed=seed, cohort=cohort, losses=Losses.read(dropout), score_every=score_every)
         shares = Shares.read(partition, members, alpha)
-        rows = read_rows(data, job, text=text, label=label, text_b=text_b, person=person, column=column)
+        more = {"text_b": text_b, "prompt": prompt, "response": response, "messages": messages}
+        rows = read_rows(data, job, text=text, label=label, person=person, column=column, **more)
         if test_data is None:
             rows, apart = parts_of(rows, test=test, seed=seed)
         else:
-            apart = read_rows(test_data, job, text=text, label=label, text_b=text_b).examples
+            apart = read_rows(test_data, job, text=text, label=label, **more).examples
         made = prepared(
             job,
             file.parent,

@@ -537,6 +537,9 @@ def examples_of(
     label: str | None = "label",
     text_b: str | None = None,
     person: str | None = None,
+    prompt: str | None = None,
+    response: str | None = None,
+    messages: str | None = None,
 ) -> Iterator[Example]:
     """Reads rows that a program holds, by the rules of a file's rows: `read_data` of the same rows gives the same.
 
@@ -546,11 +549,14 @@ def examples_of(
         label: As in `read_data`.
         text_b: As in `read_data`.
         person: As in `read_data`.
+        prompt: As in `read_data`.
+        response: As in `read_data`.
+        messages: As in `read_data`.
 
     Raises:
         DataInvalid: A row cannot be used.
     """
-    columns = _wanted(text, label, text_b, person, None, None, None)
+    columns = _wanted(text, label, text_b, person, prompt, response, messages)
     for number, row in enumerate(rows, 1):
         yield _example(row, columns, _Place("the data", number, False, "row"))
 

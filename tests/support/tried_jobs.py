@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tacit.job import JobSpec
 
-__all__ = ["TOML", "written_job", "written_rows"]
+__all__ = ["TOML", "WRITER", "written_job", "written_rows"]
 
 _WORDS = {"day": ["sun", "noon", "light", "bright"], "night": ["moon", "dark", "star", "late"]}
 _REST = ["the", "is", "was", "over", "a", "hill", "and", "we", "saw"]
@@ -41,6 +41,30 @@ learning_rate = 2.0
 
 [rounds]
 count = 2
+min_members = 3
+"""
+
+# With `saved_writer` in a folder `writer` beside it.
+WRITER = """\
+schema = 1
+name = "tried"
+seed = 5
+[model]
+architecture = "prompted"
+base = "writer"
+max_tokens = 48
+injection = {name = "lora", rank = 2}
+task = {name = "generate", template = "chatml", max_new_tokens = 16}
+[mechanism]
+name = "dp-sgd"
+noise_multiplier = 2.0
+lot = 4
+steps = 2
+[training]
+optimiser = "sgd"
+learning_rate = 0.1
+[rounds]
+count = 3
 min_members = 3
 """
 

@@ -6,6 +6,7 @@ and started anew for each round. Only their coins are replaced by the simulation
 
 import asyncio
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import tacit
 from coordinator.rounds.in_memory import InMemory
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
@@ -21,10 +23,13 @@ from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Preparer
 from export.bundle import read_job_bundle
+from export.evaluate_writing import evaluate_generator
 from learning.mechanisms.banded import best_coefficients
+from learning.text.data import DataInvalid
 from learning.text.persons import unit_of_job, units_of
+from learning.text.turns import Dialogue
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
-from simulation.simulate import Plan
+from simulation.simulate import NotSimulated, Plan
 from simulation.trying import read_rows
 from simulation.virtual_members import SeededRandom, cohort_of, seed_of
 from tacit.attempt import AttemptId
@@ -33,7 +38,8 @@ from tacit.messages import Assignment
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.tiny_models import saved
-from tests.support.tried_jobs import TOML, written_job
+from tests.support.tiny_writers import saved_writer
+from tests.support.tried_jobs import TOML, WRITER, written_job, written_rows
 
 SEED, MEMBERS = 5, 4
 ROUNDS = TOML.replace("count = 2", "count = 3").replace("noise_multiplier = 0.3", "noise_multiplier = 2.0")
@@ -57,7 +63,7 @@ PERSONS = PERSONS.partition("[vocabulary]")[0] + HEAD + PERSONS.partition("# Fou
 # Four bands: an example is drawn at most every fourth step, and rounds of three steps end within a band.
 CORRELATED = ROUNDS.replace("steps = 6", f"steps = 3\ncoefficients = {list(best_coefficients(4, 9))}")
 CORRELATED = CORRELATED.replace("lot = 20", "lot = 4")
-JOBS = {"rows": ROUNDS, "persons": PERSONS, "correlated": CORRELATED}
+JOBS = {"rows": ROUNDS, "persons": PERSONS, "correlated": CORRELATED, "writer": WRITER}
 
 
 class Watcher:
@@ -122,8 +128,12 @@ class Real:
 def prepare(folder, toml):
     file, data = written_job(folder, toml)
     saved(folder / "encoder", "bert", bare=True)
-    job = JobSpec.from_toml(file)
-    rows, test = parts_of(read_rows(data, job, text="text", label="label", person="person"), test=0.2, seed=0)
+    if toml is WRITER:
+        saved_writer(folder / "writer")
+        asked = [{"prompt": each["text"], "response": f"the {each['label']}"} for each in written_rows(60)]
+        data.write_text("".join(json.dumps(each) + "\n" for each in asked))
+    job, person = JobSpec.from_toml(file), None if toml is WRITER else "person"
+    rows, test = parts_of(read_rows(data, job, text="text", label="label", person=person), test=0.2, seed=0)
     return prepared(job, folder, rows, test, Shares(members=MEMBERS), folder / "first", seed=0)
 
 
@@ -161,7 +171,10 @@ def test_a_simulation_publishes_the_versions_of_real_members(name, tmp_path, mon
     assert really(made, tmp_path / "real", monkeypatch) == simulated
 
 
-@pytest.mark.parametrize("name", [pytest.param("persons", marks=pytest.mark.long), "correlated"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("persons", marks=pytest.mark.long), "correlated", pytest.param("writer", marks=pytest.mark.long)],
+)
 def test_neither_workers_nor_a_stop_change_a_version(name, tmp_path):
     made = prepare(tmp_path / "job", JOBS[name])
     whole = play(made, tmp_path / "whole")
@@ -188,3 +201,22 @@ def test_a_persons_rows_are_in_one_place(tmp_path):
     # A column decides alone: two members may know the same person, and each protects it with what it has.
     by_site = dealt(rows, Shares.read("column", 3, 1.0), 0)
     assert sum(len({row.person for row in part}) for part in by_site) > 32
+
+
+def test_a_model_that_writes_is_scored_as_its_export_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved_writer(tmp_path / "writer")
+    (tmp_path / "job.toml").write_text(WRITER.replace("count = 3", "count = 1"))
+    rows = [{"prompt": each["text"], "response": f"the {each['label']}"} for each in written_rows(60)]
+    found = tacit.simulate("job.toml", rows, members=3, test=rows[:8])
+    (played,) = found.rounds
+    assert (played.balanced_accuracy, played.macro_f1) == (None, None)
+    dialogues = [Dialogue.of(each["prompt"], each["response"]) for each in rows[:8]]
+    tokens = evaluate_generator(found.export("model"), dialogues).tokens
+    assert played.loss == pytest.approx(tokens.loss.value, abs=1e-4)
+    assert played.accuracy == pytest.approx(tokens.accuracy.value, abs=1e-9)
+    assert tacit.load("model").answer("the sun") is not None
+    with pytest.raises(NotSimulated, match="rows of a job that writes have no labels"):
+        tacit.simulate("job.toml", rows, members=3, partition="label")
+    with pytest.raises(DataInvalid, match="1 of 68 rows have no response"):
+        tacit.simulate("job.toml", [*rows[:-1], {"prompt": "the moon"}], members=3, test=rows[:8])

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from tests.support.tried_jobs import written_job
+from tests.support.tiny_writers import saved_writer
+from tests.support.tried_jobs import WRITER, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
 
@@ -70,3 +71,16 @@ def test_rounds_are_shown_and_a_second_run_adds_none(job):
     assert "another plan" in simulated(*words, "--dropout", "random:0.1", code=ExitCode.USAGE)
     job.write_text(job.read_text().replace("learning_rate = 2.0", "learning_rate = 1.0"))
     assert "before it was changed" in simulated(*words, code=ExitCode.USAGE)
+
+
+def test_a_model_that_writes_reads_the_columns_that_are_named(job):
+    saved_writer(job.parent / "writer")
+    job.write_text(WRITER.replace("count = 3", "count = 1"))
+    rows = [{"ask": each["text"], "say": f"the {each['label']}", "site": each["site"]} for each in written_rows(60)]
+    (job.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("job.toml", *DATA, "--partition", "column", "--column", "site")
+    assert "no column 'turns'" in simulated(*words, "--messages", "turns", code=ExitCode.USAGE)
+    shown = simulated(*words, "--prompt", "ask", "--response", "say")
+    assert [line.split()[:2] for line in shown.splitlines() if line[:1].isdigit()] == [["1", "3"]]
+    none = simulated(*words[:-1], "ward", "--prompt", "ask", "--response", "say", code=ExitCode.USAGE)
+    assert "60 of 60 rows have no ward; fill the column" in none
