@@ -165,6 +165,8 @@ def operators(*extras: str) -> str:
 
 
 SENTENCES = [
+    # First, since it closes TLS 1.2 before anything of its process imports grpc.
+    ("edge_client export desk --out model --data rows.jsonl", install_with("edge", "export")),
     ("coordinator init federation", operators()),
     ("coordinator backup out", operators()),
     ("coordinator store prune", operators()),
@@ -174,8 +176,6 @@ SENTENCES = [
     ("coordinator simulate job.toml --data rows.jsonl", operators("export")),
     ("coordinator finetune desk --test rows.jsonl --out model", operators("export")),
     ("coordinator sample desk --out texts.jsonl", operators("export")),
-    ("edge_client export desk --out model", install_with("edge", "export")),
-    ("edge_client predict model hello", install_with("edge")),
 ]
 
 
