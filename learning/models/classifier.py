@@ -63,11 +63,6 @@ class TextModel(nn.Module):
     # The fewest rows that are worth a pass of their own to save padding.
     piece_rows: int = 1
 
-    @property
-    def coarseness(self) -> float:
-        """The relative step of the numbers that the model computes with: below float32 if something frozen does."""
-        return torch.finfo(torch.float32).eps
-
     def judged(self, ids: Tensor, targets: Tensor, adjusted: Adjusted | None = None) -> tuple[Tensor, Tensor]:
         """The loss (B,) of each example, in nats, and whether it is right (B,) bool.
 

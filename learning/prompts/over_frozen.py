@@ -27,11 +27,6 @@ class OverFrozen(TextModel):
         # The network may compute in less than float32. The word tables outside it do not.
         self._network, self._tables = Frozen(backbone), Frozen(backbone)
 
-    @property
-    def coarseness(self) -> float:
-        """As in `TextModel`."""
-        return torch.finfo(self._kind).eps
-
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Changes nothing: the word embedding is frozen, and other models use the same memory.

@@ -198,25 +198,3 @@ def test_checkpointing_keeps_less() -> None:
         kept[checkpointing] = sum(seen.values())
         loss.backward()
     assert kept[True] < kept[False] / 3
-
-
-class Rounded(CausalModel):
-    """Its scores differ by the batch's size, as the kernels of a GPU do."""
-
-    by = 0.0
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) * (1 + (self.by if len(ids) > 1 else 0.0))
-
-
-def test_the_self_check_knows_how_coarse_bfloat16_is() -> None:
-    module = causal("llama", "lora")
-    module.__class__ = Rounded
-    module.by = 2**-7  # type: ignore[assignment]
-    with module.computing_in("bfloat16"):
-        check_examples_apart(module, 7)
-    with pytest.raises(ModelUnsuitable, match="depend on the other texts"):
-        check_examples_apart(module, 7)
-    module.by = 0.5  # type: ignore[assignment]
-    with module.computing_in("bfloat16"), pytest.raises(ModelUnsuitable, match="depend on the other texts"):
-        check_examples_apart(module, 7)
