@@ -31,7 +31,7 @@ from learning.text.turns import Dialogue
 from learning.training.update import train_update
 from simulation.virtual_members import SeededRandom
 from tacit.bundle import BACKBONE_FILE
-from tacit.job import Aggregation, JobSpec, Rounds, Training
+from tacit.job import Aggregation, JobDocument, JobSpec, Rounds, Training
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.model import PromptedModel
 from tacit.prompt import Generate, Injection, LoRA, PrefixTuning
@@ -208,7 +208,8 @@ class Planned:
             "learning_rate": recipe.learning_rate,
             # Under dp-sgd it only bounds the rows in memory.
             "batch": recipe.batch if epsilon is None else PIECE,
-            "precision": "bfloat16",
+            # dp-sgd computes each example's gradient in float32.
+            "precision": "bfloat16" if epsilon is None else "float32",
             "schedule": {"decay": "cosine"},
         }
         mechanism: NoMechanism | DpSgd = NoMechanism()
@@ -221,8 +222,9 @@ class Planned:
             "rounds": Rounds(count=recipe.rounds, min_members=many, target_members=many),
             "seed": seed,
         }
-        here = replace(bundle, document=bundle.document.model_copy(update=changes))
-        return cls(here, parts, multipliers, recipe, seed)
+        # Read once more, so that it is a job that a member would take.
+        document = JobDocument.from_json(bundle.document.model_copy(update=changes).canonical(), what="the cell's job")
+        return cls(replace(bundle, document=document), parts, multipliers, recipe, seed)
 
     def with_values(self, values: Vector, lengths: Sequence[float], seconds: int) -> Trained:
         """Return the cell as it was trained to these values."""
