@@ -11,6 +11,7 @@ plugin is code of somebody whom this machine's owner trusts (docs/own-models.md)
 """
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -134,9 +135,9 @@ def _check_shapes(module: TextClassifier, ids: Tensor, labels: int, max_tokens: 
 
 
 def _check_draws(module: TextClassifier, ids: Tensor) -> None:
-    """Checks that a seed determines every draw in training, and that training keeps nothing but parameters."""
+    """Checks that a seed determines every draw in training, and that a forward pass keeps and changes nothing."""
     module.train()
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    before = {name: (each._version, each.detach().clone()) for name, each in _state(module)}
     found = []
     with torch.no_grad():
         for _ in range(2):
@@ -147,12 +148,19 @@ def _check_draws(module: TextClassifier, ids: Tensor) -> None:
             "the plugin's module gives other logits for the same texts and the same seed; draw through self.dropout "
             "alone, and keep nothing between calls"
         )
-    for name, buffer in module.named_buffers():
-        if name not in buffers or not torch.equal(buffer, buffers[name]):
+    for name, each in _state(module):
+        # A write that changes nothing on these weights, such as a bound on a norm, counts as well.
+        if name not in before or before[name][0] != each._version or not torch.equal(each, before[name][1]):
             raise PluginUnusable(
                 f"the plugin's module changes {name} in training, so it would keep data without noise; use a layer "
-                "without running statistics"
+                "without running statistics, and write to no parameter"
             )
+
+
+def _state(module: TextClassifier) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, by name."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def _check_device(module: TextClassifier, ids: Tensor, device: str) -> None:

@@ -142,6 +142,37 @@ def test_a_buffer_that_training_changes_is_refused(put):
         examine(put(text), 3, 1)
 
 
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "torch.embedding_renorm_(self.places.weight, at, 1.0, 2.0)",
+        # No row of the probe's weights is as long, and after some steps of training one may be.
+        "torch.embedding_renorm_(self.places.weight, at, 1e9, 2.0)",
+        "self.places.weight.data[at] /= self.places.weight[at].norm(dim=1, keepdim=True).clamp(min=1)",
+    ],
+)
+def test_a_parameter_that_training_changes_by_itself_is_refused(put, trained, write):
+    """What a forward pass writes is clipped by nobody and has no noise: here, how long the longest text is."""
+    text = GOOD.replace("# MORE", f"self.places = nn.Embedding(sizes.max_tokens, 6).requires_grad_({trained})")
+    text = text.replace('"hidden": "encoder"', '"hidden": "encoder", "places": "encoder"')
+    text = text.replace("return (sizes.embedding", "return sizes.max_tokens * 6 + (sizes.embedding")
+    text = text.replace(
+        "def classify(self, vectors, seen):",
+        """def classify(self, vectors, seen):
+        at = torch.arange(vectors.shape[1])
+        if self.training:
+            with torch.no_grad():
+                WRITE
+        vectors = vectors + self.places(at.expand(len(vectors), -1))""".replace("WRITE", write),
+    )
+    model = put(text)
+    # Its gradients are clipped as they should be.
+    check_examples_apart(build(model, 20, 3, 0, seed=1).train(), 7)
+    with pytest.raises(PluginUnusable, match=r"changes places\.weight in training"):
+        examine(model, 3, 1)
+
+
 def test_a_constant_that_stays_on_the_cpu_is_found_before_a_training_elsewhere(put):
     """The meta device stands for one that is not the CPU: it computes nothing, and refuses tensors of others."""
     constant = GOOD.replace("# MORE", "self.constant = torch.ones(4)").replace("# LATER", "x = x * self.constant")
