@@ -66,6 +66,12 @@ LEAKS = {
         "x = x + (x.mean(dim=0) - x.mean(dim=0).detach())",
         "gradient depends on the other texts",
     ),
+    # Gradients of one loss at a time are small, and zero at the other texts.
+    "in the sum of steep losses alone": (
+        "# LATER",
+        "if x.requires_grad: x.register_hook(lambda g: g / g.norm().clamp(min=10.0))",
+        "gradient depends on the other texts",
+    ),
     "the neighbour's text": ("# LATER", "x = x + 0.1 * x.roll(1, dims=0)", "logits depend on the other texts"),
     # How far it is padded is the length of the longest other text.
     "padding in the mean": (MEAN, "return vectors.mean(dim=1)", "logits depend on .* how far it is padded"),
@@ -98,6 +104,11 @@ def test_a_text_whose_numbers_are_not_its_own_is_refused(put, leak, seed):
     old, new, says = LEAKS[leak]
     with pytest.raises(PluginUnusable, match=says):
         examine(put(GOOD.replace(old, new)), 3, seed)
+
+
+def test_gradients_that_are_bounded_text_by_text_pass(put):
+    new = "if x.requires_grad: x.register_hook(lambda g: g / g.norm(dim=1, keepdim=True).clamp(min=10.0))"
+    examine(put(GOOD.replace("# LATER", new)), 3, 1)
 
 
 def test_a_leak_that_starts_at_zero_is_found(put):
