@@ -183,9 +183,9 @@ def _check_device(module: TextClassifier, ids: Tensor, device: str) -> None:
 
 
 def _others(module: TextClassifier, ids: Tensor, max_tokens: int) -> list[Tensor]:
-    """The same first text of `ids` (1, S), padded to several lengths."""
+    """The same first text of `ids` (1, S), padded to several lengths, the longest of the job among them."""
     length = max(module.min_tokens, int((ids != module.pad_id).sum()))
-    lengths = {length, ids.shape[1], min(max_tokens, ids.shape[1] + _PADDING)}
+    lengths = {length, ids.shape[1], min(max_tokens, ids.shape[1] + _PADDING), max_tokens}
     padded = torch.full((1, max(lengths)), module.pad_id, dtype=ids.dtype)
     padded[:, : ids.shape[1]] = ids
     return [padded[:, :each] for each in sorted(lengths)]

@@ -118,7 +118,7 @@ def test_a_module_outside_its_contract_is_refused(put, more, says):
 )
 def test_what_every_model_is_given_is_not_a_plugins_to_change(put, where, more):
     """The examination asks for other losses than training does, so it does not see these."""
-    with pytest.raises(PluginUnusable, match=r"changes (judged|room), which every model is given; put it into classify"):
+    with pytest.raises(PluginUnusable, match=r"changes (judged|room), which every model is given; put it"):
         build(put(GOOD.replace(where, more + where)), 9, 3, 2, seed=1)
 
 

@@ -85,6 +85,13 @@ LEAKS = {
         "return (vectors.sum(2).softmax(1)[:, :, None] * vectors).sum(dim=1)",
         "logits depend on .* how far it is padded",
     ),
+    # Texts of the probe fill one part alone.
+    "parts of long texts": (
+        MEAN,
+        "return torch.stack([(v * s[:, :, None]).sum(1) / s.sum(1, keepdim=True).clamp(min=1)"
+        " for v, s in zip(vectors.split(32, 1), seen.split(32, 1))]).mean(dim=0)",
+        "logits depend on .* how far it is padded",
+    ),
     "only in training": (
         "# LATER",
         "x = x - x.mean(dim=0) if self.training else x",
