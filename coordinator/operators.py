@@ -23,7 +23,7 @@ from coordinator.config import CoordinatorConfig, OperatorConfig, operator_toml
 from coordinator.pki import key_pem, new_key, pem
 from coordinator.storage import records
 from coordinator.storage.database import Database
-from tacit.identity import OPERATOR_ROLES, Role, own_key
+from tacit.identity import OPERATOR_ROLES, Identity, Role, own_key
 from toolkit.durable import durable_file
 from toolkit.private_files import check_keys
 
@@ -53,8 +53,8 @@ def issue_operator(
 ) -> Issued:
     """Creates or renews an operator's folder.
 
-    An existing key is kept if the certificate beside it has this key, is on record, and is not revoked. So a stolen
-    key that was revoked is never certified again.
+    An existing key is kept if the certificate beside it has this key, name and role, is on record, and is not revoked.
+    So a stolen key that was revoked is never certified again, and a key is never raised to another role.
 
     Args:
         folder: The operator's folder.
@@ -78,7 +78,7 @@ def issue_operator(
         raise ValueError(f"{role} is not a role of operators; use {', '.join(OPERATOR_ROLES)}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_keys(folder)
-    lying = _lying(folder, database)
+    lying = _lying(folder, Identity(book.trust.federation, role, name), database)
     replaced = lying is None and (folder / "key.pem").exists()
     key = lying or new_key()
     certificate = book.issuing.issue(key.public_key(), role, name, now=now)
@@ -105,15 +105,20 @@ def issue_operator(
     return Issued(certificate.not_valid_after_utc, replaced)
 
 
-def _lying(folder: Path, database: Database) -> rsa.RSAPrivateKey | None:
-    """Returns the folder's key if it may be certified again."""
+def _lying(folder: Path, who: Identity, database: Database) -> rsa.RSAPrivateKey | None:
+    """Returns the folder's key if it may be certified again for this identity.
+
+    Certificates are public, since a passport has one. So a copy of a viewer's key would be an administrator's as soon
+    as the same key has that role.
+    """
     try:
         key = own_key((folder / "key.pem").read_bytes())
         certificate = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
+        earlier = Identity.of(certificate)
     except (FileNotFoundError, ValueError, TypeError):
         # The files are missing, truncated, or encrypted by somebody, and cannot be used as they are.
         return None
-    if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key():
+    if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key() or earlier != who:
         return None
     fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
     return key if database.run_now(lambda s: records.operator_key_is_good(s, fingerprint)) else None

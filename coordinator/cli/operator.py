@@ -38,7 +38,7 @@ def issue(
     out: Annotated[
         Path,
         typer.Option(
-            help="The operator's folder to write. A key already in it is kept unless it was revoked.",
+            help="The operator's folder to write. A key of this name and role in it is kept unless it was revoked.",
             show_default=False,
         ),
     ],
@@ -74,7 +74,7 @@ def issue(
         return
     typer.echo(f"{out} is the folder of {role} {name}, valid until {issued.expires:%Y-%m-%d %H:%M} UTC.")
     if issued.replaced:
-        typer.echo("It has a new key: the previous one was revoked, or no certificate on record vouches for it.")
+        typer.echo("It has a new key: the previous one was revoked, is not on record, or had another name or role.")
     typer.echo(f"Anyone who has it can {_MAY[role]}: send it over a channel you trust.")
 
 

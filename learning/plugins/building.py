@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from learning.models.classifier import Dropout, TextClassifier
+from learning.models.classifier import Dropout, TextClassifier, TextModel
 from learning.plugins.architecture import Architecture, Sizes
 from learning.plugins.installed import PluginUnusable
 from learning.plugins.loading import loaded
@@ -27,6 +27,9 @@ from tacit.plugin import PluginModel
 __all__ = ["plugin_classifier", "plugin_values"]
 
 _PARTS = get_args(ModelPart)
+# What training and the examination read of a model, and the plugin's own part of that.
+_GIVEN = frozenset(name for each in (TextModel, TextClassifier) for name in vars(each) if not name.startswith("__"))
+_OWN = frozenset({"classify", "exportable"})
 
 
 def plugin_values(model: PluginModel, vocabulary_size: int, labels: int) -> int:
@@ -108,6 +111,10 @@ def _made(
 
 def _check_module(model: PluginModel, module: TextClassifier, values: int) -> None:
     """Checks everything that can be read off the module. `examine` checks what it computes."""
+    for name in sorted(_GIVEN - _OWN):
+        owner = next(each for each in type(module).__mro__ if name in vars(each))
+        if owner not in (TextModel, TextClassifier) or name in vars(module):
+            raise _wrong(model, f"changes {name}, which every model is given; put it into classify")
     parts = getattr(type(module), "parts", {})
     if any(hasattr(module, name) for name in ("embedding", "dropout")):
         raise _wrong(model, "builds an embedding or a dropout of its own; every model is given both")

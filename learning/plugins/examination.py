@@ -11,6 +11,7 @@ plugin is code of somebody whom this machine's owner trusts (docs/own-models.md)
 """
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -35,10 +36,16 @@ _PAD = 0
 # Rounding can decide a near tie (a maximum, a threshold) differently in another batch. So what is compared is a fault
 # only if it is one on each of these draws, as a mistake in a module is.
 _DRAWS = 3
+# A factor on losses: gradients in training are larger than those of probe texts near the start.
+_STEEP = 1e4
 # Values of a module that is examined: 4 GiB. A job's settings could ask for more before any weights were seen.
 _MAX_VALUES = 2**30
 # Standard deviation of how far parameters are moved.
 _MOVED = 0.05
+_GRADIENT_DEPENDS = (
+    "a text's gradient depends on the other texts of its batch, or on how far it is padded; use layers that treat each "
+    "text alone, and mask by `seen`"
+)
 
 _passed: set[tuple[str, int, str]] = set()
 _lock = threading.Lock()
@@ -134,9 +141,9 @@ def _check_shapes(module: TextClassifier, ids: Tensor, labels: int, max_tokens: 
 
 
 def _check_draws(module: TextClassifier, ids: Tensor) -> None:
-    """Checks that a seed determines every draw in training, and that training keeps nothing but parameters."""
+    """Checks that a seed determines every draw in training, and that a forward pass keeps and changes nothing."""
     module.train()
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    before = {name: (each._version, each.detach().clone()) for name, each in _state(module)}
     found = []
     with torch.no_grad():
         for _ in range(2):
@@ -147,12 +154,19 @@ def _check_draws(module: TextClassifier, ids: Tensor) -> None:
             "the plugin's module gives other logits for the same texts and the same seed; draw through self.dropout "
             "alone, and keep nothing between calls"
         )
-    for name, buffer in module.named_buffers():
-        if name not in buffers or not torch.equal(buffer, buffers[name]):
+    for name, each in _state(module):
+        # A write that changes nothing on these weights, such as a bound on a norm, counts as well.
+        if name not in before or before[name][0] != each._version or not torch.equal(each, before[name][1]):
             raise PluginUnusable(
                 f"the plugin's module changes {name} in training, so it would keep data without noise; use a layer "
-                "without running statistics"
+                "without running statistics, and write to no parameter"
             )
+
+
+def _state(module: TextClassifier) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, by name."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def _check_device(module: TextClassifier, ids: Tensor, device: str) -> None:
@@ -169,9 +183,9 @@ def _check_device(module: TextClassifier, ids: Tensor, device: str) -> None:
 
 
 def _others(module: TextClassifier, ids: Tensor, max_tokens: int) -> list[Tensor]:
-    """The same first text of `ids` (1, S), padded to several lengths."""
+    """The same first text of `ids` (1, S), padded to several lengths, the longest of the job among them."""
     length = max(module.min_tokens, int((ids != module.pad_id).sum()))
-    lengths = {length, ids.shape[1], min(max_tokens, ids.shape[1] + _PADDING)}
+    lengths = {length, ids.shape[1], min(max_tokens, ids.shape[1] + _PADDING), max_tokens}
     padded = torch.full((1, max(lengths)), module.pad_id, dtype=ids.dtype)
     padded[:, : ids.shape[1]] = ids
     return [padded[:, :each] for each in sorted(lengths)]
@@ -195,9 +209,10 @@ def _check_gradients(module: TextClassifier, ids: Tensor, max_tokens: int) -> No
     """Compares each text's gradient in the batch with that of the text alone. Equal values may hide other gradients."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
-    def gradient(given: Tensor, number: int) -> Tensor:
+    def gradient(given: Tensor, number: int | None, steep: float = 1.0) -> Tensor:
         _, losses = module.probed(given)
-        found = torch.autograd.grad(losses[number], trained, allow_unused=True)
+        loss = losses.sum() if number is None else losses[number]
+        found = torch.autograd.grad(steep * loss, trained, allow_unused=True)
         return torch.cat(
             [
                 (torch.zeros_like(parameter) if each is None else each).flatten()
@@ -211,7 +226,14 @@ def _check_gradients(module: TextClassifier, ids: Tensor, max_tokens: int) -> No
         for alone in _others(module, ids[number : number + 1], max_tokens):
             difference = float((gradient(alone, 0) - expected).norm())
             if not difference <= _TOLERANCE * max(float(expected.norm()), 1e-3 * largest):
-                raise _Dependent(
-                    "a text's gradient depends on the other texts of its batch, or on how far it is padded; use layers "
-                    "that treat each text alone, and mask by `seen`"
-                )
+                raise _Dependent(_GRADIENT_DEPENDS)
+    # A backward pass of its own may treat texts together only where several have a gradient, or a large one.
+    for steep in (1.0, _STEEP):
+        apart = [gradient(ids[number : number + 1], 0, steep) for number in range(len(ids))]
+        # By parameter: a bound makes the gradients below it small beside the others.
+        sizes = [parameter.numel() for parameter in trained]
+        error = (gradient(ids, None, steep) - torch.stack(apart).sum(dim=0)).split(sizes)
+        norms = torch.tensor([[float(part.norm()) for part in each.split(sizes)] for each in apart]).sum(dim=0)
+        for part, norm in zip(error, norms.tolist(), strict=True):
+            if not float(part.norm()) <= _TOLERANCE * max(norm, 1e-5 * float(norms.max())):
+                raise _Dependent(_GRADIENT_DEPENDS)

@@ -2,7 +2,7 @@
 
 The digest is SHA-256 of the distribution's name, version and the SHA-256 of each file that its RECORD lists, computed
 anew over the real files. Of the installer's own folder (dist-info) only METADATA and entry_points.txt count, since
-installers write the others. Byte code does not count, since `learning.plugins.loading` never runs it.
+installers write the others. Cached byte code of a listed source does not count, since nothing runs it.
 
 Guarantees: every counted file is what its installer wrote (its RECORD has the same hash), inside the folder of the
 installation, and either Python source or no code. An installation that cannot promise this has a reason instead of a
@@ -14,7 +14,7 @@ import csv
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
@@ -31,9 +31,10 @@ GROUP = "tacit.models"
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_FILES = 10_000
 _SCRIPTS = ("console_scripts", "gui_scripts")
-_OF_INSTALLER = frozenset({"METADATA", "entry_points.txt"})
+# The files of dist-info that decide what runs.
+_DECIDING = frozenset({"METADATA", "entry_points.txt"})
 # What runs without anybody importing it, or cannot be read by a person before it runs.
-_STARTS_BY_ITSELF = ".pth"
+_STARTS_BY_ITSELF = frozenset({"sitecustomize", "usercustomize"})
 _COMPILED = frozenset({".so", ".pyd", ".dylib", ".dll", ".pyc", ".pyo"})
 
 
@@ -126,6 +127,9 @@ def _read(name: str, distribution: Distribution) -> Installed:
         for inside, path, data in _files(distribution):
             digests[str(inside)] = hashlib.sha256(data).hexdigest()
             if (module := _module_of(inside)) is not None:
+                # The digest does not hold the order of RECORD, which would decide between them.
+                if sources.get(module, (path,))[0] != path:
+                    raise _NotAsInstalled(f"it has two files of the module {module}; leave one out")
                 sources[module] = path, data
     except _NotAsInstalled as error:
         return Installed(name, version, models, unusable=str(error))
@@ -156,16 +160,17 @@ def _files(distribution: Distribution) -> Iterator[tuple[PurePosixPath, Path, by
     rows = [row for row in csv.reader(record.splitlines()) if row]
     if len(rows) > _MAX_FILES:
         raise _NotAsInstalled(f"it has {len(rows):,} files, more than {_MAX_FILES:,}; keep data out of a plugin")
-    room = _MAX_BYTES
+    room, listed, missing = _MAX_BYTES, {PurePosixPath(row[0]) for row in rows}, set(_DECIDING)
     for row in rows:
         inside, hashed = PurePosixPath(row[0]), row[1] if len(row) > 1 else ""
-        if inside.is_absolute() or ".." in inside.parts:
+        if inside.is_absolute() or ".." in inside.parts or not inside.parts:
             raise _NotAsInstalled(f"it installs {inside} outside its folder; leave scripts and data files out")
-        if inside.suffix == _STARTS_BY_ITSELF:
+        if inside.suffix == ".pth" or inside.parts[0].partition(".")[0] in _STARTS_BY_ITSELF:
             raise _NotAsInstalled(f"it installs {inside}, which runs whenever Python starts; leave that file out")
-        if inside.parts[0].endswith(".dist-info") and str(PurePosixPath(*inside.parts[1:])) not in _OF_INSTALLER:
-            continue
-        if inside.suffix == ".pyc" and inside.parent.name == "__pycache__":
+        in_info, name = inside.parts[0].endswith(".dist-info"), str(PurePosixPath(*inside.parts[1:]))
+        if in_info and inside.suffix in _COMPILED | {".py"}:
+            raise _NotAsInstalled(f"it has code in its dist-info, {inside}; leave that file out")
+        if (in_info and name not in _DECIDING) or _is_cached(inside, listed):
             continue
         if inside.suffix in _COMPILED:
             raise _NotAsInstalled(f"it installs compiled code, {inside}; a plugin is Python source, which people read")
@@ -174,7 +179,18 @@ def _files(distribution: Distribution) -> Iterator[tuple[PurePosixPath, Path, by
         room -= len(data)
         if hashed != "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode():
             raise _NotAsInstalled(f"{inside} is not the file that was installed; install the wheel again")
+        if in_info and data.decode(errors="replace").splitlines() == (distribution.read_text(name) or "").splitlines():
+            missing.discard(name)
         yield inside, path, data
+    if missing:
+        raise _NotAsInstalled(f"its RECORD does not list its {min(missing)}; build a wheel and install that with pip")
+
+
+def _is_cached(inside: PurePosixPath, listed: Collection[PurePosixPath]) -> bool:
+    """Whether a file is byte code of a listed source, by a name that no import finds: NAME.TAG.pyc."""
+    name, _, rest = inside.name.partition(".")
+    cached = inside.parent.name == "__pycache__" and inside.suffix == ".pyc" and rest != "pyc"
+    return cached and inside.parent.parent / f"{name}.py" in listed
 
 
 def _editable(distribution: Distribution) -> bool:

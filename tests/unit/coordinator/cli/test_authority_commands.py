@@ -8,14 +8,16 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from coordinator.authority import load_authorities
 from coordinator.cli import app
 from coordinator.cli.member import days_left
-from coordinator.config import CoordinatorFolder, load_operator
+from coordinator.config import CoordinatorFolder, load_config, load_operator
 from coordinator.pki import Authority, AuthorityUnusable, key_pem, pem
 from coordinator.storage import open_database, records
+from coordinator.storage.models import OperatorCertificateRow
 from tacit.identity import Identity, Role, federation_of
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode
@@ -143,6 +145,24 @@ def test_operators_are_issued_listed_and_revoked(tmp_path):
     acts = [entry for entry in _journal(tmp_path / "fed") if entry.subject == "bert"]
     assert {entry.kind for entry in acts} == {"operator_issued", "operator_revoked"}
     assert {entry.fields["by"] for entry in acts} == {f"machine:{getpass.getuser()}"}
+
+
+def test_a_key_serves_one_name_and_role(tmp_path):
+    """Certificates are public (a passport has one), so whoever kept a viewer's key would be what it is raised to."""
+    where = ("--dir", tmp_path / "fed")
+    _run("init", tmp_path / "fed", "--operator", "anna")
+    issue = ("--out", tmp_path / "bert", *where)
+    _run("operator", "issue", "bert", "--role", "viewer", *issue)
+    viewer = load_operator(tmp_path / "bert").key_pem
+    assert _json("operator", "issue", "carla", "--role", "viewer", *issue)["key_replaced"]
+    assert _json("operator", "issue", "dora", "--role", "administrator", *issue)["key_replaced"]
+    administrator = load_operator(tmp_path / "bert").key_pem
+    assert len({viewer, administrator}) == 2
+    assert not _json("operator", "issue", "dora", "--role", "administrator", *issue)["key_replaced"]
+    # Also where the name stays, because the certificate of its lower role has ended.
+    with contextlib.closing(open_database(load_config(tmp_path / "fed").database_url)) as database:
+        database.run_now(lambda s: s.execute(update(OperatorCertificateRow).values(expires_ms=1)))
+    assert _json("operator", "issue", "dora", "--role", "operator", *issue)["key_replaced"]
 
 
 def test_a_name_has_one_role_at_a_time(tmp_path):

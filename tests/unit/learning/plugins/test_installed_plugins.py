@@ -94,10 +94,34 @@ def test_a_distribution_without_models_registers_none(site):
         ({"also": {"/etc/x.py": hashed("")}}, "outside its folder"),
         ({"also": {"fast.so": hashed("")}}, "compiled code"),
         ({"also": {"old.pyc": hashed("")}}, "compiled code"),
+        # Python imports both of them: a folder is a package whatever its name is.
+        ({"also": {"__pycache__/own.pyc": hashed("")}}, "compiled code"),
+        ({"also": {"__pycache__/other.cpython-311.pyc": hashed("")}}, "compiled code"),
+        ({"also": {"tacit_own-1.0.dist-info/more.py": hashed("")}}, "code in its dist-info"),
+        ({"also": {"tacit_own-1.0.dist-info/__pycache__/more.cpython-311.pyc": hashed("")}}, "code in its dist-info"),
+        ({"also": {"sitecustomize.py": hashed("")}}, "sitecustomize.py, which runs whenever Python starts"),
+        ({"also": {"usercustomize/__init__.py": hashed("")}}, "which runs whenever Python starts"),
+        ({"also": {".": hashed("")}}, "outside its folder"),
         ({"also": {"missing.py": hashed("")}}, "missing.py cannot be read"),
         ({"also": {"tacit_own.py": ""}}, "is not the file that was installed"),
     ],
-    ids=["editable", "pth", "outside", "absolute", "so", "pyc", "missing", "no-hash"],
+    ids=[
+        "editable",
+        "pth",
+        "outside",
+        "absolute",
+        "so",
+        "pyc",
+        "cached-alone",
+        "cached-of-nothing",
+        "info-py",
+        "info-pyc",
+        "sitecustomize",
+        "usercustomize",
+        "nothing",
+        "missing",
+        "no-hash",
+    ],
 )
 def test_an_installation_that_nobody_can_vouch_for_has_no_digest(site, layout, says):
     installed(site, {"tacit_own.py": GOOD}, **layout)
@@ -114,3 +138,18 @@ def test_an_installation_without_a_record_or_with_commands_has_no_digest(site):
     info = installed(site, {"tacit_own.py": GOOD})
     (info / "entry_points.txt").write_text("[tacit.models]\nown = a:b\n[console_scripts]\nx = a:b\n")
     assert "installs commands" in found().unusable
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
+def test_a_record_without_a_file_that_decides_what_runs_has_no_digest(site, file):
+    """Otherwise two builds with one digest could name other entry points."""
+    info = installed(site, {"tacit_own.py": GOOD})
+    rows = (info / "RECORD").read_text().splitlines()
+    (info / "RECORD").write_text("\n".join(row for row in rows if file not in row) + "\n")
+    assert f"its RECORD does not list its {file}" in found().unusable
+
+
+def test_two_files_of_one_module_have_no_digest(site):
+    """The order of RECORD would decide which one runs, and the digest does not hold the order."""
+    installed(site, {"tacit_own.py": GOOD, "tacit_own/__init__.py": GOOD})
+    assert "two files of the module tacit_own" in found().unusable

@@ -99,6 +99,29 @@ def test_a_module_outside_its_contract_is_refused(put, more, says):
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("where", "more"),
+    [
+        # Training reads this loss and nothing else does: with it, a text's loss holds the other texts of its batch.
+        (
+            "    def mean(",
+            """    def judged(self, ids, targets, adjusted=None):
+        losses, right = super().judged(ids, targets, adjusted)
+        logits = self(ids)
+        return losses + (logits - logits.mean(dim=0)).square().sum(dim=1), right
+
+""",
+        ),
+        ("    def mean(", "    room = 3\n\n"),
+        ("        # MORE", "        self.judged = lambda ids, targets, adjusted=None: None\n"),
+    ],
+)
+def test_what_every_model_is_given_is_not_a_plugins_to_change(put, where, more):
+    """The examination asks for other losses than training does, so it does not see these."""
+    with pytest.raises(PluginUnusable, match=r"changes (judged|room), which every model is given; put it"):
+        build(put(GOOD.replace(where, more + where)), 9, 3, 2, seed=1)
+
+
 def test_a_constant_that_is_no_parameter_is_allowed(put):
     build(put(GOOD.replace("# MORE", "self.register_buffer('constant', torch.arange(3.0))")), 9, 3, 2, seed=1)
 

@@ -66,6 +66,12 @@ LEAKS = {
         "x = x + (x.mean(dim=0) - x.mean(dim=0).detach())",
         "gradient depends on the other texts",
     ),
+    # Gradients of one loss at a time are small, and zero at the other texts.
+    "in the sum of steep losses alone": (
+        "# LATER",
+        "if x.requires_grad: x.register_hook(lambda g: g / g.norm().clamp(min=10.0))",
+        "gradient depends on the other texts",
+    ),
     "the neighbour's text": ("# LATER", "x = x + 0.1 * x.roll(1, dims=0)", "logits depend on the other texts"),
     # How far it is padded is the length of the longest other text.
     "padding in the mean": (MEAN, "return vectors.mean(dim=1)", "logits depend on .* how far it is padded"),
@@ -77,6 +83,13 @@ LEAKS = {
     "padding in a softmax": (
         MEAN,
         "return (vectors.sum(2).softmax(1)[:, :, None] * vectors).sum(dim=1)",
+        "logits depend on .* how far it is padded",
+    ),
+    # Texts of the probe fill one part alone.
+    "parts of long texts": (
+        MEAN,
+        "return torch.stack([(v * s[:, :, None]).sum(1) / s.sum(1, keepdim=True).clamp(min=1)"
+        " for v, s in zip(vectors.split(32, 1), seen.split(32, 1))]).mean(dim=0)",
         "logits depend on .* how far it is padded",
     ),
     "only in training": (
@@ -98,6 +111,11 @@ def test_a_text_whose_numbers_are_not_its_own_is_refused(put, leak, seed):
     old, new, says = LEAKS[leak]
     with pytest.raises(PluginUnusable, match=says):
         examine(put(GOOD.replace(old, new)), 3, seed)
+
+
+def test_gradients_that_are_bounded_text_by_text_pass(put):
+    new = "if x.requires_grad: x.register_hook(lambda g: g / g.norm(dim=1, keepdim=True).clamp(min=10.0))"
+    examine(put(GOOD.replace("# LATER", new)), 3, 1)
 
 
 def test_a_leak_that_starts_at_zero_is_found(put):
@@ -140,6 +158,37 @@ def test_a_buffer_that_training_changes_is_refused(put):
     )
     with pytest.raises(PluginUnusable, match="changes seen_so_far in training"):
         examine(put(text), 3, 1)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "torch.embedding_renorm_(self.places.weight, at, 1.0, 2.0)",
+        # No row of the probe's weights is as long, and after some steps of training one may be.
+        "torch.embedding_renorm_(self.places.weight, at, 1e9, 2.0)",
+        "self.places.weight.data[at] /= self.places.weight[at].norm(dim=1, keepdim=True).clamp(min=1)",
+    ],
+)
+def test_a_parameter_that_training_changes_by_itself_is_refused(put, trained, write):
+    """What a forward pass writes is clipped by nobody and has no noise: here, how long the longest text is."""
+    text = GOOD.replace("# MORE", f"self.places = nn.Embedding(sizes.max_tokens, 6).requires_grad_({trained})")
+    text = text.replace('"hidden": "encoder"', '"hidden": "encoder", "places": "encoder"')
+    text = text.replace("return (sizes.embedding", "return sizes.max_tokens * 6 + (sizes.embedding")
+    text = text.replace(
+        "def classify(self, vectors, seen):",
+        """def classify(self, vectors, seen):
+        at = torch.arange(vectors.shape[1])
+        if self.training:
+            with torch.no_grad():
+                WRITE
+        vectors = vectors + self.places(at.expand(len(vectors), -1))""".replace("WRITE", write),
+    )
+    model = put(text)
+    # Its gradients are clipped as they should be.
+    check_examples_apart(build(model, 20, 3, 0, seed=1).train(), 7)
+    with pytest.raises(PluginUnusable, match=r"changes places\.weight in training"):
+        examine(model, 3, 1)
 
 
 def test_a_constant_that_stays_on_the_cpu_is_found_before_a_training_elsewhere(put):

@@ -1,5 +1,7 @@
 """Nothing of a plugin is imported before it is admitted and checked, and what runs is what was checked."""
 
+import base64
+import hashlib
 import importlib.util
 import py_compile
 import sys
@@ -8,7 +10,7 @@ import pytest
 
 from learning.plugins.installed import PluginUnusable
 from learning.plugins.loading import admit, loaded
-from tests.support.plugins import GOOD, forgotten, installed, model_of
+from tests.support.plugins import GOOD, forgotten, found, installed, model_of
 
 
 @pytest.fixture
@@ -61,6 +63,21 @@ def test_byte_code_beside_a_checked_module_never_runs(site, tmp_path, mark):
     model = model_of()
     admit(model)
     loaded(model)
+    assert not mark.exists()
+
+
+def test_byte_code_that_a_wheel_brings_alone_never_runs(site, tmp_path, mark):
+    """`__pycache__` is a folder like others, so Python imports byte code from it by name."""
+    source, brought = tmp_path / "more.py", site / "__pycache__" / "more.pyc"
+    source.write_text(marking(mark))
+    py_compile.compile(str(source), cfile=str(brought))
+    hashed = base64.urlsafe_b64encode(hashlib.sha256(brought.read_bytes()).digest()).rstrip(b"=").decode()
+    files = {"tacit_own.py": f"import __pycache__.more\n{GOOD}"}
+    installed(site, files, also={"__pycache__/more.pyc": f"sha256={hashed}"})
+    model = model_of(files=found().digest or bytes(32))
+    admit(model)
+    with pytest.raises(PluginUnusable, match="compiled code"):
+        loaded(model)
     assert not mark.exists()
 
 
