@@ -325,7 +325,7 @@ def test_rows_of_own_vocabularies_start_from_the_bases(encoder_folder: Path, tmp
         ({"name": "lora", "rank": 2, "matrices": ["up"], "train": "up"}, {"lora", "output"}),
         ("none", {"output"}),
     ],
-    ids=str,
+    ids=["lora", "one matrix", "none"],
 )
 def test_a_frozen_encoder_travels_once_and_beside_it_what_is_trained(
     encoder_folder: Path, tmp_path: Path, pieces: list[str] | None, injection: object, shared: set[str]
