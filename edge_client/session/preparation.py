@@ -73,7 +73,14 @@ from learning.text.data import ColumnMissing, DataInvalid, Example, check_dialog
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
 from learning.text.persons import population_of, unit_of_job
 from learning.text.tables import TableInvalid
-from learning.training.outcome import ModelUnsuitable, TrainingDiverged, TrainingLost, VersionDiverged
+from learning.training.outcome import (
+    ModelUnsuitable,
+    TrainingDiverged,
+    TrainingLost,
+    VersionDiverged,
+    rates_of,
+    recipe_of,
+)
 from tacit.documents import DocumentInvalid
 from tacit.generation import Generate
 from tacit.job import JobDocument
@@ -783,7 +790,13 @@ class Preparer:
             except ModelUnsuitable as error:
                 raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
             except TrainingDiverged as error:
-                raise PreparationRefused(Reason.REASON_TRAINING_DIVERGED, str(error)) from error
+                # A loss, a step and the number of steps are this member's alone, and no sum hides them.
+                rates = rates_of(recipe_of(job, assignment.version_number + 1))
+                raise PreparationRefused(
+                    Reason.REASON_TRAINING_DIVERGED,
+                    f"training diverged; lower {rates} in the job",
+                    private=str(error),
+                ) from error
             except TrainingLost as error:
                 raise PreparationRefused(
                     Reason.REASON_TRAINING_FAILED,

@@ -62,7 +62,8 @@ def plugin_classifier(
         _check_again(model, module, _made(model, architecture, settings, sizes, seed))
         if next(module.buffers(), None) is not None:
             _check_constants(model, module, _made(model, architecture, settings, sizes, None))
-    module.pad_id, module.min_tokens = pad_id, model.min_tokens
+    # No text is padded beyond what the plugin has positions for, which under dp-sgd would be at a multiple of eight.
+    module.pad_id, module.min_tokens, module.room = pad_id, model.min_tokens, model.max_tokens
     module.dropout = Dropout(model.dropout)
     module.embedding = _embedding(model, vocabulary_size, pad_id, seed)
     module.embedding.weight.requires_grad_(not model.freeze_embedding)

@@ -83,12 +83,13 @@ def first_private(
             most = sizes[0] if job.vocabulary is None else job.vocabulary.size
             if values_of(job.model, most, sizes[1]) > _MAX_VALUES:
                 raise DocumentInvalid(f"the model of job {job.name} has more than {_MAX_VALUES} values")
-        if begun is not None and job.vocabulary is not None:
-            begun = {**begun, **_own_rows(tokenizer, base_tokenizer, begun)}
         if begun is None:
             module = build(job.model, *sizes, seed=job.seed if seed is None else seed)
         else:
             module = build_blank(job.model, *sizes)
+            if job.vocabulary is not None:
+                width = module.embedding.embedding_dim
+                begun = {**begun, **_own_rows(tokenizer, base_tokenizer, begun, width)}
         division = division_of(job.method, module, encoder.words())
         if begun is not None:
             division.load_private(module, begun)
@@ -109,16 +110,19 @@ def first_private(
 
 
 def _own_rows(
-    tokenizer: bytes, base_tokenizer: bytes | None, begun: Mapping[str, NDArray[np.float32]]
+    tokenizer: bytes, base_tokenizer: bytes | None, begun: Mapping[str, NDArray[np.float32]], width: int
 ) -> dict[str, NDArray[np.float32]]:
-    """The embedding of a member's own vocabulary, from the base's rows in the job's start.
+    """The embedding of a member's own vocabulary, from the base's rows in the job's start. `width`: of the model's.
 
     Raises:
-        ValueError: The start has no such rows, whatever the member's vocabulary is.
+        ValueError: The start has no such rows, whatever the member's vocabulary is. The text says nothing about it.
     """
     if base_tokenizer is None or EMBEDDING not in begun:
         raise ValueError("it has no rows of a base model's word pieces for members' own vocabularies")
     base, table = entries_of(base_tokenizer), begun[EMBEDDING]
+    # Rows of another width would be refused later with the number of the member's own, in what the coordinator hears.
+    if table.ndim == 2 and table.shape[1] != width:
+        raise ValueError(f"the base model's rows are {table.shape[1]} wide, and the job's embedding {width}")
     if UNKNOWN not in base or table.ndim != 2 or len(table) <= max(base.values()):
         raise ValueError("the base model's word pieces and their rows do not belong together")
     return {EMBEDDING: composed_rows(entries_of(tokenizer), base, table)}

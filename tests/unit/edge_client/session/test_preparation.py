@@ -401,16 +401,20 @@ def test_a_fault_of_the_version_itself_is_reported_and_costs_nothing(place, monk
     assert made.reserved() == 0
 
 
-def test_divergence_is_reported_without_a_mechanism(place, monkeypatch):
+def test_divergence_is_reported_without_a_mechanism_and_without_this_members_numbers(place, monkeypatch):
+    """The coordinator makes the version, so a mean loss could count a word in this member's texts alone."""
+
     def fails(**_):
-        raise TrainingDiverged("training diverged: lower the rate")
+        raise TrainingDiverged("training diverged: the mean loss was 312 nats at step 37 of 120; lower the rate")
 
     monkeypatch.setattr("learning.training.update.train_update", fails)
-    refused = place("none", mechanisms=("none",)).refused()
+    made = place("none", mechanisms=("none",))
+    refused = made.refused()
     assert (refused.reason, refused.detail) == (
         Reason.REASON_TRAINING_DIVERGED,
-        "training diverged: lower the rate",
+        f"training diverged; lower training.learning_rate (it is {made.document.training.learning_rate:g}) in the job",
     )
+    assert "312 nats at step 37 of 120" in refused.private
 
 
 @pytest.mark.parametrize(

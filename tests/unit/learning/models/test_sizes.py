@@ -7,6 +7,7 @@ import pytest
 
 from learning.models import build, values_of
 from learning.models.assembly import assembled, check_size
+from learning.text.encoder import wordpiece_tokenizer
 from learning.text.vocabulary import own_tokenizer
 from learning.training import start
 from learning.training.start import first_private
@@ -74,6 +75,28 @@ def test_no_refusal_reveals_the_size_of_an_own_vocabulary(monkeypatch):
             tokenizer = own_tokenizer(texts, "words", 9)
             with pytest.raises(DocumentInvalid, match="has more than") if refuses else nullcontext():
                 first_private(asked, tokenizer, None, None)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (7,), (6, 8), (7, 8, 1)])
+def test_rows_of_a_base_that_do_not_fit_reveal_no_size_either(shape):
+    """The coordinator makes the rows and hears the refusal, so one of another width would ask for the number."""
+    model = {"architecture": "transformer", "config": BERT, "max_tokens": 16}
+    began = {"manifest": b"\1" * 32, "weights": b"\2" * 32, "values": 56}
+    job = document(
+        model=model,
+        vocabulary={"kind": "wordpiece", "size": 60, "start": "base"},
+        base_tokenizer=b"\3" * 32,
+        private=began,
+    )
+    base = wordpiece_tokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##a", "b"])
+    begun = Manifest.of({"embedding.weight": np.zeros(shape, np.float32)})
+    start = begun, begun.encode(np.zeros(begun.values, np.float32))
+    said = set()
+    for texts in (["a"], ["heron reeds bill euro " * 9]):
+        with pytest.raises(DocumentInvalid) as refused:
+            first_private(job, own_tokenizer(texts, "wordpiece", 60), start, None, base_tokenizer=base)
+        said.add(str(refused.value))
+    assert len(said) == 1
 
 
 def test_a_model_of_the_right_size_passes():

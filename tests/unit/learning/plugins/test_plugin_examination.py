@@ -10,7 +10,11 @@ from learning.plugins.installed import PluginUnusable
 from learning.plugins.loading import admit
 from learning.training.clipping import check_examples_apart
 from learning.training.outcome import ModelUnsuitable
+from learning.training.private import padded_lengths, train_private
+from tacit.job import Training
+from tacit.mechanism import DpSgd
 from tests.support.plugins import GOOD, forgotten, installed, model_of
+from tests.support.random_sources import Seeded
 
 MEAN = "return (vectors * seen[:, :, None]).sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)"
 assert MEAN in GOOD
@@ -233,3 +237,25 @@ def test_a_good_module_is_clipped_as_one_backward_pass_an_example_would(put):
     check_examples_apart(module, 7)
     assert all(parameter.grad is None for parameter in module.parameters())
     assert np.isfinite(torch.cat([each.flatten() for each in module.parameters()]).detach().numpy()).all()
+
+
+def test_under_noise_a_long_text_is_padded_no_further_than_the_plugin_has_positions(put):
+    """Padded to a multiple of eight, one text of eleven tokens would end the training, and a failure has no noise."""
+    positions = "self.hidden.positions = nn.Parameter(torch.zeros(sizes.max_tokens, sizes.embedding), False)"
+    text = (
+        GOOD.replace("# MORE", positions)
+        .replace("self.mean(vectors, seen)", "self.mean(vectors + self.hidden.positions[: seen.shape[1]], seen)")
+        .replace("    return (sizes.embedding", "    return sizes.max_tokens * sizes.embedding + (sizes.embedding")
+    )
+    model = put(text, max_tokens=11)
+    examine(model, 3, 1)
+    ids = np.zeros((4, 11), dtype=np.int64)
+    for row, length in enumerate((2, 5, 8, 11)):
+        ids[row, :length] = 1 + np.arange(length)
+    for device_step in (8, 32):
+        assert padded_lengths(build(model, 20, 3, 0, seed=1), np.array([2, 11]), device_step).tolist()[1] == 11
+    mechanism = DpSgd(noise_multiplier=1.0, clip=1.0, lot=4, steps=2)
+    labels, recipe = np.zeros(4, dtype=np.int64), Training(batch=4)
+    module = build(model, 20, 3, 0, seed=1)
+    trained = train_private(module, ids, labels, recipe, mechanism, random=Seeded("one"), seed=0, rate=1.0)
+    assert trained.steps == 2
