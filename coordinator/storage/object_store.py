@@ -122,8 +122,8 @@ class ObjectStore(BlobStore):
         # The age of what comes in parts counts from its beginning.
         if time.monotonic() - began > self._fresh / 2 and not self._held(digest):
             raise StoreUnusable(
-                f"{self._where(digest)} was removed by a pruning, because writing it took longer than the grace period; "
-                "store it again, and raise prune_grace_hours if that takes as long"
+                f"{self._where(digest)} was removed by a pruning, because writing it took longer than the grace "
+                "period; store it again, and raise prune_grace_hours if that takes as long"
             )
 
     def _reveal(self, partial: Path, digest: bytes) -> None:

@@ -307,7 +307,7 @@ def test_a_disk_without_room_for_a_copy_costs_no_reader_its_blob(store, tmp_path
 def test_a_cache_on_another_disk_fails_no_upload(store, tmp_path):
     if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:  # noqa: S108
         pytest.skip("there is only one disk")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         (tmp_path / "cache").rmdir()
         (tmp_path / "cache").symlink_to(scratch)
         incoming = store.incoming(hashlib.sha256(SMALL).digest(), len(SMALL))
