@@ -146,8 +146,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request: pb.FetchBlobRequest, context: Context
     ) -> None:
         """Sends a blob of a job, starting at an offset."""
-        async with self._callers.member(context):
-            await self._transfers.blob(request, context)
+        async with self._callers.member(context) as member:
+            await self._transfers.blob(member, request, context)
 
     async def FetchCertificates(  # noqa: N802
         self, request: pb.FetchCertificatesRequest, context: Context

@@ -26,8 +26,10 @@ from typing import Any
 
 from coordinator.storage.errors import StoreUnusable
 
-__all__ = ["PART_BYTES", "Bucket", "Object", "Place", "place_of"]
+__all__ = ["FOLDERS", "PART_BYTES", "Bucket", "Object", "Place", "place_of"]
 
+# What `coordinator.storage.object_store` writes below the prefix.
+FOLDERS = ("blobs/", "checks/")
 # A file above this size travels in parts of it. S3 takes 10,000 parts of 5 MiB at least.
 PART_BYTES = 16 * 1024 * 1024
 _MAX_PARTS = 9_000
@@ -93,6 +95,7 @@ class Bucket:
                 "tacit-federation[s3]"
             ) from error
         self.place = place
+        self._below = tuple(place.prefix + folder for folder in FOLDERS)
         options: dict[str, Any] = {
             "s3": {"addressing_style": "path" if place.path_style else "auto", "payload_signing_enabled": True},
             # Each part's digest is signed. Stores other than AWS refuse the checksums that newer libraries add.
@@ -224,8 +227,15 @@ class Bucket:
         Raises:
             StoreUnusable: no permission, no connection.
         """
-        found = self._call("list_multipart_uploads", "looked through", Prefix=self.place.prefix)
-        old = [each for each in found.get("Uploads", ()) if each["Initiated"].timestamp() < before]
+        old, more = list[dict[str, Any]](), dict[str, Any]()
+        while True:
+            found = self._call("list_multipart_uploads", "looked through", Prefix=self.place.prefix, **more)
+            # Without a prefix, the bucket's other programs are listed, too.
+            ours = [each for each in found.get("Uploads", ()) if each["Key"].startswith(self._below)]
+            old += [each for each in ours if each["Initiated"].timestamp() < before]
+            if not found.get("IsTruncated"):
+                break
+            more = {"KeyMarker": found["NextKeyMarker"], "UploadIdMarker": found["NextUploadIdMarker"]}
         for each in old:
             with contextlib.suppress(FileNotFoundError):
                 self._call("abort_multipart_upload", "given up", Key=each["Key"], UploadId=each["UploadId"])

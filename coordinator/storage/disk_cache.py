@@ -1,7 +1,8 @@
 """Copies of blobs on this machine's disk, up to a bound. They may be deleted at any time.
 
 Guarantees: a file is used only after its bytes had its digest in this process. The folder stays below the bound; what
-was used longest ago goes first. Several processes may share the folder.
+was used longest ago goes first. Several processes may share the folder. A disk that takes no copy costs no blob: it is
+read from its store.
 """
 
 import contextlib
@@ -49,18 +50,25 @@ class DiskCache:
     def making(self) -> Iterator[Path]:
         """Yields the path of a new file, for `keep`. What was not kept is deleted."""
         path = self.folder / f"new-{uuid.uuid4().hex}"
+        # Somebody who needed the room may have deleted the folder.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             yield path
         finally:
             path.unlink(missing_ok=True)
 
     def keep(self, path: Path, digest: bytes) -> None:
-        """Takes a file whose bytes have this digest, and lets others go until all fit. A larger one is not kept."""
-        if path.stat().st_size > self.max_bytes:
-            return
-        self._make_room(path.stat().st_size)
-        path.replace(self.folder / digest.hex())
-        self._checked.add(digest)
+        """Takes a file whose bytes have this digest, and lets others go until all fit.
+
+        A larger one is not kept, nor one that the disk refuses (the folder may be a disk of its own).
+        """
+        with contextlib.suppress(OSError):
+            if path.stat().st_size > self.max_bytes:
+                return
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(path.stat().st_size)
+            path.replace(self.folder / digest.hex())
+            self._checked.add(digest)
 
     def drop(self, digest: bytes) -> None:
         """Deletes a blob's copy."""

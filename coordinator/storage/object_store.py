@@ -9,7 +9,7 @@
 Guarantees, beside those of `coordinator.storage.blobs`:
 
 - What is read has the requested digest. A store that returns other bytes is found and named; another copy is read
-  instead, if there is one. Only a blob that is larger than the cache is read unverified by `read` and `ranges`.
+  instead, if there is one. Only a blob that has no room in the cache is read unverified by `read` and `ranges`.
 - **Nothing that is needed is deleted, also not by a request that arrives late.** To hold a blob makes another copy of
   it, unless the newest one is younger than `fresh` seconds. Pruning deletes single copies, by their keys, that are
   older than a moment before it read the rows. So a deletion that hangs in a network, or that a killed process had sent,
@@ -119,9 +119,12 @@ class ObjectStore(BlobStore):
     def _store(self, path: Path, digest: bytes) -> None:
         began = time.monotonic()
         self._bucket.put_file(self._new_key(digest), path)
-        if time.monotonic() - began > self._fresh / 2:
-            # The age of what comes in parts counts from its beginning.
-            self._held(digest)
+        # The age of what comes in parts counts from its beginning.
+        if time.monotonic() - began > self._fresh / 2 and not self._held(digest):
+            raise StoreUnusable(
+                f"{self._where(digest)} was removed by a pruning, because writing it took longer than the grace "
+                "period; store it again, and raise prune_grace_hours if that takes as long"
+            )
 
     def _reveal(self, partial: Path, digest: bytes) -> None:
         self._store(partial, digest)
@@ -206,12 +209,11 @@ class ObjectStore(BlobStore):
             raise self._missing(digest) from error
 
     def ranges(self, digest: bytes, *, keep_open: bool = True) -> Ranges:
-        if keep_open:
-            with self._opened(digest) as file:
-                if file is not None:
-                    kept = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
-                    return Ranges(self, digest, os.fstat(kept.fileno()).st_size, kept)
-        return Ranges(self, digest, self.size(digest), None)
+        with self._opened(digest) as file:
+            if file is not None:
+                kept = os.fdopen(os.dup(file.fileno()), "rb", buffering=0) if keep_open else None
+                return Ranges(self, digest, os.fstat(file.fileno()).st_size, kept)
+        return _Remote(self, digest, self._newest(digest))
 
     # ---- before serving ------------------------------------------------------------------------------------
 
@@ -282,7 +284,7 @@ class ObjectStore(BlobStore):
 
     @contextlib.contextmanager
     def _opened(self, digest: bytes) -> Iterator[Any]:
-        """Opens the verified local copy of a blob, which it makes if need be; None if the blob is too large for one."""
+        """Opens the verified local copy of a blob, which it makes if need be; None if it can have none."""
         path = self._local_copy(digest)
         if path is None:
             yield None
@@ -302,7 +304,8 @@ class ObjectStore(BlobStore):
             path = self._cache.find(digest)
             if path is not None or self._newest(digest).size > self._cache.max_bytes:
                 return path
-            with self._cache.making() as made:
+            # A disk without room for a copy costs no member its blob.
+            with contextlib.suppress(OSError), self._cache.making() as made:
                 with made.open("wb") as file:
                     self._download(digest, file.write, lambda: (file.seek(0), file.truncate()))
                 self._cache.keep(made, digest)
@@ -333,6 +336,31 @@ class ObjectStore(BlobStore):
 
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(f"there is no blob {digest.hex()} in {self._bucket.url()}; upload it first")
+
+
+class _Remote(Ranges):
+    """Reads anywhere in a blob without a local copy, with one request for each piece."""
+
+    def __init__(self, store: ObjectStore, digest: bytes, source: Object) -> None:
+        super().__init__(store, digest, source.size, None)
+        self._objects, self._source = store, source
+
+    def read(self, offset: int, size: int) -> bytes:
+        wanted = min(size, self.total - offset)
+        if wanted <= 0:
+            return b""
+        try:
+            data = self._objects._bucket.read(self._source.key, offset, wanted)
+        except FileNotFoundError:
+            # Pruning left only a newer copy.
+            self._source = self._objects._newest(self._digest)
+            try:
+                data = self._objects._bucket.read(self._source.key, offset, wanted)
+            except FileNotFoundError as error:
+                raise self._objects._missing(self._digest) from error
+        if len(data) != wanted:
+            raise self._objects._corrupt(self._digest)
+        return data
 
 
 class _Stream:

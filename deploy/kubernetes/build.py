@@ -130,7 +130,7 @@ def _claim(name: str, app: str, size: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _meta(name, app), "spec": spec}
 
 
-def _service(name: str, ports: tuple[str, ...], kind: str) -> Manifest:
+def _service(name: str, ports: tuple[str, ...], kind: str, **more: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -139,7 +139,8 @@ def _service(name: str, ports: tuple[str, ...], kind: str) -> Manifest:
             "type": kind,
             "selector": _selector("tacit-coordinator")["matchLabels"],
             "ports": [{"name": each, "port": PORTS[each], "targetPort": each, "protocol": "TCP"} for each in ports],
-        },
+        }
+        | more,
     }
 
 
@@ -287,6 +288,12 @@ def _disruption() -> Manifest:
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
 
 
+def _public_service() -> Manifest:
+    # Otherwise a node's address is in the place of the caller's: strangers and members would share one limit of the
+    # enrolment port, and `from` in the network policy would let nobody in.
+    return _service("tacit-coordinator", ("enrolment", "federation"), "LoadBalancer", externalTrafficPolicy="Local")
+
+
 def _metrics_service() -> Manifest:
     made = _service("tacit-coordinator-metrics", ("metrics",), "ClusterIP")
     made["metadata"]["labels"]["tacit/metrics"] = "true"
@@ -366,7 +373,7 @@ def rendered() -> dict[str, str]:
         "settings": [_config("tacit-coordinator", "tacit-coordinator", SETTINGS)],
         "volume": [_claim("tacit-coordinator", "tacit-coordinator", "20Gi")],
         "deployment": [_deployment()],
-        "services": [_service("tacit-coordinator", ("enrolment", "federation"), "LoadBalancer"), _metrics_service()],
+        "services": [_public_service(), _metrics_service()],
         "network": _coordinator_network(),
         "disruption": [_disruption()],
         "monitoring": _monitoring(),

@@ -27,6 +27,16 @@ PLANTED = (
     "aster/identity/key.pem",
     "desk.bundle/job.json",
     "deploy/secrets/pgpass",
+    # Copies of the examples beside them, as their first lines say to make.
+    "deploy/s3/coordinator.env",
+    "deploy/systemd/edge.env",
+    "deploy/.env",
+    "deploy/kubernetes/.env.secret",
+    "coordinator/server.key",
+    "examples/desk/federation/operator/key.pem",
+    "docs/passphrase.txt.key",
+    "edge_client/tacit.db",
+    "learning/rows.jsonl",
     "rows.jsonl",
     "coordinator/__pycache__/old.cpython-311.pyc",
 )

@@ -277,3 +277,10 @@ def test_the_dashboards_are_those_of_this_repository_and_fit():
         assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
         # What a ConfigMap may hold.
         assert len(json.dumps(made)) < 1024 * 1024
+
+
+def test_callers_keep_their_addresses():
+    """The enrolment port's limits, and `from` in the network policy, go by them."""
+    found = {name: each["spec"] for name, each in of_kind("Service").items()}
+    assert {spec["externalTrafficPolicy"] for spec in found.values() if spec["type"] == "LoadBalancer"} == {"Local"}
+    assert not any("externalTrafficPolicy" in spec for spec in found.values() if spec["type"] == "ClusterIP")

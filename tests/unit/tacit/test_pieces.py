@@ -55,7 +55,7 @@ class Serving(federation_pb2_grpc.FederationServiceServicer):
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
             await context.write(self.changed(chunk))
 
-        await self.transfers.blob(request, SimpleNamespace(write=write, abort=context.abort))
+        await self.transfers.blob("aster", request, SimpleNamespace(write=write, abort=context.abort))
 
 
 @pytest.fixture
@@ -438,7 +438,7 @@ def test_a_silent_call_over_grpc_is_cancelled(bench: Bench) -> None:
                 ended.set()
 
         async with bench.stub() as stub:
-            bench.serving.transfers.blob = lambda request, context: never(request)
+            bench.serving.transfers.blob = lambda member, request, context: never(request)
             with pytest.raises(grpc.aio.AioRpcError, match=r"sent nothing for 0\.3 s"):
                 async with downloading(bench.digest, bench.pieces, SIZE, bench.into) as download:
                     await download.fetch(stub.FetchBlob, patience=0, stall=0.3)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ class Downloads:
         running: Any = SimpleNamespace(store=self.store, fetchable=set(self.digests))
         metrics: Any = SimpleNamespace(carried=lambda *_: None)
         self.transfers = Transfers(running, metrics, Turns(4, 0.01), Turns(4, 0.01), first_seconds=9, chunk_seconds=9)
-        self.gate, self.waiting = asyncio.Event(), 0
+        self.gate, self.waiting, self.calls = asyncio.Event(), 0, 0
 
     async def fetch(self, digest: bytes, **more: int) -> bytes:
         got: list[pb.BlobChunk] = []
@@ -42,7 +43,8 @@ class Downloads:
             got.append(chunk)
 
         context: Any = SimpleNamespace(write=write)
-        await self.transfers.blob(pb.FetchBlobRequest(digest=digest, **more), context)
+        self.calls += 1
+        await self.transfers.blob(f"member-{self.calls}", pb.FetchBlobRequest(digest=digest, **more), context)
         return b"".join(chunk.data for chunk in got)
 
     async def until_waiting(self, count: int) -> None:
@@ -112,5 +114,39 @@ def test_a_call_gets_what_it_asked_for(length: int, tmp_path: Path) -> None:
         downloads.gate.set()
         got = await downloads.fetch(downloads.digests[0], offset=3, length=length)
         assert got == downloads.blobs[0][3:][: length or None]
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_member_with_many_slow_calls_does_not_slow_the_others(tmp_path: Path) -> None:
+    """Its 128 calls had 128 turns for each turn of another member, each as long as a slow chunk may take."""
+
+    async def work() -> None:
+        downloads = Downloads(tmp_path, 1)
+        order: list[str] = []
+
+        async def fetch(member: str, seconds: float) -> None:
+            async def write(chunk: pb.BlobChunk) -> None:
+                order.append(member)
+                await asyncio.sleep(seconds)
+
+            context: Any = SimpleNamespace(write=write)
+            await downloads.transfers.blob(member, pb.FetchBlobRequest(digest=downloads.digests[0]), context)
+
+        greedy = [asyncio.create_task(fetch("greedy", 0.02)) for _ in range(128)]
+        while not order:  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0)
+        await asyncio.gather(*(fetch(f"member-{number}", 0.0) for number in range(5)))
+        # Three chunks for each of five members. Among them the greedy one had no more than one of the six.
+        assert order.count("greedy") < 20
+        for call in greedy:
+            call.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
+        greedy.clear()
+        del call
+        # Members that download nothing are forgotten, once their timers are.
+        while downloads.transfers._turns:
+            gc.collect()
+            await asyncio.sleep(0.05)
 
     asyncio.run(asyncio.wait_for(work(), 60))

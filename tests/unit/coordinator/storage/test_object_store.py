@@ -2,9 +2,12 @@
 
 import hashlib
 import os
+import resource
+import shutil
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -247,6 +250,70 @@ def test_the_cache_stays_below_its_bound_and_keeps_what_was_used_last(bad, tmp_p
         assert (blob.total, blob.read(4990, 100), blob.read_cached(0, 10)) == (5000, bytes(10), None)
     assert store.get(large) == bytes(5000)
     assert not (folder / large.hex()).exists()
+
+
+@pytest.mark.parametrize("keep_open", [True, False])
+def test_a_blob_without_room_in_the_cache_takes_one_request_for_each_piece(bad, server, tmp_path, keep_open):
+    store = object_store(bad.url, tmp_path, f"remote-{keep_open}", cache_bytes=3000)
+    digest = store.put(SMALL * 5)
+    with store.ranges(digest, keep_open=keep_open) as blob:
+        bad.asked.clear()
+        assert b"".join(blob.read(at, 500) for at in range(0, len(SMALL) * 5, 500)) == SMALL * 5
+        assert (blob.read(len(SMALL) * 5, 500), len(bad.asked)) == (b"", 11)
+        # A pruning leaves only the newer copy.
+        server.age(4000, store._bucket.place.prefix)
+        store.hold(digest)
+        store.tidy(time.time() - 3600)
+        assert blob.read(5, 10) == SMALL[5:15]
+        server.age(4000, store._bucket.place.prefix)
+        store.remove(digest)
+        with pytest.raises(BlobMissing):
+            blob.read(5, 10)
+
+
+def test_the_cache_may_be_deleted_while_the_store_is_in_use(store, tmp_path):
+    def deleted() -> None:
+        shutil.rmtree(tmp_path / "cache")
+
+    digest = store.put(SMALL)
+    deleted()
+    assert store.get(digest) == SMALL
+    deleted()
+    assert store.get(store.put(b"another")) == b"another"
+    deleted()
+    incoming = store.incoming(hashlib.sha256(b"sent").digest(), 4)
+    incoming.append(0, b"sent")
+    incoming.finish()
+    assert list((tmp_path / "incoming").iterdir()) == []
+    assert store.get(incoming.digest) == b"sent"
+
+
+def test_a_disk_without_room_for_a_copy_costs_no_reader_its_blob(store, tmp_path):
+    digest = store.put(SMALL)
+    other = elsewhere(store, tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Every write beyond fails, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        assert other.get(digest) == SMALL
+        with other.ranges(digest) as blob:
+            assert blob.read(6, 4) == SMALL[6:10]
+        assert other.read(digest, 6, 4) == SMALL[6:10]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(other._cache.folder.iterdir()) == []
+
+
+def test_a_cache_on_another_disk_fails_no_upload(store, tmp_path):
+    if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:  # noqa: S108
+        pytest.skip("there is only one disk")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
+        (tmp_path / "cache").rmdir()
+        (tmp_path / "cache").symlink_to(scratch)
+        incoming = store.incoming(hashlib.sha256(SMALL).digest(), len(SMALL))
+        incoming.append(0, SMALL)
+        incoming.finish()
+        assert store.get(incoming.digest) == SMALL
 
 
 def test_a_removed_blob_is_gone_from_this_machine_too(store, server, tmp_path):

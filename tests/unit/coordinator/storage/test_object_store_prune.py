@@ -1,5 +1,6 @@
 """Pruning an S3 store: killed at every request it loses nothing, and a deletion that arrives late finds an old copy."""
 
+import hashlib
 import threading
 import time
 from datetime import UTC, datetime
@@ -7,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from coordinator.storage import backup, records
-from coordinator.storage.errors import BackupRefused, StoreInUse
+from coordinator.storage.errors import BackupRefused, StoreInUse, StoreUnusable
 from coordinator.storage.object_store import ObjectStore
 from coordinator.storage.prune import Retention, prune
 from tests.support.s3_server import object_store, served
@@ -152,6 +153,58 @@ def test_a_blob_that_is_pruned_while_it_is_held_is_written_again(place, monkeypa
     assert len(place.store._copies(digest)) == (1 if when != "never" else 2)
     place.store._cache.drop(digest)
     assert place.store.get(digest) == b"raced"
+
+
+def test_an_upload_longer_than_the_grace_period_that_is_pruned_is_no_success(place, monkeypatch):
+    """Its age counts from its beginning, so a pruning may remove it the moment it is complete."""
+    bucket = place.store._bucket
+    real = bucket.put_file
+
+    def slow(key, path):
+        real(key, path)
+        place.age()
+        place.prune(grace_seconds=3600)
+
+    monkeypatch.setattr(bucket, "put_file", slow)
+    monkeypatch.setattr(place.store, "_fresh", 0.0)
+    with pytest.raises(StoreUnusable, match="removed by a pruning"):
+        place.store.put(b"took hours")
+    incoming = place.store.incoming(hashlib.sha256(b"sent").digest(), 4)
+    incoming.append(0, b"sent")
+    with pytest.raises(StoreUnusable, match="removed by a pruning"):
+        incoming.finish()
+    # What was sent is still here, so that only the store is asked again.
+    assert place.store.received(incoming.digest) == 4
+
+
+def test_uploads_of_others_in_a_bucket_without_a_prefix_go_on(service, tmp_path):
+    server, bad = service
+    store = object_store(bad.url, tmp_path, "")
+    other = object_store(bad.url, tmp_path / "other", "another-federation")
+    began = server.uploads
+    for bucket, key in ((store._bucket, "blobs/x"), (other._bucket, "blobs/x"), (store._bucket, "logs/x")):
+        bucket._call("create_multipart_upload", "written", Key=bucket._key(key))
+    assert store._bucket.abort_uploads(time.time() + DAY * 10_000) == 1
+    assert server.uploads == began + 2
+    server.bucket.multiparts.clear()
+
+
+def test_uploads_are_given_up_on_every_page_of_their_list(service, tmp_path):
+    _, bad = service
+    store, asked = object_store(bad.url, tmp_path, "pages"), []
+    real = store._bucket._call
+
+    def call(method, verb, **given):
+        if method != "list_multipart_uploads":
+            return real(method, verb, **given)
+        asked.append(given.get("KeyMarker"))
+        upload = {"Key": f"pages/blobs/{len(asked)}", "UploadId": "gone", "Initiated": datetime(2020, 1, 1, tzinfo=UTC)}
+        more = {"IsTruncated": True, "NextKeyMarker": upload["Key"], "NextUploadIdMarker": "gone"}
+        return {"Uploads": [upload], **(more if len(asked) < 3 else {})}
+
+    store._bucket._call = call
+    assert store._bucket.abort_uploads(time.time()) == 3
+    assert asked == [None, "pages/blobs/1", "pages/blobs/2"]
 
 
 class Killed(BaseException):
