@@ -60,6 +60,9 @@ def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
     start = {"the weights": offer.job.weights}
     if offer.job.private is not None:
         start["the private weights"] = offer.job.private.weights
+    if offer.job.base_tokenizer is not None:
+        # It says which word gets which of these rows.
+        start["the base's word pieces"] = offer.job.base_tokenizer
     if offer.job.frozen is not None:
         start["the frozen weights"] = offer.job.frozen.weights
     if isinstance(offer.job.model, PromptedModel) and offer.job.model.backbone is not None:

@@ -310,14 +310,16 @@ def _train_on(task: "Task", rows: NDArray[np.int64] | None) -> "TrainingResult |
     What a diverged training leaves is clipped like any other change, and `_finite` turns a change that is not finite
     into zeros, so noise is sent whatever the data did.
     """
-    from learning.training.outcome import TrainingDiverged
+    from learning.training.outcome import TrainingCancelled
 
     if not len(task.labels if rows is None else rows):
         return None
     try:
         result = task.plain(rows)
-    except (TrainingDiverged, RuntimeError, MemoryError) as error:
-        # Running out of memory must not show either: a text can be chosen to need too much.
+    except TrainingCancelled:
+        raise
+    except Exception as error:  # noqa: BLE001
+        # Whatever it is: a text can be chosen to need too much memory, or to fail a check in a plugin's module.
         task.failed(str(error) or type(error).__name__)
         return None
     # Sums over the examples depend on the data and get no noise of their own.

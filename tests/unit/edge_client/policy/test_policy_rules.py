@@ -678,6 +678,16 @@ def test_pinned_base_models_cover_private_weights_too():
         assert len(refusal.value.detail) <= 500
 
 
+def test_pinned_base_models_cover_the_bases_pieces_too():
+    """They say which word gets which of the private rows."""
+    job = with_words("own-from-base", model=ENCODER)
+    start = (job.weights, job.private.weights)
+    Policy(mechanisms=ALL, base_models=(*start, job.base_tokenizer)).check_job(job)
+    pieces = f"starts from the base's word pieces {job.base_tokenizer.hex()}; the policy"
+    with pytest.raises(PolicyRefusal, match=pieces):
+        Policy(mechanisms=ALL, base_models=start).check_job(job)
+
+
 def test_pinned_base_models_cover_the_onnx_backbone_too():
     """A member without torch computes with it, and the operator chooses it."""
     onnx = {"digest": "44" * 32, "size": 5}

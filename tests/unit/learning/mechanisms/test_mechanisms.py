@@ -321,6 +321,21 @@ def test_with_noise_others_cannot_see_that_a_training_diverged(mechanism):
         trained("none", 60, "seed", optimiser="sgd", learning_rate=1e30)
 
 
+@pytest.mark.parametrize("mechanism", [GAUSSIAN, LAPLACE, RING])
+def test_with_noise_others_cannot_see_that_a_training_failed(mechanism, monkeypatch):
+    """A check in a plugin's module may fail on one text."""
+
+    def failing(task, rows=None):
+        raise ValueError("this text is too long")
+
+    monkeypatch.setattr(LocalTraining, "plain", failing)
+    heard: list[str] = []
+    result, _ = trained(mechanism, 60, "seed", failed=heard.append)
+    assert (result, heard) == (None, ["this text is too long"])
+    with pytest.raises(ValueError, match="too long"):
+        trained("none", 60, "seed")
+
+
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_the_draw_is_from_all_examples_even_those_with_other_labels(sampling, monkeypatch):
     """The charged rate is lot over N, whatever the labels are. Drawn examples with other labels count for nothing."""
