@@ -325,6 +325,10 @@ class ObjectStore(BlobStore):
             except FileNotFoundError:
                 continue
             if hashed.digest() == digest:
+                if damaged is not None:
+                    # Pruning leaves the newest copy alone. A store that takes nothing still lets this one be read.
+                    with contextlib.suppress(StoreUnusable):
+                        self._bucket.copy(copy, self._new_key(digest))
                 return
             damaged = damaged or copy
         if damaged is None:
