@@ -202,7 +202,8 @@ class Planned:
             parts = [[[row for part in parts for row in part[at]] for at in range(recipe.rounds)]]
         sizes = [len(part[0]) for part in parts]
         multipliers = [] if epsilon is None else [_multiplier(epsilon, recipe, size) for size in sizes]
-        many = max(len(parts), 2)
+        # One member alone is in no sum, and its job asks for three all the same, as every job does.
+        many = max(len(parts), 3)
         training = {
             "optimiser": recipe.optimiser,
             "learning_rate": recipe.learning_rate,

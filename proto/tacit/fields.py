@@ -73,6 +73,10 @@ _JSON = _identifier(4 * 1024 * 1024, r"[ -~]+", "it is canonical JSON in ASCII, 
 
 _NO_BREAKS = dict.fromkeys(map(ord, "\t\n\v\f\r"), "\N{REPLACEMENT CHARACTER}")
 
+# An operator's name, or `machine:` and whatever the system calls its user.
+_ACTOR = TextKind(MAX_NAME + len("machine:"))
+_ACT = _identifier(32, r"[a-z][a-z_]{0,31}", "an act is one word")
+
 FIELDS: dict[str, TextKind] = {
     # enrolment.proto
     "EnrolRequest.token_id": _TOKEN_ID,
@@ -137,6 +141,8 @@ FIELDS: dict[str, TextKind] = {
     "Dropout.detail": DETAIL,
     "Member.name": _NAME,
     "Member.status": _WORD,
+    "Act.by": _ACTOR,
+    "Act.act": _ACT,
     "Member.software_version": _SOFTWARE,
     "Member.DeclinedEntry.key": _NAME,
     "Member.DeclinedEntry.value": DETAIL,

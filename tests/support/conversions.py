@@ -30,6 +30,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         import torch
 
+        if isinstance(thing, torch.Tensor) and thing.is_meta:
+            return (str, (f"meta {thing.dtype} {[*thing.shape]}",))
         if isinstance(thing, torch.Tensor):
             values = thing.detach().cpu().contiguous()
             digest = hashlib.sha256(values.view(torch.uint8).numpy() if values.ndim else values.numpy()).hexdigest()

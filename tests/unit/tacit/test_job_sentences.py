@@ -72,7 +72,7 @@ def said(**changes):
         ({"method": 3}, f"method: must be a table of keys, not a number; write a table with name = one of {METHODS}"),
         (
             {"model": {"architecture": "cnn"}},
-            "model.architecture: 'cnn' is not one of textcnn, bilstm, transformer, prompted, rvae",
+            "model.architecture: 'cnn' is not one of textcnn, bilstm, transformer, prompted, rvae, plugin",
         ),
         ({"model": "bilstm"}, 'model: must be a table of keys, not text; write a table with architecture = "bilstm"'),
         ({"rounds": [1]}, "rounds: must be a table of keys, not a list"),

@@ -195,8 +195,8 @@ def test_recipes_differ_and_every_used_recipe_was_compared():
 def test_a_cells_rates_are_in_the_job_and_the_case(glove, tmp_path, monkeypatch):
     rates, adjusted, make = [], [], bench.world_of
 
-    def watched(*arguments):
-        world = make(*arguments, glove)
+    def watched(*arguments, **more):
+        world = make(*arguments, glove, **more)
         training = world.bundle.document.training
         rates.append((training.learning_rate, training.embedding_learning_rate))
         adjusted.append(training.logit_adjustment)

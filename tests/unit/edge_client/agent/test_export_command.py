@@ -256,7 +256,7 @@ def test_data_without_a_label_of_the_job_is_refused(machine):
 def test_a_missing_job_is_an_error_that_lists_the_jobs_there_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: adjusted, fixed, frozen, noised, own, plain, recon, steps",
+        "there is no job desk; this federation has: adjusted, fixed, frozen, noised, own, pieces, plain, recon, steps",
     )
 
 

@@ -205,7 +205,7 @@ def test_pieces_hold_the_batch_by_length() -> None:
     assert [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cuda")] == [[1, 3, 4, 6, 0]]
     least = [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cpu", least=2)]
     assert least == [[1, 3, 4], [6, 0]]
-    assert [piece.tolist() for piece in local.pieces_of(batch[:1], lengths, recipe, "cpu", least=2)] == [[1]]
+    assert [piece.tolist() for piece in local.pieces_of(batch[:1], lengths, recipe, "cpu", least=2)] == [[0]]
     two = local.pieces_of(batch, lengths, Training(batch=8, microbatch=2), "cuda")
     assert [piece.tolist() for piece in two] == [[1, 3], [4, 6], [0]]
 
