@@ -31,7 +31,7 @@ from benchmarks.frontier.training import (
     short_candidates,
     trained,
 )
-from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser, summarise
+from benchmarks.library.record import RESULTS, Figure, Results, device_name, open_results, parser, summarise
 from learning.training.device import pick_device
 
 __all__ = ["EPSILONS", "GOALS", "SEEDS", "Cell", "cells_of", "main", "run"]
@@ -128,15 +128,6 @@ class Bench:
     rows: int | None = None
     device: str = "cpu"
 
-    @property
-    def device_name(self) -> str:
-        """The device as lines name it. It is no part of a case: a cell has one accuracy, whatever it trained on."""
-        if self.device != "cuda":
-            return self.device
-        import torch
-
-        return torch.cuda.get_device_name()
-
     def train(self, cell: Cell, recipe: Recipe, seed: int, *, trial: bool) -> Trained:
         """Train a recipe, and score it on validation rows (a trial) or on test rows."""
         data = read_data(cell.dataset)
@@ -212,7 +203,7 @@ class Bench:
         summarise(self.results, cell.case, SEEDS, keep=("goal", "recipe", "noise_multiplier", "device"))
 
     def _figure(self, name: str, found: Trained, more: Mapping[str, Any] | None = None) -> Figure:
-        return Figure(name, round(found.accuracy, 5), more={**(more or {}), "device": self.device_name})
+        return Figure(name, round(found.accuracy, 5), more={**(more or {}), "device": device_name(self.device)})
 
 
 def _ladder(cell: Cell) -> list[Recipe]:

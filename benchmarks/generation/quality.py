@@ -34,7 +34,7 @@ from benchmarks.generation.backbone import add_backbone, base_of
 from benchmarks.generation.data import DATASETS, read_pairs
 from benchmarks.generation.measuring import answers_of, exposure_of, token_figures_of
 from benchmarks.generation.training import METHODS, Method, Planned, Recipe, Trained, start_of
-from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser
+from benchmarks.library.record import RESULTS, Figure, Results, device_name, open_results, parser
 from export.answer_figures import Estimate
 from learning.accounting.planning import noise_to_signal
 from learning.training.device import pick_device
@@ -146,15 +146,6 @@ class Bench:
     quick: Recipe | None = None
     device: str = "cpu"
 
-    @property
-    def device_name(self) -> str:
-        """The device as lines name it. It is no part of a case: a cell has one figure, whatever it trained on."""
-        if self.device != "cuda":
-            return self.device
-        import torch
-
-        return torch.cuda.get_device_name()
-
     def out_of_time(self) -> bool:
         """Tell whether no further training may start."""
         return time.monotonic() > self.until
@@ -207,7 +198,7 @@ class Bench:
             made = self.train(cell, recipe)
             rows = read_pairs(cell.dataset).validation[:TRIED]
             loss = token_figures_of(made.bundle, made.values, rows, self.device).loss
-            more = {"seconds": made.seconds, "device": self.device_name}
+            more = {"seconds": made.seconds, "device": device_name(self.device)}
             self.searched.add(case, [Figure("validation_loss", round(loss.value, 5), "nats", more)], seed=SEED)
         (line,) = self.searched.done(case, SEED)
         return float(line["value"])
@@ -226,7 +217,7 @@ class Bench:
         self.results.open([SEED])
         more: dict[str, Any] = {} if recipe is None else {"recipe": recipe.as_json(cell.method, cell.epsilon)}
         more |= {"trained_values": made.bundle.document.values, "rows": made.rows, "seconds": made.seconds}
-        more |= {"device": self.device_name, **_noise(made)}
+        more |= {"device": device_name(self.device), **_noise(made)}
         self.results.add(cell.case, [*self._losses(cell, made, more), *self._exposure(cell, made)], seed=SEED)
 
     def answer(self, cell: Cell) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "NoData",
     "Results",
     "code_digest",
+    "device_name",
     "open_results",
     "parser",
     "spread",
@@ -158,6 +159,19 @@ def code_digest(root: Path = ROOT) -> str:
     files = [root / "constraints.txt", *(path for folder in _SOURCES for path in (root / folder).rglob("*.py"))]
     contents = sorted(hashlib.sha256(path.read_bytes()).digest() for path in files)
     return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
+
+
+def device_name(device: str) -> str:
+    """Return a device as lines name it. It is no part of a case: a cell has one figure, whatever it trained on.
+
+    Args:
+        device: from `pick_device`.
+    """
+    if device != "cuda":
+        return device
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def run_description(code: str, seeds: Sequence[int]) -> dict[str, Any]:

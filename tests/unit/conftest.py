@@ -1,7 +1,8 @@
-"""Fixtures of all unit tests: two authorities, a coordinator's folder, and ONNX conversions that are made once."""
+"""Fixtures of all unit tests: authorities, a coordinator's folder, one for plugins, and ONNX conversions made once."""
 
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,15 @@ def now() -> datetime:
 @pytest.fixture
 def folder(tmp_path) -> CoordinatorFolder:
     return party.coordinator_folder(tmp_path / "federation")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for installed distributions. Plugins that were loaded from it are unloaded."""
+    from tests.support.plugins import forgotten
+
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    forgotten()

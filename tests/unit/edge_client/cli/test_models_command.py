@@ -3,22 +3,12 @@
 import json
 import tomllib
 
-import pytest
 from typer.testing import CliRunner
 
 from edge_client.cli import app
 from edge_client.policy.policy import Policy
 from tacit.plugin import PluginModel
-from tests.support.plugins import GOOD, forgotten, found, installed
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    forgotten()
+from tests.support.plugins import GOOD, found, installed
 
 
 def models(home, *words):

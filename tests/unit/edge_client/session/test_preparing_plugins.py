@@ -41,15 +41,6 @@ class Watcher:
         pass
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    forgotten()
-
-
 @pytest.fixture(scope="module")
 def identity(tmp_path_factory):
     return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
