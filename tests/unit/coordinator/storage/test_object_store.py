@@ -206,6 +206,8 @@ def test_a_damaged_copy_is_passed_over_for_another(store, server, tmp_path):
     store.hold(digest)
     newest = store._bucket.place.prefix + store._copies(digest)[-1].key
     server.damage(newest)
+    # The store tells ages in whole seconds.
+    server.age(10, store._bucket.place.prefix)
     assert elsewhere(store, tmp_path).get(digest) == SMALL
     # A pruning keeps the newest copy alone, which is a good one again.
     server.age(4000, store._bucket.place.prefix)
