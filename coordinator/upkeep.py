@@ -19,7 +19,7 @@ from coordinator.metrics import Metrics
 from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import refresh_server_certificate
-from coordinator.services.operators import end_revoked
+from coordinator.services.operators import end_over
 from coordinator.storage import mark, records
 from coordinator.storage.errors import StorageError
 from coordinator.storage.journal import newest_of
@@ -91,7 +91,7 @@ class Upkeep:
             await self._change()
             self._seen = now
             certificate = True
-        await end_revoked(self._runtime.database)
+        await end_over(self._runtime.database, datetime.now(UTC))
         if self._runtime.roster is not None:
             # Commands beside the server revoke members and import certificates.
             await self._runtime.roster.refresh()

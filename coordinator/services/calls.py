@@ -5,9 +5,10 @@ for hours after that. Used from one event loop.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 
 from tacit.reason import Reason
 
@@ -16,9 +17,13 @@ __all__ = ["Call", "Calls"]
 
 @dataclass(eq=False)
 class Call:
-    """One call. `reason` is set once the coordinator ended the call, which makes its cancellation intended."""
+    """One call. `reason` is set once the coordinator ended the call, which makes its cancellation intended.
+
+    `until` is when the caller's certificate expires, if somebody ends calls by it.
+    """
 
     task: "asyncio.Task[object]"
+    until: datetime | None = None
     reason: Reason | None = None
     detail: str = ""
 
@@ -47,9 +52,15 @@ class Calls:
         finally:
             self._close(caller, call)
 
-    def watch(self, caller: str | bytes) -> None:
-        """Registers a call until the current task ends, for a call that is not one block of code."""
+    def watch(self, caller: str | bytes, until: datetime) -> None:
+        """Registers a call until the current task ends, for a call that is not one block of code.
+
+        Args:
+            caller: Whose call it is.
+            until: When the certificate with which it was opened expires.
+        """
         call = self._open(caller)
+        call.until = until
         call.task.add_done_callback(lambda _: self._close(caller, call))
 
     def mine(self) -> Call | None:
@@ -59,7 +70,15 @@ class Calls:
 
     def end(self, caller: str | bytes, reason: Reason, detail: str = "") -> int:
         """Cancels every call of a caller, and returns their number."""
-        calls = list(self._calls.get(caller, ()))
+        return self._end(self._calls.get(caller, ()), reason, detail)
+
+    def end_expired(self, now: datetime, reason: Reason, detail: str = "") -> int:
+        """Cancels every call whose certificate has expired, and returns their number."""
+        over = [call for calls in self._calls.values() for call in calls if call.until is not None and call.until < now]
+        return self._end(over, reason, detail)
+
+    def _end(self, ended: Iterable[Call], reason: Reason, detail: str) -> int:
+        calls = [call for call in ended if call.reason is None]
         for call in calls:
             call.reason, call.detail = reason, detail
             call.task.cancel()

@@ -4,7 +4,7 @@ The authority signs the role as a part of the identity, so nobody can raise thei
 what a role allows; a call that it does not list is refused to everybody.
 
 The record is in the database (`coordinator operator issue | list | revoke` on the coordinator's machine), and every
-call checks it. `end_revoked`, which the server runs every few seconds, ends streams opened before a revocation.
+call checks it. `end_over`, which the server runs every few seconds, ends streams that outlive their certificate.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from tacit.identity import OPERATOR_ROLES, Certificate, Identity, Role
 from tacit.reason import Reason
 from tacit.status import abort_with
 
-__all__ = ["LEAST_ROLE", "allows", "calls", "end_revoked", "need_role", "operator_peer", "say_cut_off"]
+__all__ = ["LEAST_ROLE", "allows", "calls", "end_over", "need_role", "operator_peer", "say_cut_off"]
 
 log = structlog.get_logger("coordinator.operator")
 
@@ -55,6 +55,8 @@ LEAST_ROLE: Mapping[str, Role] = {
 
 _CUT_OFF = "this operator's certificate was revoked; get a new one with `coordinator operator issue` on the "
 _CUT_OFF += "coordinator's machine"
+_EXPIRED = "by the coordinator's clock, this operator's certificate has expired; if it has, get a new one with "
+_EXPIRED += "`coordinator operator issue` on the coordinator's machine; otherwise set this clock or the coordinator's"
 _UNKNOWN = (
     "this coordinator has no record of issuing this operator's certificate. After a restore from an older backup, "
 )
@@ -103,7 +105,7 @@ async def operator_peer(
     if standing is records.OperatorStanding.UNKNOWN:
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, _UNKNOWN)
     await need_role(context, database, found.identity, LEAST_ROLE.get(act), act, now_ms=now_ms)
-    calls.watch(fingerprint)
+    calls.watch(fingerprint, found.expires)
     return found
 
 
@@ -142,15 +144,17 @@ async def need_role(
 
 
 async def say_cut_off(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Tells the operator why a cancelled call ended, if `end_revoked` ended it. Run it in the cancelled call."""
+    """Tells the operator why a cancelled call ended, if `end_over` ended it. Run it in the cancelled call."""
     call = calls.mine()
     if call is not None and call.reason is not None:
         call.task.uncancel()
         await abort_with(context, call.reason, call.detail)
 
 
-async def end_revoked(database: Database) -> None:
-    """Ends the calls in progress of operators that have been revoked."""
+async def end_over(database: Database, now: datetime) -> None:
+    """Ends the calls in progress of operators whose certificate has expired or was revoked."""
+    if ended := calls.end_expired(now, Reason.REASON_CLOCK_SKEW, _EXPIRED):
+        log.info("operator_expired", calls=ended)
     callers = [caller for caller in calls.callers if isinstance(caller, bytes)]
     if not callers:
         return

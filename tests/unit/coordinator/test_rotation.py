@@ -207,6 +207,7 @@ def test_a_forged_next_authority_is_refused_by_every_member(tmp_path, monkeypatc
 def test_a_revoked_operator_is_refused_and_its_streams_end(tmp_path, monkeypatch):
     from coordinator.config import load_config, load_operator
     from coordinator.operators import issue_operator
+    from coordinator.services import operators
     from tacit.v1 import operator_pb2, operator_pb2_grpc
 
     async def scenario():
@@ -242,6 +243,16 @@ def test_a_revoked_operator_is_refused_and_its_streams_end(tmp_path, monkeypatch
                 async with asyncio.timeout(20):
                     assert await watching.code() is not grpc.StatusCode.OK
                 await of_bert.Status(operator_pb2.StatusRequest())
+                # A stream ends with its certificate, too.
+                watching = of_bert.Watch(operator_pb2.StatusRequest())
+                await watching.read()
+                (expires,) = {call.until for of in operators.calls._calls.values() for call in of}
+                await operators.end_over(house.database, expires)
+                assert not watching.done()
+                await operators.end_over(house.database, expires + timedelta(seconds=1))
+                async with asyncio.timeout(20):
+                    assert await watching.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert "operator's certificate has expired" in await watching.details()
                 # The name works again with another certificate for another key.
                 await issue(tmp_path / "again", "anna")
                 channel, again = stub_of(tmp_path / "again")
