@@ -40,6 +40,7 @@ from tacit.reading import toml_values
 from tacit.token import join_address, split_address
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_keys
+from toolkit.spans import ENDPOINT
 
 __all__ = [
     "CoordinatorConfig",
@@ -75,6 +76,8 @@ class CoordinatorConfig(Document):
     # Metrics are plain HTTP without authentication, so they stay on loopback by default.
     metrics_host: _Host = Field(default="127.0.0.1", min_length=1)
     metrics_port: int = Field(default=7442, ge=0, le=65535)
+    # Where spans of rounds go: the gRPC port of an OpenTelemetry collector. Empty: nowhere.
+    traces_to: Annotated[str, StringConstraints(max_length=512, pattern=f"^$|{ENDPOINT}")] = ""
 
     # Maximum open connections to the enrolment port: in total, and from one IPv4 address or IPv6 /64.
     enrolment_connections: int = Field(default=512, ge=8, le=16384)
@@ -355,6 +358,8 @@ federation_port = {federation_port}
 # Prometheus metrics: plain HTTP without authentication. Keep it on loopback or on a network of your own.
 metrics_host = {metrics_host}
 metrics_port = {metrics_port}
+# Spans of rounds: the gRPC port of an OpenTelemetry collector (http://HOST:4317, or https://). Empty: nowhere.
+traces_to = {traces_to}
 
 # Maximum open connections to the enrolment port: in total, and from one address (IPv6: one /64). Behind a load
 # balancer everybody has its address, so set both to the same number.

@@ -6,9 +6,11 @@ loads each job and starts its driver. Members reconnect by themselves and learn 
 
 import asyncio
 import fnmatch
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,8 +19,10 @@ from cryptography import x509
 from coordinator.domain.jobs import JobStatus, LiveJob
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
+from coordinator.rounds.counts import Count
 from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.state import Aggregating, Parameters
+from coordinator.rounds.traced import JobTrace
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
@@ -35,7 +39,9 @@ from tacit.identity import Trust
 from tacit.job import JobDocument
 from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, JobEnded, Standby
 from tacit.reason import Reason, sentence, word
+from tacit.traces import SPAN_BYTES
 from tacit.verification import Verification
+from toolkit.spans import Spans
 
 __all__ = ["Runtime"]
 
@@ -52,10 +58,12 @@ class Runtime:
         metrics: Metrics,
         root: x509.Certificate | Trust,
         spool: Path | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.database = database
         self.store = store
         self.metrics = metrics
+        self._spans = spans
         self.uploads = UploadDesk(spool, metrics.store_failed)
         self.sessions = Sessions(self._session_opened, self._session_closed)
         self.drivers: dict[str, JobDriver] = {}
@@ -95,6 +103,12 @@ class Runtime:
     def _document(self, stored: records.StoredJob) -> JobDocument:
         return JobDocument.from_json(self.store.get(stored.document), what=f"the document of {stored.name}")
 
+    def _trace_of(self, job: str) -> Callable[[Count], None]:
+        if self._spans is None:
+            return lambda count: None
+        new_id = partial(secrets.token_bytes, SPAN_BYTES)
+        return JobTrace(self._spans, self._federation, job, time.time_ns, new_id).counted
+
     async def _start_job(self, stored: records.StoredJob, job: JobDocument) -> None:
         self.fetchable.update((stored.document, *job.blobs, stored.version))
         parameters = Parameters(
@@ -113,6 +127,7 @@ class Runtime:
             uploads=self.uploads,
             changed=self._note_change,
             published=self.fetchable.add,
+            counted=self._trace_of(stored.name),
         )
         # Otherwise these gauges would be empty until the next version.
         times, left_out = await self.database.run(

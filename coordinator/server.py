@@ -61,6 +61,7 @@ from tacit.v1 import (
     operator_pb2,
     operator_pb2_grpc,
 )
+from toolkit.spans import Spans, SpansUnusable, sending
 from toolkit.tls import speaks_tls_12
 
 __all__ = ["CannotServe", "Serving", "serve", "start"]
@@ -121,7 +122,7 @@ async def start(
     database = await _own_database(folder, config, metrics, stack, new_database)
     store = await _checked_store(config, folder)
     folder.spool.mkdir(mode=0o700, exist_ok=True)
-    runtime = Runtime(database, store, metrics, book.trust, folder.spool)
+    runtime = Runtime(database, store, metrics, book.trust, folder.spool, await _spans(config, federation, stack))
     runtime.roster = await _roster_log(folder, config, anchors, database)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
@@ -193,6 +194,25 @@ async def start(
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
+
+
+async def _spans(config: CoordinatorConfig, federation: bytes, stack: AsyncExitStack) -> Spans | None:
+    """Opens the way to the collector of spans, if the configuration names one.
+
+    Raises:
+        CannotServe: the extra is not installed.
+    """
+    if not config.traces_to:
+        return None
+    about = {"service.version": __version__, "tacit.federation": federation.hex()[:16]}
+    try:
+        way = sending(config.traces_to, "coordinator", about)
+        # Its end waits for the collector.
+        spans = await asyncio.to_thread(way.__enter__)
+    except SpansUnusable as error:
+        raise CannotServe(str(error)) from error
+    stack.push_async_callback(asyncio.to_thread, way.__exit__, None, None, None)
+    return spans
 
 
 async def _checked_store(config: CoordinatorConfig, folder: CoordinatorFolder) -> BlobStore:

@@ -24,6 +24,7 @@ _OTHERS: Final = {
     "aiobotocore": "s3",
     "botocore": "s3",
     "matplotlib": "plots",
+    "opentelemetry": "traces",
     "pandas": "notebook",
     "psycopg": "coordinator-postgres",
     "pyarrow": "arrow",

@@ -86,6 +86,8 @@ class Ports:
     # Called with the digest of a version that members may fetch from now on.
     published: Callable[[bytes], None]
     now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+    # Called with everything that the machine counts.
+    counted: Callable[[fx.Count], None] = lambda count: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +468,7 @@ class JobDriver:
                 metrics.best(job, effect.number, Measured(effect.accuracy, effect.accuracy_error))
             case counts.StatusChanged():
                 metrics.job_status(job, effect.status.value)
+        self._ports.counted(effect)
         (self._log.warning if effect.warns else self._log.info)(effect.what, **effect.fields)
 
 

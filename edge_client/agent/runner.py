@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import fcntl
+import functools
+import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,9 +48,11 @@ from learning.text.data import DataInvalid, Example, RowInvalid, Rows, Skipped, 
 from learning.text.persons import population_of, unit_of_job, units_of
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device
+from tacit import __version__
 from tacit.documents import DocumentInvalid
 from tacit.identity import Trust
 from tacit.job import JobDocument
+from tacit.traces import SPAN_BYTES
 from tacit.verification import Verification
 from toolkit.console import ExitCode, fail
 from toolkit.logs import configure
@@ -91,6 +96,7 @@ class RunOptions:
     data_name: str = "data"
     metrics_port: int | None = None
     metrics_file: Path | None = None
+    traces_to: str | None = None
     # Word vectors that private embeddings start from.
     embedding: Path | None = None
     # The key file that seals private states on disk.
@@ -319,6 +325,8 @@ def run_member(
                 fail(str(error), ExitCode.REFUSED)
             features = _features_of(member, options, key)
             watcher = stack.enter_context(_watching(observer, terminal))
+            if options.traces_to is not None:
+                watcher = stack.enter_context(_traced(watcher, member.identity, options.traces_to))
             if options.metrics_port is not None or options.metrics_file is not None:
                 watcher = stack.enter_context(_metered(watcher, member.identity, options))
             try:
@@ -401,6 +409,21 @@ def _watching(observer: Observer | None, terminal: bool) -> Iterator[Observer]:
         from edge_client.agent.watching import LogWatcher
 
         yield LogWatcher()
+
+
+@contextmanager
+def _traced(watcher: Observer, identity: MemberIdentity, collector: str) -> Iterator[Observer]:
+    from edge_client.agent.tracing import TracedWatcher
+    from toolkit.spans import SpansUnusable, sending
+
+    about = {"service.version": __version__, "service.instance.id": identity.member}
+    with contextlib.ExitStack() as stack:
+        try:
+            spans = stack.enter_context(sending(collector, "edge_client", about))
+        except SpansUnusable as error:
+            fail(f"--traces-to: {error}", ExitCode.USAGE)
+        new_id = functools.partial(secrets.token_bytes, SPAN_BYTES)
+        yield TracedWatcher(watcher, spans, identity.federation, time.time_ns, new_id)
 
 
 @contextmanager

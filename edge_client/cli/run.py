@@ -64,6 +64,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    traces_to: Annotated[
+        str | None,
+        typer.Option(
+            help="Send spans of this member's rounds to the OpenTelemetry collector at http://HOST:4317. They have no "
+            "figure of your rows, but how long training takes tells about how many there are.",
+            show_default=False,
+        ),
+    ] = None,
     embedding: Annotated[
         Path | None,
         typer.Option(
@@ -153,6 +161,7 @@ def run(
         data_name=data_name,
         metrics_port=metrics_port,
         metrics_file=metrics_file,
+        traces_to=traces_to,
         embedding=embedding,
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),

@@ -79,6 +79,7 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_ENROLMENT_CONNECTIONS_PER_ADDRESS": "10",
         "TACIT_MEMBER_MESSAGES_PER_SECOND": "50",
         "TACIT_MEMBER_CALLS_PER_SECOND": "20.5",
+        "TACIT_TRACES_TO": "https://collector.example.org:4317",
         "TACIT_AUTHORITY_ELSEWHERE": "true",
         "TACIT_WITNESSES": f"{'ab' * 32}, {'cd' * 32}",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",

@@ -52,7 +52,7 @@ def imported(room: str) -> dict[str, Path]:
 
 
 EXTRAS = {
-    "toolkit": [],
+    "toolkit": ["traces"],
     "proto/tacit": [],
     "secure_agg": [],
     "coordinator": ["coordinator", "plots", "s3", "tensorboard"],

@@ -16,7 +16,7 @@ from packaging.version import Version
 from tests.support.processes import ROOT  # type: ignore[attr-defined]
 from toolkit.install import DISTRIBUTION
 
-SHIPPED = ("coordinator", "learning", "edge", "export", "arrow", "plots", "tensorboard")
+SHIPPED = ("coordinator", "learning", "edge", "export", "arrow", "plots", "tensorboard", "traces")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LINES = (ROOT / "constraints.txt").read_text()
 PINS = {
