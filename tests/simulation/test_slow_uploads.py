@@ -1,5 +1,7 @@
 """Masked vectors over slow lines: what moves gets more time, what does not is dropped, and the job bounds both."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +108,19 @@ def test_the_limit_holds_whatever_moves():
     limit = Deadlines(training=60, reconnect=2, mask=MASK, mask_limit=250)
     fleet = SlowFleet(5, {"m4": 249.9}, job=job_document(count=1, deadlines=limit), stops={"m4": 0.999})
     fleet.connect().run()
+    (end,) = fleet.ends()
+    assert [lost.member for lost in end.dropouts] == ["m4"]
+    assert waits(fleet) == [(1, 100), (1, 50)]
+    assert 250 <= lasted(fleet)[0] < 251
+
+
+def test_the_limit_holds_whatever_the_desk_counts():
+    """A vector cannot have more bytes than it has. If it could, the floor alone would hold no member to the limit."""
+    limit = Deadlines(training=60, reconnect=2, mask=MASK, mask_limit=250)
+    fleet = SlowFleet(5, {}, job=job_document(count=1, deadlines=limit), stops={"m4": 0.0})
+    counted = itertools.count(1)
+    fleet.arrived = lambda: {"m4": 10**6 * next(counted)}
+    fleet.connect().run(lambda: len(waits(fleet)) > 3)
     (end,) = fleet.ends()
     assert [lost.member for lost in end.dropouts] == ["m4"]
     assert waits(fleet) == [(1, 100), (1, 50)]
