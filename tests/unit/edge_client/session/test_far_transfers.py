@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -74,7 +75,7 @@ class Far:
 
     def __init__(self, port: Port, network: BadNetwork, identity) -> None:
         self.port, self.network, self._identity = port, network, identity
-        self._channel = None
+        self._channel: grpc.aio.Channel | None = None
 
     async def stub(self):
         if self._channel is None:
@@ -109,7 +110,7 @@ def far(tmp_path, scenario: Callable, *, window_kib: int | None = None) -> None:
 async def upload(link: Far) -> None:
     """Sends the vector as a member's agent does."""
     agent = Agent(None, None, SimpleNamespace(memory=lambda: Memory({})), None, None, None, None)
-    agent._link, agent._observer = link, SimpleNamespace(uploading=lambda *_: None)
+    vars(agent).update(_link=link, _observer=SimpleNamespace(uploading=lambda *_: None))
     digest = hashlib.sha256(VECTOR).digest()
     message = secure_agg.MaskedInput("north", digest, VALUES, bytes(384))
     await agent._upload(ATTEMPT, memoryview(VECTOR).cast("B"), message)
