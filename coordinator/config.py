@@ -117,6 +117,10 @@ class CoordinatorConfig(Document):
 
     log_format: Literal["console", "json"] = "console"
 
+    # How much of each upload may be on its way, or arrived and not read, beside the message that is being read, in KiB.
+    # To keep a line full it needs what the line carries in a round trip; each concurrent upload may take it as memory.
+    upload_window_kib: int = Field(default=128, ge=64, le=8192)
+
     # How long a join token is valid, unless `coordinator member invite` says otherwise.
     token_hours: float = Field(default=24.0, gt=0, le=24 * 30)
     # How long a member's certificate is valid. Members renew it by themselves when two thirds of that are over.
@@ -403,6 +407,9 @@ prune_grace_hours = {prune_grace_hours}
 
 # console for people, json for collectors.
 log_format = {log_format}
+
+# How many KiB of each upload may be on its way or unread. More keeps longer and faster lines full.
+upload_window_kib = {upload_window_kib}
 
 # How many hours a join token is valid.
 token_hours = {token_hours}

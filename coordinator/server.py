@@ -131,7 +131,10 @@ async def start(
     files = await _divided(config, runtime.database)
     outside, inside = (
         grpc.aio.server(interceptors=(GuardInterceptor(),), options=options)
-        for options in (server_options(public=True), server_options(connections=files.federation))
+        for options in (
+            server_options(public=True),
+            server_options(connections=files.federation, window_kib=config.upload_window_kib),
+        )
     )
     relay = await _relay(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
     stack.push_async_callback(relay.stop)

@@ -4,6 +4,7 @@ This machine recomputes the chain from the entries that it read, so verification
 the running coordinator or, without it, from a backup or from the database itself.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["app", "read_entries"]
 
 app = typer.Typer(no_args_is_help=True)
-
-# Reading a long journal takes minutes.
-JOURNAL_SECONDS = 600.0
 
 Backup = Annotated[
     Path | None,
@@ -203,13 +201,15 @@ async def read_entries(
 ) -> None:
     """Passes the running coordinator's entries to `take`, in order. What `take` raises passes through."""
     from coordinator.storage.chain import JournalEntry
+    from tacit.blobs import moving
     from tacit.v1 import operator_pb2
 
     request = operator_pb2.ReadJournalRequest(after=after, subject=subject or "")
-    async for page in stub.ReadJournal(request, timeout=JOURNAL_SECONDS):
-        for entry in page.entries:
-            fields = _fields(entry.fields)
-            take(JournalEntry(entry.id, entry.at_ms, entry.kind, entry.subject, fields, entry.hash))
+    async with contextlib.aclosing(moving(stub.ReadJournal(request))) as pages:
+        async for page in pages:
+            for entry in page.entries:
+                fields = _fields(entry.fields)
+                take(JournalEntry(entry.id, entry.at_ms, entry.kind, entry.subject, fields, entry.hash))
 
 
 def _fields(text: str) -> dict[str, Any]:

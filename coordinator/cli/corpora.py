@@ -13,6 +13,7 @@ The folder appears complete, under its name, or not at all. A fetch that broke o
       provenance.json          all of this in one place, with who declined and who has yet to answer
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,17 +141,19 @@ def _check_new(out: Path) -> None:
 
 
 async def _list(stub: "OperatorServiceStub", authorities: "Authorities", job: str) -> _List:
-    from tacit.blobs import fetch_blob
+    from tacit.blobs import fetch_blob, moving
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
     from tacit.v1 import operator_pb2
 
     answers: list[operator_pb2.MemberCorpus] = []
     status, digest = "", b""
-    async for page in stub.ListCorpora(operator_pb2.ListCorporaRequest(job=job), timeout=CALL_SECONDS):
-        status = operator_pb2.JobStatus.Name(page.status).removeprefix("JOB_STATUS_").lower()
-        digest = page.document
-        answers += page.corpora
+    call = stub.ListCorpora(operator_pb2.ListCorporaRequest(job=job))
+    async with contextlib.aclosing(moving(call, CALL_SECONDS)) as pages:
+        async for page in pages:
+            status = operator_pb2.JobStatus.Name(page.status).removeprefix("JOB_STATUS_").lower()
+            digest = page.document
+            answers += page.corpora
     data = bytearray()
     await fetch_blob(stub.FetchBlob, digest, data)
     try:

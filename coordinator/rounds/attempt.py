@@ -1,5 +1,6 @@
 """Opens an attempt over a cohort, takes answers and vectors, and drops members."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import secure_agg
@@ -8,17 +9,24 @@ from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.blame import after_complaint, decide, owed_by, unanswered
-from coordinator.rounds.phases import SILENT, advance_if_settled, enter_phase, note_dropout, tell_dropped
+from coordinator.rounds.phases import (
+    SILENT,
+    advance_if_settled,
+    close_phase,
+    enter_phase,
+    note_dropout,
+    tell_dropped,
+)
 from coordinator.rounds.standing import bar, leave_out_of_round, note_silence
 from coordinator.rounds.state import Aggregating, Collecting, Publishing
-from coordinator.rounds.step import Step, look_timer, window_timer
+from coordinator.rounds.step import Step, deadline_timer, look_timer, window_timer
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.context import context_of
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, of_protocol, sentence, word
 
-__all__ = ["answered", "drop", "open_attempt", "uploaded"]
+__all__ = ["answered", "deadline_passed", "drop", "open_attempt", "uploaded"]
 
 # While a large cohort's shares arrive, the coordinator checks at most this many times whether they open the sum, and
 # again after each of the last answers.
@@ -154,21 +162,72 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
     Args:
         fault: the member misbehaved, so it is also barred.
     """
+    if _lose(step, member, reason, detail, fault=fault):
+        _settle(step)
+
+
+def deadline_passed(step: Step, arrived: Mapping[str, int]) -> None:
+    """Ends the phase at its deadline. Members whose masked vectors still move get more time, and only they.
+
+    A vector moves if at least `size / longest_mask` bytes a second have arrived of it since the last look. The next
+    look comes after `deadlines.mask` seconds. So a silent member costs the others that much and no more, and a slow one
+    at most `longest_mask` altogether.
+
+    Args:
+        arrived: bytes of each member's masked vector that have arrived.
+    """
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    deadlines = step.state.parameters.job.rounds.deadlines
+    awaited = phase.awaited_seconds + deadlines.mask
+    more = min(deadlines.mask, deadlines.longest_mask - awaited)
+    moving = _moving(phase, arrived, deadlines.mask / deadlines.longest_mask)
+    if more <= 0 or not moving:
+        close_phase(step, deadline=True)
+        return
+    step.state = replace(step.state, phase=replace(phase, awaited_seconds=awaited, arrived=dict(arrived)))
+    step.do(fx.SetTimer(deadline_timer(phase), more))
+    step.do(counts.UploadsAwaited(members=len(moving), seconds=more, attempt=phase.attempt))
+    # All of them first: the attempt may end with the first one that it cannot do without.
+    for member in sorted(phase.protocol.waiting - moving):
+        _lose(step, member, Reason.REASON_PHASE_DEADLINE)
+    _settle(step)
+
+
+def _moving(phase: Aggregating, arrived: Mapping[str, int], share: float) -> frozenset[str]:
+    """The members of whose vectors at least this share has arrived since the last look."""
+    if not isinstance(phase.protocol, protocol.CollectingMasked):
+        return frozenset()
+    context = phase.protocol.context
+    least = max(1.0, share * secure_agg.packed_size(context.values, context.bits))
+    return frozenset(
+        member for member in phase.protocol.waiting if arrived.get(member, 0) - phase.arrived.get(member, 0) >= least
+    )
+
+
+def _settle(step: Step) -> None:
+    """Does what follows from a loss."""
+    _drop_stranded(step)
+    decide(step)
+    advance_if_settled(step)
+
+
+def _lose(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bool = False) -> bool:
+    """Drops a member without what follows from it. Returns whether the phase expected it."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
-        return
+        return False
     collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
     if collecting is phase.protocol:
-        return  # The phase did not expect it: it was lost before, or never took part.
+        return False  # It was lost before, or never took part.
     note_dropout(step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail))
     tell_dropped(step, phase.attempt, member, reason, detail)
     if fault:
         bar(step, member, reason)
     elif reason in SILENT:
         note_silence(step, member, collecting.phase.value)
-    _drop_stranded(step)
-    decide(step)
-    advance_if_settled(step)
+    return True
 
 
 def silent(step: Step, dealer: str) -> None:

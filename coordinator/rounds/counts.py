@@ -36,6 +36,7 @@ __all__ = [
     "StaleReady",
     "StatusChanged",
     "TrainingMeasured",
+    "UploadsAwaited",
     "VersionExploded",
     "VersionMeasured",
     "VersionPublished",
@@ -104,6 +105,16 @@ class RoundAbandoned(Count):
     what: ClassVar[str] = "round"
     reason: str
     outcome: Literal["abandoned"] = "abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadsAwaited(Count):
+    """The deadline of the mask phase has passed, and the coordinator waits for vectors that still move."""
+
+    what: ClassVar[str] = "uploads_awaited"
+    members: int
+    seconds: float
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

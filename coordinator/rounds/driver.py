@@ -41,7 +41,7 @@ from coordinator.rounds.publish import (
 )
 from coordinator.rounds.server_state import stored_state
 from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, TrainingWindow
-from coordinator.rounds.timers import Timer
+from coordinator.rounds.timers import PhaseDeadline, Timer
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
@@ -366,9 +366,16 @@ class JobDriver:
 
         def fire() -> None:
             self._timers.pop(effect.timer, None)
-            self.post(ev.TimerFired(effect.timer))
+            self.post(ev.TimerFired(effect.timer, self._arrived(effect.timer)))
 
         self._timers[effect.timer] = asyncio.get_running_loop().call_later(effect.seconds, fire)
+
+    def _arrived(self, timer: Timer) -> Mapping[str, int]:
+        """How much has arrived of each masked vector, if this is the deadline of an attempt's phase."""
+        phase = self._state.phase
+        if not isinstance(timer, PhaseDeadline) or not isinstance(phase, Aggregating):
+            return {}
+        return self._ports.uploads.arrived(phase.attempt)
 
     async def _persist(self, entries: tuple[fx.Record, ...]) -> None:
         job, now_ms = self._state.name, self._ports.now_ms()
@@ -506,7 +513,7 @@ async def _in_thread(
 def _longest_round(rounds: Rounds) -> float:
     """Seconds that a round may take by its deadlines: one training window, and all phases of every attempt."""
     deadlines = rounds.deadlines
-    attempt = deadlines.advertise + deadlines.share + deadlines.mask + deadlines.confirm + deadlines.unmask
+    attempt = deadlines.advertise + deadlines.share + deadlines.longest_mask + deadlines.confirm + deadlines.unmask
     return deadlines.training + rounds.max_attempts * attempt
 
 

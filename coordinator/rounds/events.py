@@ -110,6 +110,8 @@ class TimerFired:
     """A timer of the machine has run out."""
 
     timer: Timer
+    # For the deadline of a mask phase: how many bytes of each member's masked vector have arrived.
+    arrived: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,20 +27,21 @@ This module takes events. Other modules do what follows from them: `opening` (wh
 members declined or missed). `transitions` has the table of the job's states.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import counts, timers
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.attempt import answered, drop, silent, uploaded
+from coordinator.rounds.attempt import answered, deadline_passed, drop, silent, uploaded
 from coordinator.rounds.blame import owed_by, unanswered
 from coordinator.rounds.course import assign, attempt_over, begin_training, halt
 from coordinator.rounds.effects import Effect
 from coordinator.rounds.measuring import stops_early
 from coordinator.rounds.opening import consider_opening
 from coordinator.rounds.outcome import compute_failed, computed
-from coordinator.rounds.phases import advance_if_settled, close_phase, watch_absence
+from coordinator.rounds.phases import advance_if_settled, watch_absence
 from coordinator.rounds.standing import OF_STEWARDS, asked_again, enough_are_back
 from coordinator.rounds.state import Aggregating, Halted, JobState, MemberView, Publishing, TrainingWindow
 from coordinator.rounds.step import Step, absence_timer, deadline_timer, look_timer, window_timer
@@ -73,7 +74,7 @@ def transition(state: JobState, event: ev.Event, now_ms: int) -> tuple[JobState,
         case ev.Misbehaved():
             drop(step, event.member, Reason.REASON_MESSAGE_MALFORMED, event.detail, fault=True)
         case ev.TimerFired():
-            _timer(step, event.timer)
+            _timer(step, event.timer, event.arrived)
         case ev.Computed():
             computed(step, event)
         case ev.ComputeFailed():
@@ -273,7 +274,7 @@ def _ready(step: Step, event: ev.SaidReady) -> None:
     consider_opening(step)
 
 
-def _timer(step: Step, timer: timers.Timer) -> None:
+def _timer(step: Step, timer: timers.Timer, arrived: Mapping[str, int]) -> None:
     state, phase = step.state, step.state.phase
     match timer:
         case timers.Return():
@@ -283,7 +284,7 @@ def _timer(step: Step, timer: timers.Timer) -> None:
         case timers.Window() if isinstance(phase, TrainingWindow) and timer == window_timer(state):
             consider_opening(step, window_closed=True)
         case timers.PhaseDeadline() if isinstance(phase, Aggregating) and timer == deadline_timer(phase):
-            close_phase(step, deadline=True)
+            deadline_passed(step, arrived)
         case timers.Answer() if isinstance(phase, Aggregating) and timer.attempt == phase.attempt.attempt:
             if (timer.dealer, timer.complainant) in {(each.dealer, each.complainant) for each in unanswered(phase)}:
                 silent(step, timer.dealer)

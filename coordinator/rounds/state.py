@@ -113,6 +113,9 @@ class Aggregating:
     survivors: tuple[str, ...] = ()
     # Dealers that did not answer a complaint in time.
     silent: frozenset[str] = frozenset()
+    # Once the mask phase is past its deadline: its seconds so far, and what had arrived of each member's vector then.
+    awaited_seconds: float = 0.0
+    arrived: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

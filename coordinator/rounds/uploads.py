@@ -157,6 +157,11 @@ class UploadDesk:
         """The sum of the accepted vectors of each group, by its number."""
         return self._desks[attempt].totals
 
+    def arrived(self, attempt: AttemptId) -> Mapping[str, int]:
+        """Bytes that have arrived of each member's masked vector."""
+        desk = self._desks.get(attempt)
+        return {} if desk is None else {member: spool.received for member, spool in desk.spools.items()}
+
     async def _refused_by_disk(self, desk: _Desk, attempt: AttemptId, received: int, error: OSError) -> UploadProgress:
         """Returns what the member hears. It continues from there until there is room or the phase is over."""
         self._failed()

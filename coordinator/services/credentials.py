@@ -58,6 +58,8 @@ __all__ = [
 SERVER_NAME = "coordinator"
 # Renew when a third of the lifetime is left, which leaves time to notice that a renewal failed.
 _RENEW_AT = 1 / 3
+# 64 KiB is what strangers need; the coordinator's own setting is `upload_window_kib`.
+_WINDOW_KIB = 64
 # Milliseconds that a connection to the public port lasts, and that its calls may take after that. gRPC varies the
 # first by a tenth.
 _VISIT_MS, _GRACE_MS = 120_000, 30_000
@@ -118,7 +120,9 @@ def _credentials(folder: CoordinatorFolder, *, mutual: bool) -> grpc.ServerCrede
     return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=mutual)
 
 
-def server_options(*, public: bool = False, connections: int | None = None) -> list[tuple[str, int]]:
+def server_options(
+    *, public: bool = False, connections: int | None = None, window_kib: int = _WINDOW_KIB
+) -> list[tuple[str, int]]:
     """Returns the gRPC options for the servers of both ports; the counterpart of the member's channel options.
 
     Args:
@@ -126,6 +130,7 @@ def server_options(*, public: bool = False, connections: int | None = None) -> l
             comes for an answer or two, and must not hold a connection or a stream.
         connections: Maximum number of connections, from anywhere. A further one is closed before its handshake, so the
             process keeps file descriptors for the open ones. None: no maximum.
+        window_kib: How far gRPC reads ahead on each stream, in KiB.
     """
     options = [
         ("grpc.max_receive_message_length", MAX_FROM_MEMBER),
@@ -136,11 +141,12 @@ def server_options(*, public: bool = False, connections: int | None = None) -> l
         # Notice a member that vanished silently.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # gRPC reads ahead by as much as it believes the line to carry, which for fifty concurrent uploads is most of
+        # With its probe, gRPC reads 4 MiB ahead on each stream, or more, which for fifty concurrent uploads is most of
         # the coordinator's memory. A small window bounds what waits. For a message that is being read, gRPC opens the
-        # window as far as that message needs, so a long line moves one message per round trip.
+        # window as far as that message needs. Between two messages the window alone keeps the line busy: it must hold
+        # what the line carries in a round trip.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 64 * 1024),
+        ("grpc.http2.lookahead_bytes", window_kib * 1024),
         # A connection keeps its next read buffer, as large as the largest read so far. After a round of uploads that is
         # hundreds of kilobytes per member, permanently. (`tcp_max_read_chunk_size` should bound it but does not:
         # grpc/grpc issue 42194.)

@@ -15,7 +15,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -37,6 +37,7 @@ __all__ = [
     "fetch_blob",
     "has_stalled",
     "is_transient",
+    "moving",
     "put_blob",
 ]
 
@@ -48,6 +49,7 @@ MAX_BLOB = 2**33 + 2**20
 STALL_SECONDS = 120.0
 _SILENT = "the other side kept the connection open and sent nothing for"
 
+_Message = TypeVar("_Message")
 Progress = Callable[[int, int], None]
 FetchMethod = Callable[[federation_pb2.FetchBlobRequest], AsyncIterable[federation_pb2.BlobChunk]]
 
@@ -136,19 +138,34 @@ async def chunks_of(
     Raises:
         grpc.aio.AioRpcError: the call ended, or brought nothing for `stall` seconds (`has_stalled`).
     """
+    async with contextlib.aclosing(moving(method(request), stall)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+            # Not held while the next one is awaited.
+            del chunk
+
+
+async def moving(call: AsyncIterable[_Message], stall: float | None = None) -> AsyncGenerator[_Message, None]:
+    """Yields the messages of a call that may last as long as they come.
+
+    Args:
+        call: the call, which ends with this generator. Close it (`contextlib.aclosing`).
+        stall: seconds without a message; None: `STALL_SECONDS`.
+
+    Raises:
+        grpc.aio.AioRpcError: the call ended, or brought nothing for `stall` seconds (`has_stalled`).
+    """
     seconds = STALL_SECONDS if stall is None else stall
-    call = method(request)
-    chunks = aiter(call)
+    messages = aiter(call)
     try:
         while True:
             async with asyncio.timeout(seconds):
                 try:
-                    chunk = await anext(chunks)
+                    message = await anext(messages)
                 except StopAsyncIteration:
                     return
-            yield chunk
-            # Not held while the next one is awaited.
-            del chunk
+            yield message
+            del message
     except TimeoutError as error:
         nothing, said = grpc.aio.Metadata(), f"{_SILENT} {seconds:g} s"
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None) from error
@@ -190,7 +207,7 @@ async def put_blob(
                 return digest
             retry.moved(at.received)
             header.offset = at.received
-            at = await stub.PutBlob(_parts(header, source, progress))
+            at = await stub.PutBlob(_parts(header, source, _both(retry.moved, progress)))
             retry.moved(at.received)
             if at.complete:
                 _tell(progress, total, total)
@@ -383,6 +400,16 @@ def _measure(source: bytes | Path) -> tuple[bytes, int]:
 def _digest_of(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+def _both(moved: Callable[[int], None], progress: Progress | None) -> Progress:
+    """A long call that breaks has moved until then, so its break is a first failure, and not the end of patience."""
+
+    def sent(arrived: int, total: int) -> None:
+        moved(arrived)
+        _tell(progress, arrived, total)
+
+    return sent
 
 
 def _tell(progress: Progress | None, arrived: int, total: int) -> None:

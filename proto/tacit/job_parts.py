@@ -219,10 +219,23 @@ class Deadlines(Part):
     advertise: Seconds = 60
     share: Seconds = 60
     mask: Seconds = 300
+    # The mask phase goes on up to this long for members whose vectors still move. None: four times `mask`.
+    mask_limit: Seconds | None = None
     confirm: Seconds = 60
     unmask: Seconds = 60
     # Seconds that a cohort member may be disconnected before it counts as a dropout of the current phase.
     reconnect: Seconds = 20
+
+    @model_validator(mode="after")
+    def _limit(self) -> Self:
+        if self.mask_limit is not None and self.mask_limit < self.mask:
+            raise ValueError("mask_limit must be mask or more")
+        return self
+
+    @property
+    def longest_mask(self) -> float:
+        """Seconds after which the mask phase ends, whatever still moves."""
+        return 4 * self.mask if self.mask_limit is None else self.mask_limit
 
 
 class Rounds(Part):

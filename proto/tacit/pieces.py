@@ -167,6 +167,8 @@ class Download:
         # Aligned, as writes past the system's cache need it. Memory that goes back to the system is dear to get again.
         self._buffers = [mmap.mmap(-1, PIECE) for _ in range(at_once)]
         self._tries: dict[int, int] = {}
+        # The piece that a break interrupted, and what had arrived of it. It is checked once it is whole.
+        self._begun: tuple[int, bytes] = (-1, b"")
 
     @property
     def arrived(self) -> int:
@@ -227,35 +229,44 @@ class Download:
         checking: deque[tuple[int, asyncio.Future[bool]]],
     ) -> None:
         file, loop = self._file, asyncio.get_running_loop()
-        number, at, end = run.start, run.start * PIECE, min(run.stop * PIECE, file.size)
-        buffer, held = memoryview(self._buffers[0]), 0
+        number, end = run.start, min(run.stop * PIECE, file.size)
+        begun, first = self._begun
+        buffer, held = memoryview(self._buffers[0]), len(first) if begun == number else 0
+        buffer[:held] = first[:held]
+        at = number * PIECE + held
         request = federation_pb2.FetchBlobRequest(digest=self._digest, offset=at, length=end - at)
-        async with contextlib.aclosing(_translated(method, request, stall, self._digest)) as chunks:
-            async for chunk in chunks:
-                data = memoryview(chunk.data)
-                # Without the first check, a stream of nothing would never end.
-                if not data or chunk.total != file.size or chunk.offset != at or at + len(data) > end:
-                    raise BlobDamaged(
-                        f"a chunk of {len(data)} bytes at {chunk.offset} of {chunk.total} arrived where {at} of "
-                        f"{file.size} was due"
-                    )
-                at += len(data)
-                while data:
-                    part = data[: file.length(number) - held]
-                    buffer[held : held + len(part)] = part
-                    data, held = data[len(part) :], held + len(part)
-                    if held < file.length(number):
-                        continue
-                    checking.append((number, loop.run_in_executor(self._thread, file.take, number, buffer, held)))
-                    number, held = number + 1, 0
-                    # The oldest buffer must be free again. What is known already is looked at, too.
-                    while checking and (len(checking) >= len(self._buffers) or checking[0][1].done()):
-                        if not await self._settle(*checking.popleft(), retry):
-                            return
-                    buffer = memoryview(self._buffers[(number - run.start) % len(self._buffers)])
-        if number < run.stop:
-            # The stream ended early, and no part of a piece has its digest.
-            checking.append((number, loop.run_in_executor(self._thread, file.take, number, buffer, held)))
+        try:
+            async with contextlib.aclosing(_translated(method, request, stall, self._digest)) as chunks:
+                async for chunk in chunks:
+                    data = memoryview(chunk.data)
+                    # Without the first check, a stream of nothing would never end.
+                    if not data or chunk.total != file.size or chunk.offset != at or at + len(data) > end:
+                        raise BlobDamaged(
+                            f"a chunk of {len(data)} bytes at {chunk.offset} of {chunk.total} arrived where {at} of "
+                            f"{file.size} was due"
+                        )
+                    at += len(data)
+                    while data:
+                        part = data[: file.length(number) - held]
+                        buffer[held : held + len(part)] = part
+                        data, held = data[len(part) :], held + len(part)
+                        retry.moved(at - len(data))
+                        if held < file.length(number):
+                            continue
+                        checking.append((number, loop.run_in_executor(self._thread, file.take, number, buffer, held)))
+                        number, held = number + 1, 0
+                        # The oldest buffer must be free again. What is known already is looked at, too.
+                        while checking and (len(checking) >= len(self._buffers) or checking[0][1].done()):
+                            if not await self._settle(*checking.popleft(), retry):
+                                return
+                        buffer = memoryview(self._buffers[(number - run.start) % len(self._buffers)])
+            if number < run.stop:
+                # The stream ended early, and no part of a piece has its digest.
+                checking.append((number, loop.run_in_executor(self._thread, file.take, number, buffer, held)))
+                held = 0
+        finally:
+            # A line that breaks before it has carried a whole piece would otherwise never get on.
+            self._begun = (number, bytes(buffer[:held]))
 
     async def _settle(self, number: int, checked: asyncio.Future[bool], retry: Retry) -> bool:
         """Waits until a piece was checked, and returns whether it is right.

@@ -1,13 +1,14 @@
 """A bad network: a TCP proxy on loopback between members and a coordinator, controlled by the test.
 
 The proxy sees only TLS (a member dials `localhost` on another port), so it can do exactly what a network can do. Only
-`delay` depends on time. A fault strikes after a number of bytes, or when the test says so.
+`delay` and `line` depend on time. A fault strikes after a number of bytes, or when the test says so.
 
     cut         resets both ends of a connection
     truncate    ends one direction for its receiver; the other direction continues
     corrupt     flips one bit
     stall       carries and reads nothing until `release`
     delay       delays every piece by a seeded random time
+    line        gives each direction a rate, a delay, and a bound on the bytes in flight
     refuse      stops listening on the port
     reorder     lets the next connection through only after the one made after it
 """
@@ -23,11 +24,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from tests.support.line import Line
+
 __all__ = ["BadNetwork", "Fault", "Way"]
 
 T = TypeVar("T")
 
 _PIECE = 16 * 1024
+# A network card's packets: a line is shared in pieces of this size, so that a small message waits for few bytes.
+_PACKET = 4 * 1024
 # Seconds to wait for an answer of the proxy. A longer wait means a bug in the proxy.
 _ANSWERS = 20.0
 # SO_LINGER with a time of zero turns a close into a reset.
@@ -96,6 +101,7 @@ class BadNetwork:
         self._links: set[_Link] = set()
         self._planned: list[_Planned] = []
         self._delay = 0.0
+        self.lines: dict[Way, Line] = {}
         # Bytes carried since the start by direction, and the number of connections let through.
         self.carried = {Way.UP: 0, Way.DOWN: 0}
         self.connections = 0
@@ -149,6 +155,31 @@ class BadNetwork:
             self._delay = seconds
 
         self._call(change)
+
+    def line(self, rate: float, delay: float, window: int | None = None) -> None:
+        """Makes connections from now on share a line, the same in both directions.
+
+        Args:
+            rate: bytes a second.
+            delay: seconds from one end to the other: half of a round trip.
+            window: maximum bytes in flight. None: what fills the line, and a queue of a tenth of a second and a few
+                packets.
+        """
+        most = int(rate * (delay + 0.1)) + 4 * _PACKET if window is None else window
+
+        def lay() -> None:
+            self.lines = {way: Line(rate, delay, most) for way in Way}
+
+        self._call(lay)
+
+    def measure_anew(self) -> None:
+        """Forgets what the lines measured."""
+
+        def forget() -> None:
+            for line in self.lines.values():
+                line.measure_anew()
+
+        self._call(forget)
 
     def refuse(self) -> None:
         """Stops listening. Open connections stay open."""
@@ -213,11 +244,16 @@ class BadNetwork:
         link = _Link(client, server)
         self._links.add(link)
         self.connections += 1
+        pumps = [
+            asyncio.create_task(self._pump(link, way, source)) for way, source in ((Way.UP, reader), (Way.DOWN, back))
+        ]
         try:
-            await asyncio.gather(self._pump(link, Way.UP, reader), self._pump(link, Way.DOWN, back))
-        except (_Broken, OSError):
+            await asyncio.gather(*pumps)
+        except (_Broken, OSError, asyncio.CancelledError):
             link.reset()
         finally:
+            for pump in pumps:
+                pump.cancel()
             self._links.discard(link)
             for writer in (client, server):
                 writer.close()
@@ -235,25 +271,54 @@ class BadNetwork:
 
     async def _pump(self, link: _Link, way: Way, source: asyncio.StreamReader) -> None:
         sink = link.sink(way)
-        while data := await source.read(_PIECE):
-            await self._flowing.wait()
-            while data:
-                data = await self._carry(way, source, sink, data)
+        travelling: asyncio.Queue[tuple[float, bytes]] | None = None
+        arriving: asyncio.Task[None] | None = None
+        if way in self.lines:
+            travelling = asyncio.Queue()
+            arriving = asyncio.create_task(self._arrive(way, sink, travelling))
+        try:
+            while data := await source.read(_PIECE if travelling is None else _PACKET):
+                await self._flowing.wait()
+                while data:
+                    data = await self._carry(way, source, sink, data, travelling)
+            if travelling is not None:
+                await travelling.join()
+        finally:
+            if arriving is not None:
+                arriving.cancel()
         if not sink.transport.is_closing():
             with suppress(OSError, RuntimeError):
                 sink.write_eof()
 
-    async def _carry(self, way: Way, source: asyncio.StreamReader, sink: asyncio.StreamWriter, data: bytes) -> bytes:
+    async def _arrive(
+        self, way: Way, sink: asyncio.StreamWriter, travelling: "asyncio.Queue[tuple[float, bytes]]"
+    ) -> None:
+        """Hands over what has travelled its time."""
+        while True:
+            arrives, data = await travelling.get()
+            await asyncio.sleep(arrives - self._loop.time())
+            with suppress(OSError):
+                await self._hand_over(way, sink, data)
+            travelling.task_done()
+
+    async def _carry(
+        self,
+        way: Way,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        data: bytes,
+        travelling: "asyncio.Queue[tuple[float, bytes]] | None",
+    ) -> bytes:
         """Carries the bytes before the next fault, and strikes. Returns the bytes that are left."""
         due = next((each for each in self._planned if each.way is way and each.left < len(data)), None)
         if due is None:
             for each in self._planned:
                 each.left -= len(data) if each.way is way else 0
-            await self._write(way, sink, data)
+            await self._write(way, sink, data, travelling)
             return b""
         before, rest = data[: due.left], data[due.left :]
         self._planned.remove(due)
-        await self._write(way, sink, before)
+        await self._write(way, sink, before, travelling)
         self.struck.set()
         match due.fault:
             case Fault.CUT:
@@ -271,9 +336,24 @@ class BadNetwork:
                 await self._flowing.wait()
                 return rest
 
-    async def _write(self, way: Way, sink: asyncio.StreamWriter, data: bytes) -> None:
+    async def _write(
+        self,
+        way: Way,
+        sink: asyncio.StreamWriter,
+        data: bytes,
+        travelling: "asyncio.Queue[tuple[float, bytes]] | None",
+    ) -> None:
         if self._delay:
             await asyncio.sleep(self._random.uniform(0, self._delay))
+        if travelling is None:
+            await self._hand_over(way, sink, data)
+            return
+        line = self.lines[way]
+        while (room_at := line.room_at(now := self._loop.time(), len(data))) > now:  # noqa: ASYNC110  it works in time
+            await asyncio.sleep(room_at - now)
+        travelling.put_nowait((line.enter(now, len(data)), data))
+
+    async def _hand_over(self, way: Way, sink: asyncio.StreamWriter, data: bytes) -> None:
         sink.write(data)
         self.carried[way] += len(data)
         await sink.drain()

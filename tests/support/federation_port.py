@@ -38,11 +38,16 @@ class FederationPort(federation_pb2_grpc.FederationServiceServicer):
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: CoordinatorFolder, service: FederationPort | None = None, *, port: int = 0, credentials=None
+    folder: CoordinatorFolder,
+    service: FederationPort | None = None,
+    *,
+    port: int = 0,
+    credentials=None,
+    window_kib: int | None = None,
 ) -> AsyncIterator[FederationPort]:
     """Serves over mutual TLS on loopback, as the coordinator does."""
     service = service or FederationPort(load_root(folder))
-    server = grpc.aio.server(options=server_options())
+    server = grpc.aio.server(options=server_options() if window_kib is None else server_options(window_kib=window_kib))
     federation_pb2_grpc.add_FederationServiceServicer_to_server(service, server)
     service.port = server.add_secure_port(f"127.0.0.1:{port}", credentials or federation_credentials(folder))
     await server.start()

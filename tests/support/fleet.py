@@ -23,7 +23,7 @@ from coordinator.rounds.machine import transition
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups, norms_of
 from coordinator.rounds.state import Aggregating, JobState, Parameters
-from coordinator.rounds.timers import Timer
+from coordinator.rounds.timers import PhaseDeadline, Timer
 from coordinator.rounds.transitions import Phase, is_allowed
 from edge_client.policy.policy import Policy
 from edge_client.session import states
@@ -289,7 +289,15 @@ class Fleet:
     def _fire(self, timer: Timer, number: int) -> None:
         if self._timers.get(timer) == number:
             del self._timers[timer]
-            self._coordinator(ev.TimerFired(timer))
+            self._coordinator(self.fired(timer))
+
+    def fired(self, timer: Timer) -> ev.TimerFired:
+        """A timer's event, as the driver makes it."""
+        return ev.TimerFired(timer, self.arrived() if isinstance(timer, PhaseDeadline) else {})
+
+    def arrived(self) -> dict[str, int]:
+        """Bytes of each vector that have arrived at a deadline. Here a vector arrives whole."""
+        return {}
 
     def _compute(self, effect: fx.Compute) -> None:
         sums, results = [], []

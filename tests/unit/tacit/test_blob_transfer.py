@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
@@ -320,6 +321,45 @@ def test_an_upload_resumes_where_the_connection_broke(source):
     put(taking, source)
     assert taking.kept == DATA
     assert taking.uploads == [0, 300, 300, 800]
+
+
+def test_a_long_upload_that_breaks_is_resumed(source, monkeypatch):
+    """One call that moved for longer than the patience lost its connection, and the upload gave up."""
+    now = [0.0]
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: now[0]))  # type: ignore[attr-defined]
+
+    class Slowly(Taking):
+        async def PutBlob(self, parts):  # noqa: N802
+            async def slow():
+                async for part in parts:
+                    now[0] += 20.0
+                    yield part
+
+            return await super().PutBlob(slow())
+
+    taking = Slowly(lasts=[10, 1000])
+    put(taking, source, patience=60)
+    assert taking.kept == DATA
+    assert taking.uploads == [0, 1000]
+
+
+def test_an_upload_that_is_never_kept_gives_up(source, monkeypatch):
+    """The other side takes bytes and loses them: sending them again and again is no progress."""
+    now = [0.0]
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: now[0]))  # type: ignore[attr-defined]
+
+    class Losing(Taking):
+        async def PutBlob(self, parts):  # noqa: N802
+            self.uploads.append((await anext(parts)).header.offset)
+            for _ in range(5):
+                await anext(parts)
+                now[0] += 20.0
+            raise broken(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    taking = Losing()
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        put(taking, source, patience=60)
+    assert taking.uploads == [0, 0]
 
 
 def test_an_upload_resumes_an_earlier_one(source):

@@ -36,18 +36,23 @@ class Serving(federation_pb2_grpc.FederationServiceServicer):
         self.transfers = Transfers(running, nothing, Turns(4, 0.05), Turns(4, 0.05), first_seconds=9, chunk_seconds=9)
         # The pieces that each call asked for.
         self.calls: list[range] = []
+        self.offsets: list[int] = []
         # Those that a call began to send.
         self.asked: list[int] = []
         self.changed: Callable[[pb.BlobChunk], pb.BlobChunk] = lambda chunk: chunk
         self.cut: set[int] = set()
+        # Bytes after which each call breaks.
+        self.most: int | None = None
 
     async def FetchBlob(self, request: Any, context: Any) -> None:  # noqa: N802
-        assert request.offset % PIECE == 0
         assert request.length
+        self.offsets.append(request.offset)
         self.calls.append(range(request.offset // PIECE, -(-(request.offset + request.length) // PIECE)))
 
         async def write(chunk: pb.BlobChunk) -> None:
             number, within = divmod(chunk.offset, PIECE)
+            if self.most is not None and chunk.offset + len(chunk.data) > request.offset + self.most:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
             if not within:
                 self.asked.append(number)
                 if number in self.cut:
@@ -160,6 +165,24 @@ def test_breaks_repeat_only_what_they_broke(bench: Bench) -> None:
     bench.fetch()
     assert bench.into.read_bytes() == bench.data
     assert bench.serving.calls == [range(6), range(1, 6), range(4, 6)]
+
+
+def test_a_line_that_breaks_within_every_piece_gets_on(bench: Bench) -> None:
+    """A call carried a quarter of a piece, which was dropped with the connection, again and again."""
+    bench.serving.most = PIECE // 4
+    bench.fetch(patience=5)
+    assert bench.into.read_bytes() == bench.data
+    assert bench.serving.offsets == list(range(0, SIZE, PIECE // 4))
+    assert bench.damaged == []
+
+
+def test_what_a_break_left_is_checked_with_its_piece(bench: Bench) -> None:
+    """A byte that changed before the break costs that piece, and it is fetched anew from its beginning."""
+    bench.serving.changed, bench.serving.most = flipped(2, times=1), PIECE + PIECE // 2
+    bench.fetch(patience=5)
+    assert bench.into.read_bytes() == bench.data
+    assert bench.damaged == [(2, 6)]
+    assert bench.serving.offsets.count(2 * PIECE) == 1
 
 
 def test_without_patience_a_break_ends_the_call_and_the_next_continues(bench: Bench) -> None:
