@@ -353,17 +353,14 @@ _PASSING = frozenset(
 
 def _passes(error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
-    from aiohttp import ClientError as HTTPError
-    from botocore.exceptions import ClientError, HTTPClientError, SSLError
-    from botocore.parsers import ResponseParserError
+    from botocore.exceptions import ClientError, SSLError
+    from s3fs.core import S3_RETRYABLE_ERRORS
 
     cause = error if isinstance(error, ClientError) else error.__cause__
     if isinstance(cause, ClientError):
         status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status >= 500 or status == 429 or cause.response.get("Error", {}).get("Code") in _PASSING
-    return not isinstance(error, SSLError) and isinstance(
-        error, HTTPClientError | ResponseParserError | HTTPError | OSError
-    )
+    return isinstance(error, (*S3_RETRYABLE_ERRORS, OSError)) and not isinstance(error, SSLError)
 
 
 # What to do, by the store's code. Every code that a wrong setting causes.
@@ -392,9 +389,8 @@ _RIGHTS = {
 
 @contextlib.contextmanager
 def _sentences(what: str, verb: str) -> Iterator[None]:
-    from aiohttp import ClientError as HTTPError
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError, SSLError
-    from botocore.parsers import ResponseParserError
+    from s3fs.core import S3_RETRYABLE_ERRORS
 
     try:
         yield
@@ -423,5 +419,5 @@ def _sentences(what: str, verb: str) -> Iterator[None]:
             f"{what} cannot be {verb}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             "give the machine a role"
         ) from error
-    except (BotoCoreError, HTTPError, ResponseParserError) as error:
+    except (BotoCoreError, *S3_RETRYABLE_ERRORS) as error:
         raise StoreUnusable(f"{what} cannot be {verb}: {error}; check s3_endpoint and the network") from error
