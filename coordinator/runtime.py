@@ -93,7 +93,7 @@ class Runtime:
         self.corpora.start()
         for stored in await self.database.run(records.load_jobs):
             # Read the document in a thread, as it takes longer than the event loop may block.
-            await self._start_job(stored, await asyncio.to_thread(self._document, stored))
+            await self._start_job(stored, await self.store.apart.run(self._document, stored))
 
     async def stop(self) -> None:
         """Ends every driver. Attempts in progress are lost, as in a crash, and the next start logs that."""

@@ -48,6 +48,7 @@ from coordinator.storage import mark, records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.object_store import open_store
+from coordinator.storage.ownership import Ownership, keep_marked
 from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.storage.requests import ask
 from coordinator.upkeep import Upkeep
@@ -120,7 +121,7 @@ async def start(
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
     database = await _own_database(folder, config, metrics, stack, new_database)
-    store = await _checked_store(config, folder)
+    store = await _own_store(config, folder, database, stack)
     folder.spool.mkdir(mode=0o700, exist_ok=True)
     runtime = Runtime(database, store, metrics, book.trust, folder.spool, await _spans(config, federation, stack))
     runtime.roster = await _roster_log(folder, config, anchors, database)
@@ -218,15 +219,22 @@ async def _spans(config: CoordinatorConfig, federation: bytes, stack: AsyncExitS
     return spans
 
 
-async def _checked_store(config: CoordinatorConfig, folder: CoordinatorFolder) -> BlobStore:
-    """Opens the store, and tries what serving needs of it.
+async def _own_store(
+    config: CoordinatorConfig, folder: CoordinatorFolder, database: Database, stack: AsyncExitStack
+) -> BlobStore:
+    """Opens the store, tries what serving needs of it, and marks it as this database's for as long as it is served.
 
     Raises:
         StoreUnusable: the store cannot be used.
+        StoreNotOwned: it is another database's, or another history's of this one.
     """
     store = open_store(config, folder)
-    for advice in await asyncio.to_thread(store.check):
+    stack.callback(store.apart.close)
+    for advice in await store.apart.run(store.check):
         log.warning("store_advice", advice=advice)
+    owner = Ownership(database, store)
+    await store.apart.run(owner.claim, int(datetime.now(UTC).timestamp() * 1000), "coordinator")
+    stack.callback(asyncio.create_task(keep_marked(owner, store)).cancel)
     return store
 
 

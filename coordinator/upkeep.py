@@ -172,7 +172,7 @@ class Upkeep:
         counts, expires = await self._runtime.database.run(read)
         self._metrics.members(counts)
         self._metrics.member_certificates(expires)
-        if (stored := await asyncio.to_thread(self._runtime.store.measure)) is not None:
+        if (stored := await self._runtime.store.apart.run(self._runtime.store.measure)) is not None:
             self._metrics.store_holds(*stored)
 
 

@@ -49,7 +49,7 @@ def prune(
     """
     import time
 
-    from coordinator.storage.errors import NotFound, StoreInUse
+    from coordinator.storage.errors import NotFound, StoreInUse, StoreNotOwned
     from coordinator.storage.object_store import open_store
     from coordinator.storage.prune import Retention
     from coordinator.storage.prune import prune as prune_store
@@ -78,7 +78,7 @@ def prune(
                 by=os_user(),
                 dry_run=dry_run,
             )
-        except StoreInUse as error:
+        except (StoreInUse, StoreNotOwned) as error:
             fail(str(error), ExitCode.REFUSED)
         except NotFound as error:
             fail(f"keep_named in coordinator.toml: {error}; nothing was pruned", ExitCode.USAGE)
@@ -102,6 +102,44 @@ def prune(
         fail(
             f"the store lacks {len(done.missing)} blobs that rows name, {done.missing[0].hex()} first; pruning removed "
             "none of them: put them back from a backup",
+            ExitCode.FAILED,
+        )
+
+
+@app.command("take-over")
+def take_over(yes: Yes = False, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
+    """Make a bucket's prefix this database's own that belongs to another one, or to a later history.
+
+    After a restore, for example. Stop the other coordinator for good first: it then serves and prunes
+    no more, and what only its database names is removed by your next pruning.
+    """
+    import time
+
+    from coordinator.storage.errors import StoreNotOwned
+    from coordinator.storage.object_store import open_store
+    from coordinator.storage.ownership import Ownership
+    from coordinator.storage.prune import named_blobs
+
+    with on_machine(folder) as machine:
+        confirm(f"Take {machine.config.store_url} over? Is the coordinator that used it stopped for good?", yes)
+        store = open_store(machine.config, machine.folder)
+        named = sorted(named_blobs(machine.database, store))
+        try:
+            taken = Ownership(machine.database, store).take_over(time.time_ns() // 1_000_000, os_user(), named)
+        except StoreNotOwned as error:
+            fail(f"another coordinator is still running there: {error}", ExitCode.REFUSED)
+    if as_json:
+        found = [{"entry": each.entry, "head": each.head.hex()} for each in taken.marks]
+        missing = [digest.hex() for digest in taken.missing]
+        print_json({"found": found, "held": taken.held, "missing": missing})
+    elif taken.marks:
+        typer.echo(f"{machine.config.store_url} belongs to this database now. {taken.held} blobs are held for it.")
+    else:
+        typer.echo(f"{machine.config.store_url} belongs to no other database; nothing was changed.")
+    if taken.missing:
+        fail(
+            f"the store lacks {len(taken.missing)} blobs that rows name, {taken.missing[0].hex()} first; put them back "
+            "from a backup",
             ExitCode.FAILED,
         )
 

@@ -7,10 +7,12 @@ __all__ = ["os_user"]
 
 
 def os_user() -> str:
-    """Returns `machine:` and the name of the operating system's user, or "unknown" if the machine has none."""
-    import getpass
+    """Returns `machine:` and the name of the user whom this process runs as, or `#` and the number without a name.
 
-    try:
-        return f"machine:{getpass.getuser()}"
-    except (KeyError, OSError):
-        return "machine:unknown"
+    The system says so. The environment (LOGNAME) does not, because anyone can set it.
+    """
+    import os
+
+    from toolkit.private_files import user_name
+
+    return f"machine:{user_name(os.getuid())}"

@@ -12,6 +12,7 @@ A failure of ours (a bug, a full disk) pauses the job with the reason `internal`
 """
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -403,12 +404,13 @@ class JobDriver:
         """Opens the sum off the event loop, and stores the next version with the server optimiser's state."""
         try:
             totals = self._ports.uploads.totals(effect.attempt)
-            base = await asyncio.to_thread(self._ports.store.get, state.version)
-            (result, step, norms, server_state, validation), seconds = await _in_thread(
-                _open, effect, state, totals, base, self._ports.store
+            base = await self._ports.store.apart.run(self._ports.store.get, state.version)
+            # It reads and writes the server optimiser's state in the store.
+            (result, step, norms, server_state, validation), seconds = await self._ports.store.apart.run(
+                _timed, functools.partial(_open, effect, state, totals, base, self._ports.store)
             )
             self._ports.metrics.aggregation_cpu(state.name, "publish", seconds)
-            version = await asyncio.to_thread(self._ports.store.put, step.values.view(np.uint8).data)
+            version = await self._ports.store.apart.run(self._ports.store.put, step.values.view(np.uint8).data)
         except ResultInvalid as error:
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
         except asyncio.CancelledError:
@@ -501,13 +503,14 @@ async def _in_thread(
     work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
 ) -> tuple[_Result, float]:
     """Runs `work` in a thread; returns its result and the CPU seconds it took there."""
+    return await asyncio.to_thread(_timed, functools.partial(work, *given, **named))
 
-    def timed() -> tuple[_Result, float]:
-        began = time.thread_time()
-        result = work(*given, **named)
-        return result, time.thread_time() - began
 
-    return await asyncio.to_thread(timed)
+def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
+    """Returns the result of `work` and the CPU seconds that it took in this thread."""
+    began = time.thread_time()
+    result = work()
+    return result, time.thread_time() - began
 
 
 def _longest_round(rounds: Rounds) -> float:

@@ -39,6 +39,7 @@ from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, NotFound, OutOfOrder, StorageError, StoreUnusable
+from coordinator.storage.ownership import Ownership
 from tacit.corpus import CorpusOrder, CorpusStatement
 from tacit.documents import DocumentInvalid
 from tacit.identity import Certificate, name_is_valid
@@ -279,8 +280,13 @@ class Corpora:
     async def _delete_one(self, digest: bytes) -> None:
         if await self._database.run(lambda s: records.counts_anywhere(s, digest)):
             return
-        if await asyncio.to_thread(self._store.remove, digest):
+        if await self._store.apart.run(self._remove, digest):
             log.info("corpus_deleted", corpus=digest.hex())
+
+    def _remove(self, digest: bytes) -> bool:
+        # After a take-over, the blob may be another database's.
+        Ownership(self._database, self._store).check()
+        return self._store.remove(digest)
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -476,12 +482,12 @@ class Corpora:
             # Write no blob that no row would name.
             await self._answerable(job, member)
             before = await self._database.run(lambda s: records.corpus_of(s, job, member))
-            await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
+            await self._store.apart.run(_store, self._store, partial, carried, offer, ordered, statement)
             stored = True
             async with self._naming:
                 # The blob may have existed already for an answer that was replaced since, and be deleted by now.
-                if not await asyncio.to_thread(self._store.has, offer.digest):
-                    await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
+                if not await self._store.apart.run(self._store.has, offer.digest):
+                    await self._store.apart.run(_store, self._store, partial, carried, offer, ordered, statement)
                 await self._keep(offer, statement, certificate)
         except _Refused:
             self._forget_partials(job, member)
@@ -582,7 +588,7 @@ class Corpora:
         if standing.status is not JobStatus.FINISHED:
             detail = f"job {job} is {standing.status}; the coordinator accepts synthetic text once it is finished"
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail)
-        data = await asyncio.to_thread(self._store.get, standing.document)
+        data = await self._store.apart.run(self._store.get, standing.document)
         try:
             document = await asyncio.to_thread(JobDocument.from_json, data, what=f"the document of {job}")
         except DocumentInvalid as error:

@@ -271,8 +271,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def StatBlob(self, request: operator_pb2.StatBlobRequest, context: Context) -> operator_pb2.StatBlobResponse:
         """Returns how much of a blob has arrived."""
         async with self._call(context, "StatBlob"):
-            complete = await asyncio.to_thread(self._store.has, request.digest)
-            received = await asyncio.to_thread(self._store.received, request.digest)
+            complete = await self._store.apart.run(self._store.has, request.digest)
+            received = await self._store.apart.run(self._store.received, request.digest)
             return operator_pb2.StatBlobResponse(received=received, complete=complete)
 
     async def PutBlob(
@@ -291,18 +291,18 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 )
                 await _malformed(context, detail)
             header = first.header
-            incoming = await asyncio.to_thread(self._store.incoming, header.digest, header.total)
+            incoming = await self._store.apart.run(self._store.incoming, header.digest, header.total)
             received = header.offset
             if not incoming.complete:
                 async for part in request_iterator:
                     if part.WhichOneof("part") != "data":
                         await _malformed(context, "the upload has a second header; update this client")
-                    received = await asyncio.to_thread(incoming.append, received, part.data)
+                    received = await self._store.apart.run(incoming.append, received, part.data)
                     self._metrics.carried("in", "blob", len(part.data))
-                received = await asyncio.to_thread(lambda: incoming.received)
+                received = await self._store.apart.run(lambda: incoming.received)
                 if received < header.total:
                     return operator_pb2.StatBlobResponse(received=received, complete=False)
-                await asyncio.to_thread(incoming.finish)
+                await self._store.apart.run(incoming.finish)
             return operator_pb2.StatBlobResponse(received=header.total, complete=True)
 
     async def FetchBlob(
@@ -321,19 +321,19 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             if not await self._database.run(lambda s: records.is_document(s, request.digest)):
                 act = "FetchBlob of weights or texts"
                 await need_role(context, self._database, operator, Role.OPERATOR, act, now_ms=now_ms)
-            with await asyncio.to_thread(self._store.ranges, request.digest) as blob:
+            with await self._store.apart.run(self._store.ranges, request.digest) as blob:
                 await self._database.run(noted)
                 offset, end = request.offset, blob.total
                 if offset > blob.total:
                     # Its error says so.
-                    await asyncio.to_thread(self._store.read, request.digest, offset, 0)
+                    await self._store.apart.run(self._store.read, request.digest, offset, 0)
                 if request.length:
                     end = min(end, offset + request.length)
                 while True:
                     size = min(CHUNK, end - offset)
                     data = blob.read_cached(offset, size)
                     if data is None:
-                        data = await asyncio.to_thread(blob.read, offset, size)
+                        data = await self._store.apart.run(blob.read, offset, size)
                     yield federation_pb2.BlobChunk(offset=offset, total=blob.total, data=data)
                     self._metrics.carried("out", "blob", len(data))
                     offset += len(data)
@@ -345,7 +345,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def CreateJob(self, request: operator_pb2.CreateJobRequest, context: Context) -> operator_pb2.Job:
         """Checks a job and everything that it needs, then starts it."""
         async with self._call(context, "CreateJob") as operator:
-            job = await asyncio.to_thread(check_job, self._store, request.document)
+            job = await self._store.apart.run(check_job, self._store, request.document)
             if job.earlier is not None:
                 await self._check_earlier(job, job.earlier)
             await self._act(job.name, operator.name, "create", document=request.document.hex())
@@ -442,7 +442,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
             job, took_part, answers = await self._database.run(read)
             what = f"the document of {job.name}"
-            data = await asyncio.to_thread(self._store.get, job.document)
+            data = await self._store.apart.run(self._store.get, job.document)
             document = await asyncio.to_thread(JobDocument.from_json, data, what=what)
             if ordered_of_members(document) is None:
                 detail = f"job {job.name} orders no synthetic text from its members; a job orders it under [corpus]"

@@ -100,7 +100,7 @@ class Transfers:
                         # A busy blob is in memory, and then a thread would cost more than the read.
                         data = blob.read_cached(offset, size)
                         if data is None:
-                            data = await asyncio.to_thread(blob.read, offset, size)
+                            data = await self._running.store.apart.run(blob.read, offset, size)
                         await context.write(pb.BlobChunk(offset=offset, total=blob.total, data=data))
                     self._metrics.carried("out", "blob", len(data))
                     offset += len(data)
@@ -119,7 +119,7 @@ class Transfers:
         """
         held = self._open.get(digest)
         if held is None and len(self._open) >= _OPEN_FILES:
-            with await asyncio.to_thread(self._running.store.ranges, digest, keep_open=False) as blob:
+            with await self._running.store.apart.run(self._running.store.ranges, digest, keep_open=False) as blob:
                 yield blob
             return
         if held is None:
@@ -128,7 +128,7 @@ class Transfers:
         try:
             async with held.opening:
                 if held.blob is None:
-                    held.blob = await asyncio.to_thread(self._running.store.ranges, digest)
+                    held.blob = await self._running.store.apart.run(self._running.store.ranges, digest)
             yield held.blob
         finally:
             held.calls -= 1

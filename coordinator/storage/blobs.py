@@ -17,8 +17,8 @@ An fsspec URL says where blobs are: `file:///folder`, `memory://name` (tests), o
 `s3://bucket/prefix` see `coordinator.storage.object_store`. Uploads in progress are always in a local folder, because
 object stores cannot append.
 
-Methods are synchronous and safe to call from several threads. A caller with an event loop runs the big ones in a
-thread.
+Methods are synchronous and safe to call from several threads. A caller with an event loop runs them in the store's own
+threads (`BlobStore.apart.run`), because a store that hangs would take those that all other work needs.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,8 @@ from typing import IO, Any
 from fsspec.core import url_to_fs
 
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreInUse, StoreUnusable
+from coordinator.storage.owner_mark import OwnerMark
+from coordinator.storage.store_threads import StoreThreads
 
 __all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Listed", "Ranges", "Reader", "Writer", "open_blobs", "prepared"]
 
@@ -65,6 +67,8 @@ class BlobStore:
         self._staging = staging
         self._local = filesystem is not None and _is_local(filesystem)
         self._lock = threading.Lock()
+        # Runs calls to this store for callers with an event loop.
+        self.apart = StoreThreads()
         # The local folder whose locks keep backups and prunings apart. None: the store cannot be pruned.
         self._locks = Path(self._root) if self._local else None
 
@@ -244,15 +248,36 @@ class BlobStore:
         """
         return now
 
-    def tidy(self, before: float) -> int:
+    def tidy(self, before: float, proceed: Callable[[], None] = lambda: None) -> int:
         """Removes what the store keeps for itself, if it is older than a moment of its clock. Returns the bytes freed.
 
-        Inside `pruning` only. A local store keeps nothing.
+        Inside `pruning` only. A local store keeps nothing. `proceed` is called before each deletion, and may raise.
 
         Raises:
             StoreUnusable: no permission, no connection.
         """
         return 0
+
+    @property
+    def place(self) -> str:
+        """How sentences name the store."""
+        return self._root
+
+    def marks(self) -> list[OwnerMark] | None:
+        """Returns every mark of a database in the store; None for a store that needs none (`ownership`).
+
+        Raises:
+            StoreUnusable: it cannot be listed, or has a mark of newer software.
+        """
+        return None
+
+    def write_mark(self, mark: OwnerMark) -> None:
+        """Writes a mark. Raises: StoreUnusable: the store needs none, or cannot be written."""
+        raise StoreUnusable(f"{self._root} has no marks of databases; only a bucket has them")
+
+    def remove_mark(self, mark: OwnerMark) -> None:
+        """Removes a mark, if it is there. Raises: StoreUnusable: the store needs none, or cannot be written."""
+        raise StoreUnusable(f"{self._root} has no marks of databases; only a bucket has them")
 
     def check(self) -> list[str]:
         """Tries what serving needs, and returns what an operator should know about the store, as sentences.

@@ -2,8 +2,9 @@
 
 Guarantees:
 
-- A request that the store refuses for a moment (500, 503, a cut connection, a cut answer) is repeated. What fails for
-  good is `StoreUnusable`, with what to do about it.
+- A request that the store refuses for a moment (500, 503, a cut connection, a cut answer, no answer) is repeated, here
+  and by nobody else: the libraries below try once. What fails for good is `StoreUnusable`, with what to do about it. A
+  store that does not answer costs a call at most `_PATIENCE` and one read timeout.
 - An object is seen whole or not at all, and every key is written once: `coordinator.storage.object_store` gives each
   object a key of its own. So no request, however late it arrives, changes an object that another one wrote.
 - The body of every request is signed, so that the store refuses bytes that changed on the way.
@@ -15,26 +16,34 @@ Times are the store's, in seconds since 1970: `Object.modified` and the `Date` o
 
 import contextlib
 import os
+import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.storage.errors import StoreUnusable
 
 __all__ = ["FOLDERS", "PART_BYTES", "Bucket", "Object", "Place", "place_of"]
 
+_T = TypeVar("_T")
+
 # What `coordinator.storage.object_store` writes below the prefix.
-FOLDERS = ("blobs/", "checks/")
+FOLDERS = ("blobs/", "checks/", "owners/")
 # A file above this size travels in parts of it. S3 takes 10,000 parts of 5 MiB at least.
 PART_BYTES = 16 * 1024 * 1024
 _MAX_PARTS = 9_000
 # What one copy on the store's side may copy at once is 5 GiB.
-_COPY_BYTES = 2 * 1024 * 1024 * 1024
+# Much less, so that the store answers within the read timeout.
+_COPY_BYTES = 512 * 1024 * 1024
+_CONNECT_SECONDS, _READ_SECONDS = 3, 30
+# Seconds after which a request is made no more, and between the first two tries. Each further wait is twice as long.
+_PATIENCE, _FIRST_WAIT = 60.0, 0.2
 _PARTS_AT_ONCE = 4
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9._-]{1,200})*)/?")
 
@@ -82,7 +91,7 @@ class Bucket:
 
         Args:
             place: where it is.
-            attempts: how often a request is made that the store refuses for a moment; waits grow to some seconds.
+            attempts: how often a request is made that the store refuses for a moment.
 
         Raises:
             StoreUnusable: the driver is missing.
@@ -101,9 +110,9 @@ class Bucket:
             # Each part's digest is signed. Stores other than AWS refuse the checksums that newer libraries add.
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
-            "retries": {"mode": "standard", "total_max_attempts": attempts},
-            "connect_timeout": 5,
-            "read_timeout": 60,
+            "retries": {"mode": "standard", "total_max_attempts": 1},
+            "connect_timeout": _CONNECT_SECONDS,
+            "read_timeout": _READ_SECONDS,
             "max_pool_connections": 16,
         }
         client: dict[str, Any] = {}
@@ -118,8 +127,8 @@ class Bucket:
             skip_instance_cache=True,
             use_listings_cache=False,
         )
-        # For cut connections and answers; the client itself repeats what the store refuses.
-        self._fs.retries = max(1, attempts // 2)
+        self._fs.retries = 1
+        self._attempts = attempts
 
     def url(self, key: str = "") -> str:
         """Returns how an object is named in sentences."""
@@ -252,7 +261,7 @@ class Bucket:
         """
         name = f"{self.place.bucket}/{self._key(key)}"
         with _sentences(self.url(key), "read"):
-            return bytes(self._fs.cat_file(name, start=offset, end=offset + size))
+            return bytes(self._repeated(lambda: self._fs.cat_file(name, start=offset, end=offset + size)))
 
     def objects(self, prefix: str) -> list[Object]:
         """Returns the objects whose keys begin with `prefix`, in order of their keys: all that were stored before.
@@ -317,8 +326,41 @@ class Bucket:
     def _call(self, method: str, verb: str, **given: Any) -> dict[str, Any]:
         key = str(given.get("Key", ""))[len(self.place.prefix) :]
         with _sentences(self.url(key), verb):
-            answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self.place.bucket, **given)
+            answer: dict[str, Any] = self._repeated(lambda: self._fs.call_s3(method, Bucket=self.place.bucket, **given))
             return answer
+
+    def _repeated(self, ask: Callable[[], _T]) -> _T:
+        began, wait = time.monotonic(), _FIRST_WAIT
+        for left in reversed(range(self._attempts)):
+            try:
+                return ask()
+            except Exception as error:
+                if not left or not _passes(error) or time.monotonic() - began > _PATIENCE:
+                    raise
+            # Not all callers at the same moment.
+            time.sleep(wait * random.uniform(0.5, 1))
+            wait *= 2
+        raise AssertionError("a request is made at least once")
+
+
+# Codes of refusals that may pass, beside those of the server itself (500 and above).
+_PASSING = frozenset(
+    {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded"}
+    # The body changed on the way.
+    | {"XAmzContentSHA256Mismatch", "BadDigest"}
+)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the same request may succeed in a moment."""
+    from botocore.exceptions import ClientError, SSLError
+    from s3fs.core import S3_RETRYABLE_ERRORS
+
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    if isinstance(cause, ClientError):
+        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= 500 or status == 429 or cause.response.get("Error", {}).get("Code") in _PASSING
+    return isinstance(error, (*S3_RETRYABLE_ERRORS, OSError)) and not isinstance(error, SSLError)
 
 
 # What to do, by the store's code. Every code that a wrong setting causes.
@@ -348,6 +390,7 @@ _RIGHTS = {
 @contextlib.contextmanager
 def _sentences(what: str, verb: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError, SSLError
+    from s3fs.core import S3_RETRYABLE_ERRORS
 
     try:
         yield
@@ -376,5 +419,5 @@ def _sentences(what: str, verb: str) -> Iterator[None]:
             f"{what} cannot be {verb}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             "give the machine a role"
         ) from error
-    except BotoCoreError as error:
+    except (BotoCoreError, *S3_RETRYABLE_ERRORS) as error:
         raise StoreUnusable(f"{what} cannot be {verb}: {error}; check s3_endpoint and the network") from error

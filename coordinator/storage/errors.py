@@ -16,7 +16,9 @@ __all__ = [
     "OutOfOrder",
     "ServerStateUnusable",
     "StorageError",
+    "StoreBusy",
     "StoreInUse",
+    "StoreNotOwned",
     "StoreUnusable",
     "TokenWithdrawn",
 ]
@@ -77,6 +79,14 @@ class BackupDamaged(BackupRefused):
 
 class StoreUnusable(StorageError):
     """The blob store cannot be read or written."""
+
+
+class StoreBusy(StoreUnusable):
+    """Too many calls wait for the store already."""
+
+
+class StoreNotOwned(StorageError):
+    """The store's marks name another database, or another history of this one."""
 
 
 class StoreInUse(StorageError):

@@ -2,6 +2,7 @@
 
     PREFIX/blobs/ab/SHA256/COPY     one copy of a blob; COPY is random, and no key is written twice
     PREFIX/checks/RANDOM            what `check` writes and deletes
+    PREFIX/owners/MARK              which database uses the prefix (`coordinator.storage.ownership`)
 
     FOLDER/incoming/                uploads in progress, on this machine's disk: object stores cannot append
     FOLDER/cache/                   copies of what was read or written, up to a bound
@@ -26,7 +27,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from coordinator.storage.blobs import BlobStore, Listed, Ranges, Reader, open_bl
 from coordinator.storage.bucket import PART_BYTES, Bucket, Object, place_of
 from coordinator.storage.disk_cache import DiskCache
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
+from coordinator.storage.owner_mark import OWNERS, OwnerMark, mark_of
 
 __all__ = ["FRESH_SECONDS", "SLACK_SECONDS", "ObjectStore", "open_store"]
 
@@ -152,15 +154,37 @@ class ObjectStore(BlobStore):
         self._cache.drop(digest)
         return True
 
-    def tidy(self, before: float) -> int:
+    def tidy(self, before: float, proceed: Callable[[], None] = lambda: None) -> int:
         freed = 0
         for _, found in self._each():
             for each in found[:-1]:
                 if each.modified < before:
+                    proceed()
                     self._bucket.delete(each.key)
                     freed += each.size
+        proceed()
         self._bucket.abort_uploads(before)
         return freed
+
+    # ---- marks of databases --------------------------------------------------------------------------------
+
+    def marks(self) -> list[OwnerMark] | None:
+        found = list[OwnerMark]()
+        for each in self._bucket.each(OWNERS):
+            mark = mark_of(each.key, each.modified)
+            if mark is None:
+                raise StoreUnusable(
+                    f"{self._bucket.url(each.key)} is no mark that this software writes; use the newer software that "
+                    "wrote it, or delete that object if nobody uses the prefix"
+                )
+            found.append(mark)
+        return found
+
+    def write_mark(self, mark: OwnerMark) -> None:
+        self._bucket.put(mark.key, b"")
+
+    def remove_mark(self, mark: OwnerMark) -> None:
+        self._bucket.delete(mark.key)
 
     # ---- reading -------------------------------------------------------------------------------------------
 

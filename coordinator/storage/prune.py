@@ -12,11 +12,15 @@ A blob that a row names is never removed. Rows come to name a blob only after it
 for the grace period, so a row that step 1 did not see names a blob that step 2 leaves. What the policy lets go can be
 named again, when another version has the same bytes: the store then writes or holds it like any other.
 
+Before step 1 the database claims the store, and the claim is checked again before each batch of removals: what this
+database does not name may be another one's (`coordinator.storage.ownership`).
+
 A job's document and what it names always stay, its start included; so do its newest version and that version's
 optimiser state, which the next round needs, and files of synthetic text that count.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select, update
@@ -29,11 +33,16 @@ from coordinator.storage.estimates import best_estimate
 from coordinator.storage.jobs import StoredVersion, versions
 from coordinator.storage.journal import note
 from coordinator.storage.models import CorpusRow, JobRow, JournalRow, ServerStateRow, VersionRow
+from coordinator.storage.ownership import Ownership
 from coordinator.storage.withdrawal import restart_points
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 
-__all__ = ["Pruned", "Retention", "best_of", "kept", "prune", "read_document"]
+__all__ = ["Pruned", "Retention", "best_of", "kept", "named_blobs", "prune", "read_document"]
+
+# How many removals, and how many seconds, one look at the marks is good for.
+_BATCH = 100
+_BATCH_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +162,45 @@ def prune(
     Raises:
         NotFound: the policy names a version that does not exist.
         StoreInUse: a backup, a restore or another pruning is under way.
+        StoreNotOwned: the store is another database's, or another history's of this one.
         StoreUnusable: the store cannot be pruned, or a document cannot be read, so that nobody knows what it names.
         StorageError: the database cannot be read or written.
     """
+    owner = Ownership(database, store)
     with store.pruning():
-        # Before the rows are read: what nobody holds from here on, and no row names then, nobody names later.
+        # Before the rows are read: what nobody holds from here on, and no row names then, nobody names later. Before
+        # the marks are read: whoever stored what is old enough to go has marked the store by then.
         before = store.clock(now_ms / 1000) - grace_seconds
+        if dry_run:
+            owner.check()
+        else:
+            owner.claim(now_ms, by)
         gone, states, named = database.run_now(lambda s: _decide(s, store, policy, now_ms, by, dry_run))
-        return _remove(store, named, gone, states, before, dry_run)
+        return _remove(store, _in_batches(owner.check), named, gone, states, before, dry_run)
+
+
+def named_blobs(database: Database, store: BlobStore) -> set[bytes]:
+    """Every digest that rows name now.
+
+    Raises:
+        StoreUnusable: a document cannot be read, so that nobody knows what it names.
+        StorageError: the database cannot be read.
+    """
+    return database.run_now(lambda s: _decide(s, store, Retention(), 0, "", True))[2]
+
+
+def _in_batches(check: Callable[[], None]) -> Callable[[], None]:
+    """Returns what to call before each removal: it checks once for each batch, and after a process was stopped."""
+    left, until = 0, 0.0
+
+    def proceed() -> None:
+        nonlocal left, until
+        if left == 0 or time.monotonic() > until:
+            check()
+            left, until = _BATCH, time.monotonic() + _BATCH_SECONDS
+        left -= 1
+
+    return proceed
 
 
 def _check_named(s: Session, policy: Retention) -> None:
@@ -233,19 +273,30 @@ def read_document(store: BlobStore, job: str, digest: bytes) -> JobDocument:
 
 
 def _remove(
-    store: BlobStore, named: set[bytes], gone: dict[str, tuple[int, ...]], states: int, before: float, dry_run: bool
+    store: BlobStore,
+    proceed: Callable[[], None],
+    named: set[bytes],
+    gone: dict[str, tuple[int, ...]],
+    states: int,
+    before: float,
+    dry_run: bool,
 ) -> Pruned:
     present, kept_bytes, removed, freed, young = set(), 0, 0, 0, 0
     for blob in store.listed():
         if blob.digest in named:
             present.add(blob.digest)
             kept_bytes += blob.size
-        elif blob.held < before and (dry_run or store.remove_old(blob.digest, before)):
+        elif blob.held < before and (dry_run or _removed(store, proceed, blob.digest, before)):
             removed, freed = removed + 1, freed + blob.size
         else:
             young += 1
     if not dry_run:
-        freed += store.tidy(before)
+        freed += store.tidy(before, proceed)
     # A version that was published while the store was listed is in neither.
     missing = tuple(sorted(digest for digest in named - present if not store.has(digest)))
     return Pruned(gone, states, removed, freed, young, len(named) - len(missing), kept_bytes, missing)
+
+
+def _removed(store: BlobStore, proceed: Callable[[], None], digest: bytes, before: float) -> bool:
+    proceed()
+    return store.remove_old(digest, before)

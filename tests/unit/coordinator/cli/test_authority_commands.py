@@ -1,8 +1,8 @@
 """`coordinator authority`, `coordinator operator` and an institution's own authority, as a person uses them."""
 
 import contextlib
-import getpass
 import json
+import os
 
 import pytest
 from cryptography import x509
@@ -22,6 +22,7 @@ from tacit.identity import Identity, Role, federation_of
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode
 from toolkit.durable import durable_file
+from toolkit.private_files import user_name
 
 WORD = "correct horse battery"
 
@@ -144,7 +145,7 @@ def test_operators_are_issued_listed_and_revoked(tmp_path):
     assert _json("operator", "issue", "bert", "--role", "operator", "--out", tmp_path / "bert", *where)["key_replaced"]
     acts = [entry for entry in _journal(tmp_path / "fed") if entry.subject == "bert"]
     assert {entry.kind for entry in acts} == {"operator_issued", "operator_revoked"}
-    assert {entry.fields["by"] for entry in acts} == {f"machine:{getpass.getuser()}"}
+    assert {entry.fields["by"] for entry in acts} == {f"machine:{user_name(os.getuid())}"}
 
 
 def test_a_key_serves_one_name_and_role(tmp_path):
@@ -232,7 +233,7 @@ def test_commands_rotate_and_retire_the_authority(tmp_path, now):
     assert _json("authority", "retire", "--yes", "--force", *where)["trusted"] == 1
     told = {entry.kind: entry for entry in _journal(folder.path) if entry.subject == "authority"}
     roots = [item["fingerprint"] for item in status["authorities"]]
-    who = f"machine:{getpass.getuser()}"
+    who = f"machine:{user_name(os.getuid())}"
     assert dict(told["authority_rotated"].fields) == {
         "fingerprint": roots[1],
         "before": roots[0],
