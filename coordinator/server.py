@@ -38,7 +38,7 @@ from coordinator.services.credentials import (
     server_options,
 )
 from coordinator.services.enrolment import EnrolmentServicer
-from coordinator.services.federation import FederationServicer
+from coordinator.services.federation import FederationServicer, add_federation_service
 from coordinator.services.guard import GuardInterceptor
 from coordinator.services.member_limit import MemberLimit
 from coordinator.services.operator import OperatorServicer
@@ -58,7 +58,6 @@ from tacit.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,
     federation_pb2,
-    federation_pb2_grpc,
     operator_pb2,
     operator_pb2_grpc,
 )
@@ -175,7 +174,7 @@ async def start(
         token_seconds=config.token_hours * 3600,
     )
     enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, outside)
-    federation_pb2_grpc.add_FederationServiceServicer_to_server(
+    add_federation_service(
         FederationServicer(runtime, metrics, federation, anchors, renewals, limit=_member_limit(config)), inside
     )
     operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, inside)
@@ -389,6 +388,7 @@ async def serve(path: Path, *, new_database: bool = False) -> None:
             metrics_port=serving.metrics_port,
             version=__version__,
         )
+        heap.settled()
         await stop.wait()
         log.info("stopping")
     log.info("stopped")

@@ -5,10 +5,10 @@ A kill point is where the disk, or the process's knowledge of it, changes. In pr
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["FILE_STEPS", "Faults", "durable_file", "no_faults", "sync_folder"]
+__all__ = ["FILE_STEPS", "Faults", "durable_file", "durable_files", "no_faults", "sync_folder"]
 
 # Called with the name of a kill point.
 Faults = Callable[[str], None]
@@ -41,19 +41,42 @@ def durable_file(path: Path, content: bytes, point: str = "file", faults: Faults
     Raises:
         OSError: The file cannot be written; an existing one is unchanged.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    faults(f"{point}.opening")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        # A partial file left over from before keeps its mode.
-        os.fchmod(file.fileno(), 0o600)
-        faults(f"{point}.opened")
-        file.write(content)
-        file.flush()
-        faults(f"{point}.written")
-        os.fsync(file.fileno())
-    faults(f"{point}.synced")
-    partial.replace(path)
-    faults(f"{point}.renamed")
-    sync_folder(path.parent)
-    faults(f"{point}.folder-synced")
+    durable_files(((path, content, point),), faults)
+
+
+def durable_files(files: Sequence[tuple[Path, bytes, str]], faults: Faults = no_faults) -> None:
+    """Writes files of one folder like `durable_file`, and flushes the folder once.
+
+    A file is never there without the files before it in the list. After a power cut, this assumes that the file system
+    keeps the order of two renames in one folder, as those with a journal or copy-on-write do.
+
+    Args:
+        files: The path, all bytes and the kill points' prefix of each.
+        faults: Called at each kill point.
+
+    Raises:
+        OSError: The files cannot be written. Existing ones are unchanged if nothing could be written at all.
+    """
+    for path, content, point in files:
+        faults(f"{point}.opening")
+        descriptor = os.open(_partial(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            # A partial file left over from before keeps its mode.
+            os.fchmod(file.fileno(), 0o600)
+            faults(f"{point}.opened")
+            file.write(content)
+            file.flush()
+            faults(f"{point}.written")
+            os.fsync(file.fileno())
+        faults(f"{point}.synced")
+    for path, _, point in files:
+        _partial(path).replace(path)
+        faults(f"{point}.renamed")
+    for folder in dict.fromkeys(path.parent for path, _, _ in files):
+        sync_folder(folder)
+    for _, _, point in files:
+        faults(f"{point}.folder-synced")
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")

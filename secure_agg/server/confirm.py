@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from secure_agg.identity import MemberId
 from secure_agg.messages import Confirmation, Confirmations, Dealing
@@ -21,10 +20,11 @@ __all__ = ["CollectingConfirmations"]
 
 @dataclass(frozen=True)
 class CollectingConfirmations(Seated[Confirmation]):
-    """U3 is sent; waiting for signatures over it."""
+    """U3 is sent; waiting for signatures over it. `digests` has what each group's members confirm, by its number."""
 
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
+    digests: Mapping[int, bytes]
     # Seeds of pairs that their choosers opened after a complaint, by chooser and receiver.
     opened_seeds: Mapping[tuple[MemberId, MemberId], bytes] = field(default_factory=dict, repr=False)
 
@@ -45,9 +45,7 @@ class CollectingConfirmations(Seated[Confirmation]):
             return fresh
         if fresh.member != member:
             return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
-        statement = self.session.confirmation_statement(
-            member, self.session.survivors_digest(self._beside(member, self._alive))
-        )
+        statement = self.session.confirmation_statement(member, self.digests[self.session.group_of(member)])
         if not signed_by(self.verify, self.session, member, statement, fresh.signature):
             return Dropped(member, Reason.CONFIRMATION_SIGNATURE_INVALID)
         return self._accept(member, fresh)
@@ -85,10 +83,6 @@ class CollectingConfirmations(Seated[Confirmation]):
             {member: messages[self.session.group_of(member)] for member in confirmed if member not in lost},
             late,
         )
-
-    @cached_property
-    def _alive(self) -> frozenset[MemberId]:
-        return frozenset(self.survivors)
 
     def _opened_from(self, confirmed: list[MemberId]) -> tuple[Mapping[MemberId, Dealing], tuple[MemberId, ...]]:
         """Dealings and survivors of the groups that continue; all of them without groups."""

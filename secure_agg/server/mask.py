@@ -133,6 +133,9 @@ class CollectingMasked(Seated[MaskedInput]):
             return abandoned
         lost = self._lost_with(late)
         survivors = tuple(sorted(self._kept()))
+        alive = frozenset(survivors)
+        first = {self.session.group_of(member): member for member in reversed(survivors)}
+        messages = {group: Survivors(self._beside(member, alive)) for group, member in first.items()}
         state = CollectingConfirmations(
             self.context,
             self.verify,
@@ -143,10 +146,9 @@ class CollectingMasked(Seated[MaskedInput]):
             self.session,
             self.dealings,
             survivors,
+            {group: self.session.survivors_digest(told.members) for group, told in messages.items()},
             self._opened_seeds(),
         )
-        alive = frozenset(survivors)
-        messages = {self.session.group_of(member): Survivors(self._beside(member, alive)) for member in survivors}
         return (
             state,
             {member: messages[self.session.group_of(member)] for member in survivors if member not in lost},

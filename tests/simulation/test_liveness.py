@@ -355,6 +355,28 @@ def test_members_awaited_when_an_attempt_becomes_hopeless_are_not_late():
     assert "phase_deadline" not in {count.fields.get("reason") for count in fleet.counts}
 
 
+def test_unmasking_waits_for_nobody_once_the_threshold_has_answered():
+    fleet = Fleet(5, policy=PLAIN, job=job_document(count=2))
+    assert secure_agg.default_thresholds(5)[0] == 4
+
+    def slow(name, message):
+        late = name == "m4" and isinstance(getattr(message, "payload", None), secure_agg.Unmasking)
+        return (20_000,) if late else (5,)
+
+    fleet.delays = slow
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    # Its answer is still on the way, and its vector is in the sum.
+    assert fleet.now_ms < 20_000
+    assert set(fleet.ends()[0].survivors) == set(fleet.members)
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is JobStatus.FINISHED
+    # It is no dropout and missed nothing, and each attempt ended for it as for the others.
+    assert not any(end.dropouts for end in fleet.ends())
+    assert fleet.state.members["m4"].missed_deadlines == 0
+    assert [ended.published for _, ended in fleet.members["m4"].ended] == [True, True]
+
+
 # ---- false complaints about m9, which did nothing wrong ------------------------------------------------------------
 
 

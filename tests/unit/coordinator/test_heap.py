@@ -61,3 +61,14 @@ heap.give_back()
 print(before - resident())
 """
     assert probe(code) > 8 << 20
+
+
+def test_what_start_up_made_is_not_walked_over_again():
+    code = """
+import gc
+kept = [[] for _ in range(100_000)]
+heap.settled()
+print(len(gc.get_objects()))
+"""
+    assert probe(code) < 10_000
+    assert probe(code.replace("heap.settled()", "")) > 100_000

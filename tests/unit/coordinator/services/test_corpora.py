@@ -26,7 +26,7 @@ from coordinator.services import corpora as corpora_service
 from coordinator.services import operator
 from coordinator.services.corpora import MAX_CHUNK, Corpora
 from coordinator.services.credentials import federation_credentials, refresh_server_certificate, server_options
-from coordinator.services.federation import FederationServicer
+from coordinator.services.federation import FederationServicer, add_federation_service
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
 from coordinator.storage import backup, open_blobs, open_database, records
@@ -100,7 +100,7 @@ class House:
             root=anchors,
             enrolment_address="example.org:7440",
         )
-        federation_pb2_grpc.add_FederationServiceServicer_to_server(members, self.server)
+        add_federation_service(members, self.server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operators, self.server)
         self.port = self.server.add_secure_port("127.0.0.1:0", federation_credentials(self.folder))
         await self.server.start()

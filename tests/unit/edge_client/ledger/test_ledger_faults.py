@@ -4,6 +4,7 @@ A light interpreter of its own forks the processes, since this one may have thre
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, new_member, purpose_of, receipt_of
+from edge_client.ledger.ledger import Ledger, LedgerRolledBack, ledger_path
+from edge_client.ledger.pin import pin_path, read_pin
 from edge_client.ledger.points import POINTS
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import SENDING
+from edge_client.ledger.verification import verify
 from tests.support.places import ROOT
 
 # A killed process loses nothing that the kernel has, so a folder in memory is enough.
@@ -122,3 +129,104 @@ def test_a_charge_is_flushed_before_it_returns_and_pinned_after_that(tmp_path):
     # After the flush, nothing of the ledger is written.
     flushed = list(re.finditer(order[1], charge))[-1].end()
     assert not re.search(r"pwrite64\(\d+<[^>]*data\.db", charge[flushed:])
+
+
+class _Flushes:
+    """What reaches the disk, in order: commits of the ledger, flushes of files and folders, and renames."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.seen: list[str] = []
+        fsync, replace = os.fsync, Path.replace
+
+        def flushed(descriptor):
+            fsync(descriptor)
+            self.seen.append(f"flushed {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+
+        def renamed(path, target):
+            replace(path, target)
+            self.seen.append(f"renamed {path.name}")
+
+        monkeypatch.setattr(os, "fsync", flushed)
+        monkeypatch.setattr(Path, "replace", renamed)
+
+    def at(self, point: str) -> None:
+        if point == "append.committed":
+            # In WAL mode with synchronous FULL, SQLite flushes once for each transaction.
+            self.seen.append("committed")
+
+    def taken(self) -> list[str]:
+        taken, self.seen[:] = list(self.seen), []
+        return taken
+
+
+PINNED = ["flushed .data.json.partial", "renamed .data.json.partial", "flushed pins"]
+
+
+def kept(name: str) -> list[str]:
+    """Both files of a receipt are on the disk before either has its name, and the folder before the ledger's record."""
+    files = [f".{name}.sig.partial", f".{name}.json.partial"]
+    return [
+        *(f"flushed {each}" for each in files),
+        *(f"renamed {each}" for each in files),
+        "flushed desk",
+        "committed",
+    ]
+
+
+def test_what_a_round_flushes_and_in_which_order(tmp_path, monkeypatch):
+    member, flushes = new_member(), _Flushes(monkeypatch)
+    with Ledger.open(ledger_path(tmp_path, "data"), "data", LIMIT, faults=flushes.at) as ledger:
+        book = ReceiptBook(tmp_path / "receipts", flushes.at)
+        for round_ in (1, 2):
+            flushes.taken()
+            held = ledger.reserve(EVENT, purpose_of(member, "desk", round_))
+            assert flushes.taken() == ["committed"]
+            ledger.charge(held.number, round_)
+            assert flushes.taken() == ["committed", *PINNED]
+            sending = receipt_of(ledger, held, round_, member).model_copy(update={"outcome": SENDING, "result": None})
+            book.write(sending, member, ledger)
+            # The first receipt also keeps folders and certificates.
+            sent = flushes.taken()[-6:]
+            assert sent == kept(f"{round_}.{round_}.sent")
+            ledger.settle(held.number, round_, "published", b"")
+            assert flushes.taken() == ["committed"]
+            book.write(receipt_of(ledger, held, round_, member), member, ledger)
+            assert flushes.taken() == kept(f"{round_}.{round_}")
+        last = ledger.sequence
+    # The end pins what waited for it.
+    assert flushes.taken() == PINNED
+    pin = read_pin(pin_path(ledger_path(tmp_path, "data")))
+    assert pin.sequence == last
+
+
+def test_a_copy_that_lacks_a_charge_is_refused_and_one_that_lacks_a_receipt_is_mended(tmp_path):
+    """Although receipts are not pinned at once, as after a kill."""
+    member, path = new_member(), ledger_path(tmp_path, "data")
+    book = ReceiptBook(tmp_path / "receipts")
+    with Ledger.open(path, "data", LIMIT) as ledger:
+        held = ledger.reserve(EVENT, purpose_of(member, "desk", 1))
+        before_charge = copied(path)
+        ledger.charge(held.number, 1)
+        before_receipt, pin = copied(path), pin_path(path).read_bytes()
+        book.write(receipt_of(ledger, held, 1, member), member, ledger)
+        assert pin_path(path).read_bytes() == pin
+    pin_path(path).write_bytes(pin)
+    put_back(path, before_charge)
+    with pytest.raises(LedgerRolledBack):
+        Ledger.open(path, "data", LIMIT)
+    put_back(path, before_receipt)
+    with Ledger.open(path, "data", LIMIT) as ledger:
+        assert ledger.reservation(held.number).charged
+        assert len(book.recover(ledger)) == 1
+    assert verify(path, tmp_path / "receipts").sound
+
+
+def copied(path: Path) -> dict[str, bytes]:
+    return {name: path.with_name(name).read_bytes() for name in (path.name, path.name + "-wal")}
+
+
+def put_back(path: Path, files: dict[str, bytes]) -> None:
+    for name in (path.name, path.name + "-wal", path.name + "-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+    for name, content in files.items():
+        path.with_name(name).write_bytes(content)
