@@ -66,6 +66,8 @@ def run(engine: str, case: Case, workers: int, folder: Path, python: Path | None
     environment |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     # By default Ray lowers its workers' priority, and on a machine with other work they would starve beside processes.
     environment["RAY_worker_niceness"] = "0"
+    # It ends Ray's workers if the machine is nearly full, whoever filled it.
+    environment["RAY_memory_monitor_refresh_ms"] = "0"
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=_RUN_SECONDS
     )
