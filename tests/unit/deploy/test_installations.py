@@ -149,7 +149,8 @@ def postgres(there: Installed) -> None:
 
 
 def member(there: Installed) -> None:
-    assert "'.[edge,export]'" in there("edge_client", "export", "desk", "--out", "m", code=ExitCode.USAGE)
+    words = ("desk", "--out", "m", "--data", ROOT / "examples" / "desk" / "test.jsonl", "--home", there.folder)
+    assert "'.[edge,export]'" in there("edge_client", "export", *words, code=ExitCode.USAGE)
     job = ROOT / "examples" / "mechanisms" / "dp-sgd.toml"
     assert "epsilon" in there("edge_client", "privacy", "plan", job, "--examples", 1000)
     assert '"torch"' in there("edge_client", "doctor", "--home", there.folder, "--json", code=ExitCode.NOT_FOUND)
