@@ -6,6 +6,7 @@ After `_MAX_DEATHS` deaths in a row without a result, the engine gives up and sa
 """
 
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +18,8 @@ __all__ = ["Engine", "RayMissing", "WorkersDied", "local_engine", "ray_engine"]
 
 # A call that kills its worker each time would never end.
 _MAX_DEATHS = 3
+# Ray sends smaller arguments with the call and puts larger ones into its store, once for each call.
+_INLINE_BYTES = 100 * 1024
 
 Make = Callable[[Any], Any]
 
@@ -30,10 +33,19 @@ class RayMissing(ValueError):
 
 
 class Engine(Protocol):
-    """Workers, each with an object of its own. workers: how many."""
+    """Workers, each with an object of its own.
+
+    Attributes:
+        workers: how many.
+        shares: calls into which a worker's part of a round is cut, where calls may have any size. More calls let no
+            worker wait long for the last one, and lose less if a worker dies; fewer cost less.
+    """
 
     @property
     def workers(self) -> int: ...
+
+    @property
+    def shares(self) -> int: ...
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """Call the method `what` with each of these arguments, and yield the results in their order.
@@ -45,6 +57,8 @@ class Engine(Protocol):
 
 class _Processes:
     """Processes of this machine. They are spawned, because a forked copy of torch's threads hangs."""
+
+    shares = 8
 
     def __init__(self, make: Make, told: Any, workers: int) -> None:
         self._make, self._told, self.workers = make, told, workers
@@ -130,6 +144,9 @@ def _call(what: str, arguments: tuple[Any, ...]) -> Any:
 class _Actors:
     """Actors of a Ray cluster. An actor that died is replaced, wherever Ray finds room."""
 
+    # A call costs Ray's own processes about as much as a member's training of a head costs the actor.
+    shares = 2
+
     def __init__(self, make: Make, told: Any, workers: int, gpus: float) -> None:
         import ray as found
 
@@ -142,7 +159,8 @@ class _Actors:
             def __init__(self, told: Any) -> None:
                 self.own = make(told)
 
-            def call(self, what: str, arguments: tuple[Any, ...]) -> Any:
+            # Ray reads what is in its store only if it is an argument of its own.
+            def call(self, what: str, *arguments: Any) -> Any:
                 return getattr(self.own, what)(*arguments)
 
         # Restarts and repetitions are this engine's, which counts them.
@@ -152,36 +170,50 @@ class _Actors:
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """See `Engine`."""
-        free, next_call, next_result, deaths = list(range(len(self._actors))), 0, 0, 0
-        running: dict[Any, tuple[int, int]] = {}
+        # Each actor has a call that waits, so that it never waits for one. The others wait here and take no memory.
+        free = deque(list(range(len(self._actors))) * 2)
+        next_call, next_result, deaths = 0, 0, 0
+        running: dict[Any, tuple[int, int, Any]] = {}
         again: list[int] = []
         done: dict[int, Any] = {}
+        stored: dict[int, Any] = {}
         while next_result < len(calls):
             while free and (again or next_call < len(calls)):
                 at = again.pop() if again else next_call
                 next_call += at == next_call
-                actor = free.pop()
-                # Ray keeps large arguments while they are needed, so those of calls that wait take no memory.
-                running[self._actors[actor].call.remote(what, calls[at])] = (at, actor)
+                place = free.popleft()
+                actor = self._actors[place]
+                arguments = [self._once(each, stored) for each in calls[at]]
+                running[actor.call.remote(what, *arguments)] = (at, place, actor)
             (ready,), _ = self._ray.wait(list(running), num_returns=1)
-            at, actor = running.pop(ready)
+            at, place, actor = running.pop(ready)
             try:
                 done[at] = self._ray.get(ready)
                 deaths = 0
             except self._ray.exceptions.RayActorError as error:
-                deaths += 1
-                if deaths == _MAX_DEATHS * len(self._actors):
-                    # Ray says here what an actor could not import or load.
-                    raise _died(what) from error
-                self._actors[actor] = self._start()
                 again.append(at)
+                # All calls of a dead actor end like this, and the first one replaces it.
+                if self._actors[place] is actor:
+                    deaths += 1
+                    if deaths == _MAX_DEATHS * len(self._actors):
+                        # Ray says here what an actor could not import or load.
+                        raise _died(what) from error
+                    self._actors[place] = self._start()
             except self._ray.exceptions.RayTaskError as error:
                 # The worker's own exception, as other engines raise it.
                 raise error.cause from None
-            free.append(actor)
+            free.append(place)
             while next_result in done:
                 yield done.pop(next_result)
                 next_result += 1
+
+    def _once(self, argument: Any, stored: dict[int, Any]) -> Any:
+        """Put bytes that many calls share, such as a version, into Ray's store once. stored: by their id."""
+        if not isinstance(argument, bytes) or len(argument) < _INLINE_BYTES:
+            return argument
+        if id(argument) not in stored:
+            stored[id(argument)] = self._ray.put(argument)
+        return stored[id(argument)]
 
     def close(self) -> None:
         """Ends the actors."""

@@ -44,6 +44,7 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from export.bundle import JobBundle
     from learning.backbones.stored import StoredBackbone
+    from learning.training.kept import Kept
     from learning.training.outcome import TrainingResult
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Lengths",
     "Member",
     "Round",
+    "alone",
     "backbone_of",
     "corpora_of",
     "correlated_steps",
@@ -259,6 +261,7 @@ def play_round(
     device: str = "cpu",
     cancelled: Callable[[], bool] = lambda: False,
     steps: Sequence[CorrelatedSteps | None] | None = None,
+    kept: "Kept | None" = None,
 ) -> Round:
     """Play one round with every member that still sends.
 
@@ -270,42 +273,36 @@ def play_round(
         device: where members train, from `pick_device`.
         cancelled: asked before every step of a member.
         steps: the members' steps (`correlated_steps`), which go on; None if the job's noise is independent.
+        kept: what members of this job leave for the next one. It changes no bit.
 
     Raises:
         TrainingCancelled: `cancelled` returned True.
         ValueError: fewer than MIN_COHORT members send, their number cannot be split into the job's groups, or the
             coordinator would not publish the sums.
     """
-    from learning.training.update import train_update
-
-    job, manifest = bundle.document, bundle.manifest
+    job = bundle.document
     senders = tuple(place for place, member in enumerate(members) if member.sends(number))
     if len(senders) < MIN_COHORT:
         raise ValueError(f"round {number} has {len(senders)} senders; a sum needs {MIN_COHORT}: end the training")
     groups = draw(job, len(senders), random)
-    version, backbone = manifest.encode(base), backbone_of(bundle)
+    version = bundle.manifest.encode(base)
     lengths: list[Lengths] = []
 
     def vectors() -> Iterator[NDArray[np.uint32]]:
         for place in senders:
-            member = members[place]
-            protection = protection_of(job, population_of(member.examples, unit_of_job(job)), own=member.own)
-            watched = _Watched(protection if member.software is None else member.software(protection))
-            update = train_update(
-                job=job,
-                round=number,
-                manifest=manifest,
-                corpus=corpora[place],
-                base=version,
-                protection=watched,
-                frozen=bundle.frozen,
-                backbone=backbone,
-                correlated=None if steps is None else steps[place],
-                random=random,
-                seed=_seed(job, number, place),
-                device=device,
-                progress=lambda _step, _steps, _loss: None,
-                cancelled=cancelled,
+            member, correlated = members[place], None if steps is None else steps[place]
+            watched, update = _updated(
+                bundle,
+                version,
+                member,
+                corpora[place],
+                number,
+                random,
+                _seed(job, number, place),
+                device,
+                cancelled,
+                correlated,
+                kept,
             )
             yield watched.encode(job, update, len(senders), random)
             lengths.extend(watched.seen)
@@ -315,6 +312,70 @@ def play_round(
         return Round(number, senders, tuple(lengths), step.values)
     drawn = tuple(tuple(senders[place] for place in group) for group in groups)
     return Round(number, senders, tuple(lengths), step.values, drawn, step.groups)
+
+
+def alone(
+    bundle: "JobBundle",
+    base: Vector,
+    member: Member,
+    corpus: EncodedExamples,
+    number: int,
+    random: RandomSource,
+    *,
+    seed: int,
+    device: str = "cpu",
+    correlated: CorrelatedSteps | None = None,
+    kept: "Kept | None" = None,
+) -> Vector:
+    """Return the version after a round of one member without a sum: training in one place, with its noise if any.
+
+    Args:
+        seed: orders batches.
+        base, corpus, number, random, device, correlated, kept: as in `play_round`.
+    """
+    version = bundle.manifest.encode(base)
+    _, update = _updated(bundle, version, member, corpus, number, random, seed, device, lambda: False, correlated, kept)
+    found: Vector = base + update.change
+    return found
+
+
+def _updated(
+    bundle: "JobBundle",
+    version: bytes,
+    member: Member,
+    corpus: EncodedExamples,
+    number: int,
+    random: RandomSource,
+    seed: int,
+    device: str,
+    cancelled: Callable[[], bool],
+    correlated: CorrelatedSteps | None,
+    kept: "Kept | None",
+) -> tuple[_Watched, Update]:
+    """Train a member in a round, and return its protection and its update."""
+    from learning.training.update import train_update
+
+    job = bundle.document
+    protection = protection_of(job, population_of(member.examples, unit_of_job(job)), own=member.own)
+    watched = _Watched(protection if member.software is None else member.software(protection))
+    update = train_update(
+        job=job,
+        round=number,
+        manifest=bundle.manifest,
+        corpus=corpus,
+        base=version,
+        protection=watched,
+        frozen=bundle.frozen,
+        backbone=backbone_of(bundle),
+        correlated=correlated,
+        random=random,
+        seed=seed,
+        device=device,
+        progress=lambda _step, _steps, _loss: None,
+        cancelled=cancelled,
+        kept=kept,
+    )
+    return watched, update
 
 
 def federate(

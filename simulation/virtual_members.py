@@ -73,9 +73,8 @@ COMMON: Final = "common"
 PRIOR_REMOVED: Final = "common, prior removed"
 PRIOR_ADDED: Final = "test, prior added"
 
-# A worker adds the vectors of some members before it sends the sum: a share of its part of a round, so that no worker
-# waits long for the last one, and few enough that a worker that dies loses little.
-_SHARES, _MAX_SHARE = 8, 64
+# A worker adds the vectors of some members before it sends the sum: of so few that one that dies loses little.
+_MAX_SHARE = 64
 
 
 @dataclass(frozen=True)
@@ -536,8 +535,8 @@ class Crew:
             places: the members, at least one.
             number, version, cohort: as in `train`.
         """
-        workers = 1 if self._engine is None else self._engine.workers
-        share = min(_MAX_SHARE, -(-len(places) // (workers * _SHARES)))
+        calls = 1 if self._engine is None else self._engine.workers * self._engine.shares
+        share = min(_MAX_SHARE, -(-len(places) // calls))
         shares = [places[first : first + share] for first in range(0, len(places), share)]
         sums = self._each("train_sum", [(each, number, cohort, version) for each in shares])
         total: NDArray[np.uint32] = next(sums)

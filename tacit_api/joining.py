@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from tacit_api.rows import Data, rows_of
 from toolkit.console import CommandFailed
+from toolkit.install import naming_extra
 
 __all__ = ["Member"]
 
@@ -51,8 +52,9 @@ class Member:
 
         # Before the imports below, which import gRPC.
         only_tls_13()
-        from edge_client.identity.enrolment import EnrolmentFailed
-        from edge_client.identity.enrolment import enrol as spend
+        with naming_extra("tacit.Member", "edge"):
+            from edge_client.identity.enrolment import EnrolmentFailed
+            from edge_client.identity.enrolment import enrol as spend
 
         try:
             _in_a_loop(lambda: asyncio.run(spend(Path(home), token, force=False)))
@@ -127,7 +129,8 @@ class Member:
 
         # Before the import below, which imports gRPC.
         only_tls_13()
-        from edge_client.agent.runner import RunOptions, run_member
+        with naming_extra("tacit.Member", "edge"):
+            from edge_client.agent.runner import RunOptions, run_member
 
         told: dict[str, Any] = {"data": Path("rows in memory")}
         if isinstance(data, str | Path):

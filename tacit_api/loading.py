@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.install import naming_extra
+
 if TYPE_CHECKING:
     from export.generating import Generator
     from export.predictor import Predictor
@@ -28,10 +30,12 @@ def load(bundle: str | Path, *, threads: int = 0) -> "Predictor | Generator":
     from tacit.bundle import read_index
 
     folder = Path(bundle)
-    if read_index(folder, "model", "prompt", "generator").kind == "generator":
-        from export.generating import Generator
+    kind = read_index(folder, "model", "prompt", "generator").kind
+    with naming_extra("tacit.load", "notebook"):
+        if kind == "generator":
+            from export.generating import Generator
 
-        return Generator.load(folder, threads=threads)
-    from export.predictor import Predictor
+            return Generator.load(folder, threads=threads)
+        from export.predictor import Predictor
 
-    return Predictor.load(folder, threads=threads)
+        return Predictor.load(folder, threads=threads)

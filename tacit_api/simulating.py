@@ -13,6 +13,7 @@ from tacit.job import JobSpec
 from tacit.prompt import writes
 from tacit_api.jobs import read_job
 from tacit_api.rows import Data, rows_of
+from toolkit.install import naming_extra
 
 if TYPE_CHECKING:
     import pandas
@@ -50,7 +51,8 @@ class Simulated:
     @property
     def history(self) -> "pandas.DataFrame":
         """The rounds as a table, with the round as its index. Needs pandas."""
-        import pandas
+        with naming_extra("history", "notebook"):
+            import pandas
 
         return pandas.DataFrame([vars(each) for each in self.rounds]).set_index("round")
 
@@ -101,7 +103,8 @@ class Simulated:
         Args:
             path: a file to write, by its ending (.png, .svg); None writes none.
         """
-        from matplotlib.figure import Figure
+        with naming_extra("plot", "notebook"):
+            from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7, 4), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -220,11 +223,12 @@ def simulate(
     Raises:
         ValueError: job, rows and options do not fit each other; the text says what to do.
     """
-    from coordinator.rounds.in_memory import InMemory
-    from learning.backbones.collection import Collection
-    from learning.training.device import pick_device
-    from simulation.preparing import Engines, Shares, opened, parts_of, prepared
-    from simulation.simulate import Losses, Plan, check_simulated
+    with naming_extra("tacit.simulate", "notebook"):
+        from coordinator.rounds.in_memory import InMemory
+        from learning.backbones.collection import Collection
+        from learning.training.device import pick_device
+        from simulation.preparing import Engines, Shares, opened, parts_of, prepared
+        from simulation.simulate import Losses, Plan, check_simulated
 
     spec, base = read_job(job)
     check_simulated(spec)

@@ -5,10 +5,12 @@ package.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DISTRIBUTION", "extra_with", "install_with"]
+__all__ = ["DISTRIBUTION", "extra_with", "install_with", "naming_extra"]
 
 DISTRIBUTION = "tacit-federation"
 
@@ -46,6 +48,27 @@ def install_with(*extras: str) -> str:
         how = f"pipx runpip {DISTRIBUTION} install"
     wanted = f"'.[{','.join(extras)}]'" if extras else "."
     return f"`{how} {wanted}` in Tacit's source folder"
+
+
+@contextmanager
+def naming_extra(what: str, extra: str) -> Iterator[None]:
+    """Says which extra to install if an import inside finds a module missing that extras bring.
+
+    Args:
+        what: What needs the module: `tacit.simulate`.
+        extra: All that it needs.
+
+    Raises:
+        ModuleNotFoundError: A module is missing; the text has the command to type.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or extra_with(error.name, member=False) is None:
+            raise
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name}, which is not installed; {install_with(extra)}", name=error.name
+        ) from error
 
 
 def extra_with(module: str, *, member: bool) -> str | None:

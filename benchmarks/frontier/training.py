@@ -1,9 +1,8 @@
 """Trains one cell of the frontier by the product's members, at a true epsilon or without noise.
 
-A member runs the product's `train_update`, for a head only the parts of it that a head needs (`head_training`; under
-`dp-sgd` the closed form of `learning.training.head`), its protection and its encoding; the sums go through the ring and
-`next_version` (`simulation`). One member alone, the centralised training, takes no part in a sum: its update is the
-product's, added to the version in plain numbers.
+A member runs the product's `train_update` (of a head, under `dp-sgd`, the closed form of `learning.training.head`), its
+protection and its encoding; the sums go through the ring and `next_version` (`simulation`). One member alone, the
+centralised training, takes no part in a sum: its update is the product's, added to the version in plain numbers.
 
 The noise multiplier is what `edge_client privacy plan` names for the gate: the smallest with which a member's empty
 ledger admits all rounds. A head's lot is the largest member's part, so that each step reads all examples of everybody.
@@ -21,26 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.frontier.setup import KeptFeatures, Start, module_of
-from benchmarks.library.simulation import Member, backbone_of, correlated_steps, draw, play_round, stepped
+from benchmarks.library.simulation import Member, alone, correlated_steps, play_round
 from learning.accounting.banded_plan import bands_of, best_of, with_band
 from learning.accounting.calibration import calibrate
 from learning.accounting.costs import rate_of
 from learning.accounting.events import PrivacyEvent, SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.planning import Setting, rows_of
-from learning.backbones.subnormals import flushed
-from learning.mechanisms.contribution import Update
-from learning.mechanisms.protection import Protection, protection_of
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
-from learning.text.persons import persons_of, population_of, unit_of_job
+from learning.text.persons import persons_of, population_of
 from learning.training.head import LinearHead
-from learning.training.head_update import head_training
+from learning.training.kept import Kept
 from learning.training.local import evaluate
-from learning.training.update import train_update
 from simulation.partitions import by_ratios
 from simulation.suggestion import MAX_RATE
-from simulation.virtual_members import SeededRandom, seed_of
+from simulation.virtual_members import SeededRandom
 from tacit.job import Rounds, Training
 from tacit.mechanism import DpSgd, NoMechanism, PersonRows
 from tacit.model import PromptedModel as PromptedJob
@@ -263,10 +258,9 @@ def trained(
     here = replace(bundle, document=bundle.document.model_copy(update=changes))
     corpora = [store.corpus(here, part.examples) for part in parts]
     if isinstance(here.document.model, PromptedJob) and here.document.model.caches_features:
-        features = [store.of(here, corpus, device) for corpus in corpora]
-        values = _head_rounds(here, parts, corpora, features, seed)
-    else:
-        values = _rounds(here, parts, corpora, seed, device)
+        for corpus in corpora:
+            store.of(here, corpus, device)
+    values = _rounds(here, parts, corpora, seed, device)
     noise, band = (mechanism.noise_multiplier, mechanism.band) if isinstance(mechanism, DpSgd) else (None, 1)
     return Trained(accuracy_of(here, values, scored, store, device), noise, here.document.values, band)
 
@@ -277,68 +271,26 @@ def _rounds(
     values = bundle.manifest.decode(bundle.weights)
     keys = SeededRandom(f"{seed}/classes")
     steps = [correlated_steps(bundle.document, len(part.examples), keys) for part in parts]
+    # A head is trained without a module around it that nothing would use.
+    kept = Kept()
     for number in range(1, bundle.document.rounds.count + 1):
         random = SeededRandom(f"{seed}/{number}")
         if len(parts) > 1:
-            values = play_round(bundle, values, parts, corpora, number, random, device=device, steps=steps).values
-            continue
-        (part,), (corpus,) = parts, corpora
-        update = train_update(
-            job=bundle.document,
-            manifest=bundle.manifest,
-            corpus=corpus,
-            base=bundle.manifest.encode(values),
-            protection=protection_of(bundle.document, population_of(part.examples, unit_of_job(bundle.document))),
-            frozen=bundle.frozen,
-            backbone=backbone_of(bundle),
-            correlated=steps[0],
-            random=random,
-            seed=seed,
-            device=device,
-            progress=lambda _step, _steps, _loss: None,
-            cancelled=lambda: False,
-        )
-        values = values + update.change
-    return values
-
-
-def _head_rounds(
-    bundle: "JobBundle",
-    parts: Sequence[Member],
-    corpora: Sequence[EncodedExamples],
-    features: Sequence[Vector],
-    seed: int,
-) -> Vector:
-    """Play `_rounds` for a head: the same parts of a member, without a module around them that nothing would use."""
-    job, manifest = bundle.document, bundle.manifest
-    values = manifest.decode(bundle.weights)
-    keys = SeededRandom(f"{seed}/classes")
-    steps = [correlated_steps(job, len(part.examples), keys) for part in parts]
-
-    def update(place: int, base: Vector, number: int, random: SeededRandom, seed: int) -> tuple[Protection, Update]:
-        protection = protection_of(job, population_of(parts[place].examples, unit_of_job(job)))
-        head = _head_of(bundle, base)
-        recipe = job.training.in_round(number, job.rounds.count)
-        task = head_training(
-            job, recipe, head, features[place], corpora[place], seed, steps[place], _ignored, _never, _ignored
-        )
-        with flushed():
-            result = protection.train(task, random)
-            change = protection.protect(np.subtract(_values_of(head), base, dtype=np.float32), random)
-        told = (0.0, 0, 0) if result is None else (result.loss_sum, result.correct, result.count)
-        return protection, Update(change, corpora[place].population, *told)
-
-    for number in range(1, job.rounds.count + 1):
-        random = SeededRandom(f"{seed}/{number}")
-        if len(parts) == 1:
-            values = values + update(0, values, number, random, seed)[1].change
-            continue
-        groups = draw(job, len(parts), random)
-        vectors = []
-        for place in range(len(parts)):
-            protection, made = update(place, values, number, random, seed_of(job.seed, job.name, number, place))
-            vectors.append(protection.encode(job, made, len(parts), random))
-        values = stepped(job, groups, vectors, values, random).values
+            done = play_round(bundle, values, parts, corpora, number, random, device=device, steps=steps, kept=kept)
+            values = done.values
+        else:
+            values = alone(
+                bundle,
+                values,
+                parts[0],
+                corpora[0],
+                number,
+                random,
+                seed=seed,
+                device=device,
+                correlated=steps[0],
+                kept=kept,
+            )
     return values
 
 
@@ -347,18 +299,6 @@ def _head_of(bundle: "JobBundle", values: Vector) -> LinearHead:
     named = {**bundle.manifest.unflatten(values), **bundle.frozen}
     trains_bias = "output.bias" not in bundle.frozen
     return LinearHead(named["output.weight"].copy(), named["output.bias"].copy(), trains_bias)
-
-
-def _values_of(head: LinearHead) -> Vector:
-    return np.concatenate([each.reshape(-1) for each in head.trained])
-
-
-def _ignored(_: object) -> None:
-    pass
-
-
-def _never() -> bool:
-    return False
 
 
 def accuracy_of(

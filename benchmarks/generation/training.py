@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.generation.data import COPIES, DATASETS, Data, Pair, shuffled
-from benchmarks.library.simulation import Member, backbone_of, corpora_of, play_round
+from benchmarks.library.simulation import Member, alone, corpora_of, play_round
 from learning.accounting.planning import Setting, rows_of
-from learning.mechanisms.protection import OwnNumbers, protection_of
+from learning.mechanisms.protection import OwnNumbers
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.turns import Dialogue
-from learning.training.update import train_update
 from simulation.virtual_members import SeededRandom
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds, Training
@@ -259,7 +258,8 @@ class Planned:
                 values = done.values
                 lengths += [(each.trained, each.sent) for each in done.lengths]
             else:
-                values = _alone(self.bundle, values, members[0], corpora[0], number, random, self.seed, device)
+                seed = self.seed + number
+                values = alone(self.bundle, values, members[0], corpora[0], number, random, seed=seed, device=device)
         norms = np.array(lengths[1:] or lengths).mean(axis=0)
         return self.with_values(values, norms.tolist(), 0)
 
@@ -285,33 +285,3 @@ def _dialogues(rows: Sequence[Pair]) -> list[Example]:
     return [
         Example(each.prompt, None, each.response, dialogue=Dialogue.of(each.prompt, each.response)) for each in rows
     ]
-
-
-def _alone(
-    bundle: "JobBundle",
-    values: Vector,
-    member: Member,
-    corpus: EncodedExamples,
-    number: int,
-    random: SeededRandom,
-    seed: int,
-    device: str,
-) -> Vector:
-    """The next version of a training in one place: the member's update is added, with its noise if there is any."""
-    update = train_update(
-        job=bundle.document,
-        round=number,
-        manifest=bundle.manifest,
-        corpus=corpus,
-        base=bundle.manifest.encode(values),
-        protection=protection_of(bundle.document, len(member.examples), own=member.own),
-        frozen=bundle.frozen,
-        backbone=backbone_of(bundle),
-        random=random,
-        seed=seed + number,
-        device=device,
-        progress=lambda _step, _steps, _loss: None,
-        cancelled=lambda: False,
-    )
-    found: Vector = values + update.change
-    return found

@@ -27,12 +27,12 @@ from benchmarks.simulation.setup import MODELS, Case, accuracy_of, places_of, pr
 
 __all__ = ["BENCH", "CASES", "ENGINES", "figures", "main", "measure", "run"]
 
-BENCH = "simulation"
+BENCH, REVISION = "simulation", 2
 FLOWER = ("flwr[simulation]==1.41.0", "torch==2.13.0", "psutil")
 PEER_VENV = ROOT / "build" / "flower-simulation-venv"
 ENGINES = ("local", "ray", "flower")
 TURNS, TARGET = 3, 5.0
-_RUN_SECONDS = 1800.0
+_RUN_SECONDS = 900.0
 CASES = tuple(
     Case(model, members, cohort, rounds)
     for cohort, rounds in ((20, 8), (100, 4))
@@ -53,6 +53,7 @@ def run(engine: str, case: Case, workers: int, folder: Path, python: Path | None
 
     Raises:
         RuntimeError: it failed; the text has the end of its errors.
+        subprocess.TimeoutExpired: it takes longer than a cell is worth.
     """
     module = "flower_peer" if engine == "flower" else "ours"
     words: list[str | Path] = [sys.executable if python is None or engine != "flower" else python]
@@ -63,6 +64,10 @@ def run(engine: str, case: Case, workers: int, folder: Path, python: Path | None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     # Flower's telemetry is a wait for a network.
     environment |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    # By default Ray lowers its workers' priority, and on a machine with other work they would starve beside processes.
+    environment["RAY_worker_niceness"] = "0"
+    # It ends Ray's workers if the machine is nearly full, whoever filled it.
+    environment["RAY_memory_monitor_refresh_ms"] = "0"
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=_RUN_SECONDS
     )
@@ -152,7 +157,7 @@ def _ray_version() -> str | None:
 
 
 def main() -> int:
-    """Command line. Returns 1 if Ray or Flower is missing."""
+    """Command line. Returns 1 if Ray or Flower is missing, or a cell failed."""
     options = parser("simulation.speed")
     options.add_argument("--workers", type=int, nargs="*", default=(2, 1))
     options.add_argument("--members", type=int, nargs="*", default=(100, 1_000, 10_000))
@@ -160,7 +165,7 @@ def main() -> int:
     options.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
     options.add_argument("--turns", type=int, default=TURNS, help="runs of each engine (default: 3)")
     chosen = options.parse_args()
-    results = open_results(BENCH, quick=chosen.quick)
+    results = open_results(BENCH, quick=chosen.quick, revision=REVISION)
     if _ray_version() is None:
         print("Ray is not installed; type pip install 'tacit-federation[ray]'", file=sys.stderr)
         return 1
@@ -173,15 +178,33 @@ def main() -> int:
         python = None
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         if chosen.quick:
-            measure(results, Case("textcnn", 10, 4, 2), 1, Path(scratch) / "textcnn", python, turns=1)
+            model = chosen.models[0]
+            measure(results, Case(model, 10, 4, 2), 1, Path(scratch) / model, python, turns=1)
             return 0
-        for workers in chosen.workers:
-            for case in CASES:
-                if case.members not in chosen.members or case.cohort not in chosen.cohorts:
-                    continue
-                if case.model in chosen.models and _turns(results, case, workers) < chosen.turns:
-                    measure(results, case, workers, Path(scratch) / case.model, python, turns=chosen.turns)
-    return 0
+        failed = False
+        for case, workers in _cells(chosen.cohorts, chosen.workers, chosen.members, chosen.models):
+            if _turns(results, case, workers) >= chosen.turns:
+                continue
+            try:
+                measure(results, case, workers, Path(scratch) / case.model, python, turns=chosen.turns)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                # The others need not wait for it; the next call tries it again.
+                print(f"{case} with {workers} workers: {error}", file=sys.stderr)
+                failed = True
+    return int(failed)
+
+
+def _cells(
+    cohorts: Sequence[int], workers: Sequence[int], members: Sequence[int], models: Sequence[str]
+) -> list[tuple[Case, int]]:
+    """Return what is measured, what a goal needs first: 20 clients with two workers, then with one."""
+    return [
+        (case, each)
+        for cohort in sorted(cohorts)
+        for each in sorted(workers, reverse=True)
+        for case in CASES
+        if case.cohort == cohort and case.members in members and case.model in models
+    ]
 
 
 if __name__ == "__main__":

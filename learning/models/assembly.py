@@ -94,8 +94,8 @@ class KeptModule:
         return self._module.eval() if self._module.training else self._module
 
     def is_sound(self, version: bytes) -> bool:
-        """Whether this version was found not to have diverged. It is asked of the same object."""
-        return self._sound is version
+        """Whether this version was found not to have diverged."""
+        return self._sound == version
 
     def found_sound(self, version: bytes) -> None:
         """Notes that this version has not diverged, so that the next members need not look again."""

@@ -198,6 +198,29 @@ def test_a_missing_extra_is_named_with_the_command_to_type(smallest, tmp_path):
         assert code == 2, line
 
 
+INTERFACE = """
+import types, tacit
+from tacit_api.simulating import Simulated
+
+found = Simulated(types.SimpleNamespace(name="x"), None, (), ())
+job = {"schema": 1, "name": "x", "labels": ["a", "b"]}
+for use in (lambda: tacit.simulate(job, [("a", "a")]), lambda: found.history, found.plot):
+    try:
+        use()
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+def test_the_python_interface_names_the_extra_that_it_misses(smallest, tmp_path):
+    done = subprocess.run(
+        [smallest / "python", "-P", "-c", INTERFACE], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    said = done.stdout.splitlines()
+    assert [line.partition(" needs ")[0] for line in said] == ["tacit.simulate", "history", "plot"]
+    assert all(line.endswith(f"which is not installed; {install_with('notebook')}") for line in said), said
+
+
 @pytest.mark.parametrize(
     ("left", "command"),
     [

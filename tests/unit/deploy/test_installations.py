@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.distributions import build, clean_copy
 from tests.support.places import ROOT
+from tests.support.postgres import running_postgres
 from tests.support.processes import free_ports
 from tests.support.tried_jobs import TOML, written_job
 from toolkit.console import ExitCode
@@ -93,11 +94,12 @@ def installed(wheel, tools, tmp_path, request):
     shutil.rmtree(home)
 
 
-def serves(there: Installed) -> None:
-    """`coordinator init` and `serve` on SQLite, and the operator's commands beside it."""
+def serves(there: Installed, *more: str) -> None:
+    """`coordinator init` and `serve`, on SQLite unless `more` says otherwise, and the operator's commands beside it."""
     federation = there.folder / "federation"
     named = zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
-    there("coordinator", "init", federation, "--listen-host=127.0.0.1", *(f"--{name}-port={at}" for name, at in named))
+    ports = [f"--{name}-port={at}" for name, at in named]
+    there("coordinator", "init", federation, "--listen-host=127.0.0.1", *ports, *more)
     words = [there.programs / "coordinator", "serve", "--dir", federation, "--log-format", "json"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=there.folder) as process:
         try:
@@ -140,13 +142,15 @@ def coordinator(there: Installed) -> None:
 
 
 def postgres(there: Installed) -> None:
-    assert there.has("psycopg")
     assert not there.has("torch")
-    serves(there)
+    with running_postgres() as server:
+        serves(there, "--database-url", server.database())
+    assert not (there.folder / "federation" / "tacit.db").exists()
 
 
 def member(there: Installed) -> None:
-    assert "'.[edge,export]'" in there("edge_client", "export", "desk", "--out", "m", code=ExitCode.USAGE)
+    words = ("desk", "--out", "m", "--data", ROOT / "examples" / "desk" / "test.jsonl", "--home", there.folder)
+    assert "'.[edge,export]'" in there("edge_client", "export", *words, code=ExitCode.USAGE)
     job = ROOT / "examples" / "mechanisms" / "dp-sgd.toml"
     assert "epsilon" in there("edge_client", "privacy", "plan", job, "--examples", 1000)
     assert '"torch"' in there("edge_client", "doctor", "--home", there.folder, "--json", code=ExitCode.NOT_FOUND)

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.rounds.in_memory import InMemory
 from coordinator.rounds.masked_sum import MaskedSums
-from simulation.engines import WorkersDied, local_engine
+from simulation.engines import WorkersDied, local_engine, ray_engine
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
 from simulation.simulate import Losses, NotSimulated, Plan, Played
 from simulation.trying import read_rows
@@ -179,6 +179,26 @@ def test_ray_and_a_killed_actor_change_no_version(made, alone, tmp_path, monkeyp
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.long
+def test_a_killed_actor_is_replaced_with_the_calls_that_waited_for_it(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    put, sizes = ray.put, []
+    monkeypatch.setattr(
+        ray, "put", lambda value: sizes.append(len(value) if isinstance(value, bytes) else 0) or put(value)
+    )
+    with ray_engine(Dying, tmp_path, 2) as engine:
+        assert list(engine.each("square", [(number,) for number in range(8)])) == [n * n for n in range(8)]
+        assert (tmp_path / "died").exists()
+        with pytest.raises(WorkersDied, match="use fewer workers"):
+            list(engine.each("dies", [()] * 4))
+        assert list(engine.each("square", [(3,)])) == [9]
+        # What many calls share, such as a version, goes into the store once, and small things never.
+        version = bytes(200_000)
+        found = list(engine.each("length", [(version,) for _ in range(6)] + [(b"small",)]))
+    assert found == [200_000] * 6 + [5]
+    assert sizes == [0, 200_000]
+
+
 def test_another_simulation_in_the_folder_is_refused(made, tmp_path):
     play(made, tmp_path, rounds=1)
     with pytest.raises(NotSimulated, match=r"another plan, job\); choose another folder"):
@@ -274,7 +294,7 @@ def test_vectors_are_added_by_workers_and_the_share_of_one_is_bounded(monkeypatc
     calls = []
 
     class Watching:
-        workers = 2
+        workers, shares = 2, 8
 
         def each(self, what, given):
             calls.append((what, [places for places, *_ in given]))

@@ -49,6 +49,17 @@ def found(tmp_path_factory):
     return tacit.simulate(file, rows, members=3, partition="column", column="site", progress=seen.append), seen
 
 
+def test_loading_without_onnxruntime_names_the_extra(found, tmp_path, monkeypatch):
+    result, _ = found
+    model = result.export(tmp_path / "model")
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ModuleNotFoundError, match=r"tacit\.load needs onnxruntime, .*'\.\[notebook\]'"):
+        tacit.load(model)
+    monkeypatch.undo()
+    assert tacit.load(model).predict(["sun"])
+
+
 def test_a_data_frame_becomes_rounds_a_history_and_a_plot(found, tmp_path):
     result, seen = found
     assert [each.round for each in result.rounds] == [each.round for each in seen] == [1, 2]

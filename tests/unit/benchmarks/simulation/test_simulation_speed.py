@@ -57,6 +57,31 @@ def test_a_cell_is_measured_again_for_more_turns_only():
     assert speed._turns(results, case, 1) == 0
 
 
+def test_cells_that_a_goal_needs_come_first_and_one_that_fails_stops_no_other(monkeypatch, tmp_path, capsys):
+    cells = speed._cells((100, 20), (1, 2), (100, 10_000), ("head",))
+    found = [(case.cohort, workers, case.members) for case, workers in cells]
+    assert found == [
+        (20, 2, 100), (20, 2, 10_000), (20, 1, 100), (20, 1, 10_000),
+        (100, 2, 100), (100, 2, 10_000), (100, 1, 100), (100, 1, 10_000),
+    ]  # fmt: skip
+    tried = []
+
+    def fails(results, case, workers, *_others, **_more):
+        tried.append((case.members, workers))
+        if case.members == 100:
+            raise subprocess.TimeoutExpired("flower", 900)
+
+    monkeypatch.setattr(speed, "measure", fails)
+    monkeypatch.setattr(speed, "_ray_version", lambda: "2")
+    monkeypatch.setattr(speed, "flower_python", lambda *_, **_more: tmp_path)
+    monkeypatch.setattr(speed, "open_results", lambda *_, **_more: Results("simulation", "code", None))
+    words = ["simulation", "--cohorts", "20", "--members", "100", "1000", "--models", "head", "--workers", "2"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert speed.main() == 1
+    assert tried == [(100, 2), (1000, 2)]
+    assert "members=100" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not (ROOT.parent / "shared" / "data" / "trec").exists(), reason="TREC is not here")
 def test_the_quick_mode_prints_figures_of_each_engine_and_writes_nothing():
     pytest.importorskip("ray")
