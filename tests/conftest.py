@@ -6,8 +6,12 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from tests.support import command_trees
+
 # The default one formats each logged exception with all its variables in colour, which costs most of a second.
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
+
+command_trees.made_once()
 
 
 @pytest.fixture(scope="module", autouse=True)

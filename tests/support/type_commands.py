@@ -11,8 +11,10 @@ import sys
 
 from coordinator.cli import app as coordinator
 from edge_client.cli import app as edge_client
+from tests.support import command_trees
 from toolkit.console import run_app
 
+command_trees.made_once()
 PROGRAMS = {"coordinator": coordinator, "edge_client": edge_client}
 
 

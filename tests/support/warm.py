@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support import command_trees
 from tests.support.places import ROOT
 
 __all__ = ["Started", "as_at_the_start", "import_everything", "knows", "served", "start"]
@@ -367,6 +368,7 @@ def import_everything() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     _convert_once()
+    _make_commands()
 
 
 def _convert_once() -> None:
@@ -380,6 +382,15 @@ def _convert_once() -> None:
     before, tqdm.monitor_interval = tqdm.monitor_interval, 0
     converted(torch.nn.Linear(3, 2).eval(), (torch.zeros(2, 3),), ["x"], "y", ({0: torch.export.Dim("batch")},))
     tqdm.monitor_interval = before
+
+
+def _make_commands() -> None:
+    """Makes both programs' trees of commands, which each process that is forked then has."""
+    import typer.main
+
+    command_trees.made_once()
+    for name in _PROGRAMS:
+        typer.main.get_command(importlib.import_module(f"{name}.cli").app)
 
 
 def main() -> None:

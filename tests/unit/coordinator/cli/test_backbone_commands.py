@@ -109,7 +109,7 @@ def test_a_known_name_is_fetched_checked_and_named_by_a_job(tiny, operator, tmp_
     }
     assert [each["name"] for each in listed["known"]] == ["minilm", "smollm2"]
     # The digest in the catalogue is that of the canonical file which the job gets.
-    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "job.toml").write_text(f"{JOB}\n[rounds]\ncount = 2\nmin_members = 3\n")
     operator.type("job", "bundle", tmp_path / "job.toml", "--out", tmp_path / "bundle")
     model = read_job_bundle(tmp_path / "bundle").document.model
     assert (model.backbone.hex(), model.hub, model.base) == (packaged.backbone, None, None)
