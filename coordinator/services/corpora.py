@@ -152,6 +152,8 @@ class Corpora:
         # By job and member: the digest of the last refused file, and why. An answer that ends an upload early may be
         # lost while the member is still sending, so it is kept for when the member asks how much has arrived.
         self._refusals: dict[tuple[str, str], tuple[bytes, CorpusProgress]] = {}
+        # Whether this process may still delete files; not once it may have lost the lease.
+        self.may_delete: Callable[[], bool] = lambda: True
         # Held from finding a blob until its row is written, and while blobs that no row names are deleted.
         self._naming = asyncio.Lock()
         # Digests of files that may no longer count, until they turn out to count or are deleted.
@@ -279,7 +281,12 @@ class Corpora:
     async def _delete_one(self, digest: bytes) -> None:
         if await self._database.run(lambda s: records.counts_anywhere(s, digest)):
             return
-        if await asyncio.to_thread(self._store.remove, digest):
+
+        def remove() -> bool:
+            # Asked last: another coordinator may have taken over, and stored this file anew.
+            return self.may_delete() and self._store.remove(digest)
+
+        if await asyncio.to_thread(remove):
             log.info("corpus_deleted", corpus=digest.hex())
 
     # ---- sending -------------------------------------------------------------------------------------------------
