@@ -5,6 +5,8 @@ starts it again as the standby.
 """
 
 import json
+import urllib.error
+import urllib.request
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -89,7 +91,17 @@ def health(replica, *more):
     return done.returncode, done.stdout + done.stderr
 
 
+def ready(replica):
+    """The status of what Kubernetes asks before it sends members to a coordinator."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{replica.config.metrics_port}/ready") as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def test_a_standby_says_so_and_refuses(town):
+    assert (ready(town.active), ready(town.standby)) == (200, 503)
     assert health(town.active)[0] == 0
     code, said = health(town.standby)
     assert (code, "stands by for another one" in said) == (1, True), said
@@ -114,6 +126,7 @@ def test_a_killed_coordinator_loses_its_job(town):
     town.in_the_middle("killed")
     town.active.running.kill()
     town.taken_over("expired")
+    assert ready(town.active) == 200
     town.goes_on_from_there("killed")
     town.run(town.standby, "standing_by")
 
