@@ -54,7 +54,8 @@ def channel_options(*, several: bool = False) -> list[tuple[str, int]]:
     """
     seconds, answer_seconds = (3, 4) if several else (30, 10)
     return [
-        *((("grpc.min_reconnect_backoff_ms", 5000),) if several else ()),
+        # gRPC 1.85 ends a connection only after ping_timeout, a minute by default, whatever keepalive_timeout says.
+        *((("grpc.min_reconnect_backoff_ms", 5000), ("grpc.http2.ping_timeout_ms", 4000)) if several else ()),
         # Several members in one process (simulations, test benches) must not share a connection.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", MAX_FROM_COORDINATOR),

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 
 from coordinator.services.only_active import OnlyActive
 from tacit.reason import Reason
