@@ -25,6 +25,8 @@ class Addresses:
         self._at = 0
         self._tried: set[int] = set()
         self._passed_over: dict[int, int] = {}
+        # Those that stood by when they were last dialled in this outage.
+        self._stood_by: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -38,6 +40,7 @@ class Addresses:
         """Notes that the present address has a session. It is the first to be dialled after a break."""
         self._tried.clear()
         self._passed_over.clear()
+        self._stood_by.clear()
 
     def failed(self, *, answered: bool) -> bool:
         """Goes on to the next address.
@@ -49,7 +52,13 @@ class Addresses:
             Whether to pause before dialling.
         """
         self._tried.add(self._at)
-        self._passed_over[self._at] = 0 if answered else _PASSED_OVER
+        # A standby's ports are closed for a moment when its turn comes, so one failure after an answer is forgiven.
+        forgiven = answered or self._at in self._stood_by
+        self._passed_over[self._at] = 0 if forgiven else _PASSED_OVER
+        if answered:
+            self._stood_by.add(self._at)
+        else:
+            self._stood_by.discard(self._at)
         ring = [(self._at + step) % len(self._all) for step in range(1, len(self._all) + 1)]
         for place in ring:
             if place not in self._tried and not self._passed_over.get(place):

@@ -26,6 +26,19 @@ def test_the_next_address_is_dialled_at_once_and_a_dead_one_is_passed_over():
     assert found == "ab|b|b|ab|b|b|a"
 
 
+def test_a_standby_whose_ports_are_closed_for_a_moment_is_not_passed_over():
+    """It is about to be active, and the other one hangs."""
+    addresses = Addresses(["a", "b"])
+    assert not addresses.failed(answered=False)
+    assert addresses.failed(answered=True)
+    assert addresses.present == "b"
+    assert addresses.failed(answered=False)
+    assert addresses.present == "b"
+    # The second time, it counts as dead, too.
+    assert addresses.failed(answered=False)
+    assert addresses.present == "a"
+
+
 def test_addresses_that_are_all_dead_take_turns():
     assert "".join(dialled(Addresses(["a", "b", "c"]), {}, 6)) == "abc|a|b|c|"
 
