@@ -91,6 +91,12 @@ class CoordinatorConfig(Document):
     # Ed25519 keys of the witnesses that may sign heads of the roster log.
     witnesses: Annotated[tuple[Digest, ...], AtMost(64)] = ()
 
+    # Of several coordinators over one PostgreSQL: where members reach this one (host:port; empty: the first name of
+    # `advertise` with the federation port), and the federation addresses of all of them, which members get with their
+    # certificates.
+    replica_address: Annotated[str, StringConstraints(max_length=300)] = ""
+    replicas: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], AtMost(16)] = ()
+
     database_url: Location = "sqlite:///tacit.db"
     store_url: Location = "store"
     # For s3://BUCKET/PREFIX. Empty: AWS's own endpoint, the region of the environment, the system's authorities.
@@ -134,6 +140,22 @@ class CoordinatorConfig(Document):
             raise ValueError("a name occurs twice")
         return hosts
 
+    @field_validator("replica_address")
+    @classmethod
+    def _replica_address(cls, value: str) -> str:
+        if value:
+            split_address(value)
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _replicas(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            split_address(value)
+        if len(set(values)) != len(values):
+            raise ValueError("an address occurs twice")
+        return values
+
     @field_validator("s3_endpoint")
     @classmethod
     def _endpoint(cls, url: str) -> str:
@@ -152,12 +174,24 @@ class CoordinatorConfig(Document):
         """The host:port of the federation, operator and health services."""
         return join_address(self.advertise[0], self.federation_port)
 
+    @property
+    def other_addresses(self) -> tuple[str, ...]:
+        """The federation addresses of the federation's other coordinators."""
+        return tuple(each for each in self.replicas if each != self.federation_address)
+
+    @property
+    def own_address(self) -> str:
+        """The host:port at which members reach this coordinator, of several."""
+        return self.replica_address or self.federation_address
+
 
 class OperatorConfig(Document):
     """operator.toml: which coordinator the operator's certificate beside it belongs to."""
 
     # host:port of the federation port.
     address: str = Field(max_length=300)
+    # The same of the federation's other coordinators, one of which may be the active one.
+    other_addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], AtMost(16)] = ()
     # The fingerprint of root.pem.
     federation: Digest
 
@@ -166,6 +200,13 @@ class OperatorConfig(Document):
     def _address(cls, value: str) -> str:
         split_address(value)
         return value
+
+    @field_validator("other_addresses")
+    @classmethod
+    def _others(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            split_address(value)
+        return values
 
 
 def _host(name: str) -> str:
@@ -250,7 +291,7 @@ class CoordinatorFolder:
 
 
 # Keys whose environment variable holds a list, separated by commas.
-_LISTS = ("advertise", "witnesses", "keep_named")
+_LISTS = ("advertise", "witnesses", "replicas", "keep_named")
 
 
 def environment_name(key: str) -> str:
@@ -338,7 +379,9 @@ def operator_toml(config: OperatorConfig) -> str:
     """Returns the text of operator.toml."""
     return (
         "# The coordinator that this folder's certificate belongs to. The folder can be copied to another "
-        f"machine.\nschema = 1\n# host:port of the federation port.\naddress = {_toml(config.address)}\n# "
+        f"machine.\nschema = 1\n# host:port of the federation port.\naddress = {_toml(config.address)}\n# The "
+        f"same of the other coordinators; commands look for the active one.\nother_addresses = "
+        f"{_toml(config.other_addresses)}\n# "
         f"SHA-256 of root.pem.\nfederation = {_toml(config.federation.hex())}\n"
     )
 
@@ -377,6 +420,12 @@ member_calls_per_second = {member_calls_per_second}
 authority_elsewhere = {authority_elsewhere}
 # Ed25519 keys of the witnesses that may sign heads of the roster log.
 witnesses = {witnesses}
+
+# Several coordinators may share one PostgreSQL: one is active, the others stand by. The host:port at which members
+# reach this one; empty: the first name of `advertise` with federation_port.
+replica_address = {replica_address}
+# The federation addresses of all of them. Members get them when they enrol.
+replicas = {replicas}
 
 # Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL if one machine is not enough.
 database_url = {database_url}

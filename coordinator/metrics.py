@@ -312,6 +312,8 @@ INSTRUMENTS = (
     Instrument("disk_free_bytes", "gauge", "Free space on the disk of the coordinator's folder.", "bytes"),
     Instrument("store_bytes", "gauge", "Size of all blobs in the store.", "bytes"),
     Instrument("store_blobs", "gauge", "Blobs in the store.", "blobs"),
+    Instrument("lease_active", "gauge", "1 if this coordinator is the active one, 0 if it stands by.", ""),
+    Instrument("lease_fence", "gauge", "Number of the lease, which grows with each takeover; 0 on SQLite.", ""),
     Instrument("build_info", "gauge", "Always 1; the label is the software's version.", "", ("version",)),
 )
 
@@ -367,6 +369,8 @@ class Metrics:
         make: dict[Kind, Callable[..., Any]] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
         self._of = Instruments(make, self.registry, PREFIX, INSTRUMENTS)
         self._clock = clock
+        # Whether members can be sent to this coordinator: not while it starts, stops or stands by.
+        self.ready = False
         # The newest report by job and member, and the members at their limit. Only reports since this process started.
         self._epsilons: dict[str, dict[str, float]] = {}
         self._spent: dict[str, set[str]] = {}
@@ -676,6 +680,11 @@ class Metrics:
         if failed:
             self._of.add("database_failures")
 
+    def lease(self, *, active: bool, fence: int) -> None:
+        """Sets whether this coordinator is the active one, and the number of the present lease."""
+        self._of.set("lease_active", int(active))
+        self._of.set("lease_fence", fence)
+
     def store_failed(self) -> None:
         """Counts a blob or spool that could not be written or read, a damaged blob, or a sum that did not open."""
         self._of.add("store_failures")
@@ -712,12 +721,23 @@ class Metrics:
         return generate_latest(self.registry).decode()
 
     def serve(self, host: str, port: int) -> MetricsServer:
-        """Answers HTTP at `host:port` in its own thread. Port 0 takes any free one.
+        """Answers HTTP at `host:port` in its own thread: /ready says whether the coordinator serves, any other path
+        has the metrics. Port 0 takes any free one.
 
         Raises:
             OSError: the address is taken, or not this machine's.
         """
         server, thread = start_http_server(port, host, self.registry)
+        show: Any = server.get_app()
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            if environ.get("PATH_INFO") != "/ready":
+                return show(environ, start_response)
+            status, word = ("200 OK", b"serves\n") if self.ready else ("503 Service Unavailable", b"does not serve\n")
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [word]
+
+        server.set_app(answer)
         return MetricsServer(server.server_port, server, thread)
 
 

@@ -100,7 +100,9 @@ def issue_operator(
         durable_file(folder / "key.pem", key_pem(key))
     durable_file(folder / "root.pem", book.trust.pem)
     durable_file(folder / "cert.pem", pem(certificate))
-    address = OperatorConfig(address=config.federation_address, federation=book.trust.federation)
+    address = OperatorConfig(
+        address=config.federation_address, other_addresses=config.other_addresses, federation=book.trust.federation
+    )
     durable_file(folder / "operator.toml", operator_toml(address).encode())
     return Issued(certificate.not_valid_after_utc, replaced)
 

@@ -1,5 +1,7 @@
 """`coordinator serve`: assembles the coordinator, and starts and stops its parts in order.
 
+On PostgreSQL it first waits for the lease (`coordinator.standby`), which it releases last.
+
 Start: configuration, certificate, database (migrated), store, jobs, then the ports. Stop (SIGTERM, SIGINT): the health
 check answers NOT_SERVING, members get a Goodbye, calls get a few seconds to end, then the database and the store are
 closed. Nothing that was announced depends on a clean stop: kill -9 costs only the attempts in progress.
@@ -9,26 +11,24 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
-from grpc_reflection.v1alpha import reflection
 
-from coordinator import descriptors, heap
+from coordinator import descriptors, heap, ports
 from coordinator.authority import Anchors, load_authorities
 from coordinator.closed import check_folder, check_storage
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
 from coordinator.metrics import Metrics, watch_loop
 from coordinator.pki import authority_passphrase
-from coordinator.relay.supervisor import Supervisor, listen, socket_folder
+from coordinator.ports import CannotServe
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import (
     enrolment_credentials,
@@ -41,12 +41,15 @@ from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.federation import FederationServicer, add_federation_service
 from coordinator.services.guard import GuardInterceptor
 from coordinator.services.member_limit import MemberLimit
+from coordinator.services.only_active import OnlyActive
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
 from coordinator.services.roster import RosterLog
+from coordinator.standby import lease_of
 from coordinator.storage import mark, records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, open_database
+from coordinator.storage.lease import Held
 from coordinator.storage.object_store import open_store
 from coordinator.storage.ownership import Ownership, keep_marked
 from coordinator.storage.records import DatabaseTokenDesk
@@ -62,23 +65,19 @@ from tacit.v1 import (
     operator_pb2_grpc,
 )
 from toolkit.spans import Spans, SpansUnusable, sending
-from toolkit.tls import speaks_tls_12
 
 __all__ = ["CannotServe", "Serving", "serve", "start"]
 
 log = structlog.get_logger("coordinator")
 
 _STOP_SECONDS = 5.0
+_LAPSED = "this coordinator is no longer sure that it is the active one; try again, or at another address"
 _SERVICES = (
     "",
     "tacit.v1.FederationService",
     "tacit.v1.OperatorService",
     "tacit.v1.EnrolmentService",
 )
-
-
-class CannotServe(RuntimeError):
-    """The coordinator cannot serve. The sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,18 @@ class Serving:
     metrics_port: int
 
 
+async def _nobody_there() -> None:
+    """No standby in this process has the ports."""
+
+
 async def start(
-    folder: CoordinatorFolder, config: CoordinatorConfig, stack: AsyncExitStack, *, new_database: bool = False
+    folder: CoordinatorFolder,
+    config: CoordinatorConfig,
+    stack: AsyncExitStack,
+    *,
+    new_database: bool = False,
+    held: Held | None = None,
+    make_way: Callable[[], Awaitable[None]] = _nobody_there,
 ) -> Serving:
     """Starts everything.
 
@@ -102,6 +111,8 @@ async def start(
         config: The configuration from `load_config`.
         stack: Stops everything, in reverse order.
         new_database: Whether to accept the configured database as the folder's own, whatever it used before.
+        held: The lease, on PostgreSQL. The caller releases it after `stack` has stopped everything.
+        make_way: Called before the ports are bound, to close those of a standby in the same process.
 
     Raises:
         CannotServe: a port is taken.
@@ -119,26 +130,27 @@ async def start(
     refresh_server_certificate(folder, config, book.serving, now)
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
-    database = await _own_database(folder, config, metrics, stack, new_database)
+    database = await _own_database(folder, config, metrics, stack, new_database, held)
     store = await _own_store(config, folder, database, stack)
-    folder.spool.mkdir(mode=0o700, exist_ok=True)
-    runtime = Runtime(database, store, metrics, book.trust, folder.spool, await _spans(config, federation, stack))
+    runtime = _runtime(folder, database, store, metrics, anchors, await _spans(config, federation, stack), held)
     runtime.roster = await _roster_log(folder, config, anchors, database)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
+    await make_way()
     checks = health.HealthServicer()
     files = await _divided(config, runtime.database)
+    only_active = OnlyActive(lambda: None if held is None or held.runs() else _LAPSED)
     outside, inside = (
-        grpc.aio.server(interceptors=(GuardInterceptor(),), options=options)
+        grpc.aio.server(interceptors=(only_active, GuardInterceptor()), options=options)
         for options in (
             server_options(public=True),
             server_options(connections=files.federation, window_kib=config.upload_window_kib),
         )
     )
-    relay = await _relay(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
+    relay = await ports.relayed(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
     stack.push_async_callback(relay.stop)
-    federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
+    federation_port = ports.bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 took any free port, so put the bound ports into the configuration.
     config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
     upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
@@ -151,18 +163,20 @@ async def start(
 
         return tell
 
-    lifetime = timedelta(days=config.member_days)
     enrolment = EnrolmentServicer(
         anchors,
         DatabaseTokenDesk(database),
         federation_address=lambda: config.federation_address,
-        member_lifetime=lifetime,
+        other_addresses=config.other_addresses,
+        member_lifetime=timedelta(days=config.member_days),
         clock=lambda: datetime.now(UTC),
         count=counted(metrics.enrolment),
         roster=runtime.roster,
         ask=lambda asked: database.run(lambda s: ask(s, asked)),
     )
-    renewals = Renewals(anchors, database, member_lifetime=lifetime, count=counted(metrics.renewal))
+    renewals = Renewals(
+        anchors, database, member_lifetime=timedelta(days=config.member_days), count=counted(metrics.renewal)
+    )
     operator = OperatorServicer(
         database=database,
         store=store,
@@ -172,6 +186,7 @@ async def start(
         root=anchors,
         enrolment_address=config.enrolment_address,
         token_seconds=config.token_hours * 3600,
+        lease=None if held is None else held.lease,
     )
     enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, outside)
     add_federation_service(
@@ -180,7 +195,7 @@ async def start(
     operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, inside)
     for server, modules in ((outside, (enrolment_pb2,)), (inside, (federation_pb2, operator_pb2))):
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        _reflect(server, *modules)
+        ports.reflect(server, *modules)
     endpoint = metrics.serve(config.metrics_host, config.metrics_port)
     stack.callback(endpoint.close)
     metrics.watch_disk(folder.path)
@@ -189,11 +204,10 @@ async def start(
         await server.start()
         stack.push_async_callback(server.stop, _STOP_SECONDS)
     await relay.start()
-    await _refuse_tls_12(config)
+    await ports.refuse_tls_12(config)
     await upkeep.look()
     stack.callback(asyncio.create_task(upkeep.run()).cancel)
-    for service in _SERVICES:
-        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    await _say_serving(checks, metrics)
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
@@ -216,6 +230,23 @@ async def _spans(config: CoordinatorConfig, federation: bytes, stack: AsyncExitS
         raise CannotServe(str(error)) from error
     stack.push_async_callback(asyncio.to_thread, way.__exit__, None, None, None)
     return spans
+
+
+def _runtime(
+    folder: CoordinatorFolder,
+    database: Database,
+    store: BlobStore,
+    metrics: Metrics,
+    anchors: Anchors,
+    spans: Spans | None,
+    held: Held | None,
+) -> Runtime:
+    folder.spool.mkdir(mode=0o700, exist_ok=True)
+    runtime = Runtime(database, store, metrics, anchors.trust, folder.spool, spans)
+    if held is not None:
+        runtime.sessions.may_speak = runtime.corpora.may_delete = held.runs
+    metrics.lease(active=True, fence=0 if held is None else held.lease.fence)
+    return runtime
 
 
 async def _own_store(
@@ -276,38 +307,13 @@ async def _divided(config: CoordinatorConfig, database: Database) -> descriptors
     return files
 
 
-async def _relay(
-    config: CoordinatorConfig,
-    connections: int,
-    server: grpc.aio.Server,
-    credentials: grpc.ServerCredentials,
-    metrics: Metrics,
-) -> Supervisor:
-    """Binds the enrolment port, and lets `server` listen behind it on a Unix socket.
-
-    Raises:
-        CannotServe: the port or the socket cannot be bound.
-    """
-    host, port = config.listen_host, config.enrolment_port
-    try:
-        listening = await listen(host, port)
-    except OSError as error:
-        raise _cannot_bind(host, port) from error
-    try:
-        folder = socket_folder()
-        backend = folder / "enrolment"
-        server.add_secure_port(f"unix:{backend}", credentials)
-    except (OSError, RuntimeError) as error:
-        for each in listening:
-            each.close()
-        raise CannotServe(f"the enrolment service cannot listen behind its port: {error}") from error
-    per_network = min(connections, config.enrolment_connections_per_address)
-    tell = metrics.enrolment_connections
-    return Supervisor(listening, folder, backend, total=connections, per_network=per_network, tell=tell)
-
-
 async def _own_database(
-    folder: CoordinatorFolder, config: CoordinatorConfig, metrics: Metrics, stack: AsyncExitStack, new: bool
+    folder: CoordinatorFolder,
+    config: CoordinatorConfig,
+    metrics: Metrics,
+    stack: AsyncExitStack,
+    new: bool,
+    held: Held | None,
 ) -> Database:
     """Opens the folder's database, and marks it as the folder's own.
 
@@ -316,7 +322,8 @@ async def _own_database(
     """
     if not new:
         mark.check(folder.database_mark, config.database_url)
-    database = open_database(config.database_url, observe=metrics.database, sole=True)
+    fence = None if held is None else held.fence
+    database = open_database(config.database_url, observe=metrics.database, sole=held is None, fence=fence)
     stack.callback(database.close)
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     newest = await database.run(lambda s: mark.begin(s, now_ms))
@@ -324,45 +331,16 @@ async def _own_database(
     return database
 
 
-async def _refuse_tls_12(config: CoordinatorConfig) -> None:
-    """Checks from outside, before anyone connects, that the ports refuse TLS 1.2, as gRPC has no switch for that.
-
-    Raises:
-        CannotServe: a port accepts TLS 1.2.
-    """
-    host = "127.0.0.1" if config.listen_host in ("0.0.0.0", "::") else config.listen_host  # noqa: S104
-    for port in (config.enrolment_port, config.federation_port):
-        if await asyncio.to_thread(speaks_tls_12, host, port):
-            raise CannotServe(
-                f"port {port} would accept TLS 1.2: this environment sets GRPC_SSL_CIPHER_SUITES, or this gRPC behaves "
-                "differently from the tested ones; unset the variable, or pin gRPC"
-            )
+async def _say_serving(checks: health.HealthServicer, metrics: Metrics) -> None:
+    for service in _SERVICES:
+        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    metrics.ready = True
 
 
 async def _say_goodbye(checks: health.HealthServicer, runtime: Runtime) -> None:
     await checks.enter_graceful_shutdown()
+    runtime.metrics.ready = False
     runtime.sessions.end_all(Reason.REASON_COORDINATOR_STOPPING)
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        return server.add_secure_port(where, credentials)
-    except RuntimeError as error:
-        raise _cannot_bind(host, port) from error
-
-
-def _cannot_bind(host: str, port: int) -> CannotServe:
-    return CannotServe(
-        f"port {port} on {host} cannot be used: another program listens there, or this user may not listen; "
-        "end that program, or set other ports in coordinator.toml"
-    )
-
-
-def _reflect(server: grpc.aio.Server, *modules: Any) -> None:
-    names = [service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
-    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-    reflection.enable_server_reflection((*names, health_name, reflection.SERVICE_NAME), server)
 
 
 async def serve(path: Path, *, new_database: bool = False) -> None:
@@ -377,9 +355,18 @@ async def serve(path: Path, *, new_database: bool = False) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    config = load_config(path)
+    config, folder = load_config(path), CoordinatorFolder(path)
     async with AsyncExitStack() as stack:
-        serving = await start(CoordinatorFolder(path), config, stack, new_database=new_database)
+        # A standby answers until the active coordinator has read its jobs and binds the same ports.
+        standby = await stack.enter_async_context(AsyncExitStack())
+        held = await lease_of(folder, config, stop, standby, new_database=new_database)
+        if held is not None:
+            # Undone last: the next coordinator begins when this one has stopped.
+            stack.callback(held.release)
+        if stop.is_set():
+            log.info("stopped")
+            return
+        serving = await start(folder, config, stack, new_database=new_database, held=held, make_way=standby.aclose)
         log.info(
             "serving",
             host=config.listen_host,

@@ -19,6 +19,7 @@ from toolkit.text import clean
 if TYPE_CHECKING:
     import grpc.aio
 
+    from coordinator.config import OperatorConfig
     from tacit.authorities import Authorities
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -63,6 +64,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 _MAX_CELL = 10_000
 # Deadline of a short call; transfers and Watch have their own.
 CALL_SECONDS = 30.0
+# Seconds to wait for each of several coordinators to say whether it serves.
+_PROBE_SECONDS = 5.0
 
 
 # `coordinator init` creates ./federation by default.
@@ -137,7 +140,6 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
     import grpc
     import grpc.aio
 
-    address = identity.config.address
     credentials = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
     options = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -149,9 +151,32 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
     ]
     from tacit.guard import guarded
 
+    address = await _serving_address(identity.config, credentials, options)
     async with guarded(grpc.aio.secure_channel(address, credentials, options=options)) as channel:
         with _explained(address, identity.certificate_pem):
             yield channel
+
+
+async def _serving_address(
+    config: "OperatorConfig", credentials: "grpc.ChannelCredentials", options: list[tuple[str, int]]
+) -> str:
+    """Returns the address of the active coordinator, or the first one if none answers that it serves."""
+    import grpc.aio
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    if not config.other_addresses:
+        return config.address
+    for address in (config.address, *config.other_addresses):
+        async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+            try:
+                answer = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=_PROBE_SECONDS
+                )
+            except grpc.aio.AioRpcError:
+                continue
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return address
+    return config.address
 
 
 async def fetch_authorities(channel: "grpc.aio.Channel", folder: Path) -> "Authorities":

@@ -2,24 +2,34 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.common import Json, run
 from toolkit.console import ExitCode, fail, print_json
 
-__all__ = ["health"]
+if TYPE_CHECKING:
+    from grpc_health.v1.health_pb2_grpc import HealthStub
+
+__all__ = ["STANDS_BY", "health"]
+
+STANDS_BY = "STANDBY"
 
 
 def health(
     dir: Annotated[
         Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` created.")
     ] = Path("federation"),
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Also exit with 0 if this coordinator stands by for another one.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 5.0,
     as_json: Json = False,
 ) -> None:
     """Check that the coordinator on this machine serves. Exits with 0 if it does, with 3 if it does not answer.
+
+    Of several coordinators, one serves. One that stands by exits with 1, unless --standby is given.
 
     It asks on the enrolment port of this machine, so it needs no operator's certificate and no DNS name.
     """
@@ -50,12 +60,14 @@ def health(
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.listen_host, config.listen_host)  # noqa: S104
     where = f"[{host}]:{config.enrolment_port}" if ":" in host else f"{host}:{config.enrolment_port}"
     status = run(_ask(where, chain, config.advertise[0], timeout))
-    if status != "SERVING":
+    if status == STANDS_BY and not standby:
+        fail(f"the coordinator at {where} stands by for another one", ExitCode.FAILED)
+    if status not in ("SERVING", STANDS_BY):
         fail(f"the coordinator at {where} answers {status}; its log says why", ExitCode.FAILED)
     if as_json:
         print_json({"address": where, "status": status})
     else:
-        typer.echo(f"{where} serves.")
+        typer.echo(f"{where} {'serves' if status == 'SERVING' else 'stands by'}.")
 
 
 async def _ask(where: str, chain: bytes, name: str, seconds: float) -> str:
@@ -72,10 +84,29 @@ async def _ask(where: str, chain: bytes, name: str, seconds: float) -> str:
     ]
     async with grpc.aio.secure_channel(where, grpc.ssl_channel_credentials(chain), options=options) as channel:
         try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+            if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING and await _stands_by(stub, seconds):
+                return STANDS_BY
         except grpc.aio.AioRpcError as error:
             fail(
                 f"no coordinator serves at {where} ({error.code().name.lower()}); its log says why",
                 ExitCode.UNREACHABLE,
             )
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+async def _stands_by(stub: "HealthStub", seconds: float) -> bool:
+    import grpc.aio
+    from grpc_health.v1 import health_pb2
+
+    from coordinator.services.only_active import STANDBY
+
+    try:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=STANDBY), timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            # One that is stopping.
+            return False
+        raise
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -150,6 +150,13 @@ def status_json(status: operator_pb2.StatusResponse) -> dict[str, Any]:
         "federation": status.federation,
         "software_version": status.software_version,
         "started_ms": status.started_ms,
+        "lease": {
+            "fence": status.lease.fence,
+            "address": status.lease.address,
+            "since_ms": status.lease.since_ms,
+        }
+        if status.HasField("lease")
+        else None,
         "jobs": [job_json(job) for job in status.jobs],
         "members": [member_json(member) for member in status.members],
     }

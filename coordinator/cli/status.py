@@ -115,6 +115,10 @@ def text_of(answer: "operator_pb2.StatusResponse") -> str:
             f"serving since {moment(answer.started_ms)} UTC"
         )
     ]
+    if answer.HasField("lease"):
+        held = answer.lease
+        taken = f"lease {held.fence}, taken at {moment(held.since_ms)} UTC"
+        parts.append(printable(f"Active: {held.address}, {taken}. Other coordinators of this database stand by."))
     if answer.jobs:
         parts.append(jobs_table(list(answer.jobs)))
     else:

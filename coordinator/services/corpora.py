@@ -153,6 +153,8 @@ class Corpora:
         # By job and member: the digest of the last refused file, and why. An answer that ends an upload early may be
         # lost while the member is still sending, so it is kept for when the member asks how much has arrived.
         self._refusals: dict[tuple[str, str], tuple[bytes, CorpusProgress]] = {}
+        # Whether this process may still delete files; not once it may have lost the lease.
+        self.may_delete: Callable[[], bool] = lambda: True
         # Held from finding a blob until its row is written, and while blobs that no row names are deleted.
         self._naming = asyncio.Lock()
         # Digests of files that may no longer count, until they turn out to count or are deleted.
@@ -286,7 +288,8 @@ class Corpora:
     def _remove(self, digest: bytes) -> bool:
         # After a take-over, the blob may be another database's.
         Ownership(self._database, self._store).check()
-        return self._store.remove(digest)
+        # Asked last: another coordinator of this database may be active, and have stored this file anew.
+        return self.may_delete() and self._store.remove(digest)
 
     # ---- sending -------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ authority is still trusted, and whether the certificate is valid now (a session 
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -266,9 +268,24 @@ def refresh_server_certificate(
     if authority.held is None:
         _check_not_ended(folder, now)
         return False
+    folder.server_key.parent.mkdir(mode=0o700, exist_ok=True)
+    # Two coordinators may share the folder. A key of one and a certificate of the other would fit nothing.
+    lock = os.open(folder.server_key.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _make_server_certificate(folder, config, authority, now)
+    finally:
+        os.close(lock)
+
+
+def _make_server_certificate(
+    folder: CoordinatorFolder, config: CoordinatorConfig, authority: Authority, now: datetime
+) -> bool:
+    if _server_certificate_is_good(folder, config, authority, now):
+        # The other one has just made it.
+        return False
     key = new_key()
     certificate = authority.issue(key.public_key(), Role.SERVER, SERVER_NAME, host_names=config.advertise, now=now)
-    folder.server_key.parent.mkdir(mode=0o700, exist_ok=True)
     durable_file(folder.server_key, key_pem(key))
     durable_file(folder.server_certificate, pem(certificate, authority.certificate))
     return True

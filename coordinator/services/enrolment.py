@@ -14,7 +14,7 @@ If the coordinator stops in between, the member repeats its request with the sam
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
@@ -73,6 +73,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         desk: TokenDesk,
         *,
         federation_address: Callable[[], str],
+        other_addresses: Sequence[str] = (),
         member_lifetime: timedelta,
         clock: Callable[[], datetime],
         count: Callable[[str], None] = lambda outcome: None,
@@ -86,6 +87,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             authority: The authority that issues certificates.
             desk: Redeems tokens and records certificates.
             federation_address: Called at each enrolment, as ports are known only once they are bound.
+            other_addresses: Those of this federation's other coordinators.
             member_lifetime: How long a member's certificate is valid.
             clock: Returns the current time, with its time zone.
             count: Called once per request with "granted" or the reason's word.
@@ -96,6 +98,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self._anchors = authority if isinstance(authority, Anchors) else Anchors(AuthorityBook.of(authority))
         self._desk = desk
         self._federation_address = federation_address
+        self._other_addresses = tuple(other_addresses)
         self._member_lifetime = member_lifetime
         self._clock = clock
         self._count = count
@@ -143,6 +146,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             certificate_chain=chain,
             member=outcome.member,
             federation_address=self._federation_address(),
+            other_addresses=self._other_addresses,
             authorities=self._anchors.book.document,
         )
 

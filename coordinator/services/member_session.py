@@ -127,6 +127,9 @@ class MemberSessions:
             # A session must not outlive its certificate, or the renewal of that certificate.
             self._lives.begin(session, certificate)
             async for message in self._outgoing(session):
+                if not self._running.sessions.may_speak():
+                    # Another coordinator may be active, and this process is about to end.
+                    return
                 await self._send(context, message)
                 del message
         finally:

@@ -43,6 +43,7 @@ from coordinator.storage.errors import (
     OutOfOrder,
     StorageError,
 )
+from coordinator.storage.lease import Lease
 from tacit import __version__
 from tacit.blobs import CHUNK
 from tacit.identity import Identity, Role, name_is_valid
@@ -99,7 +100,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     """Serves operator.proto from a database, a blob store and the running rounds.
 
     Join tokens carry `enrolment_address` (host:port) and are valid for `token_seconds`. `now_ms` is the clock, in
-    milliseconds since the epoch.
+    milliseconds since the epoch. `lease` is the one under which this coordinator serves, if it has one.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         root: x509.Certificate | Anchors,
         enrolment_address: str,
         token_seconds: float = 24 * 3600.0,
+        lease: Lease | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._database = database
@@ -123,6 +125,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._root = root
         self._enrolment_address = enrolment_address
         self._token_seconds = token_seconds
+        self._lease = lease
         self._now_ms = now_ms
         self._started_ms = now_ms()
         # After every act here that `Live` does not see, this event is set and replaced by a new one.
@@ -525,12 +528,16 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def _status(self) -> operator_pb2.StatusResponse:
         jobs = await self._database.run(records.load_jobs)
         members = await self._members()
+        lease = None
+        if (held := self._lease) is not None:
+            lease = operator_pb2.Lease(fence=held.fence, address=held.address, since_ms=held.since_ms)
         return operator_pb2.StatusResponse(
             federation=self._federation.hex(),
             software_version=__version__,
             started_ms=self._started_ms,
             jobs=[self._job(job) for job in jobs],
             members=members,
+            lease=lease,
         )
 
     async def _present(self, name: str) -> operator_pb2.Job:

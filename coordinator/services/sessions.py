@@ -46,6 +46,8 @@ class Sessions:
         self._sessions: dict[str, MemberSession] = {}
         self._opened = opened
         self._closed = closed
+        # Whether this process may still tell members something; not once it may have lost the lease.
+        self.may_speak: Callable[[], bool] = lambda: True
 
     def open(self, session: MemberSession) -> None:
         """Adds a session, after ending an older one of the same member."""

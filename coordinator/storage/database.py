@@ -15,8 +15,14 @@ BEGIN IMMEDIATE, so a second process (`coordinator init` beside a server) waits 
 PostgreSQL is used through one connection, which is made anew after it broke. If it breaks during a commit, the database
 is asked what became of the transaction (`_committed`), so that stored work is not taken for lost and done twice.
 
-The serving process opens the database as its sole coordinator. On PostgreSQL the lock for that belongs to the very
-connection that writes. So a coordinator that lost its connection, and its place to another, writes nothing more.
+On SQLite the serving process opens the database as its sole coordinator, under a lock of the file. On PostgreSQL one of
+several coordinators serves: the one that holds the lease (`coordinator.storage.lease`). Each of its transactions checks
+the lease's fence just before its commit, and a writing one locks it until then. So a coordinator that has lost the
+lease, whatever it believes, commits nothing more.
+
+Commands that replace or migrate the whole database open it as `sole`: they wait for the coordinator that serves, and
+keep others from taking the lease. On PostgreSQL that is an advisory lock, which a serving coordinator shares and such a
+command has alone.
 """
 
 import asyncio
@@ -27,8 +33,9 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -42,11 +49,22 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable
+from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable, LeaseLost
 from coordinator.storage.journal import noted
 from toolkit.install import install_with
 
-__all__ = ["Database", "Observe", "engine_of", "migrated", "open_database", "scripts", "words_of"]
+__all__ = [
+    "Database",
+    "Fence",
+    "Observe",
+    "engine_of",
+    "is_current",
+    "migrated",
+    "open_database",
+    "scripts",
+    "try_no_offline_work",
+    "words_of",
+]
 
 log = structlog.get_logger("coordinator.storage")
 
@@ -61,6 +79,9 @@ BUSY_TIMEOUT_MS = 30_000
 # that a client was killed.
 TAKEOVER_MS = 10_000
 _SOLE_LOCK = 7440744174427442
+# A client that stops in the middle of a transaction keeps its locks for so long. Shorter than a lease lasts, so that a
+# stopped coordinator's locks are gone when another one may take the lease.
+IDLE_SECONDS = 4
 # Give up a connection on which nobody answers any more, and the lock with it.
 _POSTGRES_ARGUMENTS = {
     "connect_timeout": 10,
@@ -85,6 +106,30 @@ _TOLD = frozenset({"round_ended", "operator_act", "member_revoked", "member_invi
 _alembic = threading.Lock()
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under which lease transactions are made."""
+
+    number: int
+    holder: str
+    # Told why, once a transaction was refused because another coordinator has the lease.
+    lost: Callable[[str], None]
+
+    def check(self, session: Session, *, writes: bool) -> None:
+        """Refuses the transaction unless the lease is still held. A writing one keeps it held until its end.
+
+        Raises:
+            LeaseLost: another coordinator has taken the lease.
+        """
+        lock = " FOR KEY SHARE" if writes else ""
+        query = f"SELECT 1 FROM lease WHERE fence = :number AND holder = :holder{lock}"  # noqa: S608  constants
+        if session.scalar(text(query), {"number": self.number, "holder": self.holder}) is None:
+            raise LeaseLost(
+                f"another coordinator has taken the lease {self.number}, and this one commits nothing more; "
+                "restart it, and it stands by"
+            )
+
+
 class Database:
     """An open database, made by `open_database` and ended by `close`."""
 
@@ -95,16 +140,18 @@ class Database:
         observe: Observe = lambda _seconds, _failed: None,
         held: contextlib.ExitStack | None = None,
         *,
-        sole: bool = False,
+        serving: bool = False,
+        fence: Fence | None = None,
     ) -> None:
-        """Takes `held`, which is released after the last transaction, and `sole`, for the serving process."""
+        """Takes `held`, released after the last transaction. `serving` and `fence` are for the serving process."""
         self._engine = engine
         self._writer = writer
         self._observe = observe
         self._held = held or contextlib.ExitStack()
         self._where = engine.url.render_as_string(hide_password=True)
         self._postgres = engine.dialect.name == "postgresql"
-        self._sole = sole
+        self._serving = serving
+        self._fence = fence
         # Used by the writer thread alone.
         self._written: set[int] = set()
 
@@ -164,10 +211,17 @@ class Database:
                 session.flush()
                 if self._postgres:
                     number = session.scalar(text("SELECT txid_current_if_assigned()"))
+                if self._fence is not None:
+                    # Last, so that the lease is locked for a moment only.
+                    self._fence.check(session, writes=number is not None)
                 added = noted(session)
                 committing = True
         except IntegrityError:
             # The schema refused what `records` should have refused: a bug of ours, to be seen as it is.
+            raise
+        except LeaseLost as error:
+            if self._fence is not None:
+                self._fence.lost(str(error))
             raise
         except DBAPIError as error:
             if not (committing and error.connection_invalidated and number is not None and self._committed(number)):
@@ -175,7 +229,7 @@ class Database:
                     f"the database {self._where} refused: {words_of(error)}; "
                     "check free space, permissions and, for PostgreSQL, that it answers"
                 ) from error
-        if self._sole:
+        if self._serving:
             self._written.update(head.id for _kind, head in added)
         told = [head for kind, head in added if kind in _TOLD]
         if told:
@@ -196,20 +250,23 @@ class Database:
         return bool(status == "committed")
 
 
-def open_database(url: str, *, observe: Observe | None = None, sole: bool = False) -> Database:
+def open_database(
+    url: str, *, observe: Observe | None = None, sole: bool = False, fence: Fence | None = None
+) -> Database:
     """Opens and migrates the database: `sqlite:////folder/tacit.db`, or a PostgreSQL URL.
 
     Args:
         observe: called in the writer thread after every transaction.
-        sole: for the serving process: refuse if another process has the database open this way, and keep such others
-            out while this one is open.
+        sole: refuse if another process serves from the database or has it open this way, and keep such others out while
+            this one is open. On SQLite also for the serving process.
+        fence: for the serving process on PostgreSQL: the lease that it holds.
 
     Raises:
         DatabaseInUse: another coordinator serves from it.
         DatabaseTooNew: newer software has migrated it.
         DatabaseUnusable: this is no database URL, a driver is missing, or nothing usable is there.
     """
-    engine = engine_of(url, sole=sole)
+    engine = engine_of(url, sole=sole, serving=fence is not None)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
     held = contextlib.ExitStack()
     try:
@@ -228,11 +285,20 @@ def open_database(url: str, *, observe: Observe | None = None, sole: bool = Fals
                 f"the database {where} cannot be opened: {words_of(error)}; check the URL, and that it can be written"
             ) from error
         raise
-    return Database(engine, writer, observe or (lambda _seconds, _failed: None), held, sole=sole)
+    serving = sole or fence is not None
+    return Database(engine, writer, observe or (lambda _seconds, _failed: None), held, serving=serving, fence=fence)
 
 
-def engine_of(url: str, *, sole: bool = False) -> Engine:
+def engine_of(
+    url: str, *, sole: bool = False, serving: bool = False, connect: Mapping[str, str] | None = None
+) -> Engine:
     """Returns a SQLAlchemy engine, set up as this package expects it.
+
+    Args:
+        url: As in `open_database`.
+        sole: See `open_database`.
+        serving: Whether each connection says that a coordinator serves, which commands that are `sole` wait for.
+        connect: Settings of a PostgreSQL connection in place of ours. The URL's own take precedence.
 
     Raises:
         DatabaseUnusable: this is no database URL, or its driver is missing.
@@ -247,10 +313,13 @@ def engine_of(url: str, *, sole: bool = False) -> Engine:
             event.listen(engine, "begin", _sqlite_begin)
             return engine
         # The URL's own settings take precedence.
-        arguments = {key: value for key, value in _POSTGRES_ARGUMENTS.items() if key not in parsed.query}
+        arguments = {
+            key: value for key, value in {**_POSTGRES_ARGUMENTS, **(connect or {})}.items() if key not in parsed.query
+        }
         # One connection is enough for one writer; a stale one is noticed before use.
         engine = create_engine(parsed, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=arguments)
-        event.listen(engine, "connect", _postgres_sole if sole else _postgres_connect)
+        set_up = _postgres_sole if sole else _postgres_serving if serving else _postgres_connect
+        event.listen(engine, "connect", set_up)
         return engine
     except (ArgumentError, ValueError):  # ValueError for a port that is not a number.
         shown = re.sub(r"//[^/]*@", "//***@", url)
@@ -316,11 +385,29 @@ def _postgres_connect(connection: Any, _record: object) -> None:
 
 
 def _postgres_sole(connection: Any, record: object) -> None:
+    _lock_of_serving(connection, "pg_advisory_lock")
+    _postgres_connect(connection, record)
+
+
+def _postgres_serving(connection: Any, record: object) -> None:
+    _lock_of_serving(connection, "pg_advisory_lock_shared")
+    _postgres_connect(connection, record)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.commit()
+
+
+def try_no_offline_work(session: Session) -> bool:
+    """Whether no command has the whole PostgreSQL database for itself. If so, none begins during this transaction."""
+    return bool(session.scalar(text(f"SELECT pg_try_advisory_xact_lock_shared({_SOLE_LOCK})")))
+
+
+def _lock_of_serving(connection: Any, function: str) -> None:
     # The lock belongs to the connection, not to a transaction: whatever writes through it has the lock.
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {TAKEOVER_MS}")
         try:
-            cursor.execute(f"SELECT pg_advisory_lock({_SOLE_LOCK})")
+            cursor.execute(f"SELECT {function}({_SOLE_LOCK})")
         except Exception as error:
             # The code of lock_not_available.
             if getattr(error, "sqlstate", None) != "55P03":
@@ -328,7 +415,6 @@ def _postgres_sole(connection: Any, record: object) -> None:
             where = _in_use(f"{connection.info.dbname} on {connection.info.host}")
             connection.close()
             raise DatabaseInUse(where) from None
-    _postgres_connect(connection, record)
 
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -352,6 +438,26 @@ def scripts() -> tuple[Config, ScriptDirectory]:
     config = Config()
     config.set_main_option("script_location", MIGRATIONS.replace("%", "%%"))
     return config, ScriptDirectory.from_config(config)
+
+
+def is_current(url: str) -> bool:
+    """Whether the database has the newest schema that this software knows. Changes nothing.
+
+    Raises:
+        DatabaseUnusable: it cannot be read.
+    """
+    engine = engine_of(url)
+    try:
+        with engine.connect() as connection:
+            present = MigrationContext.configure(connection).get_current_heads()
+    except DBAPIError as error:
+        where = engine.url.render_as_string(hide_password=True)
+        raise DatabaseUnusable(
+            f"the database {where} cannot be read: {words_of(error)}; check the URL, and that it answers"
+        ) from error
+    finally:
+        engine.dispose()
+    return set(present) == set(scripts()[1].get_heads())
 
 
 def _migrate(engine: Engine) -> None:

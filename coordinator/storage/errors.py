@@ -11,6 +11,7 @@ __all__ = [
     "DatabaseUnexpected",
     "DatabaseUnusable",
     "JobExists",
+    "LeaseLost",
     "NameTaken",
     "NotFound",
     "OutOfOrder",
@@ -39,6 +40,10 @@ class DatabaseUnusable(StorageError):
 
 class DatabaseInUse(DatabaseUnusable):
     """Another coordinator serves from the database."""
+
+
+class LeaseLost(DatabaseUnusable):
+    """Another coordinator has taken the lease. The transaction was rolled back, and this process must end its work."""
 
 
 class DatabaseTooNew(DatabaseUnusable):

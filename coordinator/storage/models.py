@@ -17,6 +17,7 @@ or attempts in one job, a digest of another length, a changed journal.
     roster_log                                                    every certificate; only ever appended to
     roster_cosignatures                                           the newest of each witness and member
     journal                                                       who did what, when; only ever appended to
+    lease                                                         which of several coordinators serves; one row or none
 """
 
 from typing import Any
@@ -51,6 +52,7 @@ __all__ = [
     "EvaluationRow",
     "JobRow",
     "JournalRow",
+    "LeaseRow",
     "MemberCertificateRow",
     "MemberRow",
     "OperatorCertificateRow",
@@ -574,3 +576,22 @@ class JournalRow(Base):
     fields: Mapped[dict[str, Any]] = mapped_column(JSON)
     # Covers the entry and the hash before it; see `coordinator.storage.chain`.
     hash: Mapped[bytes] = mapped_column(LargeBinary(32))
+
+
+class LeaseRow(Base):
+    """Which of several coordinators is the active one; see `coordinator.storage.lease`. Empty on SQLite."""
+
+    __tablename__ = "lease"
+    __table_args__ = (
+        UniqueConstraint("one", name="uq_lease_one"),
+        CheckConstraint("one = 1", name="one_row"),
+        CheckConstraint("fence >= 0", name="fence_not_negative"),
+    )
+
+    # The key: taking the lease changes it, and so waits for transactions that have locked it by its present value.
+    fence: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    one: Mapped[int] = mapped_column(Integer)
+    holder: Mapped[str] = mapped_column(_Word)
+    address: Mapped[str] = mapped_column(String(300))
+    since_ms: Mapped[int] = mapped_column(BigInteger)
+    expires_ms: Mapped[int] = mapped_column(BigInteger)

@@ -559,6 +559,16 @@ _HEALTH = Row(
             ),
         ),
         Panel(
+            "Lease",
+            "How many coordinators are active (one, or none for seconds), and the number of the lease, which grows "
+            "with each takeover.",
+            "none",
+            (
+                Query(f"sum({_c('lease_active', job=False)})", "active"),
+                Query(f"max({_c('lease_fence', job=False)})", "lease"),
+            ),
+        ),
+        Panel(
             "Failures",
             "Failures of the database, the store and jobs since the coordinator's start.",
             "none",

@@ -125,8 +125,8 @@ def _coordinator(name: str, command: list[str], resources: Manifest, **more: Any
     )
 
 
-def _claim(name: str, app: str, size: str) -> Manifest:
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+def _claim(name: str, app: str, size: str, mode: str = "ReadWriteOnce") -> Manifest:
+    spec = {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _meta(name, app), "spec": spec}
 
 
@@ -144,8 +144,18 @@ def _service(name: str, ports: tuple[str, ...], kind: str, **more: str) -> Manif
     }
 
 
-_HEALTH = {"exec": {"command": ["coordinator", "health"]}, "timeoutSeconds": 10}
+# Over TLS, as members come. A standby has started, too.
+_STARTED = {"exec": {"command": ["coordinator", "health", "--standby"]}, "timeoutSeconds": 10}
+# Only the active one. Cheap, because it decides how soon members find the next one.
+_READY = {"httpGet": {"path": "/ready", "port": "metrics"}, "timeoutSeconds": 2}
 _ALIVE = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 10}
+
+
+# A node takes only one of the two with it.
+_APART = {
+    "weight": 100,
+    "podAffinityTerm": {"labelSelector": _selector("tacit-coordinator"), "topologyKey": "kubernetes.io/hostname"},
+}
 
 
 def _deployment() -> Manifest:
@@ -155,8 +165,8 @@ def _deployment() -> Manifest:
         _resources("500m", "512Mi", "2Gi"),
         ports=[{"name": each, "containerPort": port, "protocol": "TCP"} for each, port in PORTS.items()],
         # A database that is migrated and a store that is slow take their time.
-        startupProbe=_HEALTH | {"periodSeconds": 10, "failureThreshold": 60},
-        readinessProbe=_HEALTH | {"periodSeconds": 30, "failureThreshold": 2},
+        startupProbe=_STARTED | {"periodSeconds": 5, "failureThreshold": 120},
+        readinessProbe=_READY | {"periodSeconds": 2, "failureThreshold": 2},
         livenessProbe=_ALIVE | {"periodSeconds": 30, "failureThreshold": 6},
     )
     pod = _pod(
@@ -166,10 +176,12 @@ def _deployment() -> Manifest:
         [container],
         # Members get a Goodbye, and calls five seconds.
         terminationGracePeriodSeconds=30,
+        affinity={"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_APART]}},
     )
     spec = {
-        # One: a second coordinator is refused by the database. Recreate: the old one must have ended.
-        "replicas": 1,
+        # One is active, and the other stands by. Recreate: a rolling update would wait for a standby to be ready, and
+        # software with a newer schema must not start beside an older active one.
+        "replicas": 2,
         "strategy": {"type": "Recreate"},
         "selector": _selector("tacit-coordinator"),
         "template": pod,
@@ -282,8 +294,9 @@ def _dashboards() -> list[Manifest]:
 
 
 def _disruption() -> Manifest:
-    # One replica may be evicted: members wait and come back. `minAvailable: 1` would stop every drain of its node.
-    spec = {"maxUnavailable": 1, "selector": _selector("tacit-coordinator")}
+    # Only the active one is ready, so by this count one of two is always missing. With a smaller number nobody could
+    # drain the active one's node, whose lease passes to the other one.
+    spec = {"maxUnavailable": 2, "selector": _selector("tacit-coordinator")}
     meta = _meta("tacit-coordinator", "tacit-coordinator")
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
 
@@ -371,7 +384,7 @@ def rendered() -> dict[str, str]:
     coordinator = {
         "namespace": [namespace],
         "settings": [_config("tacit-coordinator", "tacit-coordinator", SETTINGS)],
-        "volume": [_claim("tacit-coordinator", "tacit-coordinator", "20Gi")],
+        "volume": [_claim("tacit-coordinator", "tacit-coordinator", "20Gi", "ReadWriteMany")],
         "deployment": [_deployment()],
         "services": [_public_service(), _metrics_service()],
         "network": _coordinator_network(),

@@ -71,6 +71,8 @@ class RunOptions:
     rows: tuple[Example, ...] | None = None
     # Whether a program runs the member, which keeps its own logs and signals.
     embedded: bool = False
+    # Addresses of the federation's coordinators in place of those of the enrolment, in the order in which to dial them.
+    coordinators: tuple[str, ...] = ()
     text: str = "text"
     label: str = "label"
     # Skips and counts rows that cannot be read, instead of failing.
@@ -160,6 +162,8 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
     home = home_path(options.home)
     try:
         identity = MemberIdentity.load(home)
+        if options.coordinators:
+            identity = identity.at(options.coordinators)
     except HomeUnusable as error:
         fail(str(error), ExitCode.USAGE)
     try:

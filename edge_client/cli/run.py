@@ -39,6 +39,14 @@ def run(
         list[str] | None,
         typer.Option(help="Take part only in jobs of this name; * and ? are wildcards; may be given more than once."),
     ] = None,
+    coordinator: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host:port of a coordinator, in place of those of the enrolment; may be given more than once. The "
+            "member dials them in this order until one serves.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "auto",
     runtime: Runtime = "auto",
     policy: Annotated[
@@ -151,6 +159,7 @@ def run(
         person=person,
         skip_invalid=skip_invalid,
         jobs=tuple(job or ()),
+        coordinators=tuple(coordinator or ()),
         device=device,
         runtime=runtime,
         policy=policy,

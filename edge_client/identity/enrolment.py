@@ -105,7 +105,7 @@ async def enrol(
     authorities = _told(response, token, authorities)
     certificate = _judge(response, token, key, authorities.trust, now)
     try:
-        _store(pending, token, authorities, certificate, response.federation_address)
+        _store(pending, token, authorities, certificate, response)
         folder.adopt(pending)
     except OSError as error:
         raise EnrolmentFailed(
@@ -299,7 +299,8 @@ def _judge(
     der = response.certificate_chain[0]
     try:
         certificate = trust.verify(der, role=Role.MEMBER, now=now)
-        split_address(response.federation_address)
+        for address in (response.federation_address, *response.other_addresses):
+            split_address(address)
     except ValueError as error:
         raise EnrolmentFailed(f"{blame}: {error}; tell the operator", ExitCode.FAILED) from error
     if certificate.key != key.public_key():
@@ -312,11 +313,24 @@ def _judge(
     return der
 
 
+# How many addresses beside the first one a member keeps.
+_MAX_OTHERS = 16
+
+
 def _store(
-    pending: IdentityFolder, token: JoinToken, authorities: Authorities, der: bytes, federation_address: str
+    pending: IdentityFolder,
+    token: JoinToken,
+    authorities: Authorities,
+    der: bytes,
+    response: enrolment_pb2.EnrolResponse,
 ) -> None:
     certificate = x509.load_der_x509_certificate(der)
-    document = IdentityDocument(federation=token.federation, member=token.member, address=federation_address)
+    document = IdentityDocument(
+        federation=token.federation,
+        member=token.member,
+        address=response.federation_address,
+        other_addresses=tuple(response.other_addresses[:_MAX_OTHERS]),
+    )
     durable_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
     first = x509.load_der_x509_certificate(authorities.roots[0])
     durable_file(pending.root, first.public_bytes(serialization.Encoding.PEM))

@@ -21,20 +21,21 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
-from tacit.documents import Digest, Document, DocumentInvalid, Short
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.identity import (
     CertificateInvalid,
     Role,
@@ -76,6 +77,8 @@ class IdentityDocument(Document):
     member: Short
     # host:port of the federation port.
     address: str = Field(max_length=300)
+    # The same of the federation's other coordinators, one of which may be the active one.
+    other_addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], AtMost(16)] = ()
 
     @field_validator("member")
     @classmethod
@@ -89,6 +92,13 @@ class IdentityDocument(Document):
     def _address(cls, value: str) -> str:
         split_address(value)
         return value
+
+    @field_validator("other_addresses")
+    @classmethod
+    def _others(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            split_address(value)
+        return values
 
 
 def home_path(option: Path | None = None) -> Path:
@@ -293,6 +303,25 @@ class MemberIdentity:
     def address(self) -> str:
         """host:port of the federation port."""
         return self.document.address
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """host:port of each of the federation's coordinators, in the order in which to dial them."""
+        return (self.document.address, *self.document.other_addresses)
+
+    def at(self, addresses: Sequence[str]) -> "MemberIdentity":
+        """Returns the same member with other addresses of its coordinators. Nothing is stored.
+
+        Raises:
+            HomeUnusable: one is not host:port, or there are too many.
+        """
+        content = self.document.model_dump(mode="json", by_alias=True)
+        content |= {"address": addresses[0], "other_addresses": list(addresses[1:])}
+        try:
+            document = IdentityDocument._from_content(content, "the coordinator's addresses")
+        except DocumentInvalid as error:
+            raise HomeUnusable(str(error)) from error
+        return replace(self, document=document)
 
     @property
     def key_pem(self) -> bytes:

@@ -356,6 +356,8 @@ class Renewer:
     ) -> None:
         """Starts from `identity`. `trusted` is called with the new trust whenever it changes."""
         self.identity = identity
+        # The address to ask; None: the identity's first.
+        self.address: Callable[[], str | None] = lambda: None
         self._trusted = trusted
         # Called with the identity whenever it changes.
         self.listeners: list[Callable[[MemberIdentity], None]] = []
@@ -416,7 +418,7 @@ class Renewer:
     async def catch_up(self) -> bool:
         """Follows to the authority of a server that this member does not know. Returns whether it did."""
         try:
-            self.take(await follow(self.identity))
+            self.take(await follow(self.identity, self.address()))
         except (RenewalFailed, OSError) as error:
             log.warning("authorities_not_followed", error=str(error))
             return False
@@ -424,7 +426,7 @@ class Renewer:
 
     async def renew(self, channel: grpc.aio.Channel | None = None) -> None:
         """Renews once. Raises RenewalFailed."""
-        self.take(await renew(self.identity, channel=channel, now=self._now))
+        self.take(await renew(self.identity, address=self.address(), channel=channel, now=self._now))
 
     async def run(
         self, channel: Callable[[], Awaitable[grpc.aio.Channel]], moved: Callable[[], Awaitable[None]]

@@ -1,6 +1,7 @@
 """The member's connection to the coordinator: one session at a time, reopened when it breaks, and the calls beside it.
 
-A member always connects outwards; nothing listens on its machine. A broken connection is retried after growing pauses
+A member always connects outwards; nothing listens on its machine. If the federation has several coordinators, it goes
+on to the next address at once (`edge_client.session.addresses`). A broken connection is retried after growing pauses
 with jitter, so that members that lost it together do not return together. Messages without a session are dropped, and
 so are those that were not sent yet when it broke. Once there is a session again, the coordinator says where each job
 is, and the member's state machine answers that.
@@ -11,6 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from functools import cached_property
 
 import grpc.aio
 import structlog
@@ -18,6 +20,7 @@ import structlog
 from edge_client.identity.connection import explain, open_channel, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
 from edge_client.identity.renewal import RenewalFailed, Renewer, server_unknown
+from edge_client.session.addresses import Addresses
 from edge_client.session.idle import Idle
 from tacit import wire
 from tacit.messages import (
@@ -43,6 +46,8 @@ __all__ = ["AgentStopped", "Link"]
 log = structlog.get_logger("edge_client")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+# The longest pause in an outage in which a standby has answered: it will be active within seconds.
+_LONGEST_STANDBY_PAUSE = 3.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 # Maximum open channels of a session. Calls may still run on its own channel and on those opened after renewals.
 _CHANNELS = 3
@@ -97,6 +102,8 @@ class Link:
         """
         # The identity to connect with next.
         self.identity = identity
+        if renewer is not None:
+            renewer.address = lambda: self._addresses.present
         self._renewer = renewer
         self._hello = hello
         self._on_welcome = on_welcome
@@ -106,7 +113,7 @@ class Link:
         self._call: grpc.aio.StreamStreamCall[pb.MemberMessage, pb.CoordinatorMessage] | None = None
         # The open session's own channel, and those under certificates that were renewed since.
         self._channels: list[grpc.aio.Channel] = []
-        self._outgoing: asyncio.Queue[FromMember] | None = None
+        self._outgoing: asyncio.Queue[FromMember | None] | None = None
         self._stub: federation_pb2_grpc.FederationServiceStub | None = None
         self._linked = asyncio.Event()
         # Whether the coordinator accepted the last session.
@@ -142,7 +149,7 @@ class Link:
 
     async def move(self) -> None:
         """Sends calls under the next certificate after a renewal. The session stays as it is."""
-        channel = open_channel(self.identity)
+        channel = self._open_channel()
         stub = federation_pb2_grpc.FederationServiceStub(channel)
         try:
             # This is the first use. From now on the session may last for the life of the next certificate.
@@ -166,33 +173,46 @@ class Link:
         if self._call is not None:
             self._call.cancel()
 
+    @cached_property
+    def _addresses(self) -> Addresses:
+        # Those of the start: a renewed identity is read from the disk, without the addresses of the command line.
+        return Addresses(self.identity.addresses)
+
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Opens session after session, until cancelled.
+        """Opens session after session, until cancelled. It goes on with the addresses of the first identity.
 
         Raises:
             AgentStopped: The coordinator refuses this member for good.
         """
-        pause = _FIRST_PAUSE
+        pause, standby_seen = _FIRST_PAUSE, False
         while True:
-            self._stood = False
+            self._stood = stands_by = False
             if self._idle is not None:
                 await self._idle.until_it_goes()
             if self._renewer is not None:
                 await self._renewer.before_dialling()
-            dialled_with = self.identity
+            dialled_with, dialled = self.identity, self._addresses.present
             try:
                 problem = await self._session()
             except grpc.aio.AioRpcError as error:
                 reason, _ = reason_of(error)
-                problem = explain(error, dialled_with)
+                problem = explain(error, dialled_with, address=dialled)
+                stands_by = reason == Reason.REASON_COORDINATOR_STANDS_BY
                 if reason is not None and await self._is_final(reason, dialled_with):
                     raise AgentStopped(reason, problem) from error
                 if server_unknown(error) and self._renewer is not None and await self._renewer.catch_up():
                     problem = "the federation has a new authority, which this member now trusts"
             if self._stood:
-                pause = _FIRST_PAUSE
+                pause, standby_seen = _FIRST_PAUSE, False
+                self._addresses.worked()
+            standby_seen = standby_seen or stands_by
+            if not self._addresses.failed(answered=stands_by):
+                self._on_break(problem, 0.0)
+                continue
+            if standby_seen:
+                pause = min(pause, _LONGEST_STANDBY_PAUSE)
             # Jitter: members that lost the coordinator together do not return together.
             seconds = random.uniform(pause / 2, pause)
             self._on_break(problem, seconds)
@@ -223,11 +243,14 @@ class Link:
                 log.warning("certificate_not_renewed", error=failure.sentence)
         return self.identity.certificate != identity.certificate
 
+    def _open_channel(self) -> grpc.aio.Channel:
+        return open_channel(self.identity, self._addresses.present, several=len(self._addresses) > 1)
+
     async def _session(self) -> str:
         """Runs one session, from connecting to its end, and returns why it ended."""
-        outgoing: asyncio.Queue[FromMember] = asyncio.Queue()
+        outgoing: asyncio.Queue[FromMember | None] = asyncio.Queue()
         identity = self.identity
-        async with open_channel(self.identity) as channel:
+        async with self._open_channel() as channel:
             self._channels = [channel]
             stub = federation_pb2_grpc.FederationServiceStub(channel)
             call = self._call = stub.Session(self._messages(outgoing))
@@ -261,16 +284,17 @@ class Link:
                 raise_if_told_to_stop(error)
                 return "the session broke"
             finally:
+                # gRPC's task that reads the queue would wait for ever.
+                outgoing.put_nowait(None)
                 self._linked.clear()
                 self._stub = self._outgoing = self._call = None
                 for beside in self._channels[1:]:
                     await beside.close(None)
                 self._channels = []
 
-    async def _messages(self, outgoing: "asyncio.Queue[FromMember]") -> AsyncIterator[pb.MemberMessage]:
+    async def _messages(self, outgoing: "asyncio.Queue[FromMember | None]") -> AsyncIterator[pb.MemberMessage]:
         yield wire.to_coordinator(self._hello())
-        while True:
-            message = await outgoing.get()
+        while (message := await outgoing.get()) is not None:
             try:
                 encoded = wire.to_coordinator(message)
             except (ValueError, TypeError) as error:
@@ -283,7 +307,7 @@ class Link:
         self,
         welcome: Welcome,
         stub: federation_pb2_grpc.FederationServiceStub,
-        outgoing: "asyncio.Queue[FromMember]",
+        outgoing: "asyncio.Queue[FromMember | None]",
     ) -> None:
         why = disagreement(member=PROTOCOL_VERSION, coordinator=welcome.protocol_version)
         if why is not None:

@@ -26,6 +26,7 @@ _SENTENCES: dict[str, str] = {
     "session_replaced": "The same member opened another session; only one is kept.",
     "coordinator_stopping": "The coordinator is stopping; members reconnect by themselves when it is back.",
     "coordinator_restarted": "The coordinator was restarted during the attempt; the round is opened again.",
+    "coordinator_stands_by": "The coordinator stands by for another one; use that one's address.",
     "clock_skew": "The clocks of the two sides are too far apart; correct them.",
     "member_too_frequent": "The member sends more than the coordinator accepts; update it, and run it only once.",
     "token_unknown": "The join token is not one of this coordinator's; ask the operator for a new one.",

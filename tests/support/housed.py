@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from coordinator import server, upkeep
+from coordinator import ports, server, upkeep
 from coordinator.config import CoordinatorFolder, load_config
 from coordinator.storage import records
 from edge_client.identity import enrolment as edge
@@ -80,7 +80,7 @@ async def housed(
     """Serves until the block ends. With `again`, from the folder that an earlier coordinator left."""
     monkeypatch.setattr(upkeep, "_LOOK", 0.05)
     # This process imported gRPC before TLS 1.2 could be switched off in it. test_tls.py checks that part.
-    monkeypatch.setattr(server, "speaks_tls_12", lambda *_: False)
+    monkeypatch.setattr(ports, "speaks_tls_12", lambda *_: False)
     path = tmp_path / "coordinator"
     folder = CoordinatorFolder(path) if again else party.coordinator_folder(path)
     config = load_config(path).model_copy(update={"member_days": days})

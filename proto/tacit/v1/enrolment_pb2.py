@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tacit.v1 import federation_pb2 as tacit_dot_v1_dot_federation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tacit/v1/enrolment.proto\x12\x08tacit.v1\x1a\x19tacit/v1/federation.proto\"!\n\x10\x46\x65tchHeadRequest\x12\r\n\x05known\x18\x01 \x01(\x04\"C\n\x11\x46\x65tchHeadResponse\x12\x1f\n\x04head\x18\x01 \x01(\x0b\x32\x11.tacit.v1.LogHead\x12\r\n\x05proof\x18\x02 \x03(\x0c\"g\n\x0c\x45nrolRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x03 \x01(\x0c\x12\x18\n\x10software_version\x18\x04 \x01(\t\"k\n\rEnrolResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x03(\x0c\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x1a\n\x12\x66\x65\x64\x65ration_address\x18\x03 \x01(\t\x12\x13\n\x0b\x61uthorities\x18\x04 \x01(\x0c\x32\xab\x02\n\x10\x45nrolmentService\x12\x38\n\x05\x45nrol\x12\x16.tacit.v1.EnrolRequest\x1a\x17.tacit.v1.EnrolResponse\x12Y\n\x10\x46\x65tchAuthorities\x12!.tacit.v1.FetchAuthoritiesRequest\x1a\".tacit.v1.FetchAuthoritiesResponse\x12\x44\n\tFetchHead\x12\x1a.tacit.v1.FetchHeadRequest\x1a\x1b.tacit.v1.FetchHeadResponse\x12<\n\x07Witness\x12\x17.tacit.v1.CosignRequest\x1a\x18.tacit.v1.CosignResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tacit/v1/enrolment.proto\x12\x08tacit.v1\x1a\x19tacit/v1/federation.proto\"!\n\x10\x46\x65tchHeadRequest\x12\r\n\x05known\x18\x01 \x01(\x04\"C\n\x11\x46\x65tchHeadResponse\x12\x1f\n\x04head\x18\x01 \x01(\x0b\x32\x11.tacit.v1.LogHead\x12\r\n\x05proof\x18\x02 \x03(\x0c\"g\n\x0c\x45nrolRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x03 \x01(\x0c\x12\x18\n\x10software_version\x18\x04 \x01(\t\"\x84\x01\n\rEnrolResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x03(\x0c\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x1a\n\x12\x66\x65\x64\x65ration_address\x18\x03 \x01(\t\x12\x13\n\x0b\x61uthorities\x18\x04 \x01(\x0c\x12\x17\n\x0fother_addresses\x18\x05 \x03(\t2\xab\x02\n\x10\x45nrolmentService\x12\x38\n\x05\x45nrol\x12\x16.tacit.v1.EnrolRequest\x1a\x17.tacit.v1.EnrolResponse\x12Y\n\x10\x46\x65tchAuthorities\x12!.tacit.v1.FetchAuthoritiesRequest\x1a\".tacit.v1.FetchAuthoritiesResponse\x12\x44\n\tFetchHead\x12\x1a.tacit.v1.FetchHeadRequest\x1a\x1b.tacit.v1.FetchHeadResponse\x12<\n\x07Witness\x12\x17.tacit.v1.CosignRequest\x1a\x18.tacit.v1.CosignResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHHEADRESPONSE']._serialized_end=167
   _globals['_ENROLREQUEST']._serialized_start=169
   _globals['_ENROLREQUEST']._serialized_end=272
-  _globals['_ENROLRESPONSE']._serialized_start=274
-  _globals['_ENROLRESPONSE']._serialized_end=381
-  _globals['_ENROLMENTSERVICE']._serialized_start=384
-  _globals['_ENROLMENTSERVICE']._serialized_end=683
+  _globals['_ENROLRESPONSE']._serialized_start=275
+  _globals['_ENROLRESPONSE']._serialized_end=407
+  _globals['_ENROLMENTSERVICE']._serialized_start=410
+  _globals['_ENROLMENTSERVICE']._serialized_end=709
 # @@protoc_insertion_point(module_scope)

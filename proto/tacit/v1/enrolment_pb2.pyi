@@ -34,13 +34,15 @@ class EnrolRequest(_message.Message):
     def __init__(self, token_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class EnrolResponse(_message.Message):
-    __slots__ = ("certificate_chain", "member", "federation_address", "authorities")
+    __slots__ = ("certificate_chain", "member", "federation_address", "authorities", "other_addresses")
     CERTIFICATE_CHAIN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     certificate_chain: _containers.RepeatedScalarFieldContainer[bytes]
     member: str
     federation_address: str
     authorities: bytes
-    def __init__(self, certificate_chain: _Optional[_Iterable[bytes]] = ..., member: _Optional[str] = ..., federation_address: _Optional[str] = ..., authorities: _Optional[bytes] = ...) -> None: ...
+    other_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, certificate_chain: _Optional[_Iterable[bytes]] = ..., member: _Optional[str] = ..., federation_address: _Optional[str] = ..., authorities: _Optional[bytes] = ..., other_addresses: _Optional[_Iterable[str]] = ...) -> None: ...

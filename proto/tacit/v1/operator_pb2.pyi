@@ -38,18 +38,30 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("federation", "software_version", "started_ms", "jobs", "members")
+    __slots__ = ("federation", "software_version", "started_ms", "jobs", "members", "lease")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     federation: str
     software_version: str
     started_ms: int
     jobs: _containers.RepeatedCompositeFieldContainer[Job]
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, federation: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    lease: Lease
+    def __init__(self, federation: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("fence", "address", "since_ms")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    fence: int
+    address: str
+    since_ms: int
+    def __init__(self, fence: _Optional[int] = ..., address: _Optional[str] = ..., since_ms: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning", "approvals", "estimate", "best")

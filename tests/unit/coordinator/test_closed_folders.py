@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator import server
+from coordinator import ports, server
 from coordinator.cli import app
 from coordinator.closed import database_file, store_folder
 from coordinator.config import CoordinatorFolder, load_config, load_operator
@@ -67,7 +67,7 @@ def served(tmp_path_factory) -> CoordinatorFolder:
 
 
 async def _serve(path: Path, patch) -> None:
-    patch.setattr(server, "speaks_tls_12", lambda *_: False)
+    patch.setattr(ports, "speaks_tls_12", lambda *_: False)
     config = load_config(path).model_copy(
         update={"listen_host": "127.0.0.1", "enrolment_port": 0, "federation_port": 0, "metrics_port": 0}
     )

@@ -82,6 +82,8 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_TRACES_TO": "https://collector.example.org:4317",
         "TACIT_AUTHORITY_ELSEWHERE": "true",
         "TACIT_WITNESSES": f"{'ab' * 32}, {'cd' * 32}",
+        "TACIT_REPLICA_ADDRESS": "b.example.org:7441",
+        "TACIT_REPLICAS": "a.example.org:7441, b.example.org:7441",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",
         "TACIT_STORE_URL": "s3://bucket/prefix",
         "TACIT_S3_ENDPOINT": "https://minio.example.org:9000",
@@ -113,6 +115,8 @@ def test_every_key_can_be_overridden(tmp_path):
     assert (config.keep_named, config.prune_grace_hours) == (("desk/3", "ward/10"), 48)
     assert (config.enrolment_connections, config.enrolment_connections_per_address) == (100, 10)
     assert (config.member_messages_per_second, config.member_calls_per_second) == (50, 20.5)
+    assert config.own_address == "b.example.org:7441"
+    assert config.replicas == ("a.example.org:7441", "b.example.org:7441")
     assert config.database_url == "postgresql://db/tacit"
     assert config.store_url == "s3://bucket/prefix"
     assert (config.s3_endpoint, config.s3_region) == ("https://minio.example.org:9000", "eu-west-3")
@@ -140,6 +144,9 @@ def test_an_invalid_variable_is_named(tmp_path):
         ('schema = 1\nadvertise = ["localhost"]\nfederation_prot = 1', "federation_prot: unknown key"),
         ('schema = 1\nadvertise = ["localhost"]\nfederation_port = 70000', "federation_port"),
         ('schema = 1\nadvertise = ["localhost"]\nlog_format = "xml"', "log_format"),
+        ('schema = 1\nadvertise = ["localhost"]\nreplicas = ["nowhere"]', "host:port"),
+        ('schema = 1\nadvertise = ["localhost"]\nreplicas = ["a:1", "a:1"]', "twice"),
+        ('schema = 1\nadvertise = ["localhost"]\nreplica_address = "nowhere"', "host:port"),
         ('schema = 1\nadvertise = ["localhost"]\nprune_grace_hours = 0.9', "prune_grace_hours"),
         ('schema = 1\nadvertise = ["localhost"]\nmember_days = 1000', "member_days"),
         ('schema = 1\nadvertise = ["localhost"]\ns3_endpoint = "http://minio.example.org"', "use https://"),

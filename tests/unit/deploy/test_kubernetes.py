@@ -220,17 +220,24 @@ def test_ports_and_probes_lead_to_ports_that_are_listened_on():
     coordinator = container("tacit-coordinator", "coordinator")
     assert coordinator["livenessProbe"]["httpGet"]["port"] in listening
     assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(coordinator)
+    assert coordinator["readinessProbe"]["httpGet"]["port"] in listening
     for policy in of_kind("NetworkPolicy").values():
         for rule in policy["spec"]["ingress"]:
             assert {each["port"] for each in rule["ports"]} <= set(listening.values())
 
 
-def test_one_coordinator_at_a_time_and_time_to_say_goodbye():
-    for name in ("tacit-coordinator", "tacit-member"):
+def test_two_coordinators_share_a_folder_and_there_is_time_to_say_goodbye():
+    for name, replicas in (("tacit-coordinator", 2), ("tacit-member", 1)):
         spec = of_kind("Deployment")[name]["spec"]
-        assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+        assert (spec["replicas"], spec["strategy"]) == (replicas, {"type": "Recreate"})
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 30
-    assert of_kind("PodDisruptionBudget")["tacit-coordinator"]["spec"]["maxUnavailable"] == 1
+    assert of_kind("PersistentVolumeClaim")["tacit-coordinator"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    # Standbys are never ready, and the budget counts them as missing. A drain must be able to evict the active one.
+    assert of_kind("PodDisruptionBudget")["tacit-coordinator"]["spec"]["maxUnavailable"] == 2
+    # Nor would a probe that only the active one passes let a standby start.
+    probes = container("tacit-coordinator", "coordinator")
+    assert "--standby" in probes["startupProbe"]["exec"]["command"]
+    assert probes["readinessProbe"]["httpGet"]["path"] == "/ready"
 
 
 def test_every_pod_has_a_network_policy_and_a_member_takes_no_connection():

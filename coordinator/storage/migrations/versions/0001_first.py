@@ -435,6 +435,19 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_withdrawal_marks_member")),
         sa.PrimaryKeyConstraint("job", "member", name=op.f("pk_withdrawal_marks")),
     )
+    op.create_table(
+        "lease",
+        sa.Column("fence", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("one", sa.Integer(), nullable=False),
+        sa.Column("holder", sa.String(length=64), nullable=False),
+        sa.Column("address", sa.String(length=300), nullable=False),
+        sa.Column("since_ms", sa.BigInteger(), nullable=False),
+        sa.Column("expires_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("one = 1", name=op.f("ck_lease_one_row")),
+        sa.CheckConstraint("fence >= 0", name=op.f("ck_lease_fence_not_negative")),
+        sa.PrimaryKeyConstraint("fence", name=op.f("pk_lease")),
+        sa.UniqueConstraint("one", name="uq_lease_one"),
+    )
     for table in ("journal", "roster_log"):
         _only_grows(table)
 

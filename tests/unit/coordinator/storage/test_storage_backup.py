@@ -22,7 +22,7 @@ from coordinator.storage.database import Database, open_database
 from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInUse, NotFound
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
-from coordinator.storage.models import WithdrawalMarkRow, WithdrawalRow
+from coordinator.storage.models import LeaseRow, WithdrawalMarkRow, WithdrawalRow
 from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
 from tacit.heads import KeptHead
 from tacit.reason import Reason
@@ -106,6 +106,7 @@ def test_a_whole_database_comes_back_in_another(database, database_url, store, f
     def withdrawn(s):
         s.add(WithdrawalRow(member="desk-south", job="desk", at_ms=MADE_MS))
         s.add(WithdrawalMarkRow(member="desk-south", job="desk", first_version=1))
+        s.add(LeaseRow(one=1, fence=3, holder="one", address="a:1", since_ms=MADE_MS, expires_ms=MADE_MS))
 
     database.run_now(withdrawn)
     before = rows(database_url)

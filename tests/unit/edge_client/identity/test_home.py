@@ -194,3 +194,13 @@ def test_adopting_twice_is_harmless(home, now):
     Home(home).adopt(folder)
     Home(home).adopt(folder)
     assert MemberIdentity.load(home, now=now).member == "south"
+
+
+def test_a_member_may_be_told_other_addresses_for_a_while(home, now):
+    stored = MemberIdentity.load(home, now=now)
+    told = stored.at(["a.example.org:1", "b.example.org:2"])
+    assert told.addresses == ("a.example.org:1", "b.example.org:2")
+    assert (told.member, told.certificate) == (stored.member, stored.certificate)
+    assert MemberIdentity.load(home, now=now).addresses == stored.addresses
+    with pytest.raises(HomeUnusable, match="host:port"):
+        stored.at(["a.example.org:1", "nowhere"])

@@ -400,7 +400,7 @@ def test_at_most_sixteen_messages_are_read_ahead(monkeypatch):
         return state, (states.Say(Ready("a", len(ahead), bytes(32))),)
 
     @contextlib.asynccontextmanager
-    async def channel(identity):
+    async def channel(identity, address, *, several):
         yield None
 
     async def run():
@@ -409,6 +409,7 @@ def test_at_most_sixteen_messages_are_read_ahead(monkeypatch):
         monkeypatch.setattr(link, "open_channel", channel)
         monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
         made = agent()
+        made._link.identity = SimpleNamespace(addresses=("localhost:1",))
         made._budget.check_reported = lambda sequence: None
         made._observer = SimpleNamespace(connected=lambda federation: None)
         tasks = [asyncio.create_task(made._link._session()), asyncio.create_task(made._work_events())]
@@ -441,7 +442,7 @@ def test_a_coordinator_of_another_protocol_version_gets_only_the_hello(monkeypat
             await self.hung.wait()
 
     @contextlib.asynccontextmanager
-    async def channel(identity):
+    async def channel(identity, address, *, several):
         yield None
 
     async def run():
@@ -449,6 +450,7 @@ def test_a_coordinator_of_another_protocol_version_gets_only_the_hello(monkeypat
         monkeypatch.setattr(link, "open_channel", channel)
         monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
         made = agent()
+        made._link.identity = SimpleNamespace(addresses=("localhost:1",))
         with pytest.raises(link.AgentStopped, match=f"upgrade the {side}'s software") as stopped:
             await asyncio.wait_for(made._link._session(), 20)
         assert stopped.value.reason == Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED

@@ -1,0 +1,91 @@
+"""The ports of a coordinator, active or standing by: how they are bound, checked and described."""
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from coordinator.config import CoordinatorConfig
+from coordinator.metrics import Metrics
+from coordinator.relay.supervisor import Supervisor, listen, socket_folder
+from toolkit.tls import speaks_tls_12
+
+__all__ = ["CannotServe", "bind", "reflect", "refuse_tls_12", "relayed"]
+
+
+class CannotServe(RuntimeError):
+    """The coordinator cannot serve. The sentence says why."""
+
+
+async def relayed(
+    config: CoordinatorConfig,
+    connections: int,
+    server: grpc.aio.Server,
+    credentials: grpc.ServerCredentials,
+    metrics: Metrics,
+) -> Supervisor:
+    """Binds the enrolment port, and lets `server` listen behind it on a Unix socket.
+
+    Raises:
+        CannotServe: the port or the socket cannot be bound.
+    """
+    host, port = config.listen_host, config.enrolment_port
+    try:
+        listening = await listen(host, port)
+    except OSError as error:
+        raise _cannot_bind(host, port) from error
+    try:
+        folder = socket_folder()
+        backend = folder / "enrolment"
+        server.add_secure_port(f"unix:{backend}", credentials)
+    except (OSError, RuntimeError) as error:
+        for each in listening:
+            each.close()
+        raise CannotServe(f"the enrolment service cannot listen behind its port: {error}") from error
+    per_network = min(connections, config.enrolment_connections_per_address)
+    tell = metrics.enrolment_connections
+    return Supervisor(listening, folder, backend, total=connections, per_network=per_network, tell=tell)
+
+
+async def refuse_tls_12(config: CoordinatorConfig) -> None:
+    """Checks from outside, before anyone connects, that the ports refuse TLS 1.2, as gRPC has no switch for that.
+
+    Raises:
+        CannotServe: a port accepts TLS 1.2.
+    """
+    host = "127.0.0.1" if config.listen_host in ("0.0.0.0", "::") else config.listen_host  # noqa: S104
+    for port in (config.enrolment_port, config.federation_port):
+        if await asyncio.to_thread(speaks_tls_12, host, port):
+            raise CannotServe(
+                f"port {port} would accept TLS 1.2: this environment sets GRPC_SSL_CIPHER_SUITES, or this gRPC behaves "
+                "differently from the tested ones; unset the variable, or pin gRPC"
+            )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
+    """Binds a port of `server`, and returns its number.
+
+    Raises:
+        CannotServe: the port cannot be bound.
+    """
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server.add_secure_port(where, credentials)
+    except RuntimeError as error:
+        raise _cannot_bind(host, port) from error
+
+
+def _cannot_bind(host: str, port: int) -> CannotServe:
+    return CannotServe(
+        f"port {port} on {host} cannot be used: another program listens there, or this user may not listen; "
+        "end that program, or set other ports in coordinator.toml"
+    )
+
+
+def reflect(server: grpc.aio.Server, *modules: Any) -> None:
+    """Lets clients ask `server` for the services of these modules, and for health."""
+    names = [service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    reflection.enable_server_reflection((*names, health_name, reflection.SERVICE_NAME), server)
