@@ -19,7 +19,6 @@ import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
-from sqlalchemy.engine import make_url
 
 from coordinator import ports
 from coordinator.authority import load_authorities
@@ -35,7 +34,7 @@ from coordinator.services.credentials import (
 )
 from coordinator.services.only_active import STANDBY, OnlyActive
 from coordinator.storage import mark
-from coordinator.storage.database import is_current, open_database
+from coordinator.storage.database import engine_of, is_current, open_database
 from coordinator.storage.errors import DatabaseUnusable
 from coordinator.storage.lease import Candidate, Held, Lease
 from tacit import __version__
@@ -87,7 +86,7 @@ async def lease_of(
     Raises:
         CannotServe, NotPrivate, RelayFailed, StorageError, AuthorityUnusable, LifetimeOutOfRange: as `start`.
     """
-    if make_url(config.database_url).get_backend_name() != "postgresql":
+    if engine_of(config.database_url).dialect.name != "postgresql":
         return None
     check_folder(folder)
     check_storage(config)
