@@ -83,6 +83,7 @@ FIELDS: dict[str, TextKind] = {
     "EnrolRequest.software_version": _SOFTWARE,
     "EnrolResponse.member": _NAME,
     "EnrolResponse.federation_address": _ADDRESS,
+    "EnrolResponse.other_addresses": _ADDRESS,
     # federation.proto
     "RenewRequest.software_version": _SOFTWARE,
     "Hello.software_version": _SOFTWARE,
@@ -126,6 +127,7 @@ FIELDS: dict[str, TextKind] = {
     # operator.proto
     "StatusResponse.federation": _FEDERATION,
     "StatusResponse.software_version": _SOFTWARE,
+    "Lease.address": _ADDRESS,
     "Job.name": _NAME,
     "Job.phase": _WORD,
     "Job.waiting": DETAIL,

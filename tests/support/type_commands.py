@@ -5,23 +5,24 @@ The single word `commands` asks for every command of both programs: each then ru
 """
 
 import contextlib
+import functools
 import io
 import json
 import sys
 
+import typer.main
+
 from coordinator.cli import app as coordinator
 from edge_client.cli import app as edge_client
-from tests.support import command_trees
 from toolkit.console import run_app
 
-command_trees.made_once()
+# As `tests.support.command_trees`, which is not there outside of the source tree.
+typer.main.get_command = functools.cache(typer.main.get_command)
 PROGRAMS = {"coordinator": coordinator, "edge_client": edge_client}
 
 
 def commands() -> list[list[str]]:
     """The words of every command and group."""
-    import typer.main
-
     waiting = [([name], typer.main.get_command(app)) for name, app in PROGRAMS.items()]
     found = []
     while waiting:

@@ -71,7 +71,7 @@ def test_a_driver_reports_its_job_a_failure_and_its_return(tmp_path):
         assert told("members_needed") == rounds.min_members
         assert told("rounds_planned") == rounds.count
         limits = rounds.deadlines
-        attempt = limits.advertise + limits.share + limits.mask + limits.confirm + limits.unmask
+        attempt = limits.advertise + limits.share + limits.longest_mask + limits.confirm + limits.unmask
         assert told("round_deadline_seconds") == limits.training + rounds.max_attempts * attempt
         assert before <= told("round_started_timestamp_seconds") <= time.time()
         assert metrics.value("aggregation_cpu_seconds_total", job=job.name, phase="training") > 0
