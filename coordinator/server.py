@@ -127,7 +127,8 @@ async def start(
     now = datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
     book = load_authorities(folder, now=now, passphrase=passphrase, elsewhere=config.authority_elsewhere)
-    refresh_server_certificate(folder, config, book.serving, now)
+    # Another coordinator may have locked the folder.
+    await asyncio.to_thread(refresh_server_certificate, folder, config, book.serving, now)
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
     database = await _own_database(folder, config, metrics, stack, new_database, held)

@@ -27,6 +27,8 @@ _REQUEST_SECONDS = 3.0
 _END_SECONDS = 3.0
 _EVERY_MS = 1000
 _WAITING = 4096
+# An attempt has an event for each dropout.
+_MAX_EVENTS = 10_000
 # Of them in one request.
 _AT_ONCE = 256
 
@@ -107,7 +109,7 @@ class _Sender:
 
     def __init__(self, exporter: "SpanExporter", service: str, attributes: Attributes) -> None:
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.id_generator import IdGenerator
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -129,6 +131,7 @@ class _Sender:
             resource=Resource.create({"service.name": service, **attributes}),
             id_generator=self._ids,
             shutdown_on_exit=False,
+            span_limits=SpanLimits(max_events=_MAX_EVENTS),
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(

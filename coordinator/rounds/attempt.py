@@ -23,6 +23,7 @@ from coordinator.rounds.step import Step, deadline_timer, look_timer, window_tim
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.context import context_of
+from tacit.limits import UPLOAD_MESSAGE
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, of_protocol, sentence, word
 
@@ -169,9 +170,10 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
 def deadline_passed(step: Step, arrived: Mapping[str, int]) -> None:
     """Ends the phase at its deadline. Members whose masked vectors still move get more time, and only they.
 
-    A vector moves if at least `size / longest_mask` bytes a second have arrived of it since the last look. The next
-    look comes after `deadlines.mask` seconds. So a silent member costs the others that much and no more, and a slow one
-    at most `longest_mask` altogether.
+    At the first look, a vector moves if anything of it has arrived: nobody knows when the member could begin. Later it
+    moves if at least `size / longest_mask` bytes a second have arrived since the last look. The next look comes after
+    `deadlines.mask` seconds. So a member that stops costs the others that much and no more, and a slow one at most
+    `longest_mask` altogether.
 
     Args:
         arrived: bytes of each member's masked vector that have arrived.
@@ -182,7 +184,7 @@ def deadline_passed(step: Step, arrived: Mapping[str, int]) -> None:
     deadlines = step.state.parameters.job.rounds.deadlines
     awaited = phase.awaited_seconds + deadlines.mask
     more = min(deadlines.mask, deadlines.longest_mask - awaited)
-    moving = _moving(phase, arrived, deadlines.mask / deadlines.longest_mask)
+    moving = _moving(phase, arrived, deadlines.mask / deadlines.longest_mask if phase.awaited_seconds else 0.0)
     if more <= 0 or not moving:
         close_phase(step, deadline=True)
         return
@@ -196,11 +198,14 @@ def deadline_passed(step: Step, arrived: Mapping[str, int]) -> None:
 
 
 def _moving(phase: Aggregating, arrived: Mapping[str, int], share: float) -> frozenset[str]:
-    """The members of whose vectors at least this share has arrived since the last look."""
+    """The members of whose vectors at least this share has arrived since the last look, and not nothing.
+
+    Bytes arrive in messages, so one message less may have been counted than has arrived.
+    """
     if not isinstance(phase.protocol, protocol.CollectingMasked):
         return frozenset()
     context = phase.protocol.context
-    least = max(1.0, share * secure_agg.packed_size(context.values, context.bits))
+    least = max(1.0, share * secure_agg.packed_size(context.values, context.bits) - UPLOAD_MESSAGE)
     return frozenset(
         member for member in phase.protocol.waiting if arrived.get(member, 0) - phase.arrived.get(member, 0) >= least
     )

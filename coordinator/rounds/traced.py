@@ -7,6 +7,7 @@ spans of what it sees.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import secure_agg
 from coordinator.rounds import counts
 from tacit.attempt import AttemptId
 from tacit.traces import attempt_span, round_span, trace_of
@@ -15,15 +16,17 @@ from toolkit.spans import Event, Span, Spans
 __all__ = ["JobTrace"]
 
 _SECOND = 10**9
+_PHASES = (*(phase.value for phase in secure_agg.Phase), "publish")
 
 
 @dataclass
 class _Open:
-    """A round or an attempt that has not ended."""
+    """A round or an attempt that has not ended. `ended_phases` are those of an attempt, the newest last."""
 
     began: int
     attributes: dict[str, str | int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    ended_phases: list[tuple[str, int]] = field(default_factory=list)
 
 
 class JobTrace:
@@ -52,6 +55,8 @@ class JobTrace:
             case counts.RoundOpened():
                 self._round = count.round, _Open(now)
             case counts.AttemptOpened():
+                # A job has one attempt at a time; the end of one that failed inside the coordinator is not counted.
+                self._attempts.clear()
                 self._attempts[count.attempt] = _Open(now, {"tacit.cohort": count.cohort})
                 if self._round is None or self._round[0] != count.attempt.round:
                     self._round = count.attempt.round, _Open(now)
@@ -74,15 +79,27 @@ class JobTrace:
         if (attempt := self._attempts.get(of)) is not None:
             # The first phase begins with the attempt, which is counted once it is stored.
             attempt.began = min(attempt.began, began)
+            attempt.ended_phases.append((phase, now))
         opened = _Open(began, {"tacit.attempt": of.attempt})
         self._send(phase, of.round, self._new_id(), attempt_span(self._federation, of), opened, now)
 
     def _attempt_ended(self, attempt: AttemptId, now: int, failed: str | None) -> None:
         if (opened := self._attempts.pop(attempt, None)) is not None:
             opened.attributes["tacit.attempt"] = attempt.attempt
+            if failed is not None:
+                self._phase_failed(attempt, opened, now, failed)
             above = round_span(self._federation, attempt.job, attempt.round)
             own = attempt_span(self._federation, attempt)
             self._send("attempt", attempt.round, own, above, opened, now, failed)
+
+    def _phase_failed(self, of: AttemptId, attempt: _Open, now: int, failed: str) -> None:
+        """Sends the span of the phase in which an attempt failed, whose end is not counted."""
+        last, began = attempt.ended_phases[-1] if attempt.ended_phases else (None, attempt.began)
+        place = 0 if last is None else _PHASES.index(last) + 1
+        if place < len(_PHASES) and now > began:
+            opened = _Open(began, {"tacit.attempt": of.attempt})
+            above = attempt_span(self._federation, of)
+            self._send(_PHASES[place], of.round, self._new_id(), above, opened, now, failed)
 
     def _round_ended(self, now: int, failed: str | None, more: dict[str, str | int]) -> None:
         if self._round is not None:

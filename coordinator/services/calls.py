@@ -72,10 +72,14 @@ class Calls:
         """Cancels every call of a caller, and returns their number."""
         return self._end(self._calls.get(caller, ()), reason, detail)
 
-    def end_expired(self, now: datetime, reason: Reason, detail: str = "") -> int:
-        """Cancels every call whose certificate has expired, and returns their number."""
-        over = [call for calls in self._calls.values() for call in calls if call.until is not None and call.until < now]
-        return self._end(over, reason, detail)
+    def end_expired(self, now: datetime, reason: Reason, detail: str = "") -> list[tuple[bytes, int]]:
+        """Cancels every call whose certificate has expired, and returns how many of each certificate."""
+        ended = []
+        for caller, calls in list(self._calls.items()):
+            over = [call for call in calls if call.until is not None and call.until < now]
+            if isinstance(caller, bytes) and (many := self._end(over, reason, detail)):
+                ended.append((caller, many))
+        return ended
 
     def _end(self, ended: Iterable[Call], reason: Reason, detail: str) -> int:
         calls = [call for call in ended if call.reason is None]

@@ -153,8 +153,8 @@ async def say_cut_off(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 async def end_over(database: Database, now: datetime) -> None:
     """Ends the calls in progress of operators whose certificate has expired or was revoked."""
-    if ended := calls.end_expired(now, Reason.REASON_CLOCK_SKEW, _EXPIRED):
-        log.info("operator_expired", calls=ended)
+    for fingerprint, ended in calls.end_expired(now, Reason.REASON_CLOCK_SKEW, _EXPIRED):
+        log.info("operator_expired", certificate=fingerprint.hex()[:16], calls=ended)
     callers = [caller for caller in calls.callers if isinstance(caller, bytes)]
     if not callers:
         return

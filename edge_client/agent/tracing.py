@@ -24,7 +24,7 @@ __all__ = ["TracedWatcher"]
 
 @dataclass
 class _Attempt:
-    """An attempt as the member sees it: when it began to mask, to send, and had sent all."""
+    """An attempt as the member sees it: when it began to mask and to send, and when the network had all of it."""
 
     id: bytes
     began: int
@@ -53,7 +53,8 @@ class TracedWatcher:
     ) -> None:
         self._watcher, self._spans, self._federation = watcher, spans, federation
         self._clock, self._new_id = clock, new_id
-        self._assigned: dict[tuple[str, int], int] = {}
+        # By job: the round that it trains for, and since when.
+        self._assigned: dict[str, tuple[int, int]] = {}
         self._attempts: dict[AttemptId, _Attempt] = {}
 
     def connected(self, federation: str) -> None:
@@ -66,7 +67,9 @@ class TracedWatcher:
 
     def assigned(self, assignment: Assignment) -> None:
         """Notes when a round begins, unless it goes on after a break."""
-        self._assigned.setdefault((assignment.job, assignment.round), self._clock())
+        known = self._assigned.get(assignment.job)
+        if known is None or known[0] != assignment.round:
+            self._assigned[assignment.job] = assignment.round, self._clock()
         self._watcher.assigned(assignment)
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
@@ -79,9 +82,11 @@ class TracedWatcher:
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """Sends the span of the training."""
-        if (began := self._assigned.pop((job, round), None)) is not None:
+        known = self._assigned.get(job)
+        if known is not None and known[0] == round:
+            del self._assigned[job]
             above = round_span(self._federation, job, round)
-            self._send("train", job, round, self._new_id(), above, began, self._clock())
+            self._send("train", job, round, self._new_id(), above, known[1], self._clock())
         self._watcher.ready(job, round, update)
 
     def privacy(self, figures: Figures) -> None:
@@ -90,6 +95,9 @@ class TracedWatcher:
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """Notes that masking begins."""
+        # One attempt of a job at a time: another one ended while its vector was encoded.
+        for other in [other for other in self._attempts if other.job == attempt.job]:
+            del self._attempts[other]
         self._attempts[attempt] = _Attempt(self._new_id(), self._clock())
         self._watcher.encoded(attempt, vector)
 
@@ -116,8 +124,7 @@ class TracedWatcher:
 
     def job_over(self, ended: JobEnded) -> None:
         """Forgets rounds of the job that were not trained for."""
-        for key in [key for key in self._assigned if key[0] == ended.job]:
-            del self._assigned[key]
+        self._assigned.pop(ended.job, None)
         self._watcher.job_over(ended)
 
     def _send(

@@ -41,6 +41,7 @@ from learning.mechanisms.protection import Protection
 from tacit import __version__, wire
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
+from tacit.limits import UPLOAD_MESSAGE
 from tacit.mechanism import NoMechanism
 from tacit.messages import (
     Assignment,
@@ -65,9 +66,8 @@ __all__ = ["CHUNK", "WITHDREW_FOR_GOOD", "Agent", "JobsUnfinished", "Observer"]
 
 log = structlog.get_logger("edge_client")
 
-# Bytes of a masked vector in one message. The coordinator's window opens for one of these at a time, so it is what a
-# link with a long delay carries in a round trip.
-CHUNK = 384 * 1024
+# Bytes of a masked vector in one message.
+CHUNK = UPLOAD_MESSAGE
 # Messages whose signatures and shares take long to check. A thread handles them, so that the session stays alive.
 _TAKE_A_WHILE = (
     secure_agg.Roster,
@@ -773,6 +773,7 @@ class Agent:
             ref=wire.attempt_to_pb(attempt), offset=offset, input=wire.masked_input_to_pb(message)
         )
         yield pb.MaskedUpload(header=header)
+        self._observer.uploading(attempt, offset, len(packed))
         for at in range(offset, len(packed), CHUNK):
             yield pb.MaskedUpload(data=packed[at : at + CHUNK].tobytes())
             self._observer.uploading(attempt, min(at + CHUNK, len(packed)), len(packed))

@@ -20,6 +20,7 @@ __all__ = [
     "MAX_PATH",
     "MAX_TENSORS",
     "MAX_TOKENS",
+    "UPLOAD_MESSAGE",
 ]
 
 # Members in a cohort. The coordinator's traffic in a round grows with the square of it: every member gets the roster.
@@ -30,6 +31,10 @@ MAX_MEMBERS = 10_000
 MAX_LABELS = 10_000
 MAX_TENSORS = 10_000
 MAX_TOKENS = 10_000
+
+# Bytes of a masked vector in one message. The coordinator's window opens for one of these at a time, and what has
+# arrived is counted in them.
+UPLOAD_MESSAGE = 384 * 1024
 
 # Versions in an average: a command holds one of them at a time, and the coordinator keeps them all.
 MAX_AVERAGED = 100

@@ -3,9 +3,11 @@
 A round of a job is a trace. The identifiers are hashes of public names: nothing about them goes over the wire, and a
 member needs no word of the coordinator to trace its part.
 
-trace     SHA-256("tacit trace" | federation | job | round), 16 bytes
-round     its root span; SHA-256("tacit round" | ...), 8 bytes
-attempt   a span below the root; SHA-256("tacit attempt" | ... | attempt), 8 bytes
+trace     the first 16 bytes of SHA-256("tacit trace", federation, job, round)
+round     its root span; the first 8 bytes of SHA-256("tacit round", federation, job, round)
+attempt   a span below the root; the first 8 bytes of SHA-256("tacit attempt", federation, job, round, attempt)
+
+What is hashed are lines: the federation in hexadecimal, numbers in decimal, a line feed between two of them.
 """
 
 import hashlib

@@ -2,10 +2,12 @@
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain.jobs import JobStatus
+from coordinator.rounds import attempt as attempts
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds.machine import transition
@@ -20,20 +22,34 @@ MASK = 100.0
 PLAIN = Policy(mechanisms=("none",))
 
 
-class SlowFleet(Fleet):
-    """A fleet whose vectors take time. `speeds` has the seconds that a member needs for its whole vector."""
+@pytest.fixture(autouse=True, scope="module")
+def _counted_in_bytes():
+    """The vectors here are smaller than a message."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "UPLOAD_MESSAGE", 0)
+        yield
 
-    def __init__(self, members, speeds, *, job=None, stops=None):
+
+class SlowFleet(Fleet):
+    """A fleet whose vectors take time. `speeds` has the seconds that a member needs for its whole vector.
+
+    `first` has the seconds before its first byte, and `messages` says in how many messages its vector is counted.
+    """
+
+    def __init__(self, members, speeds, *, job=None, stops=None, first=None, messages=None):
         job = job or job_document(count=1, deadlines=Deadlines(training=60, reconnect=2, mask=MASK))
         super().__init__(members, policy=PLAIN, job=job)
         self.speeds = speeds
+        self.first = first or {}
+        self.messages = messages
         # The share of its vector after which a member sends nothing more.
         self.stops = stops or {}
         self._began = {}
 
     def _upload(self, member, attempt, packed, message):
-        self._began[attempt, member.name] = (self.now_ms, len(packed))
-        seconds = self.speeds.get(member.name, 0)
+        before = self.first.get(member.name, 0)
+        self._began[attempt, member.name] = (self.now_ms + 1000 * before, len(packed))
+        seconds = before + self.speeds.get(member.name, 0)
         if member.name not in self.stops:
             self.at(1000 * seconds, lambda: super(SlowFleet, self)._upload(member, attempt, packed, message))
 
@@ -42,8 +58,9 @@ class SlowFleet(Fleet):
         found = {}
         for (attempt, name), (began_ms, size) in self._began.items():
             if attempt == getattr(self.state.phase, "attempt", None):
-                share = min(1.0, (self.now_ms - began_ms) / max(1, 1000 * self.speeds.get(name, 0)))
-                found[name] = size * min(share, self.stops.get(name, 1.0))
+                share = max(0.0, (self.now_ms - began_ms) / max(1, 1000 * self.speeds.get(name, 0)))
+                share = min(share, self.stops.get(name, 1.0))
+                found[name] = size * (share if self.messages is None else int(share * self.messages) / self.messages)
         return found
 
 
@@ -73,13 +90,32 @@ def test_a_vector_that_moves_is_waited_for():
     assert 389 <= lasted(fleet)[0] <= 392
 
 
-def test_one_that_would_not_arrive_in_the_jobs_limit_is_dropped_at_the_deadline():
+def test_a_member_that_begins_late_is_judged_from_its_first_byte():
+    """Downloads, masking and the ledger come before it, and nobody knows how long they take."""
+    fleet = played({"m4": 300}, first={"m4": 80})
+    (end,) = fleet.ends()
+    assert (end.dropouts, waits(fleet)) == ((), [(1, MASK)] * 3)
+
+
+@pytest.mark.parametrize(("message", "stays"), [(1 / 6, True), (0, False)])
+def test_bytes_are_counted_in_messages_and_nobody_is_dropped_for_the_part_of_one(monkeypatch, message, stays):
+    """At a little more than the floor, two of six messages arrive before each look, or one."""
+    fleet = SlowFleet(5, {"m4": 390}, messages=6)
+    fleet.connect().run(lambda: bool(fleet._began))
+    size = next(iter(fleet._began.values()))[1]
+    monkeypatch.setattr(attempts, "UPLOAD_MESSAGE", message * size)
+    fleet.run()
+    (end,) = fleet.ends()
+    assert ("m4" in end.survivors) is stays
+
+
+def test_one_that_would_not_arrive_in_the_jobs_limit_is_dropped_at_the_second_look():
     fleet = played({"m4": 410})
     (end,) = fleet.ends()
     assert end.published
     assert [(lost.member, lost.reason) for lost in end.dropouts] == [("m4", Reason.REASON_PHASE_DEADLINE)]
-    assert waits(fleet) == []
-    assert MASK <= lasted(fleet)[0] < MASK + 1
+    assert waits(fleet) == [(1, MASK)]
+    assert 2 * MASK <= lasted(fleet)[0] < 2 * MASK + 1
 
 
 def test_a_vector_that_stops_costs_one_deadline_more():

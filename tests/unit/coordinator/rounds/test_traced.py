@@ -36,7 +36,7 @@ def test_a_round_of_two_attempts_is_one_trace():
     traced.count(counts.AttemptOpened(cohort=4, attempt=SECOND_TRY), after=1)
     traced.count(counts.AttemptPublished(attempt=SECOND_TRY), after=5)
     traced.count(counts.RoundPublished(survivors=4, version=9))
-    phase, lost, won, whole = traced.spans
+    phase, broken, lost, won, whole = traced.spans
     assert {span.trace for span in traced.spans} == {trace_of(FEDERATION, "desk", 4)}
     assert (whole.name, whole.id, whole.parent) == ("round", round_span(FEDERATION, "desk", 4), None)
     assert (whole.began, whole.ended, whole.failed) == (100 * SECOND, 119 * SECOND, None)
@@ -48,6 +48,17 @@ def test_a_round_of_two_attempts_is_one_trace():
     assert [(event.name, event.attributes["tacit.member"]) for event in lost.events] == [("dropout", "north")]
     assert (won.failed, won.events) == (None, ())
     assert (phase.name, phase.parent, phase.began, phase.ended) == ("share", lost.id, 110.5 * SECOND, 112 * SECOND)
+    # The end of the phase in which an attempt fails is not counted.
+    assert (broken.name, broken.parent, broken.failed) == ("mask", lost.id, "threshold_lost")
+    assert (broken.began, broken.ended) == (112 * SECOND, 113 * SECOND)
+
+
+def test_an_attempt_whose_end_is_not_counted_is_forgotten():
+    traced = Traced()
+    traced.count(counts.AttemptOpened(cohort=5, attempt=FIRST))
+    traced.count(counts.AttemptOpened(cohort=5, attempt=SECOND_TRY))
+    traced.count(counts.AttemptAbandoned(reason="threshold_lost", detail="", attempt=FIRST), after=1)
+    assert not traced.spans
 
 
 def test_a_coordinator_that_starts_in_a_round_traces_the_rest():

@@ -61,6 +61,17 @@ def test_a_round_is_trained_masked_and_sent():
     assert {name for span in traced.spans for name in span.attributes} == {"tacit.job", "tacit.round", "tacit.attempt"}
 
 
+def test_what_never_ends_does_not_pile_up():
+    traced = Traced()
+    for number in range(1, 100):
+        traced.at(number).assigned(SimpleNamespace(job="desk", round=number, version_number=1))
+        # Its thread went on after the attempt had ended.
+        traced.at(number).encoded(AttemptId("desk", number, number), np.zeros(1, np.uint32))
+    assert (len(traced.watcher._assigned), len(traced.watcher._attempts)) == (1, 1)
+    traced.at(500).ready("desk", 99, UPDATE)
+    assert [(span.name, span.began) for span in traced.spans] == [("train", 99)]
+
+
 def test_an_attempt_that_ends_early_says_so():
     traced = Traced()
     traced.at(3000).encoded(ATTEMPT, np.zeros(1, np.uint32))
